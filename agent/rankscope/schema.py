@@ -1,0 +1,332 @@
+"""The wire schema: every record that an agent sends, defined once.
+
+A batch is one msgpack map (`Batch`). Sparse facts travel as records, one struct per kind; dense
+events travel as chunks of columns (`rankscope.chunk`). The server decodes the records one by one
+with the same classes, so a bad record is refused by name and its neighbours are kept.
+
+All times are wall-clock nanoseconds of the host that measured them unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+SCHEMA_VERSION = 1
+NODE_RANK = -1  # the `rank` of what belongs to a whole node, for example host samples
+
+Phase: TypeAlias = Literal[
+    "other", "data", "forward", "backward", "optimizer", "checkpoint", "evaluation"
+]
+PHASES: tuple[Phase, ...] = (
+    "other", "data", "forward", "backward", "optimizer", "checkpoint", "evaluation",
+)  # fmt: skip
+
+OPERATIONS: tuple[str, ...] = (
+    "other", "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "barrier", "send",
+    "recv", "recv_any_source", "all_gather", "all_gather_into_tensor", "all_gather_coalesced",
+    "all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "gather", "scatter",
+    "gather_into_tensor",
+)  # fmt: skip
+P2P_OPERATIONS = frozenset({"send", "recv", "recv_any_source"})
+
+DTYPES: tuple[str, ...] = (
+    "other", "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8",
+    "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+
+# state of a collective
+ISSUED, RETURNED, ENDED, FAILED = 1, 2, 3, 4
+STATES: tuple[str, ...] = ("unknown", "issued", "returned", "ended", "failed")
+
+# flags of a collective
+FLAG_ASYNC = 1
+FLAG_P2P = 2
+FLAG_COALESCED = 4
+FLAG_END_IS_UPPER_BOUND = 8  # ended_ns is when a callback ran, up to a few ms late
+FLAG_END_FROM_WAIT = 16  # ended_ns is when Work.wait returned: not before the true end
+
+# flags of a step
+STEP_SKIPPED = 1  # the optimizer did not step (gradient scaler)
+STEP_CHECKPOINT = 2
+STEP_EVALUATION = 4
+STEP_FIRST = 8  # first step of this process: includes start-up work
+
+ChunkKind: TypeAlias = Literal["collectives", "steps", "host", "gpu"]
+
+
+class Record(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True
+):
+    """What every record says: which process of which attempt, and when."""
+
+    attempt: int
+    rank: int
+    time_ns: int
+
+
+class RunStarted(Record, tag="run"):
+    """A run as the user sees it; sent once per node, the first one wins."""
+
+    name: str
+    command: list[str] = []
+    launcher: str = ""
+    world_size: int = 0
+    tags: dict[str, str] = {}
+
+
+class RankRegistered(Record, tag="rank"):
+    """A training process came up: its identity and the sources its hooks use."""
+
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    host: str
+    pid: int
+    role: str = ""
+    backend: str = ""
+    sources: dict[str, str] = {}  # hook name -> what it uses, or "skipped: reason"
+    # pipeline place, when the process owns a stage of torch.distributed.pipelining
+    stage: int = -1
+    num_stages: int = 0
+    num_microbatches: int = 0
+    schedule: str = ""
+
+
+class RankEnded(Record, tag="rank_end"):
+    """A training process is gone. `time_ns` is when its end was seen."""
+
+    reason: Literal["clean", "exception", "exit_code", "signal", "lost"]
+    exit_code: int | None = None  # None: not known
+    signal: int | None = None
+    last_step: int = 0
+    detail: str = ""
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one rank stands in one process group. Sequences count collectives only, from 1."""
+
+    group: str
+    issued: int  # last sequence entered
+    ended: int  # last sequence known to have ended
+    operation: str = ""  # of the last one entered
+    size_bytes: int = 0
+    issued_ns: int = 0  # when the last one was entered
+    call_site: str = ""
+    # oldest point-to-point operation still open in this group, if any
+    p2p_operation: str = ""
+    p2p_peer: int = -1
+    p2p_issued_ns: int = 0
+
+
+class RankState(Record, tag="state"):
+    """Where a rank is now; each replaces the one before. Sent about once a second."""
+
+    step: int
+    phase: Phase
+    phase_since_ns: int
+    heartbeat_ns: int  # last time that any hook ran in the process
+    alive: bool = True
+    groups: list[GroupState] = []
+    cpu_seconds: float = 0.0
+    rss_bytes: int = 0
+
+
+class GroupDefined(Record, tag="group"):
+    """A process group of this rank. `ranks` are global ranks, in group order."""
+
+    group: str
+    ranks: list[int]
+    backend: str
+    description: str = ""
+
+
+class Environment(Record, tag="environment"):
+    """Facts of one process: versions really loaded, hardware, selected variables."""
+
+    facts: dict[str, str]
+
+
+class LogLine(Record, tag="log"):
+    """One log record, warning or line of output. `level` is a number of the logging module."""
+
+    level: int
+    message: str
+    logger: str = ""
+    stream: Literal["logging", "warning", "stdout", "stderr", "agent"] = "logging"
+    step: int = 0
+    fields: dict[str, str] = {}
+
+
+class ErrorRaised(Record, tag="error"):
+    """An exception that left the script or a thread, or that a torch.distributed call raised."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    where: Literal["main", "thread", "collective", "fatal_signal"] = "main"
+    step: int = 0
+
+
+class Metrics(Record, tag="metrics"):
+    """Numbers of training that the script gave or a hook could see."""
+
+    step: int
+    values: dict[str, float]
+
+
+class Event(Record, tag="event"):
+    """Something that happened once: a checkpoint, a resume, a change of source."""
+
+    name: str
+    step: int = 0
+    fields: dict[str, str] = {}
+
+
+class Stacks(Record, tag="stacks"):
+    """Python stacks of all threads of one rank, innermost frame first."""
+
+    text: str
+    reason: str = ""
+
+
+class Loss(Record, tag="loss"):
+    """What this agent lost, and why. Counts are totals since the producer started."""
+
+    source: str  # "collectives", "journal", "spool", ...
+    reason: str  # "overwritten", "disk full", "spool full", ...
+    count: int
+
+
+AnyRecord: TypeAlias = (
+    RunStarted
+    | RankRegistered
+    | RankEnded
+    | RankState
+    | GroupDefined
+    | Environment
+    | LogLine
+    | ErrorRaised
+    | Metrics
+    | Event
+    | Stacks
+    | Loss
+)
+RECORD_KINDS: tuple[type[Record], ...] = (
+    RunStarted, RankRegistered, RankEnded, RankState, GroupDefined, Environment, LogLine,
+    ErrorRaised, Metrics, Event, Stacks, Loss,
+)  # fmt: skip
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank (or one node), one kind, a few thousand events; `data` is `rankscope.chunk`."""
+
+    kind: ChunkKind
+    attempt: int
+    rank: int
+    host: str
+    count: int
+    time_lo_ns: int
+    time_hi_ns: int
+    data: bytes
+    step_lo: int = 0
+    step_hi: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one POST carries. (`producer`, `sequence`) makes sending twice store once."""
+
+    schema_version: int
+    run_id: str
+    producer: str  # unique per collector life and node; stable across its retries
+    sequence: int  # 1, 2, 3 ... per producer
+    host: str
+    sent_ns: int
+    records: list[msgspec.Raw] = []  # each one record, decoded alone
+    chunks: list[Chunk] = []
+
+
+# Columns of each chunk kind. int64 unless named in FLOAT_COLUMNS or STRING_COLUMNS.
+# `*_ns` durations are nanoseconds; -1 means not known. Times are wall clock.
+COLLECTIVE_COLUMNS: tuple[str, ...] = (
+    "arrived_ns",  # the call was entered
+    "duration_ns",  # end minus arrival; -1 while open or unknown
+    "returned_ns",  # duration of the call itself, -1 unknown
+    "blocked_ns",  # time the issuing thread was blocked in Work.wait for it
+    "sequence",  # per group, collectives only; for p2p per (group, peer, direction)
+    "step",
+    "size_bytes",
+    "peer_rank",  # root or peer as a global rank, -1 none
+    "num_tensors",
+    "state",
+    "flags",
+    "group",
+    "operation",
+    "dtype",
+    "call_site",
+)
+STEP_COLUMNS: tuple[str, ...] = (
+    "step",
+    "started_ns",
+    "duration_ns",
+    "data_ns",
+    "forward_ns",
+    "backward_ns",
+    "optimizer_ns",
+    "checkpoint_ns",
+    "evaluation_ns",
+    "other_ns",
+    # part of each phase in which the main thread was blocked on peers
+    "forward_blocked_ns",
+    "backward_blocked_ns",
+    "optimizer_blocked_ns",
+    "other_blocked_ns",
+    "cpu_ns",  # CPU time of the main thread within the step
+    "microbatches",
+    "num_collectives",
+    "flags",
+)
+HOST_COLUMNS: tuple[str, ...] = (
+    "time_ns",
+    "cpu_ratio",
+    "steal_ratio",
+    "iowait_ratio",
+    "load_1m",
+    "runnable",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "swap_used_bytes",
+    "disk_free_bytes",
+    "net_sent_bytes",
+    "net_received_bytes",
+    "major_faults",
+)
+GPU_COLUMNS: tuple[str, ...] = (
+    "time_ns",
+    "gpu",
+    "utilization_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "sm_clock_mhz",
+    "power_watts",
+    "temperature_celsius",
+    "throttle_reasons",
+    "ecc_uncorrected",
+)
+CHUNK_COLUMNS: dict[str, tuple[str, ...]] = {
+    "collectives": COLLECTIVE_COLUMNS,
+    "steps": STEP_COLUMNS,
+    "host": HOST_COLUMNS,
+    "gpu": GPU_COLUMNS,
+}
+STRING_COLUMNS = frozenset({"group", "operation", "dtype", "call_site"})
+FLOAT_COLUMNS = frozenset(
+    {"cpu_ratio", "steal_ratio", "iowait_ratio", "load_1m", "utilization_ratio", "power_watts"}
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_batch = msgspec.msgpack.Decoder(Batch).decode
+decode_record = msgspec.msgpack.Decoder(AnyRecord).decode

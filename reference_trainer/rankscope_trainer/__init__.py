@@ -1,0 +1,1 @@
+"""Part of Rankscope: trainer."""
