@@ -57,9 +57,7 @@ STEP_FIRST = 8  # first step of this process: includes start-up work
 ChunkKind: TypeAlias = Literal["collectives", "steps", "host", "gpu"]
 
 
-class Record(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True
-):
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """What every record says: which process of which attempt, and when."""
 
     attempt: int
@@ -67,7 +65,7 @@ class Record(
     time_ns: int
 
 
-class RunStarted(Record, tag="run"):
+class RunStarted(Record, frozen=True, tag="run"):
     """A run as the user sees it; sent once per node, the first one wins."""
 
     name: str
@@ -77,7 +75,7 @@ class RunStarted(Record, tag="run"):
     tags: dict[str, str] = {}
 
 
-class RankRegistered(Record, tag="rank"):
+class RankRegistered(Record, frozen=True, tag="rank"):
     """A training process came up: its identity and the sources its hooks use."""
 
     world_size: int
@@ -96,7 +94,7 @@ class RankRegistered(Record, tag="rank"):
     schedule: str = ""
 
 
-class RankEnded(Record, tag="rank_end"):
+class RankEnded(Record, frozen=True, tag="rank_end"):
     """A training process is gone. `time_ns` is when its end was seen."""
 
     reason: Literal["clean", "exception", "exit_code", "signal", "lost"]
@@ -122,7 +120,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p2p_issued_ns: int = 0
 
 
-class RankState(Record, tag="state"):
+class RankState(Record, frozen=True, tag="state"):
     """Where a rank is now; each replaces the one before. Sent about once a second."""
 
     step: int
@@ -135,7 +133,7 @@ class RankState(Record, tag="state"):
     rss_bytes: int = 0
 
 
-class GroupDefined(Record, tag="group"):
+class GroupDefined(Record, frozen=True, tag="group"):
     """A process group of this rank. `ranks` are global ranks, in group order."""
 
     group: str
@@ -144,13 +142,13 @@ class GroupDefined(Record, tag="group"):
     description: str = ""
 
 
-class Environment(Record, tag="environment"):
+class Environment(Record, frozen=True, tag="environment"):
     """Facts of one process: versions really loaded, hardware, selected variables."""
 
     facts: dict[str, str]
 
 
-class LogLine(Record, tag="log"):
+class LogLine(Record, frozen=True, tag="log"):
     """One log record, warning or line of output. `level` is a number of the logging module."""
 
     level: int
@@ -161,7 +159,7 @@ class LogLine(Record, tag="log"):
     fields: dict[str, str] = {}
 
 
-class ErrorRaised(Record, tag="error"):
+class ErrorRaised(Record, frozen=True, tag="error"):
     """An exception that left the script or a thread, or that a torch.distributed call raised."""
 
     type: str
@@ -171,14 +169,14 @@ class ErrorRaised(Record, tag="error"):
     step: int = 0
 
 
-class Metrics(Record, tag="metrics"):
+class Metrics(Record, frozen=True, tag="metrics"):
     """Numbers of training that the script gave or a hook could see."""
 
     step: int
     values: dict[str, float]
 
 
-class Event(Record, tag="event"):
+class Event(Record, frozen=True, tag="event"):
     """Something that happened once: a checkpoint, a resume, a change of source."""
 
     name: str
@@ -186,14 +184,14 @@ class Event(Record, tag="event"):
     fields: dict[str, str] = {}
 
 
-class Stacks(Record, tag="stacks"):
+class Stacks(Record, frozen=True, tag="stacks"):
     """Python stacks of all threads of one rank, innermost frame first."""
 
     text: str
     reason: str = ""
 
 
-class Loss(Record, tag="loss"):
+class Loss(Record, frozen=True, tag="loss"):
     """What this agent lost, and why. Counts are totals since the producer started."""
 
     source: str  # "collectives", "journal", "spool", ...

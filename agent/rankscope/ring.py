@@ -1,0 +1,245 @@
+"""The ring: fixed slots in a memory-mapped file, written by a rank, read by the node collector.
+
+The pages belong to the kernel, so what was written survives SIGKILL, abort and a rank that holds
+the interpreter lock for ever. One writer process (any of its threads), any number of readers, no
+lock: a slot's `number` is written last and is the commit mark. Times are `time.monotonic_ns`,
+common to all processes of a host; the header carries a (monotonic, wall) pair to convert them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"RSCRING1"
+LAYOUT_VERSION = 1
+HEADER_BYTES = 4096
+MIN_SLOTS = 1024
+
+# --- header ---------------------------------------------------------------------------------
+# magic, layout_version, slot_bytes, num_slots, pid, attempt, rank, world_size, local_rank, pad,
+# pid_start_ticks, boot_id
+IDENTITY = struct.Struct("<8sHHIIIIIIIQ16s")
+HEAD_AT = 64  # u64: slots ever begun
+HEARTBEAT_AT = 72  # u64: monotonic ns of the last hook
+STEP_AT = 80  # u64
+PHASE_SINCE_AT = 88  # u64: monotonic ns
+PHASE_AT = 96  # u8: index into schema.PHASES
+STACK_SIGNAL_AT = 97  # u8: 0 = not registered, no signal is sent then
+ENDED_AT = 98  # u8: one of RUNNING, CLEAN, EXCEPTION, UNLOADED
+CLOCK_AT = 104  # u64 version (odd = being written), u64 monotonic ns, u64 wall ns
+DROPPED_AT = 128  # 8 x u64, by reason: DROP_REASONS
+HOOK_ERRORS_AT = 192  # u64
+RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
+DROP_REASONS: tuple[str, ...] = ("overwritten", "disk full", "journal full", "hook failed")
+
+U64 = struct.Struct("<Q")
+_CLOCK = struct.Struct("<QQQ")
+
+# --- slots: (name, numpy type, struct code); both forms below come from these tables -----------
+COLLECTIVE_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("number", "<u8", "Q"),  # slot number + 1, written last
+    ("arrived_ns", "<u8", "Q"),  # the call was entered; monotonic
+    ("returned_ns", "<u8", "Q"),  # the call came back; 0 = not yet
+    ("ended_ns", "<u8", "Q"),  # 0 = not yet or unknown
+    ("size_bytes", "<u8", "Q"),
+    ("blocked_ns", "<u8", "Q"),  # time its issuer was blocked in Work.wait for it
+    ("sequence", "<u4", "I"),
+    ("step", "<u4", "I"),
+    ("thread_id", "<u4", "I"),
+    ("peer_rank", "<i4", "i"),  # global rank of root or peer, -1 none
+    ("call_site", "<u4", "I"),  # index into the journal's call sites, 0 none
+    ("group_id", "<u2", "H"),  # index into the journal's groups
+    ("num_tensors", "<u2", "H"),
+    ("operation", "u1", "B"),  # index into schema.OPERATIONS
+    ("state", "u1", "B"),
+    ("dtype", "u1", "B"),
+    ("flags", "u1", "B"),
+    ("reserved", "<u4", "I"),
+)
+STEP_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("number", "<u8", "Q"),
+    ("started_ns", "<u8", "Q"),  # monotonic
+    ("ended_ns", "<u8", "Q"),
+    *((f"{phase}_ns", "<u8", "Q") for phase in (
+        "other", "data", "forward", "backward", "optimizer", "checkpoint", "evaluation",
+    )),
+    *((f"{phase}_blocked_ns", "<u8", "Q") for phase in (
+        "forward", "backward", "optimizer", "other",
+    )),
+    ("cpu_ns", "<u8", "Q"),  # CPU time of the main thread
+    ("step", "<u4", "I"),
+    ("microbatches", "<u4", "I"),
+    ("num_collectives", "<u4", "I"),
+    ("flags", "<u4", "I"),
+)  # fmt: skip
+
+
+def slot_struct(fields: tuple[tuple[str, str, str], ...]) -> struct.Struct:
+    """Return the packed form of a slot."""
+    return struct.Struct("<" + "".join(code for _, _, code in fields))
+
+
+def field_offset(fields: tuple[tuple[str, str, str], ...], name: str) -> int:
+    """Return the byte offset of a field within its slot."""
+    before = [code for _, _, code in fields[: [field[0] for field in fields].index(name)]]
+    return struct.calcsize("<" + "".join(before))
+
+
+COLLECTIVE_SLOT = slot_struct(COLLECTIVE_FIELDS)
+STEP_SLOT = slot_struct(STEP_FIELDS)
+
+
+class RingFull(OSError):
+    """No room for even the smallest ring; the message names the directory."""
+
+
+class RingWriter:
+    """Owns one ring file. `buffer` is written in place by the recorder's hot path.
+
+    Raises RingFull where not even MIN_SLOTS fit. The file is allocated before it is mapped: a
+    sparse file on a full file system would deliver SIGBUS to the training process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        slot_bytes: int,
+        num_slots: int,
+        *,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+    ) -> None:
+        descriptor, self.num_slots = _allocate(path, slot_bytes, num_slots)
+        try:
+            self.buffer = mmap.mmap(descriptor, HEADER_BYTES + slot_bytes * self.num_slots)
+        finally:
+            os.close(descriptor)
+        self.path = path
+        self.slot_bytes = slot_bytes
+        IDENTITY.pack_into(
+            self.buffer, 0, b"\0" * 8, LAYOUT_VERSION, slot_bytes, self.num_slots, os.getpid(),
+            attempt, rank, world_size, local_rank, 0, process_start_ticks(os.getpid()), boot_id(),
+        )  # fmt: skip
+        self.renew_clock()
+        self.buffer[0:8] = MAGIC  # last: a reader takes no half-made header
+
+    def offset(self, number: int) -> int:
+        """Return where slot `number` (counted from 0, for ever) begins."""
+        return HEADER_BYTES + (number % self.num_slots) * self.slot_bytes
+
+    def renew_clock(self) -> None:
+        """Write a fresh (monotonic, wall) pair; readers convert times with it."""
+        (version,) = U64.unpack_from(self.buffer, CLOCK_AT)
+        U64.pack_into(self.buffer, CLOCK_AT, version | 1)
+        _CLOCK.pack_into(self.buffer, CLOCK_AT, version | 1, time.monotonic_ns(), time.time_ns())
+        U64.pack_into(self.buffer, CLOCK_AT, (version | 1) + 1)
+
+    def add(self, at: int, amount: int = 1) -> None:
+        """Add to a u64 counter of the header, for example one of the drop counts."""
+        U64.pack_into(self.buffer, at, U64.unpack_from(self.buffer, at)[0] + amount)
+
+
+def _allocate(path: Path, slot_bytes: int, num_slots: int) -> tuple[int, int]:
+    while num_slots >= MIN_SLOTS:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, HEADER_BYTES + slot_bytes * num_slots)
+        except OSError:
+            os.close(descriptor)
+            path.unlink()
+            num_slots //= 2
+            continue
+        return descriptor, num_slots
+    raise RingFull(f"no room for a ring of {MIN_SLOTS} slots in {path.parent}")
+
+
+def process_start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot, or 0 where it cannot be read.
+
+    With the pid it names a process for good: pids are reused, the pair is not.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def boot_id() -> bytes:
+    """Return the 16 bytes that name this boot of the kernel, zeros where unknown."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return bytes(16)
+    return bytes.fromhex(text.strip().replace("-", ""))
+
+
+class RingDamaged(ValueError):
+    """The file is not a ring that this version can read; the message says why."""
+
+
+class RingReader:
+    """Read-only view of a ring file, for another process. Nothing in the file is trusted.
+
+    Raises RingDamaged if the header is not of this layout, or its sizes do not fit the file.
+    """
+
+    def __init__(self, path: Path, fields: tuple[tuple[str, str, str], ...]) -> None:
+        import numpy as np
+
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < HEADER_BYTES:
+                raise RingDamaged(f"{path}: {size} bytes, shorter than a header")
+            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.path = path
+        self._dtype = np.dtype([(name, form) for name, form, _ in fields])
+        (magic, version, slot_bytes, num_slots, self.pid, self.attempt, self.rank,
+         self.world_size, self.local_rank, _, self.pid_start_ticks, self.boot_id,
+        ) = IDENTITY.unpack_from(self.buffer, 0)  # fmt: skip
+        if magic != MAGIC or version != LAYOUT_VERSION:
+            raise RingDamaged(f"{path}: magic {magic!r}, layout {version}: not a ring of ours")
+        if slot_bytes != self._dtype.itemsize or size != HEADER_BYTES + slot_bytes * num_slots:
+            raise RingDamaged(f"{path}: {num_slots} slots of {slot_bytes} bytes in {size} bytes")
+        self.num_slots = num_slots
+        self._slots: Any = np.frombuffer(self.buffer, self._dtype, num_slots, HEADER_BYTES)
+
+    def u64(self, at: int) -> int:
+        """Return a u64 of the header."""
+        value: int = U64.unpack_from(self.buffer, at)[0]
+        return value
+
+    def u8(self, at: int) -> int:
+        """Return a byte of the header."""
+        return self.buffer[at]
+
+    def clock(self) -> tuple[int, int]:
+        """Return a consistent (monotonic ns, wall ns) pair."""
+        for _ in range(100):
+            version, monotonic, wall = _CLOCK.unpack_from(self.buffer, CLOCK_AT)
+            if version % 2 == 0 and self.u64(CLOCK_AT) == version:
+                break
+        return monotonic, wall
+
+    def read(self, numbers: Any) -> tuple[Any, Any]:
+        """Copy the slots with these numbers (an int64 array, counted from 0).
+
+        Returns (slots, state) of equal length. state is 1 where the slot is whole, 0 where it is
+        not yet committed, -1 where a later event has overwritten it.
+        """
+        import numpy as np
+
+        places = numbers % self.num_slots
+        before = self._slots["number"][places].astype(np.int64)
+        slots = self._slots[places]  # fancy indexing copies
+        after = self._slots["number"][places].astype(np.int64)
+        wanted = numbers + 1
+        state = np.where((before == wanted) & (after == wanted), 1, 0)
+        return slots, np.where((before > wanted) | (after > wanted), -1, state)

@@ -1,0 +1,54 @@
+"""Where the files of a run lie on one node, and how a run gets its name.
+
+    <base>/<run_id>/<attempt>/<rank>.<pid>/   collectives.ring steps.ring journal.N stacks fatal
+    <base>/<run_id>/node/                     the collector: lock, pid, spool, offsets, log
+
+`<base>` is $RANKSCOPE_DIR, else a directory of the user under $XDG_RUNTIME_DIR or the temporary
+directory. Everything is 0700: the files hold log lines and stacks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+COLLECTIVES_RING = "collectives.ring"
+STEPS_RING = "steps.ring"
+STACKS = "stacks"
+FATAL = "fatal"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+MAX_RUN_ID_LENGTH = 80
+
+
+def base_directory(environ: Mapping[str, str]) -> Path:
+    """Return the directory that holds the runs of this node."""
+    if chosen := environ.get("RANKSCOPE_DIR"):
+        return Path(chosen)
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "rankscope"
+    return Path(tempfile.gettempdir()) / f"rankscope-{os.getuid()}"
+
+
+def run_directory(base: Path, run_id: str) -> Path:
+    """Return the directory of one run."""
+    return base / run_id
+
+
+def rank_directory(run: Path, attempt: int, rank: int, pid: int) -> Path:
+    """Return the directory that one training process writes."""
+    return run / str(attempt) / f"{rank}.{pid}"
+
+
+def node_directory(run: Path) -> Path:
+    """Return the directory of the node collector."""
+    return run / "node"
+
+
+def clean_run_id(text: str) -> str:
+    """Return `text` as a run id: letters, digits, dot, dash and underscore, not empty."""
+    cleaned = _UNSAFE.sub("-", text).strip("-.")[:MAX_RUN_ID_LENGTH]
+    return cleaned or "run"
