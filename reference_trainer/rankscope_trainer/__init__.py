@@ -1,1 +1,1 @@
-"""Part of Rankscope: trainer."""
+"""The reference trainer: a small byte-level GPT, one readable file for each parallel strategy."""

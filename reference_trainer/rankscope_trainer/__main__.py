@@ -1,0 +1,58 @@
+"""The command: `torchrun --standalone --nproc-per-node 4 -m rankscope_trainer`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from rankscope_trainer.errors import EXIT_USAGE, SettingError
+from rankscope_trainer.faults import FAULTS
+from rankscope_trainer.settings import help_text, load_settings
+from rankscope_trainer.stopping import Stopped, Stopping
+
+logger = logging.getLogger("rankscope_trainer")
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the arguments say; return the exit code."""
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(help_text())
+        return 0
+    if "--list-faults" in arguments:
+        sys.stdout.write(fault_table())
+        return 0
+    stopping = Stopping()
+    stopping.install()
+    rank = os.environ.get("RANK", "0")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s"
+    )
+    try:
+        settings = load_settings(arguments, os.environ, int(os.environ.get("WORLD_SIZE", "1")))
+        from rankscope_trainer.train import train  # torch, only once it is needed
+
+        train(settings)
+    except SettingError as error:
+        sys.stderr.write(f"rankscope_trainer: {error}\n")
+        return EXIT_USAGE
+    except BaseException as error:
+        if not stopping.received:
+            raise
+        # Peers that left first make a collective fail here: a consequence, not worth a traceback.
+        logger.warning("stopped by signal %d", stopping.received)
+        raise Stopped(128 + stopping.received) from error
+    return 0
+
+
+def fault_table() -> str:
+    """Return the table of faults: name, the finding it leads to, and what it does."""
+    lines = [f"{'fault':14} {'finding':14} what it does"]
+    for fault in FAULTS:
+        sentence = (type(fault).__doc__ or "").splitlines()[0]
+        lines.append(f"{fault.name:14} {fault.finding:14} {sentence}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""Checkpoints that are whole or absent, and from which a run goes on exactly.
+
+    checkpoints/step-00000050/            appears at once, under this name, when all of it is there
+        checkpoint.json                   step, position in the data, and what the run looked like
+        rank-0.pt  rank-1.pt  ...         weights, optimizer and random numbers of each rank
+
+Every rank writes its own file into `step-00000050.tmp`; when all have, rank 0 renames the folder.
+Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each. The
+folder must be one that all ranks see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankscope_trainer.errors import SettingError
+from rankscope_trainer.world import World
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far training has come."""
+
+    step: int
+    position: int  # batches that each rank has drawn
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder."""
+
+    def __init__(self, folder: str, *, keep: int, world: World, shape: dict[str, Any]) -> None:
+        """Name the folder; `shape` is what a checkpoint must agree on to be resumed."""
+        self._folder = Path(folder)
+        self._keep = keep
+        self._world = world
+        self._shape = {"world_size": world.world_size, **shape}
+
+    def save(
+        self,
+        progress: Progress,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        has_weights: bool,
+    ) -> None:
+        """Write one checkpoint; all ranks call this after the same step."""
+        final = self._folder / f"step-{progress.step:08d}"
+        unfinished = final.with_suffix(".tmp")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        part: dict[str, Any] = {"random": _random_state(self._world.device)}
+        if has_weights:
+            part |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        _write(unfinished / f"rank-{self._world.rank}.pt", part)
+        dist.barrier()  # every part is written
+        if self._world.rank == 0:
+            document = {"format": FORMAT, **dataclasses.asdict(progress), "shape": self._shape}
+            (unfinished / "checkpoint.json").write_text(json.dumps(document, indent=1))
+            if final.exists():
+                shutil.rmtree(final)  # an older run, not resumed, came as far
+            unfinished.rename(final)
+            _flush_folder(self._folder)
+            for old in self._all()[: -self._keep]:
+                shutil.rmtree(old)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint, 0 without any: as rank 0 sees it, for all."""
+        found = self._all()
+        step = int(found[-1].name.removeprefix("step-")) if found else 0
+        agreed = torch.tensor(step, device=self._world.device)
+        dist.broadcast(agreed, src=0)
+        return int(agreed.item())
+
+    def load(
+        self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, part: int
+    ) -> Progress:
+        """Put weights and optimizer (of rank `part`) and random numbers back as they were."""
+        folder = self._folder / f"step-{step:08d}"
+        document = json.loads((folder / "checkpoint.json").read_text())
+        self._check(folder, document)
+        weights = self._read(folder, part)
+        model.load_state_dict(weights["model"])
+        optimizer.load_state_dict(weights["optimizer"])
+        own = weights if part == self._world.rank else self._read(folder, self._world.rank)
+        _restore_random_state(own["random"], self._world.device)
+        return Progress(step=document["step"], position=document["position"])
+
+    def remove_unfinished(self) -> None:
+        """Remove what an interrupted run left behind; nothing resumes from it."""
+        for path in self._folder.glob("step-*.tmp"):
+            shutil.rmtree(path)
+
+    def _all(self) -> list[Path]:
+        found = self._folder.glob("step-*")
+        return sorted(path for path in found if re.fullmatch(r"step-\d{8,}", path.name))
+
+    def _read(self, folder: Path, rank: int) -> dict[str, Any]:
+        path = folder / f"rank-{rank}.pt"
+        part: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return part
+
+    def _check(self, folder: Path, document: dict[str, Any]) -> None:
+        """Refuse a checkpoint of a run that was not like this one."""
+        written = {"format": document["format"], **document["shape"]}
+        for name, value in {"format": FORMAT, **self._shape}.items():
+            if written.get(name) != value:
+                raise SettingError(
+                    "checkpoint_dir",
+                    f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}",
+                    "Choose the same, another folder, or --no-resume",
+                )
+
+
+def _write(path: Path, part: dict[str, Any]) -> None:
+    with path.open("wb") as file:
+        torch.save(part, file)
+        file.flush()
+        os.fsync(file.fileno())  # or a power failure could leave a complete name on lost content
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

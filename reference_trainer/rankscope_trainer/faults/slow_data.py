@@ -1,0 +1,18 @@
+"""A rank whose data arrives too slowly, as from a slow disk or a busy loader."""
+
+from typing import ClassVar
+
+from rankscope_trainer.faults.fault import FaultContext, Magnitude, Place
+
+
+class SlowData:
+    """Each batch of the rank takes longer to load; size is the extra time in a step."""
+
+    name: ClassVar[str] = "slow_data"
+    finding: ClassVar[str] = "slow_data"
+    place: ClassVar[Place] = Place.DATA
+    default_size: ClassVar[Magnitude | None] = Magnitude(ratio=1.0)
+
+    def fire(self, context: FaultContext) -> None:
+        """Sleep while the data loader puts the batch together."""
+        context.sleep(context.delay_seconds())

@@ -1,0 +1,156 @@
+"""A byte-level GPT, to be read from top to bottom.
+
+Names of tensors end in their shape: B batch, T positions, D width, H heads, K width of a head,
+V bytes. The whole model is always built, so that every rank draws the same first weights; a
+pipeline stage then keeps its own part.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = 256  # one token is one byte
+
+
+class Attention(nn.Module):
+    """Every position looks at itself and at those before it."""
+
+    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
+        """Make the projections into queries, keys and values, and the one back."""
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.project_in = nn.Linear(width, 3 * width)
+        self.project_out = nn.Linear(width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Mix positions."""
+        B, T, D = x_BTD.shape
+        shape = (B, T, self.heads, D // self.heads)
+        query, key, value = self.project_in(x_BTD).split(D, dim=2)
+        mixed_BHTK = F.scaled_dot_product_attention(
+            query.view(shape).transpose(1, 2),
+            key.view(shape).transpose(1, 2),
+            value.view(shape).transpose(1, 2),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+        )
+        out: Tensor = self.project_out(mixed_BHTK.transpose(1, 2).reshape(B, T, D))
+        return out
+
+
+class Block(nn.Module):
+    """One transformer layer: attention, then a small network on each position."""
+
+    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
+        """Make both halves, each with a normalisation before it."""
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width=width, heads=heads, dropout=dropout)
+        self.norm_network = nn.LayerNorm(width)
+        self.network = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Add to the residual stream what both halves find."""
+        x_BTD = x_BTD + self.attention(self.norm_attention(x_BTD))
+        out: Tensor = x_BTD + self.network(self.norm_network(x_BTD))
+        return out
+
+
+class Embedding(nn.Module):
+    """Bytes and their positions become vectors."""
+
+    def __init__(self, *, width: int, context: int) -> None:
+        """Make one table for bytes and one for positions."""
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(context, width)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Look both up and add them."""
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD: Tensor = self.bytes(tokens_BT) + self.positions(positions_T)
+        return x_BTD
+
+
+class Head(nn.Module):
+    """Vectors become scores for the next byte."""
+
+    def __init__(self, *, width: int) -> None:
+        """Make the last normalisation and the projection onto bytes."""
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Score every byte at every position."""
+        scores_BTV: Tensor = self.project(self.norm(x_BTD))
+        return scores_BTV
+
+
+class GPT(nn.Module):
+    """The whole model, or one pipeline stage of it."""
+
+    def __init__(
+        self, *, layers: int, width: int, heads: int, context: int, dropout: float, seed: int
+    ) -> None:
+        """Build the whole model with weights that depend on nothing but the arguments."""
+        super().__init__()
+        # Parts that a stage does not own become None; the names of the rest do not change, so
+        # the stages' weights together have exactly the names of the whole model's.
+        self.embedding: Embedding | None = Embedding(width=width, context=context)
+        self.blocks = nn.ModuleDict(
+            {
+                str(layer): Block(width=width, heads=heads, dropout=dropout)
+                for layer in range(layers)
+            }
+        )
+        self.head: Head | None = Head(width=width)
+        self._draw_weights(layers, seed)
+
+    def _draw_weights(self, layers: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue  # biases stay 0 and scales stay 1, see below
+            # What is added to the residual stream 2 * layers times starts smaller (GPT-2).
+            is_residual = name.endswith(("project_out.weight", "network.2.weight"))
+            deviation = 0.02 / (2 * layers) ** 0.5 if is_residual else 0.02
+            nn.init.normal_(parameter, std=deviation, generator=generator)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def keep_stage(self, stage: int, num_stages: int) -> GPT:
+        """Drop what other pipeline stages own, and return this model."""
+        own = stage_layers(len(self.blocks), stage, num_stages)
+        self.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in own})
+        if stage != 0:
+            self.embedding = None
+        if stage != num_stages - 1:
+            self.head = None
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn bytes (or what the stage before computed) into scores (or input of the next)."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None else self.head(x)
+
+
+def stage_layers(layers: int, stage: int, num_stages: int) -> range:
+    """Return the layers of a stage: as even as possible, the first stages take the rest."""
+    even, rest = divmod(layers, num_stages)
+    first = stage * even + min(stage, rest)
+    return range(first, first + even + (stage < rest))
+
+
+def next_byte_loss(scores_BTV: Tensor, next_BT: Tensor) -> Tensor:
+    """Return the mean surprise, in nats, at the byte that really comes next."""
+    return F.cross_entropy(scores_BTV.flatten(0, 1), next_BT.flatten())

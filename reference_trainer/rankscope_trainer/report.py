@@ -1,0 +1,69 @@
+"""What a rank tells about its training: log lines, metrics, and exact losses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import rankscope
+
+logger = logging.getLogger("rankscope_trainer")
+
+# A no-op while no agent watches this process, and absent from agents before 0.1.
+_log_metrics: Callable[..., None] | None = getattr(rankscope, "log_metrics", None)
+
+
+class Report:
+    """Counts tokens and time between log lines, and passes on what was measured."""
+
+    def __init__(self, *, log_every: int, tokens_per_step: int, losses: str) -> None:
+        """Open the file of losses, if this rank is to write one."""
+        self._log_every = log_every
+        self._tokens_per_step = tokens_per_step
+        self._losses: TextIO | None = None
+        if losses:
+            Path(losses).parent.mkdir(parents=True, exist_ok=True)
+            self._losses = Path(losses).open("a", encoding="utf-8")
+        self._steps = 0
+        self._since = time.perf_counter()
+
+    def step(self, step: int, loss: float | None, learning_rate: float) -> None:
+        """Report one finished step."""
+        metrics: dict[str, Any] = {
+            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate
+        }  # fmt: skip
+        if loss is not None:
+            metrics["loss"] = loss
+        if _log_metrics is not None:
+            _log_metrics(step, **metrics)
+        if self._losses is not None and loss is not None:
+            # Hexadecimal, so that two runs can be compared bit for bit.
+            self._losses.write(json.dumps({"step": step, "loss": loss.hex()}) + "\n")
+            self._losses.flush()
+        self._steps += 1
+        if step % self._log_every == 0:
+            self._log(step, loss)
+
+    def validation(self, step: int, loss: float | None) -> None:
+        """Report one validation."""
+        if loss is None:
+            return
+        if _log_metrics is not None:
+            _log_metrics(step, validation_loss=loss)
+        logger.info("step %d validation loss %.4f", step, loss)
+
+    def close(self) -> None:
+        """Close the file of losses."""
+        if self._losses is not None:
+            self._losses.close()
+
+    def _log(self, step: int, loss: float | None) -> None:
+        now = time.perf_counter()
+        tokens_per_second = self._steps * self._tokens_per_step / (now - self._since)
+        shown = "on another rank" if loss is None else f"{loss:.4f}"
+        logger.info("step %d loss %s tokens/s %.0f", step, shown, tokens_per_second)
+        self._steps, self._since = 0, now

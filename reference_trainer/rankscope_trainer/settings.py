@@ -1,0 +1,265 @@
+"""Every setting of the trainer, written once: name, default and sentence.
+
+The dataclass below is the table. The command line (`--batch-size 4`), the TOML file
+(`batch_size = 4`) and the help text are made from it. Later sources win: defaults, then the file
+named by `--config`, then `RANKSCOPE_FAULTS` and `RANKSCOPE_FAULT_MANIFEST`, then the flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rankscope_trainer.errors import SettingError
+from rankscope_trainer.faults.plan import parse_fault
+from rankscope_trainer.strategies import STRATEGIES
+
+# Environment variables that stand for a setting, so that a launcher need not edit a command line.
+ENVIRONMENT = {"RANKSCOPE_FAULTS": "fault", "RANKSCOPE_FAULT_MANIFEST": "fault_manifest"}
+
+
+def _setting(
+    default: Any,
+    sentence: str,
+    *,
+    choices: Sequence[str] = (),
+    minimum: float | None = None,
+    below: float | None = None,
+) -> Any:
+    metadata = {"sentence": sentence, "choices": choices, "minimum": minimum, "below": below}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run does. One field is one setting; its type is that of its default."""
+
+    strategy: str = _setting(
+        "ddp", "How the model is spread over the ranks.", choices=tuple(STRATEGIES)
+    )
+    steps: int = _setting(200, "Train up to this step, counted from 1.", minimum=1)
+    seed: int = _setting(1, "Decides the first weights, the order of the data and dropout.")
+
+    layers: int = _setting(8, "Transformer blocks of the model.", minimum=1)
+    width: int = _setting(64, "Numbers that represent one position (d_model).", minimum=1)
+    heads: int = _setting(4, "Attention heads; they divide the width evenly.", minimum=1)
+    context: int = _setting(64, "Bytes that the model looks back on.", minimum=1)
+    dropout: float = _setting(0.0, "Share of activations dropped.", minimum=0.0, below=1.0)
+
+    data_bytes: int = _setting(
+        4 << 20, "Read at most this many bytes of the standard library.", minimum=1024
+    )
+    validation_ratio: float = _setting(
+        0.1, "Share of the bytes, at their end, kept for validation.", minimum=0.0, below=1.0
+    )
+    validate_every: int = _setting(0, "Validate every this many steps; 0: never.", minimum=0)
+    validate_batches: int = _setting(4, "Batches of one validation.", minimum=1)
+
+    batch_size: int = _setting(4, "Sequences in one microbatch.", minimum=1)
+    microbatches: int = _setting(
+        0,
+        "Microbatches of a step on each rank: accumulated by ddp, in flight at once in a pipeline;"
+        " 0: 2 for ddp, twice the number of stages for a pipeline.",
+        minimum=0,
+    )
+    learning_rate: float = _setting(1e-3, "Step size of AdamW.", minimum=0.0)
+    weight_decay: float = _setting(0.01, "Weight decay of AdamW.", minimum=0.0)
+    clip: float = _setting(
+        0.0, "Largest norm of the whole gradient; 0: gradients are not clipped.", minimum=0.0
+    )
+
+    bucket_mib: float = _setting(
+        0.5, "ddp: gradients are reduced together in buckets of this many MiB.", minimum=0.0
+    )
+    schedule: str = _setting(
+        "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
+    )
+
+    checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
+    checkpoint_every: int = _setting(50, "Steps between two checkpoints.", minimum=1)
+    checkpoint_keep: int = _setting(2, "Newest checkpoints that are kept.", minimum=1)
+    resume: bool = _setting(True, "Go on from the newest checkpoint, if there is one.")
+
+    device: str = _setting(
+        "auto",
+        "Where to compute; auto: a GPU for each local rank if there are enough, else the CPU.",
+        choices=("auto", "cpu", "cuda"),
+    )
+    threads: int = _setting(1, "CPU threads of one rank; 0: PyTorch decides.", minimum=0)
+    timeout_seconds: float = _setting(1800.0, "A collective that takes longer fails.", minimum=1.0)
+
+    log_every: int = _setting(10, "Steps between two log lines.", minimum=1)
+    losses: str = _setting("", "Append the exact loss of each step to this file as JSON lines.")
+
+    fault: tuple[str, ...] = _setting(
+        (), "Break something on purpose: name:rank=R,start=S,steps=N,size=X. May be repeated."
+    )
+    fault_manifest: str = _setting("", "Append to this file what really fired, as JSON lines.")
+
+    def microbatches_for(self, num_stages: int) -> int:
+        """Return the microbatches of a step, with 0 replaced by the strategy's own number."""
+        if self.microbatches:
+            return self.microbatches
+        return 2 * num_stages if self.strategy == "pipeline" else 2
+
+
+def load_settings(
+    arguments: Sequence[str], environment: Mapping[str, str], world_size: int = 1
+) -> Settings:
+    """Merge defaults, file, environment and flags, and check the result against the world size."""
+    flags = vars(_parser().parse_args(arguments))
+    flags.pop("help", None)
+    flags.pop("list_faults", None)
+    values: dict[str, Any] = {}
+    config = flags.pop("config", None)
+    if config is not None:
+        values |= _read_toml(Path(config))
+    for variable, name in ENVIRONMENT.items():
+        if environment.get(variable):
+            text = environment[variable]
+            values[name] = text.split(";") if name == "fault" else text
+    values |= flags
+    checked = {name: _check_value(_FIELDS[name], value) for name, value in values.items()}
+    settings = Settings(**checked)
+    _check_together(settings, world_size)
+    return settings
+
+
+def help_text() -> str:
+    """Return the text of `--help`."""
+    return _parser().format_help()
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that fails the way the rest of the settings fail."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving: the caller decides how a wrong setting ends."""
+        name = message.split(":")[0].removeprefix("argument ").split("/")[0].lstrip("-")
+        problem = message.partition(": ")[2] or message
+        known = message.startswith("argument ")
+        raise SettingError(
+            name.replace("-", "_") if known else "command line",
+            problem.rstrip("."),
+            "`python -m rankscope_trainer --help` lists every setting",
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="torchrun --standalone --nproc-per-node N -m rankscope_trainer",
+        description="Train a small byte-level GPT on the Python standard library's own sources.",
+        epilog="Without torchrun, `python -m rankscope_trainer` trains with a single rank.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("--help", "-h", action="store_true", help="Show this text and leave.")
+    parser.add_argument(
+        "--list-faults", action="store_true", help="Show each fault and the finding it leads to."
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="Read settings from this TOML file; flags win over it."
+    )
+    for field in _FIELDS.values():
+        flag = "--" + field.name.replace("_", "-")
+        text = field.metadata["sentence"].replace("%", "%%")
+        if field.name == "fault":
+            parser.add_argument(flag, action="append", metavar="FAULT", help=text)
+        elif isinstance(field.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            metavar = "|".join(field.metadata["choices"]) or type(field.default).__name__.upper()
+            if field.default != "":
+                text += f" Default: {field.default}."
+            parser.add_argument(flag, metavar=metavar, help=text)
+    return parser
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        remedy = "Name a TOML file that exists"
+        raise SettingError("config", f"cannot read {path}: {error.strerror}", remedy) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError("config", f"{path} is not TOML: {error}", "Correct the file") from error
+    for name in values:
+        if name not in _FIELDS:
+            known = ", ".join(sorted(_FIELDS))
+            raise SettingError(name, f"unknown in {path}", f"Known settings: {known}")
+    return values
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Turn a flag's text or a TOML value into the field's type, or say what is wrong with it."""
+    name, metadata = field.name, field.metadata
+    if name == "fault":
+        return _check_faults(value)
+    kind = type(field.default)
+    if isinstance(value, str) and kind in (int, float):
+        try:
+            value = kind(value)
+        except ValueError as error:
+            word = "a whole number" if kind is int else "a number"
+            raise SettingError(name, f"{value!r} is not {word}", f"Give {word}") from error
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise SettingError(
+            name, f"{value!r} has the wrong type", f"Give a value like {field.default!r}"
+        )
+    choices = metadata["choices"]
+    if choices and value not in choices:
+        raise SettingError(name, f"{value!r} is unknown", f"Choose one of: {', '.join(choices)}")
+    minimum, below = metadata["minimum"], metadata["below"]
+    if minimum is not None and not value >= minimum:
+        raise SettingError(name, f"{value} is too small", f"Give at least {minimum}")
+    if below is not None and not value < below:
+        raise SettingError(name, f"{value} is too large", f"Give less than {below}")
+    return value
+
+
+def _check_faults(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise SettingError("fault", f"{value!r} is not a list of texts", 'Write fault = ["..."]')
+    return tuple(text.strip() for text in texts if text.strip())
+
+
+def _check_together(settings: Settings, world_size: int) -> None:
+    """Refuse what only the combination of several settings, or the world size, makes impossible."""
+    if settings.width % settings.heads:
+        raise SettingError(
+            "heads",
+            f"{settings.heads} heads do not divide width {settings.width} evenly",
+            "Choose a width that is a multiple of heads",
+        )
+    if settings.strategy == "pipeline":
+        if settings.layers < world_size:
+            raise SettingError(
+                "layers",
+                f"{settings.layers} layers cannot fill {world_size} pipeline stages",
+                f"Give at least {world_size} layers, or start fewer ranks",
+            )
+        microbatches = settings.microbatches_for(world_size)
+        if settings.schedule == "1f1b" and microbatches < world_size:
+            raise SettingError(
+                "microbatches",
+                f"schedule 1f1b keeps {world_size} stages busy with as many microbatches,"
+                f" there are {microbatches}",
+                f"Give at least {world_size}, or choose schedule gpipe",
+            )
+    for text in settings.fault:
+        parse_fault(text, world_size, settings.steps)
+    if settings.validate_every and not settings.validation_ratio:
+        raise SettingError(
+            "validation_ratio", "there is nothing to validate on", "Give a ratio above 0"
+        )

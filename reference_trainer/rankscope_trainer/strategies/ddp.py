@@ -1,0 +1,76 @@
+"""Data parallel: every rank holds the whole model and trains it on its own part of the data.
+
+    rank 0   forward  backward ┐                 ┌ the same update
+    rank 1   forward  backward ┤ mean gradient   ├ the same update
+    rank 2   forward  backward ┘ (all_reduce)    └ the same update
+
+`DistributedDataParallel` reduces gradients in buckets while the backward still runs: as soon as
+every gradient of a bucket is there, its all_reduce starts. With several microbatches the
+gradients are added up locally under `no_sync`, and only the last backward communicates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope_trainer.data import Sample
+from rankscope_trainer.model import next_byte_loss
+from rankscope_trainer.strategies.strategy import build_model
+
+if TYPE_CHECKING:
+    from rankscope_trainer.settings import Settings
+    from rankscope_trainer.world import World
+
+
+class DataParallel:
+    """Replicas of the model, kept equal by the mean of their gradients."""
+
+    is_replicated = True
+    reports_loss = True
+
+    def __init__(self, settings: Settings, world: World) -> None:
+        """Wrap the model; DDP sends rank 0's weights to the others as it is constructed."""
+        self.microbatches = settings.microbatches_for(world.world_size)
+        self.shard, self.num_shards = world.rank, world.world_size
+        self.writes_losses = world.rank == 0
+        self._context = settings.context
+        self._device = world.device
+        self.model = build_model(settings).to(world.device)
+        self._replica = DistributedDataParallel(self.model, bucket_cap_mb=settings.bucket_mib)
+
+    def train_batch(self, batch: Sample) -> Tensor:
+        """Accumulate the gradients of all microbatches; the last backward reduces them."""
+        parts = list(zip(*(half.chunk(self.microbatches) for half in batch), strict=True))
+        total = torch.zeros((), device=self._device)
+        for index, (bytes_BT, next_BT) in enumerate(parts):
+            is_last = index == len(parts) - 1
+            with contextlib.nullcontext() if is_last else self._replica.no_sync():
+                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / len(parts)
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def validate_batch(self, batch: Sample) -> Tensor:
+        """Return the loss of this rank's own part of the validation data."""
+        bytes_BT, next_BT = batch
+        return next_byte_loss(self.model(bytes_BT), next_BT)
+
+    def clip(self, max_norm: float) -> None:
+        """Clip; every rank holds the whole mean gradient, so nothing needs to be sent."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    def warm_up(self) -> None:
+        """Let DDP regroup its buckets, which it does once, after the first backward.
+
+        From three ranks on, the order in which an all_reduce adds up depends on where in its
+        bucket a number stands. A resumed run that regrouped one step late would therefore differ
+        in the last bits from the run it continues.
+        """
+        blank = torch.zeros((1, self._context), dtype=torch.long, device=self._device)
+        next_byte_loss(self._replica(blank), blank).backward()
+        self.model.zero_grad(set_to_none=True)

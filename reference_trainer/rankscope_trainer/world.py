@@ -1,0 +1,51 @@
+"""Who this process is among the ranks, and how it joins them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+
+from rankscope_trainer.errors import SettingError
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """This rank's place in the job."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+def join_world(*, device: str, timeout_seconds: float) -> World:
+    """Join the default process group: torchrun's if it started us, else one of a single rank."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = _choose_device(device, local_rank)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not declared so
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
+    return World(dist.get_rank(), dist.get_world_size(), chosen)
+
+
+def _choose_device(device: str, local_rank: int) -> torch.device:
+    num_gpus = torch.cuda.device_count()
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device == "cuda" and num_gpus < local_world_size:
+        raise SettingError(
+            "device",
+            f"{local_world_size} ranks on this machine need as many GPUs, there are {num_gpus}",
+            "Start fewer ranks, or choose cpu",
+        )
+    if device == "cpu" or num_gpus < local_world_size:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
