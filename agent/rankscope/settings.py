@@ -100,13 +100,13 @@ def _parse(setting: Setting, text: str) -> str | int | float | bool:
     if kind is str:
         return text
     try:
-        value = kind(text)
+        value = int(text) if kind is int else float(text)
     except ValueError:
         raise SettingError(
             f"{setting.variable}={text!r}: expected {kind.__name__}, for example "
             f"{setting.default}. {setting.help}"
         ) from None
-    if value <= 0:
+    if not 0 < value < float("inf"):
         raise SettingError(f"{setting.variable}={text!r}: must be above zero. {setting.help}")
     return value
 

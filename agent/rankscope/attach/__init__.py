@@ -1,0 +1,1 @@
+"""Ways to attach the agent to a process without a change to its script."""

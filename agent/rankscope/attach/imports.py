@@ -1,0 +1,61 @@
+"""Run something right after a module was imported, now or later."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_waiting: dict[str, list[Callable[[], None]]] = {}
+
+
+class _Finder:
+    """A meta path finder that finds nothing itself: it adds a call behind a module's body."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _waiting:
+            return None
+        spec = None
+        for finder in sys.meta_path:
+            if finder is not _Finder and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+        loader: Any = spec.loader if spec is not None else None
+        if not hasattr(loader, "exec_module"):
+            return spec
+        body = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            body(module)
+            actions = _waiting.pop(name, [])
+            if name != _top(name) and _is_initializing(_top(name)):
+                _waiting[_top(name)].extend(actions)  # the package is only half there
+                return
+            for action in actions:
+                action()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def when_imported(name: str, action: Callable[[], Any]) -> None:
+    """Call `action` when module `name` has been imported; at once if it has been."""
+    if name in sys.modules and not _is_initializing(name) and not _is_initializing(_top(name)):
+        action()
+        return
+    _waiting.setdefault(name, []).append(action)
+    _waiting.setdefault(_top(name), [])
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _is_initializing(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

@@ -1,0 +1,58 @@
+"""The guard: a bug of ours may cost data, never a step.
+
+Every entry point that the training process can reach from its own code wears `@guarded`; no
+other file catches `Exception`. Never guard a function that itself calls the user's code: the
+guard would swallow the user's exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_FAILURES = 3  # of one function; after that it is switched off
+failures: Counter[str] = Counter()  # by function name
+_last_logged: dict[str, float] = {}
+_LOG_EVERY_SECONDS = 60.0
+
+
+def on_failure(name: str) -> None:
+    """Count a failure of ours and say so on stderr, once a minute at most per function."""
+    failures[name] += 1
+    now = time.monotonic()
+    if now - _last_logged.get(name, -_LOG_EVERY_SECONDS) < _LOG_EVERY_SECONDS:
+        return
+    _last_logged[name] = now
+    error = sys.exc_info()[1]
+    sys.stderr.write(
+        f"rankscope: {name} failed ({type(error).__name__}: {error}); training goes on, "
+        f"this data is lost (failure {failures[name]} of it)\n"
+    )
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Run `function`; on any `Exception` count it, log it at most once a minute, return None.
+
+    After MAX_FAILURES the function is not called any more. `KeyboardInterrupt` and `SystemExit`
+    pass through: stopping the job is the user's right.
+    """
+    name = function.__qualname__
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        if failures and failures[name] >= MAX_FAILURES:
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - this is the one allowed broad catch
+            on_failure(name)
+            return None
+
+    return wrapper

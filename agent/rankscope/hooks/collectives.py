@@ -1,0 +1,311 @@
+"""Collectives and send/recv of every process group, seen where Python and C++ callers meet.
+
+A kernel for each `c10d::*` operator at the dispatch key BackendSelect runs for plain
+`torch.distributed` calls, DDP's C++ reducer, functional collectives and pipelining alike, and
+passes the call on unchanged. The end comes from the future of the work where the backend has
+one, else from `Work.wait`, which is patched on its class and also tells exposed waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope import schema
+from rankscope.guard import guarded
+from rankscope.hooks.base import HookSkipped
+
+if TYPE_CHECKING:
+    from rankscope.runtime import Agent
+
+_DISPATCH_KEY = "BackendSelect"
+_MAX_FRAMES = 40
+_now = time.monotonic_ns
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the c10d library and where its parts stand among the arguments."""
+
+    operator: str
+    operation: str
+    group_at: int  # position of the process group; tensors stand before it
+    peer_at: int = -1  # position of the root or peer, a rank of the group
+    has_future: bool = True  # gloo has none for some; then the end is Work.wait's
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator("allreduce_", "all_reduce", 1),
+    Operator("allreduce_coalesced_", "all_reduce_coalesced", 1),
+    Operator("broadcast_", "broadcast", 1, peer_at=2),
+    Operator("reduce_", "reduce", 1, peer_at=3),
+    Operator("barrier", "barrier", 1),
+    Operator("send", "send", 1, peer_at=2, has_future=False),
+    Operator("recv_", "recv", 1, peer_at=2, has_future=False),
+    Operator("recv_any_source_", "recv_any_source", 1, has_future=False),
+    Operator("allgather_", "all_gather", 2),
+    Operator("_allgather_base_", "all_gather_into_tensor", 2),
+    Operator("allgather_coalesced_", "all_gather_coalesced", 2),
+    Operator("allgather_into_tensor_coalesced_", "all_gather_into_tensor_coalesced", 2),
+    Operator("reduce_scatter_", "reduce_scatter", 2, has_future=False),
+    Operator("_reduce_scatter_base_", "reduce_scatter_tensor", 2, has_future=False),
+    Operator(
+        "reduce_scatter_tensor_coalesced_",
+        "reduce_scatter_tensor_coalesced",
+        2,
+        has_future=False,
+    ),
+    Operator("alltoall_", "all_to_all", 2),
+    Operator("alltoall_base_", "all_to_all_single", 2),
+    Operator("gather_", "gather", 2, peer_at=3),
+    Operator("scatter_", "scatter", 2, peer_at=3),
+    Operator("gather_into_tensor_", "gather_into_tensor", 2, peer_at=3),
+)
+
+
+class Collectives:
+    """Every collective and send/recv: when it was entered and ended, its group, bytes, place."""
+
+    name: ClassVar[str] = "collectives"
+    needs: ClassVar[str] = "torch.distributed.distributed_c10d"
+
+    def __init__(self) -> None:
+        self._library: Any = None
+
+    def install(self, agent: Agent) -> str:
+        """Wait for the first process group: torch may not be wholly imported yet."""
+        import torch.distributed.distributed_c10d as c10d
+
+        original = c10d._new_process_group_helper
+
+        def new_process_group(*args: Any, **kwargs: Any) -> Any:
+            guarded_before(*args)
+            return original(*args, **kwargs)
+
+        @guarded
+        def guarded_before(
+            group_size: int, group_rank: int, global_ranks: list[int], *_: Any
+        ) -> None:
+            if self._library is None:
+                self._install_kernels(agent)
+            if not global_ranks:  # the default group: now the rank is known in any case
+                agent.world_known(group_rank, group_size)
+
+        c10d._new_process_group_helper = new_process_group
+        return "kernels at BackendSelect; ends from futures and Work.wait"
+
+    def _install_kernels(self, agent: Agent) -> None:
+        import torch
+        from torch._C._distributed_c10d import Work
+
+        watch = _Watch(agent)
+        library = torch.library.Library("c10d", "IMPL")
+        for operator in OPERATORS:
+            overload = getattr(torch.ops.c10d, operator.operator, None)
+            if overload is None:
+                continue  # this version of torch does not have it
+            name = f"c10d::{operator.operator}"
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, _DISPATCH_KEY):
+                agent.sources[f"collectives/{operator.operation}"] = (
+                    "skipped: another library watches this operator"
+                )
+                continue
+            kernel = _kernel(operator, overload.default, watch)
+            library.impl(operator.operator, kernel, _DISPATCH_KEY, with_keyset=True)
+        self._library = library  # its life is the life of the kernels
+        _patch_wait(Work, watch)
+
+
+def _kernel(operator: Operator, overload: Any, watch: _Watch) -> Callable[..., Any]:
+    """Return the kernel of one operator. Only its ends are ours: an error of the call passes."""
+    import torch
+
+    after = torch._C.DispatchKey.BackendSelect
+    redispatch = overload.redispatch
+    operation = schema.OPERATIONS.index(operator.operation)
+    names = [argument.name for argument in overload._schema.arguments]
+    async_at = names.index("async_op") if "async_op" in names else -1
+    work_in_tuple = len(overload._schema.returns) == 2
+    issued, returned, failed = watch.issued, watch.returned, watch.failed
+    has_future = operator.has_future
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        number = issued(operator, operation, async_at, args)
+        try:
+            result = redispatch(keyset.remove(after), *args)
+        except BaseException:
+            if number is not None:
+                failed(number)
+            raise
+        if number is not None:
+            returned(number, result[1] if work_in_tuple else result, has_future)
+        return result
+
+    return kernel
+
+
+class _Watch:
+    """The two ends of every kernel, and the works whose wait is still to come."""
+
+    def __init__(self, agent: Agent) -> None:
+        import torch
+        from torch._C._distributed_c10d import ProcessGroup, Work
+
+        self._agent = agent
+        self._unbox_group = ProcessGroup.unbox
+        self._unbox_work = Work.unbox
+        self._dtypes = {
+            getattr(torch, name): index
+            for index, name in enumerate(schema.DTYPES)
+            if hasattr(torch, name)
+        }
+        self._tensor = torch.Tensor
+        self._inside_torch: dict[Any, bool] = {}
+        self._not_the_user = (torch.__path__[0], _OWN_DIRECTORY, contextlib.__file__, "<")
+        self._waiting: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
+        self.issued = guarded(self._issued)
+        self.returned = guarded(self._returned)
+        self.failed = guarded(self._failed)
+        self.wait_ended = guarded(self._wait_ended)
+
+    def _issued(
+        self, operator: Operator, operation: int, async_at: int, args: tuple[Any, ...]
+    ) -> int | None:
+        recorder = self._agent.recorder
+        if recorder is None or not recorder.active:
+            return None
+        group_at = operator.group_at
+        group = recorder.group(self._unbox_group(args[group_at]))
+        is_p2p = operator.operation in schema.P2P_OPERATIONS
+        peer = -1
+        if operator.peer_at >= 0:
+            place = args[operator.peer_at]
+            peer = group.ranks[place] if 0 <= place < len(group.ranks) else -1
+        tensors = args[0]
+        size_bytes, num_tensors, dtype = self._measure(tensors)
+        if group_at == 2:
+            size_2, num_2, dtype_2 = self._measure(args[1])
+            size_bytes, num_tensors = max(size_bytes, size_2), max(num_tensors, num_2)
+            dtype = dtype or dtype_2
+        flags = schema.FLAG_P2P if is_p2p else 0
+        if is_p2p or (0 <= async_at < len(args) and args[async_at]):
+            flags |= schema.FLAG_ASYNC
+        call_site, by_engine = self._call_site()
+        number = recorder.issued(
+            operation,
+            group,
+            group.next_p2p(operation, peer) if is_p2p else next(group.sequence),
+            0 if operator.operation == "barrier" else size_bytes,
+            dtype,
+            num_tensors,
+            peer,
+            flags,
+            call_site,
+        )
+        if by_engine:
+            self._agent.engine_arrived_ns = recorder.last_arrived_ns
+        return number
+
+    def _returned(self, number: int, boxed: Any, has_future: bool) -> None:
+        recorder = self._agent.recorder
+        assert recorder is not None
+        recorder.returned(number)  # first: the callback below may run at once
+        work = self._unbox_work(boxed)
+        if work is None:
+            return
+        key = id(work)
+        waiting = self._waiting
+        waiting[key] = (weakref.ref(work, lambda _: waiting.pop(key, None)), number)
+        self._latest_work = work
+        if has_future:
+            ended = recorder.ended
+            try:
+                future = work.get_future()
+            except RuntimeError:  # this backend has none for this operation
+                return
+            future.add_done_callback(lambda _: ended(number, schema.FLAG_END_IS_UPPER_BOUND))
+
+    def _failed(self, number: int) -> None:
+        recorder = self._agent.recorder
+        if recorder is not None:
+            recorder.failed(number)
+
+    def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
+        recorder = self._agent.recorder
+        known = self._waiting.pop(id(work), None)
+        if recorder is None or known is None or known[0]() is not work:
+            return
+        duration = _now() - began_ns
+        if failed:
+            recorder.failed(known[1])
+        else:
+            recorder.ended(known[1], schema.FLAG_END_FROM_WAIT)
+        recorder.blocked(known[1], duration)
+        if self._agent.clock.is_ours():
+            self._agent.clock.add_blocked(duration)
+
+    def _measure(self, tensors: Any) -> tuple[int, int, int]:
+        """Return (bytes, number of tensors, dtype of the first) of nested lists of tensors."""
+        if isinstance(tensors, self._tensor):
+            return tensors.nbytes, 1, self._dtypes.get(tensors.dtype, 0)
+        if len(tensors) == 1:
+            return self._measure(tensors[0])
+        size_bytes = count = dtype = 0
+        for part in tensors:
+            part_bytes, part_count, part_dtype = self._measure(part)
+            size_bytes += part_bytes
+            count += part_count
+            dtype = dtype or part_dtype
+        return size_bytes, count, dtype
+
+    def _call_site(self) -> tuple[int, bool]:
+        """Return the innermost frame outside torch, and whether the autograd engine called.
+
+        Frames: this, _issued, the guard, the kernel, then the caller of the operator.
+        """
+        frame = sys._getframe(4)
+        recorder = self._agent.recorder
+        assert recorder is not None
+        by_engine = frame.f_code is self._agent.engine_code
+        known = self._inside_torch
+        for _ in range(_MAX_FRAMES):
+            code = frame.f_code
+            inside = known.get(code)
+            if inside is None:
+                inside = known[code] = code.co_filename.startswith(self._not_the_user)
+            if not inside:
+                return recorder.call_site(code, frame.f_lineno), by_engine
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        return 0, by_engine
+
+
+_OWN_DIRECTORY = __file__.rpartition("/hooks/")[0]
+
+
+def _patch_wait(work_class: Any, watch: _Watch) -> None:
+    """Time Work.wait on its class. From __dict__: a bound original would break the method."""
+    original = work_class.__dict__.get("wait")
+    if original is None:
+        raise HookSkipped("Work.wait is not a method of its class in this version")
+    wait_ended = watch.wait_ended
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            wait_ended(self, began, True)
+            raise
+        wait_ended(self, began, False)
+        return result
+
+    wait.__doc__ = original.__doc__
+    work_class.wait = wait

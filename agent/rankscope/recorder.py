@@ -1,0 +1,275 @@
+"""The recorder: what the hooks of one training process write, and nothing else.
+
+It owns the two rings and the journal of this rank. No socket, no thread, no lock: the hot path
+is a few `pack_into` calls on a mapped file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankscope import journal, ring, schema
+from rankscope.identity import RankIdentity
+from rankscope.rundir import COLLECTIVES_RING, STEPS_RING
+from rankscope.settings import Settings
+
+_BODY = struct.Struct("<" + "".join(code for _, _, code in ring.COLLECTIVE_FIELDS[1:]))
+_RETURNED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "returned_ns")
+_ENDED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_ns")
+_BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
+_STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
+_FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
+_pack_u64 = ring.U64.pack_into
+_unpack_u64 = ring.U64.unpack_from
+_now = time.monotonic_ns
+_MAX_CALL_SITES = 50_000
+
+
+@dataclass
+class Group:
+    """One process group of this process, and its counters."""
+
+    index: int
+    name: str
+    ranks: list[int]  # global ranks in group order
+    reference: weakref.ref[Any]
+    sequence: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    p2p: dict[tuple[int, int], itertools.count[int]] = field(default_factory=dict)
+
+    def next_p2p(self, operation: int, peer: int) -> int:
+        """Return the next number between this rank and `peer` in one direction."""
+        return next(self.p2p.setdefault((operation, peer), itertools.count(1)))
+
+
+class Recorder:
+    """The rings and the journal of one rank. Made once; `disown` in a forked child."""
+
+    def __init__(self, directory: Path, identity: RankIdentity, settings: Settings) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory = directory
+        self.identity = identity
+        self.active = True
+        self.step = 1
+        self.collectives_in_step = 0
+        self.last_arrived_ns = 0  # monotonic, of any collective
+        self.latest_end_ns = 0  # monotonic, of any collective
+        self.on_group: Callable[[str], None] = lambda backend: None
+        self.journal = journal.JournalWriter(directory)
+        self._ring = self._open_ring(
+            COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
+        )
+        self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
+        self._numbers = itertools.count()
+        self._step_numbers = itertools.count()
+        self._groups: dict[str, Group] = {}
+        self._instances: dict[str, int] = {}
+        self._group_lock = threading.Lock()
+        self._call_sites: dict[tuple[Any, int], int] = {}
+        self.buffer = self._ring.buffer
+
+    def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
+        who = self.identity
+        return ring.RingWriter(
+            self.directory / name,
+            slot_bytes,
+            num_slots,
+            attempt=who.attempt,
+            rank=who.rank,
+            world_size=who.world_size,
+            local_rank=who.local_rank,
+        )
+
+    def disown(self) -> None:
+        """Write nothing any more: this is a forked child, the files belong to the parent."""
+        self.active = False
+
+    # --- collectives ---------------------------------------------------------------------
+
+    def issued(
+        self,
+        operation: int,
+        group: Group,
+        sequence: int,
+        size_bytes: int,
+        dtype: int,
+        num_tensors: int,
+        peer_rank: int,
+        flags: int,
+        call_site: int,
+    ) -> int:
+        """Record that a collective was entered; return its slot number, the token."""
+        number = next(self._numbers)
+        at = self._ring.offset(number)
+        buffer = self.buffer
+        arrived = _now()
+        thread = threading.get_native_id()
+        _pack_u64(buffer, at, 0)
+        _BODY.pack_into(
+            buffer, at + 8, arrived, 0, 0, size_bytes, 0, sequence, self.step, thread, peer_rank,
+            call_site, group.index, min(num_tensors, 65535), operation, schema.ISSUED, dtype,
+            flags, 0,
+        )  # fmt: skip
+        _pack_u64(buffer, at, number + 1)
+        _pack_u64(buffer, ring.HEAD_AT, number + 1)
+        _pack_u64(buffer, ring.HEARTBEAT_AT, arrived)
+        self.collectives_in_step += 1
+        self.last_arrived_ns = arrived
+        return number
+
+    def returned(self, number: int) -> None:
+        """Record that the call of a collective came back (it may still run)."""
+        at = self._ring.offset(number)
+        buffer = self.buffer
+        if _unpack_u64(buffer, at)[0] == number + 1:
+            now = _now()
+            _pack_u64(buffer, at + _RETURNED_AT, now)
+            if buffer[at + _STATE_AT] == schema.ISSUED:
+                buffer[at + _STATE_AT] = schema.RETURNED
+            _pack_u64(buffer, ring.HEARTBEAT_AT, now)
+
+    def failed(self, number: int) -> None:
+        """Record that a collective raised."""
+        self._finish(number, schema.FAILED, 0)
+
+    def ended(self, number: int, flags: int) -> None:
+        """Record that a collective ended; only the first end counts."""
+        self._finish(number, schema.ENDED, flags)
+
+    def _finish(self, number: int, state: int, flags: int) -> None:
+        at = self._ring.offset(number)
+        buffer = self.buffer
+        if not self.active or _unpack_u64(buffer, at)[0] != number + 1:
+            return
+        if buffer[at + _STATE_AT] >= schema.ENDED:
+            return
+        now = _now()
+        _pack_u64(buffer, at + _ENDED_AT, now)
+        buffer[at + _FLAGS_AT] |= flags
+        buffer[at + _STATE_AT] = state
+        self.latest_end_ns = now
+
+    def blocked(self, number: int, duration_ns: int) -> None:
+        """Add time for which the caller was blocked waiting for a collective."""
+        at = self._ring.offset(number)
+        if _unpack_u64(self.buffer, at)[0] == number + 1:
+            before = _unpack_u64(self.buffer, at + _BLOCKED_AT)[0]
+            _pack_u64(self.buffer, at + _BLOCKED_AT, before + duration_ns)
+
+    # --- groups and call sites -----------------------------------------------------------
+
+    def group(self, process_group: Any) -> Group:
+        """Return the record of a process group, defining it at its first use.
+
+        A world that is destroyed and made again reuses its names: the object tells them apart.
+        """
+        name = process_group.group_name
+        known = self._groups.get(name)
+        if known is not None and known.reference() is process_group:
+            return known
+        with self._group_lock:
+            return self._define(name, process_group)
+
+    def _define(self, name: str, process_group: Any) -> Group:
+        known = self._groups.get(name)
+        if known is not None and known.reference() is process_group:
+            return known
+        import torch.distributed as dist
+
+        instance = self._instances.get(name, 0) + 1
+        self._instances[name] = instance
+        label = name if instance == 1 else f"{name}#{instance}"
+        ranks = [int(rank) for rank in dist.get_process_group_ranks(process_group)]
+        backend = str(dist.get_backend(process_group))
+        group = Group(sum(self._instances.values()), label, ranks, weakref.ref(process_group))
+        index = journal.INDEXED.pack(group.index)
+        self.journal.append(journal.GROUP, index + label.encode(), urgent=True)
+        self.record(
+            schema.GroupDefined(
+                attempt=self.identity.attempt,
+                rank=self.identity.rank,
+                time_ns=time.time_ns(),
+                group=label,
+                ranks=ranks,
+                backend=backend,
+                description=str(getattr(process_group, "group_desc", "")),
+            ),
+            urgent=True,
+        )
+        self._groups[name] = group
+        self.on_group(backend)
+        return group
+
+    def call_site(self, code: Any, line: int) -> int:
+        """Return the index of a place in the user's code, 0 when there are too many."""
+        index = self._call_sites.get((code, line))
+        if index is None:
+            if len(self._call_sites) >= _MAX_CALL_SITES:
+                return 0
+            index = self._call_sites[code, line] = len(self._call_sites) + 1
+            text = f"{code.co_filename}:{line} {code.co_name}"
+            self.journal.append(
+                journal.CALL_SITE, journal.INDEXED.pack(index) + text.encode(), urgent=True
+            )
+        return index
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def set_phase(self, phase: int, since_ns: int) -> None:
+        """Publish where the rank is."""
+        buffer = self.buffer
+        _pack_u64(buffer, ring.PHASE_SINCE_AT, since_ns)
+        buffer[ring.PHASE_AT] = phase
+        _pack_u64(buffer, ring.HEARTBEAT_AT, since_ns)
+
+    def step_ended(self, values: tuple[int, ...]) -> None:
+        """Write one step; `values` are ring.STEP_FIELDS behind `number`."""
+        steps = self._steps
+        number = next(self._step_numbers)
+        at = steps.offset(number)
+        _pack_u64(steps.buffer, at, 0)
+        ring.STEP_SLOT.pack_into(steps.buffer, at, 0, *values)
+        _pack_u64(steps.buffer, at, number + 1)
+        _pack_u64(steps.buffer, ring.HEAD_AT, number + 1)
+        self._ring.renew_clock()
+        steps.renew_clock()
+
+    def begin_step(self, step: int) -> None:
+        """Publish the number of the step that begins."""
+        self.step = step
+        self.collectives_in_step = 0
+        _pack_u64(self.buffer, ring.STEP_AT, step)
+
+    # --- journal and header --------------------------------------------------------------
+
+    def record(self, record: schema.Record, *, urgent: bool = False) -> None:
+        """Append a record of the wire to the journal."""
+        if self.active and not self.journal.append(
+            journal.RECORD, schema.encode(record), urgent=urgent
+        ):
+            self.count_drop("journal full")
+
+    def count_drop(self, reason: str) -> None:
+        """Count something lost, by reason."""
+        self._ring.add(ring.DROPPED_AT + 8 * ring.DROP_REASONS.index(reason))
+
+    def set_stack_signal(self, number: int) -> None:
+        """Allow the collector to send this signal for stacks; 0 forbids it."""
+        self.buffer[ring.STACK_SIGNAL_AT] = number
+
+    def end(self, how: int) -> None:
+        """Say how the process ends; an exception is not overwritten by the clean exit after it."""
+        if self.active and self.buffer[ring.ENDED_AT] == ring.RUNNING:
+            self.buffer[ring.ENDED_AT] = how
+
+
+def identity_fields(identity: RankIdentity) -> dict[str, Any]:
+    """Return the fields that every record carries, with the time of now."""
+    return {"attempt": identity.attempt, "rank": identity.rank, "time_ns": time.time_ns()}

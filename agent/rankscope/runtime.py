@@ -1,0 +1,249 @@
+"""The agent of one training process: installs hooks, opens the recorder when the rank is known.
+
+Under a launcher that sets RANK the recorder opens at start. Without it (a plain script, ranks
+made by `torch.multiprocessing`) it opens at the first process group or the first optimizer step,
+so that launchers, data-loader workers and tools that merely import torch record nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rankscope import environment, identity, ring, rundir, schema
+from rankscope.attach.imports import when_imported
+from rankscope.guard import guarded
+from rankscope.hooks import HOOKS, Hook, HookSkipped
+from rankscope.hooks.logs import cut
+from rankscope.recorder import Recorder
+from rankscope.settings import Settings
+from rankscope.steps import StepClock
+
+ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
+_WATCH_COLLECTOR_SECONDS = 5.0
+
+
+class Agent:
+    """Everything of one process: settings, step clock, hooks, and the recorder once it is open."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.clock = StepClock()
+        self.recorder: Recorder | None = None
+        self.sources: dict[str, str] = {}
+        self.engine_code: Any = None  # code object of the autograd engine's entry
+        self.engine_arrived_ns = 0  # last collective that the engine issued in this backward
+        self._environ = environ
+        self._description: dict[str, Any] = {}
+        self._when_recorder: list[Callable[[Agent], None]] = []
+        self._gave_up = False
+        self._knows_backend = False
+        self._collector_checked = 0.0
+
+    # --- start -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Install the hooks, now or when their modules are imported; open what can be opened."""
+        for hook_class in _chosen(self.settings.hooks):
+            hook = hook_class()
+            self.sources[hook.name] = f"waits for import of {hook.needs}"
+            when_imported(hook.needs, guarded(self._installer(hook)))
+        atexit.register(guarded(self._finish))
+        os.register_at_fork(after_in_child=guarded(self._forked))
+        who = identity.from_environment(self._environ)
+        if who is not None and not _is_inherited(self._environ):
+            self.open(who)
+
+    def _installer(self, hook: Hook) -> Callable[[], None]:
+        def install() -> None:
+            self.sources[hook.name] = "failed"
+            try:
+                self.sources[hook.name] = hook.install(self)
+            except HookSkipped as reason:
+                self.sources[hook.name] = f"skipped: {reason}"
+
+        install.__qualname__ = f"install of hook {hook.name}"
+        return install
+
+    def open(self, who: identity.RankIdentity) -> None:
+        """Open the recorder for this rank. A full disk costs the record, never the run."""
+        if self.recorder is not None or self._gave_up:
+            return
+        run = rundir.run_directory(rundir.base_directory(self._environ), who.run_id)
+        directory = rundir.rank_directory(run, who.attempt, who.rank, who.pid)
+        try:
+            recorder = Recorder(directory, who, self.settings)
+        except OSError as error:
+            self._gave_up = True
+            sys.stderr.write(
+                f"rankscope: rank {who.rank} records nothing: {error}. Set RANKSCOPE_DIR to a "
+                "directory on a disk with room; training goes on\n"
+            )
+            return
+        os.environ[ATTACHED] = str(who.pid)
+        self.recorder = recorder
+        self.clock.recorder = recorder
+        recorder.on_group = self.group_defined
+        recorder.begin_step(self.clock.step)
+        self._register()
+        for action in self._when_recorder:
+            action(self)
+        self._watch_collector(run, first=True)
+
+    def on_recorder(self, action: Callable[[Agent], None]) -> None:
+        """Run `action` when the recorder is open, at once if it is."""
+        self._when_recorder.append(guarded(action))
+        if self.recorder is not None:
+            self._when_recorder[-1](self)
+
+    # --- what hooks tell ---------------------------------------------------------------------
+
+    @guarded
+    def world_known(self, rank: int, world_size: int) -> None:
+        """Open the recorder for a rank that only init_process_group could tell."""
+        if self.recorder is None:
+            self.open(identity.build(self._environ, rank, world_size))
+
+    def group_defined(self, backend: str) -> None:
+        """Register again when the first group shows the backend, and describe the machine."""
+        if not self._knows_backend:
+            self._knows_backend = True
+            self.describe(backend=backend)
+            self._snapshot()
+
+    def first_work(self) -> None:
+        """Open the recorder of a script that trains alone, at its first optimizer step."""
+        if self.recorder is None and not self._gave_up and not _is_inherited(self._environ):
+            self.open(identity.build(self._environ, 0, 1))
+
+    def step_boundary(self) -> None:
+        """Do what may be done once a step: describe the machine, look after the collector."""
+        if self.recorder is None:
+            return
+        if self.clock.step == 2 and not self._knows_backend:
+            self._snapshot()
+        self._watch_collector(self.recorder.directory.parents[1], first=False)
+
+    def describe(self, **facts: Any) -> None:
+        """Register this rank again with more facts, for example its pipeline stage."""
+        self._description |= facts
+        if self.recorder is not None:
+            self._register()
+
+    def here(self) -> dict[str, Any]:
+        """Return attempt, rank and time, as every record carries them."""
+        assert self.recorder is not None
+        who = self.recorder.identity
+        return {"attempt": who.attempt, "rank": who.rank, "time_ns": time.time_ns()}
+
+    def error(
+        self,
+        kind: str,
+        message: str,
+        traceback: str = "",
+        where: Literal["main", "thread", "collective"] = "main",
+    ) -> None:
+        """Record an exception."""
+        if self.recorder is not None:
+            self.recorder.record(
+                schema.ErrorRaised(
+                    **self.here(),
+                    type=kind,
+                    message=cut(message),
+                    traceback=cut(traceback),
+                    where=where,
+                    step=self.recorder.step,
+                ),
+                urgent=True,
+            )
+
+    def exception_left(self) -> None:
+        """Mark that the script ends by an exception."""
+        if self.recorder is not None:
+            self.recorder.end(ring.EXCEPTION)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        assert self.recorder is not None
+        who = self.recorder.identity
+        self.recorder.record(
+            schema.RankRegistered(
+                **self.here(),
+                world_size=who.world_size,
+                local_rank=who.local_rank,
+                local_world_size=who.local_world_size,
+                node_rank=who.node_rank,
+                host=who.host,
+                pid=who.pid,
+                role=who.role,
+                sources=dict(self.sources),
+                **self._description,
+            ),
+            urgent=True,
+        )
+        if who.local_rank == 0 and not self._description:
+            self.recorder.record(
+                schema.RunStarted(
+                    **self.here(),
+                    name=self.settings.name or environment.title(sys.orig_argv),
+                    command=environment.command(sys.orig_argv),
+                    launcher=environment.launcher(self._environ),
+                    world_size=who.world_size,
+                )
+            )
+
+    def _snapshot(self) -> None:
+        assert self.recorder is not None
+        facts = environment.snapshot(self._environ)
+        self.recorder.record(schema.Environment(**self.here(), facts=facts), urgent=True)
+
+    def _watch_collector(self, run: Path, *, first: bool) -> None:
+        """See that a collector runs: local rank 0 starts it, and again should it die."""
+        assert self.recorder is not None
+        if not self.settings.collector or self.recorder.identity.local_rank != 0:
+            return
+        now = time.monotonic()
+        if first or now - self._collector_checked > _WATCH_COLLECTOR_SECONDS:
+            self._collector_checked = now
+            from rankscope.collector.start import ensure_collector
+
+            ensure_collector(run, self._environ)
+
+    def _forked(self) -> None:
+        if self.recorder is not None:
+            self.recorder.disown()
+            self.recorder = self.clock.recorder = None
+            self._gave_up = True
+
+    def _finish(self) -> None:
+        if self.recorder is not None:
+            self.recorder.end(ring.CLEAN)
+
+
+def _chosen(names: str) -> list[type[Hook]]:
+    """Return the hooks that a setting names. Raises ValueError for an unknown name."""
+    if names in ("all", "none"):
+        return list(HOOKS) if names == "all" else []
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {hook.name: hook for hook in HOOKS}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(
+                f"RANKSCOPE_HOOKS names {name!r}; there are: {', '.join(known)}, all, none"
+            )
+    return [hook for hook in HOOKS if hook.name in wanted]
+
+
+def _is_inherited(environ: Mapping[str, str]) -> bool:
+    """Return whether this process only inherited the variables of an attached rank."""
+    attached = environ.get(ATTACHED, "")
+    if attached and attached != str(os.getpid()):
+        return True
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
