@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+# Torch comes first and by exact version: a range alone may pull gigabytes of CUDA libraries.
+TORCH  ?= torch==2.13.0
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check install system-packages bench screenshots clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Set PYTHON=python3.x")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "$(TORCH)" "numpy>=1.26,<3"
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $(STAMP)
+
+install: $(STAMP) ## make .venv and install everything into it
+
+demo: $(STAMP) ## train on 4 ranks, slow one of them, show who it was (DEMO="--fault hang" ...)
+	$(BIN)/rankscope demo $(DEMO)
+
+test: $(STAMP) system-packages check ## all checks and all tests (TESTS="tests/agent -k ring" for some)
+	$(BIN)/pytest $(TESTS)
+
+system-packages: ## Chromium for the browser tests, where it is missing and may be installed
+	@.ci/system-packages
+
+check: $(STAMP) ## lint, types, import contracts, vendored files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/vendor_web.py check
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/check-web
+
+bench: $(STAMP) ## the published figures of the README
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove what `make` made
+	rm -rf .venv artifacts .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
