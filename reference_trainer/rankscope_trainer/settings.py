@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,10 @@ class Settings:
     )
 
     bucket_mib: float = _setting(
-        0.5, "ddp: gradients are reduced together in buckets of this many MiB.", minimum=0.0
+        0.5,
+        "ddp: gradients are reduced together in buckets of this many MiB.",
+        minimum=0.0,
+        below=1e6,
     )
     schedule: str = _setting(
         "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
@@ -90,7 +94,9 @@ class Settings:
         choices=("auto", "cpu", "cuda"),
     )
     threads: int = _setting(1, "CPU threads of one rank; 0: PyTorch decides.", minimum=0)
-    timeout_seconds: float = _setting(1800.0, "A collective that takes longer fails.", minimum=1.0)
+    timeout_seconds: float = _setting(
+        1800.0, "A collective that takes longer fails.", minimum=1.0, below=1e9
+    )
 
     log_every: int = _setting(10, "Steps between two log lines.", minimum=1)
     losses: str = _setting("", "Append the exact loss of each step to this file as JSON lines.")
@@ -142,14 +148,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving: the caller decides how a wrong setting ends."""
-        name = message.split(":")[0].removeprefix("argument ").split("/")[0].lstrip("-")
-        problem = message.partition(": ")[2] or message
-        known = message.startswith("argument ")
-        raise SettingError(
-            name.replace("-", "_") if known else "command line",
-            problem.rstrip("."),
-            "`python -m rankscope_trainer --help` lists every setting",
-        )
+        remedy = "`python -m rankscope_trainer --help` lists every setting"
+        flag, colon, problem = message.removeprefix("argument ").partition(": ")
+        if colon and message.startswith("argument "):
+            raise SettingError(flag.split("/")[0].lstrip("-").replace("-", "_"), problem, remedy)
+        raise SettingError("command line", message, remedy)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,6 +219,8 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> Any:
         raise SettingError(
             name, f"{value!r} has the wrong type", f"Give a value like {field.default!r}"
         )
+    if kind is float and not math.isfinite(value):
+        raise SettingError(name, f"{value} is not finite", "Give a finite number")
     choices = metadata["choices"]
     if choices and value not in choices:
         raise SettingError(name, f"{value!r} is unknown", f"Choose one of: {', '.join(choices)}")

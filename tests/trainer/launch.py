@@ -1,0 +1,68 @@
+"""Start the trainer under torchrun, small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+COUNTED_TRAINER = Path(__file__).with_name("counted_trainer.py")
+SMALL = ["--layers", "4", "--width", "32", "--context", "32", "--data-bytes", "65536"]
+SMALL += ["--timeout-seconds", "60", "--device", "cpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that ended: its exit code, all it wrote, and the folder it was told to use."""
+
+    code: int
+    output: str
+    folder: Path
+    arguments: list[str]
+
+    def losses(self) -> dict[int, float]:
+        lines = (self.folder / "losses.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return {line["step"]: float.fromhex(line["loss"]) for line in found}
+
+    def manifest(self) -> list[dict[str, Any]]:
+        return read_manifest(self.folder)
+
+    def operations(self, rank: int) -> dict[int, list[tuple[str, int]]]:
+        document = json.loads((self.folder / f"operations-{rank}.json").read_text())
+        return {
+            int(step): [(operation, size) for operation, size in seen]
+            for step, seen in document.items()
+        }
+
+
+def read_manifest(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "manifest.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def start(folder: Path, ranks: int, arguments: list[str]) -> subprocess.Popen[str]:
+    """Start a run whose files all go into `folder`."""
+    folder.mkdir(exist_ok=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", str(ranks), str(COUNTED_TRAINER), str(folder)]
+    command += [*SMALL, *arguments, "--losses", str(folder / "losses.jsonl")]
+    command += ["--fault-manifest", str(folder / "manifest.jsonl")]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def run(folder: Path, ranks: int, *arguments: str) -> Finished:
+    """Run to the end."""
+    with start(folder, ranks, list(arguments)) as process:
+        output, _ = process.communicate(timeout=120)
+    return Finished(process.returncode, output, folder, [*SMALL, *arguments])

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import itertools
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
+from rankscope_trainer.errors import SettingError
+
+TEXT = bytes(itertools.islice(itertools.cycle(range(251)), 901))
+
+
+def _batches(shard: int = 0, num_shards: int = 1, batch_size: int = 4) -> Batches:
+    windows = ByteWindows(TEXT, context=10)
+    return Batches(windows, batch_size=batch_size, shard=shard, num_shards=num_shards, seed=5)
+
+
+def _take(batches: Batches, count: int) -> list[torch.Tensor]:
+    return [inputs for inputs, _ in itertools.islice(batches, count)]
+
+
+def test_the_text_is_the_standard_library_up_to_the_cap() -> None:
+    text = read_standard_library(300_000)
+    assert len(text) == 300_000
+    assert text == read_standard_library(400_000)[:300_000]
+    first = min(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    assert text.startswith(first.read_bytes())
+
+
+def test_training_and_validation_share_nothing() -> None:
+    training, validation = split_text(TEXT, 0.25)
+    assert training + validation == TEXT
+    assert len(validation) == 225
+
+
+def test_targets_are_the_next_bytes() -> None:
+    windows = ByteWindows(TEXT, context=10)
+    assert len(windows) == 90
+    inputs, targets = windows[89]
+    assert bytes(inputs.tolist()) == TEXT[890:900]
+    assert bytes(targets.tolist()) == TEXT[891:901]
+
+
+def test_shards_of_an_epoch_are_disjoint() -> None:
+    seen = [tuple(window.tolist())
+            for shard in range(3)
+            for batch in _take(_batches(shard, 3), 7)
+            for window in batch]  # fmt: skip
+    assert len(seen) == len(set(seen)) == 3 * 7 * 4
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    both = _take(_batches(batch_size=30), 6)
+    assert not torch.equal(torch.cat(both[:3]), torch.cat(both[3:]))
+    assert sorted(torch.cat(both[:3]).tolist()) == sorted(torch.cat(both[3:]).tolist())
+
+
+@pytest.mark.parametrize("position", [0, 1, 21, 22, 23, 50])
+def test_going_on_from_a_position_gives_the_same_batches(position: int) -> None:
+    expected = _take(_batches(), 60)  # an epoch has 22 batches
+    resumed = _batches()
+    resumed.position = position
+    for one, other in zip(expected[position:], _take(resumed, 60 - position), strict=True):
+        assert torch.equal(one, other)
+    assert resumed.position == 60
+
+
+def test_loading_leaves_the_random_numbers_of_training_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    _take(_batches(), 30)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_too_little_text_is_refused() -> None:
+    with pytest.raises(SettingError, match="data_bytes"):
+        _batches(num_shards=50)
