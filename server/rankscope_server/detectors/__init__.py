@@ -1,0 +1,1 @@
+"""Detectors: pure functions from what is known of an attempt to findings."""

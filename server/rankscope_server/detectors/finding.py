@@ -1,0 +1,76 @@
+"""What a detector returns: findings, and whether it could look at all.
+
+Times are wall-clock milliseconds, shares are 0-1. `None` means not known. A finding names
+culprits in `ranks`; victims appear in `evidence` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+FindingState: TypeAlias = Literal["open", "recovered"]
+DetectorState: TypeAlias = Literal["ran", "skipped"]
+
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")  # worst first
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One fact behind a finding; `link` is a path relative to the dashboard's root."""
+
+    text: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Who, since when, why, at what cost, and what to do."""
+
+    key: str  # the same finding has the same key in every look
+    detector: str
+    kind: str
+    severity: Severity
+    attempt: int
+    what: str
+    why: str
+    next: str
+    confidence: float
+    confidence_text: str
+    would_be_wrong_if: str
+    policy_hash: str
+    state: FindingState = "open"
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    group: str | None = None
+    onset_step: int | None = None
+    onset_ms: float | None = None
+    ended_step: int | None = None
+    cost_throughput_ratio: float | None = None
+    cost_rank_hours_per_day: float | None = None
+    next_command: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    explained_by: str | None = None  # key of the finding that explains this one
+    victims: tuple[int, ...] = ()  # ranks that only wait; for the pages, never accused
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorStatus:
+    """Whether a detector could look, and if not, what it lacks and how to give it."""
+
+    name: str
+    text: str  # what it looks for, one sentence
+    state: DetectorState
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorResult:
+    """What one detector says in one look."""
+
+    status: DetectorStatus
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = field(default=())  # what was compared and found equal
