@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankscope import journal
+
+
+def read_all(directory: Path) -> list[bytes]:
+    return [
+        body
+        for _, path in journal.segments(directory)
+        for _, body, _ in journal.read_frames(path, 0)
+    ]
+
+
+def test_frames_from_many_threads_arrive_whole(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+
+    def work(name: int) -> None:
+        for number in range(200):
+            writer.append(journal.RECORD, f"{name}:{number}".encode() * 20)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_all(tmp_path)) == 800
+
+
+def test_torn_tail_is_cut_and_what_stands_before_it_is_kept(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    for number in range(3):
+        writer.append(journal.RECORD, bytes([number]) * 50)
+    path = tmp_path / "journal.0"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert [body[0] for body in read_all(tmp_path)] == [0, 1]
+
+
+def test_goes_on_in_new_segments_and_stops_when_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(journal, "_RETRY_SECONDS", 0.0)
+    writer = journal.JournalWriter(tmp_path)
+    kept = sum(writer.append(journal.RECORD, b"x" * 100) for _ in range(100))
+    assert len(journal.segments(tmp_path)) == journal.MAX_SEGMENTS
+    assert writer.dropped == 100 - kept
+    assert writer.last_error == "journal full"
+    assert writer.append(journal.RECORD, b"an error", urgent=True)
+    journal.segments(tmp_path)[0][1].unlink()  # the collector has sent it
+    assert writer.append(journal.RECORD, b"room again")
+
+
+def test_full_disk_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = journal.JournalWriter(tmp_path)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "write", full)
+        assert not writer.append(journal.RECORD, b"lost")
+    assert (writer.dropped, writer.last_error) == (1, "No space left on device")
+    assert writer.append(journal.RECORD, b"kept")
+
+
+def test_half_written_frame_does_not_hide_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    write = journal.os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "write", lambda fd, data: write(fd, data[:5]))
+        assert not writer.append(journal.RECORD, b"torn")
+    assert writer.append(journal.RECORD, b"kept")
+    assert read_all(tmp_path) == [b"kept"]
+
+
+def test_too_large_a_frame_is_refused(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    assert not writer.append(journal.RECORD, b"x" * (journal.MAX_BODY_BYTES + 1))
+    assert writer.dropped == 1

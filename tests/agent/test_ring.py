@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope import ring
+
+
+def make(path: Path, num_slots: int = 1024) -> ring.RingWriter:
+    return ring.RingWriter(
+        path,
+        ring.COLLECTIVE_SLOT.size,
+        num_slots,
+        attempt=0,
+        rank=3,
+        world_size=4,
+        local_rank=1,
+    )
+
+
+def write(writer: ring.RingWriter, number: int) -> None:
+    values = [0] * len(ring.COLLECTIVE_FIELDS)
+    values[0], values[6] = number + 1, number
+    ring.COLLECTIVE_SLOT.pack_into(writer.buffer, writer.offset(number), *values)
+    ring.U64.pack_into(writer.buffer, ring.HEAD_AT, number + 1)
+
+
+def test_reads_back_what_was_written(tmp_path: Path) -> None:
+    writer = make(tmp_path / "r")
+    for number in range(10):
+        write(writer, number)
+    reader = ring.RingReader(tmp_path / "r", ring.COLLECTIVE_FIELDS)
+    slots, state = reader.read(np.arange(12))
+    assert state.tolist() == [1] * 10 + [0, 0]
+    assert slots["sequence"][:10].tolist() == list(range(10))
+    assert (reader.rank, reader.world_size, reader.local_rank) == (3, 4, 1)
+    assert reader.pid_start_ticks == ring.process_start_ticks(reader.pid)
+
+
+def test_says_what_was_overwritten(tmp_path: Path) -> None:
+    writer = make(tmp_path / "r")
+    for number in range(1500):
+        write(writer, number)
+    reader = ring.RingReader(tmp_path / "r", ring.COLLECTIVE_FIELDS)
+    _, state = reader.read(np.arange(1500))
+    assert (state[: 1500 - 1024] == -1).all()
+    assert (state[1500 - 1024 :] == 1).all()
+
+
+def test_clock_pair_converts_to_wall_time(tmp_path: Path) -> None:
+    writer = make(tmp_path / "r")
+    reader = ring.RingReader(tmp_path / "r", ring.COLLECTIVE_FIELDS)
+    monotonic, wall = reader.clock()
+    assert abs((time.time_ns() - wall) - (time.monotonic_ns() - monotonic)) < 50_000_000
+    writer.renew_clock()
+    assert reader.clock()[0] > monotonic
+
+
+def test_survives_sigkill(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from rankscope import ring\n"
+        "w = ring.RingWriter(Path(sys.argv[1]), 80, 1024, attempt=0, rank=0, world_size=1,"
+        " local_rank=0)\n"
+        "for n in range(500):\n"
+        "    v = [0] * len(ring.COLLECTIVE_FIELDS); v[0] = n + 1\n"
+        "    ring.COLLECTIVE_SLOT.pack_into(w.buffer, w.offset(n), *v)\n"
+        "    ring.U64.pack_into(w.buffer, ring.HEAD_AT, n + 1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "r"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert done.returncode == -9
+    reader = ring.RingReader(path, ring.COLLECTIVE_FIELDS)
+    assert reader.u64(ring.HEAD_AT) == 500
+    assert (reader.read(np.arange(500))[1] == 1).all()
+
+
+def test_shrinks_and_then_refuses_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 4096 * ring.COLLECTIVE_SLOT.size + ring.HEADER_BYTES
+
+    def fallocate(descriptor: int, offset: int, length: int) -> None:
+        if length > room:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ring.os, "posix_fallocate", fallocate)
+    descriptor, num_slots = ring._allocate(tmp_path / "a", ring.COLLECTIVE_SLOT.size, 16384)
+    ring.os.close(descriptor)
+    assert num_slots == 4096
+    room = 0
+    with pytest.raises(ring.RingFull, match="no room"):
+        ring._allocate(tmp_path / "b", ring.COLLECTIVE_SLOT.size, 16384)
+    assert not (tmp_path / "b").exists()
+
+
+def test_random_bytes_are_refused_not_believed(tmp_path: Path) -> None:
+    make(tmp_path / "r")
+    good = (tmp_path / "r").read_bytes()
+    chance = random.Random(1)
+    for _ in range(300):
+        data = bytearray(good[: chance.choice([10, 4096, len(good)])])
+        for _ in range(4):
+            data[chance.randrange(min(len(data), 64))] = chance.randrange(256)
+        (tmp_path / "bad").write_bytes(data)
+        try:
+            reader = ring.RingReader(tmp_path / "bad", ring.COLLECTIVE_FIELDS)
+        except ring.RingDamaged:
+            continue
+        reader.read(np.arange(5))

@@ -1,0 +1,26 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope import guard
+
+
+@pytest.fixture(autouse=True)
+def agent_failures_are_test_failures(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The guard hides bugs from training; it must not hide them from us."""
+    if "swallows" not in request.keywords:
+        seen: list[str] = []
+        monkeypatch.setattr(guard, "on_failure", seen.append)
+        yield
+        assert not seen, f"the guard swallowed a failure in {seen}"
+    else:
+        guard.failures.clear()
+        guard._last_logged.clear()
+        yield
+        guard.failures.clear()
