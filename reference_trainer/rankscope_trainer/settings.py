@@ -219,7 +219,7 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> Any:
         raise SettingError(
             name, f"{value!r} has the wrong type", f"Give a value like {field.default!r}"
         )
-    if kind is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(name, f"{value} is not finite", "Give a finite number")
     choices = metadata["choices"]
     if choices and value not in choices:

@@ -59,7 +59,7 @@ class Counter:
             self.step = step
             begin_step(injector, step)
 
-        Injector.begin_step = noting_begin_step  # type: ignore[method-assign]
+        Injector.begin_step = noting_begin_step  # type: ignore[method-assign,assignment]
 
     def _kernel(self, operator: str) -> Callable[..., Any]:
         operation, position = OPERATORS[operator]

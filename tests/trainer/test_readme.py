@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from rankscope_trainer.strategies import STRATEGIES
 
 REPOSITORY = Path(__file__).parents[2]
