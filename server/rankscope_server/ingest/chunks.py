@@ -1,0 +1,160 @@
+"""Judges chunks: decoded and checked column by column before a byte of them is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rankscope import schema
+from rankscope.chunk import ChunkError, Column, chunk_count, decode_chunk
+from rankscope.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
+from rankscope_server.ingest.records import (
+    MAX_RANK,
+    MAX_STEP,
+    MAX_TIME_NS,
+    RefusalError,
+    Refused,
+    clean_text,
+    place_of,
+)
+from rankscope_server.store.operations import OperationKey, OperationSum, sum_collectives
+from rankscope_server.store.tiles import (
+    BLOCK_STEPS,
+    MAX_BLOCKS_PER_CHUNK,
+    metrics_of_steps,
+)
+
+MAX_EVENTS_PER_BATCH = 2_000_000  # a quarter of a gigabyte when decoded
+_WORD_LENGTHS = {"operation": 64, "group": 256, "dtype": 64, "call_site": 4_096}
+_TIME_COLUMNS = {
+    "collectives": "arrived_ns",
+    "steps": "started_ns",
+    "host": "time_ns",
+    "gpu": "time_ns",
+}
+
+_decode = msgspec.msgpack.Decoder(Chunk).decode
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedChunk:
+    """A chunk that can be stored, decoded once, with what its rollups need."""
+
+    chunk: Chunk  # its index fields computed from the columns, whatever the sender said
+    columns: dict[str, Column]
+    max_duration_ns: int
+    steps: Array | None = None
+    values: dict[str, Array] | None = None
+    operations: dict[OperationKey, OperationSum] | None = None
+
+
+def judge_chunks(raw: list[msgspec.Raw]) -> tuple[list[JudgedChunk], list[Refused]]:
+    """Return the chunks that can be stored and the refused ones with the reason."""
+    kept: list[JudgedChunk] = []
+    refused: list[Refused] = []
+    events = 0
+    for index, data in enumerate(raw):
+        kind: str | None = None
+        try:
+            chunk = _decode(data)
+            kind = chunk.kind
+            events += chunk_count(chunk.data)
+            if events > MAX_EVENTS_PER_BATCH:
+                raise RefusalError(
+                    "chunks", f"the batch holds more than {MAX_EVENTS_PER_BATCH} events",
+                    "send smaller batches",
+                )  # fmt: skip
+            kept.append(judge_chunk(chunk))
+        except RefusalError as error:
+            refused.append(_refused(index, kind, error.field, error.reason, error.remedy))
+        except ChunkError as error:
+            refused.append(_refused(index, kind, "data", str(error), "encode the chunk again"))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            field = place_of(error) or "chunk"
+            remedy = "update the server" if field == "kind" else "send it as the schema says"
+            refused.append(_refused(index, kind, field, str(error)[:300], remedy))
+    return kept, refused
+
+
+def judge_chunk(chunk: Chunk) -> JudgedChunk:
+    """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
+    node_level = chunk.kind in {"host", "gpu"}
+    _within("rank", chunk.rank, schema.NODE_RANK if node_level else 0, MAX_RANK)
+    _within("attempt", chunk.attempt, 0, 1 << 20)
+    clean_text("host", chunk.host)
+    columns = decode_chunk(chunk.data)
+    wanted = CHUNK_COLUMNS[chunk.kind]
+    count = len(next(iter(columns.values())))
+    if count != chunk.count:
+        raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
+    for name in wanted:
+        _check_column(name, columns.get(name))
+    columns = {name: columns[name] for name in wanted}
+    return _with_rollups(chunk, columns)
+
+
+def _check_column(name: str, column: Column | None) -> None:
+    if column is None:
+        raise RefusalError(name, "the column is missing", "send every column of the kind")
+    if name in STRING_COLUMNS:
+        if not isinstance(column, list):
+            raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
+        limit = _WORD_LENGTHS[name]
+        for word in set(column):
+            if len(word) > limit or "\x00" in word:
+                raise RefusalError(
+                    name, "holds a word too long or with NUL", f"use {limit} at most"
+                )
+        return
+    if isinstance(column, list):
+        raise RefusalError(name, "holds words in place of numbers", "send numbers")
+    if name in FLOAT_COLUMNS:
+        return
+    if column.dtype.kind != "i":
+        raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
+    lo, hi = int(column.min()), int(column.max())
+    if name in _TIME_COLUMNS.values():
+        _within(name, lo, 0, MAX_TIME_NS)
+    elif name == "step":
+        _within(name, lo, 0, MAX_STEP)
+        _within(name, hi, 0, MAX_STEP)
+    _within(name, lo, -MAX_TIME_NS, MAX_TIME_NS)
+    _within(name, hi, -MAX_TIME_NS, MAX_TIME_NS)
+
+
+def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> JudgedChunk:
+    times = np.asarray(columns[_TIME_COLUMNS[chunk.kind]])
+    durations = (
+        np.maximum(np.asarray(columns["duration_ns"]), 0) if "duration_ns" in columns else None
+    )
+    ends = times if durations is None else times + durations
+    steps = np.asarray(columns["step"]) if "step" in columns else None
+    chunk = msgspec.structs.replace(
+        chunk,
+        time_lo_ns=int(times.min()),
+        time_hi_ns=min(int(ends.max()), MAX_TIME_NS),
+        step_lo=0 if steps is None else int(steps.min()),
+        step_hi=0 if steps is None else int(steps.max()),
+    )
+    longest = -1 if durations is None else int(durations.max())
+    if chunk.kind == "collectives":
+        return JudgedChunk(chunk, columns, longest, operations=sum_collectives(columns))
+    if chunk.kind != "steps" or steps is None:
+        return JudgedChunk(chunk, columns, longest)
+    _within("step", int(steps.min()), 1, MAX_STEP)
+    if len(np.unique(steps // BLOCK_STEPS)) > MAX_BLOCKS_PER_CHUNK:
+        raise RefusalError("step", "the steps lie too far apart", "send steps in their order")
+    return JudgedChunk(chunk, columns, longest, steps=steps, values=metrics_of_steps(columns))
+
+
+def _within(field: str, value: int, lo: int, hi: int) -> None:
+    if not lo <= value <= hi:
+        raise RefusalError(field, f"{value} is outside {lo}..{hi}", "send a value in this range")
+
+
+def _refused(index: int, kind: str | None, field: str, reason: str, remedy: str) -> Refused:
+    return Refused(index=index, kind=kind, field=field, reason=reason, remedy=remedy, part="chunks")

@@ -1,0 +1,198 @@
+"""Judges records one by one: decodes, checks ranges, cuts what is too long.
+
+What comes out fits the database as it is: numbers within 64 bits, text without NUL, bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from rankscope import schema
+from rankscope.schema import AnyRecord, GroupState, Record
+
+MAX_RANK = 1 << 20
+MAX_STEP = 1 << 48
+MAX_TIME_NS = 1 << 62
+_WIDE = (-(1 << 62), 1 << 62)
+# Least and largest value of integer fields; others must fit 63 bits.
+_RANGES: dict[str, tuple[int, int]] = {
+    "attempt": (0, 1 << 20),
+    "rank": (schema.NODE_RANK, MAX_RANK),
+    "world_size": (0, MAX_RANK),
+    "local_world_size": (0, MAX_RANK),
+    "local_rank": (-1, MAX_RANK),
+    "node_rank": (-1, MAX_RANK),
+    "step": (0, MAX_STEP),
+    "last_step": (0, MAX_STEP),
+    "level": (0, 10_000),
+    "issued": (0, MAX_TIME_NS),
+    "ended": (0, MAX_TIME_NS),
+    "count": (0, MAX_TIME_NS),
+    "pid": (0, 1 << 40),
+    "stage": (-1, MAX_RANK),
+    "p2p_peer": (-1, MAX_RANK),
+}
+# Characters kept; longer text is cut with a mark. Others keep 4,096.
+_LENGTHS = {"message": 65_536, "detail": 65_536, "traceback": 262_144, "text": 262_144}
+_LENGTH = 4_096
+_IDENTITIES = {"group": 256, "host": 255, "name": 256, "source": 64, "reason": 256}
+_MAX_ENTRIES = 4_096
+_RANK_KINDS = (schema.RankRegistered, schema.RankEnded, schema.RankState)
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A record or chunk that was not stored, and why."""
+
+    index: int  # place in `part`
+    kind: str | None
+    field: str | None
+    reason: str
+    remedy: str
+    part: str = "records"
+
+
+class RefusalError(ValueError):
+    """This record is not stored; carries the field, the reason and the remedy."""
+
+    def __init__(self, field: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field, self.reason, self.remedy = field, reason, remedy
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_decode_kind = msgspec.msgpack.Decoder(_Kind).decode
+_KNOWN = {record.__struct_config__.tag for record in schema.RECORD_KINDS}
+
+
+def judge_records(raw: list[msgspec.Raw]) -> tuple[list[AnyRecord], list[Refused]]:
+    """Return the records that can be stored, cleaned, and the refused ones with the reason."""
+    kept: list[AnyRecord] = []
+    refused: list[Refused] = []
+    for index, data in enumerate(raw):
+        try:
+            kept.append(clean(schema.decode_record(data)))
+        except RefusalError as error:
+            refused.append(_refused(index, data, error))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            refused.append(_refused(index, data, _undecodable(data, error)))
+    return kept, refused
+
+
+def clean(record: AnyRecord) -> AnyRecord:
+    """Return the record fit for storing. Raises RefusalError."""
+    if isinstance(record, _RANK_KINDS) and record.rank < 0:
+        raise RefusalError("rank", f"{record.rank} is not a rank", "send the global rank, from 0")
+    changes = _changes(record)
+    return msgspec.structs.replace(record, **changes) if changes else record
+
+
+def place_of(error: Exception) -> str:
+    """Return the field that a decoding error names, or an empty string."""
+    _, found, rest = str(error).partition("`$.")
+    return rest.partition("`")[0] if found else ""
+
+
+def _changes(record: Record | GroupState) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        cleaned = _clean_value(record, name, value)
+        if cleaned is not value:
+            changes[name] = cleaned
+    return changes
+
+
+def _clean_value(record: Record | GroupState, name: str, value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return _clean_int(name, value)
+    if isinstance(value, str):
+        return clean_text(name, value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RefusalError(name, "is not a finite number", "send a number or leave it out")
+        return value
+    if isinstance(value, list):
+        return _clean_list(name, value)
+    if isinstance(value, dict):
+        return _clean_dict(record, name, value)
+    return value
+
+
+def _clean_int(name: str, value: int) -> int:
+    default = (0, MAX_TIME_NS) if name.endswith(("_ns", "_bytes")) else _WIDE
+    lo, hi = _RANGES.get(name, default)
+    if not lo <= value <= hi:
+        raise RefusalError(name, f"{value} is outside {lo}..{hi}", "send a value in this range")
+    return value
+
+
+def clean_text(name: str, text: str) -> str:
+    """Return text without NUL, cut to what its field may hold. Raises RefusalError."""
+    if (limit := _IDENTITIES.get(name)) is not None and name in {"group", "host"}:
+        # Cutting an identity could make two things one.
+        if len(text) > limit:
+            raise RefusalError(name, f"has {len(text)} characters", f"use at most {limit}")
+        if "\x00" in text:
+            raise RefusalError(name, "holds a NUL character", "remove it")
+        return text
+    limit = _IDENTITIES.get(name, _LENGTHS.get(name, _LENGTH))
+    if "\x00" in text:
+        text = text.replace("\x00", "\N{SYMBOL FOR NULL}")
+    if len(text) <= limit:
+        return text
+    mark = f" [cut: {len(text) - limit} more characters]"
+    return text[: max(limit - len(mark), 0)] + mark
+
+
+def _clean_list(name: str, values: list[Any]) -> list[Any]:
+    if name == "ranks":
+        if len(values) > MAX_RANK or any(not 0 <= value < MAX_RANK for value in values):
+            raise RefusalError(name, "holds what is not a rank", f"use 0 to {MAX_RANK}")
+        return values
+    if len(values) > _MAX_ENTRIES:
+        values = values[:_MAX_ENTRIES]
+    if values and isinstance(values[0], GroupState):
+        changed = [(value, _changes(value)) for value in values]
+        return [msgspec.structs.replace(value, **new) if new else value for value, new in changed]
+    return [clean_text("", value) if isinstance(value, str) else value for value in values]
+
+
+def _clean_dict(record: Record | GroupState, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    if len(values) > _MAX_ENTRIES:
+        raise RefusalError(name, f"has {len(values)} entries", f"send at most {_MAX_ENTRIES}")
+    if isinstance(record, schema.Metrics):
+        # NaN and infinity are news here: a loss that diverged. They are stored as "not a number".
+        return {clean_text("name", key): value for key, value in values.items()}
+    return {clean_text("name", key): clean_text("", value) for key, value in values.items()}
+
+
+def _undecodable(data: msgspec.Raw, error: Exception) -> RefusalError:
+    kind = _kind(data)
+    if kind is not None and kind not in _KNOWN:
+        return RefusalError(
+            "kind", f"kind {kind[:64]!r} is not known to this server", "update the server"
+        )
+    return RefusalError(place_of(error) or "record", str(error)[:300], "send it as the schema says")
+
+
+def _kind(data: msgspec.Raw) -> str | None:
+    try:
+        return _decode_kind(data).kind
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _refused(index: int, data: msgspec.Raw, error: RefusalError) -> Refused:
+    kind = _kind(data)
+    return Refused(
+        index=index, kind=kind[:64] if kind else None, field=error.field, reason=error.reason,
+        remedy=error.remedy,
+    )  # fmt: skip

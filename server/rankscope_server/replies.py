@@ -1,0 +1,76 @@
+"""Turns answers into responses: JSON with an ETag, or CSV that a spreadsheet cannot execute."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+
+from rankscope_server.problems import ErrorAnswer, Problem, request_id
+
+_encoder = msgspec.json.Encoder()
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def send(request: Request, body: msgspec.Struct, rows: Sequence[msgspec.Struct] = ()) -> Response:
+    """Return the answer as JSON, or its `rows` as CSV with `format=csv`; 304 where it is known."""
+    wanted = request.query_params.get("format", "json")
+    if wanted == "csv":
+        return _with_etag(request, to_csv(rows).encode(), "text/csv; charset=utf-8")
+    if wanted != "json":
+        raise Problem(422, f"format {wanted[:20]!r} is not known", "format", "use json or csv")
+    return _with_etag(request, _encoder.encode(body), "application/json")
+
+
+def to_csv(rows: Iterable[msgspec.Struct]) -> str:
+    """Return rows as CSV, the first line the field names; lists are joined by spaces."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    header: tuple[str, ...] = ()
+    for row in rows:
+        if not header:
+            header = row.__struct_fields__
+            writer.writerow(header)
+        writer.writerow([_csv_value(getattr(row, name)) for name in header])
+    return out.getvalue()
+
+
+def documented(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return what a route says to OpenAPI: the shape of its answer and of its errors."""
+    return {
+        "responses": {
+            200: {"description": (shape.__doc__ or "").strip(), **_content(shape)},
+            "4XX": {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)},
+        }
+    }
+
+
+def _content(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    reference = {"$ref": f"#/components/schemas/{shape.__name__}"}
+    return {"content": {"application/json": {"schema": reference}}}
+
+
+def _with_etag(request: Request, body: bytes, media_type: str) -> Response:
+    etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "X-Request-Id": request_id(request)}
+    known = request.headers.get("if-none-match", "")
+    # gzip on the way makes a weak tag of it; for an answer that is the same thing.
+    if etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:
+        return Response(None, 304, headers)
+    return Response(body, 200, headers, media_type=media_type)
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, str):
+        # A cell that begins like a formula would be executed by a spreadsheet.
+        return "'" + value if value.startswith(_FORMULA) else value
+    if isinstance(value, list | tuple):
+        return _csv_value(" ".join(str(item) for item in value))
+    if isinstance(value, dict | msgspec.Struct):
+        return _csv_value(_encoder.encode(value).decode())
+    return "" if value is None else value

@@ -1,0 +1,11 @@
+"""The HTTP routes: thin, each a call of a view and a reply."""
+
+from rankscope_server.routes import ingest, operations, runs, stream
+
+ROUTERS = (
+    operations.router,
+    operations.metrics_router,
+    ingest.router,
+    runs.router,
+    stream.router,
+)

@@ -1,0 +1,209 @@
+"""Stores one batch: everything of it in one transaction, together with its sequence number."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope.schema import AnyRecord
+from rankscope_server import tables
+from rankscope_server.ingest.chunks import JudgedChunk
+from rankscope_server.ingest.records import Refused
+from rankscope_server.store.packing import pack
+from rankscope_server.store.ranks import RankRows
+from rankscope_server.store.records import store_records
+from rankscope_server.store.unit import Unit
+
+# Not in the journal of a batch: logs lie in their blocks, of states only the newest counts.
+_NOT_JOURNALLED = (schema.LogLine, schema.RankState)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBatch:
+    """What of a request can be stored, and what cannot."""
+
+    run_id: str
+    producer: str
+    sequence: int
+    host: str
+    num_bytes: int
+    records: list[AnyRecord]
+    chunks: list[JudgedChunk]
+    refused: list[Refused]
+    journal: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What came of a batch."""
+
+    duplicate: bool
+    batch_id: int = 0
+    changed: frozenset[str] = field(default_factory=frozenset)
+    step: int = 0
+
+
+def pack_journal(records: list[AnyRecord]) -> bytes | None:
+    """Return the records that a restarted server replays, packed."""
+    kept = [record for record in records if not isinstance(record, _NOT_JOURNALLED)]
+    return pack(_encode(kept)) if kept else None
+
+
+def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
+    """Store a batch, or find that it was stored before."""
+    connection = unit.connection
+    producer_id = _producer(connection, batch)
+    known = connection.scalar(
+        sa.select(tables.batch.c.id).where(
+            tables.batch.c.producer_id == producer_id, tables.batch.c.sequence == batch.sequence
+        )
+    )
+    if known is not None:
+        return Stored(duplicate=True)
+    inserted = connection.execute(
+        sa.insert(tables.batch).values(
+            producer_id=producer_id,
+            sequence=batch.sequence,
+            run_id=batch.run_id,
+            received_ns=unit.now_ns,
+            records=batch.journal,
+        )
+    )
+    batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
+    ranks = RankRows(connection, batch.run_id, unit.now_ns)
+    changed, num_lines = store_records(unit, batch, producer_id, ranks)
+    changed |= _store_chunks(unit, batch, batch_id, ranks)
+    ranks.flush()
+    _update_run(unit, batch, ranks, num_lines)
+    _update_producer(unit, batch, producer_id)
+    return Stored(False, batch_id, frozenset(changed), ranks.step)
+
+
+def _producer(connection: sa.Connection, batch: JudgedBatch) -> int:
+    table = tables.producer
+    known = connection.scalar(
+        sa.select(table.c.id).where(
+            table.c.run_id == batch.run_id, table.c.producer == batch.producer
+        )
+    )
+    if known is not None:
+        return int(known)
+    inserted = connection.execute(
+        sa.insert(table).values(
+            run_id=batch.run_id,
+            producer=batch.producer,
+            host=batch.host,
+            first_sequence=batch.sequence,
+        )
+    )
+    return int(inserted.inserted_primary_key[0])  # type: ignore[index]
+
+
+def _update_producer(unit: Unit, batch: JudgedBatch, producer_id: int) -> None:
+    table = tables.producer.c
+    last = sa.case(
+        (table.last_sequence > batch.sequence, table.last_sequence), else_=batch.sequence
+    )
+    unit.connection.execute(
+        sa.update(tables.producer)
+        .where(table.id == producer_id)
+        .values(
+            last_sequence=last,
+            received=table.received + 1,
+            refused=table.refused + len(batch.refused),
+            bytes=table.bytes + batch.num_bytes,
+            received_ns=unit.now_ns,
+        )
+    )
+
+
+def _store_chunks(unit: Unit, batch: JudgedBatch, batch_id: int, ranks: RankRows) -> set[str]:
+    changed: set[str] = set()
+    rows = []
+    for judged in batch.chunks:
+        chunk = judged.chunk
+        rows.append(
+            {
+                "run_id": batch.run_id, "batch_id": batch_id, "kind": chunk.kind,
+                "attempt": chunk.attempt, "rank": chunk.rank, "host": chunk.host,
+                "step_lo": chunk.step_lo, "step_hi": chunk.step_hi, "count": chunk.count,
+                "time_lo_ns": chunk.time_lo_ns, "time_hi_ns": chunk.time_hi_ns,
+                "max_duration_ns": judged.max_duration_ns, "data": chunk.data,
+            }
+        )  # fmt: skip
+        if judged.steps is not None and judged.values is not None:
+            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, judged.steps, judged.values)
+        if judged.operations is not None:
+            unit.operations.add(batch.run_id, chunk.attempt, judged.operations)
+        if chunk.rank >= 0:
+            ranks.seen(chunk.attempt, chunk.rank, chunk.time_lo_ns, chunk.step_lo, chunk.host)
+            ranks.seen(chunk.attempt, chunk.rank, chunk.time_hi_ns, chunk.step_hi, chunk.host)
+        changed.add("samples" if chunk.kind in {"host", "gpu"} else chunk.kind)
+    if rows:
+        unit.connection.execute(sa.insert(tables.chunk), rows)
+    return changed
+
+
+def _update_run(unit: Unit, batch: JudgedBatch, ranks: RankRows, num_lines: int) -> None:
+    connection, table = unit.connection, tables.run
+    row = connection.execute(sa.select(table).where(table.c.run_id == batch.run_id)).first()
+    if row is None:
+        connection.execute(sa.insert(table).values(run_id=batch.run_id, received_ns=unit.now_ns))
+        row = connection.execute(sa.select(table).where(table.c.run_id == batch.run_id)).one()
+    times = [record.time_ns for record in batch.records]
+    times += [judged.chunk.time_hi_ns for judged in batch.chunks]
+    values: dict[str, Any] = {
+        "received_ns": unit.now_ns,
+        "last_seen_ns": max([row.last_seen_ns, *times]),
+        "attempt": max([row.attempt, *ranks.attempts]),
+        "step": max(row.step, ranks.step),
+        "log_lines": row.log_lines + num_lines,
+        "refused": row.refused + len(batch.refused),
+        "version": row.version + 1,
+    }
+    if times and (row.started_ns == 0 or min(times) < row.started_ns):
+        values["started_ns"] = min(times)
+    for record in batch.records:
+        if isinstance(record, schema.RunStarted) and not row.name and "name" not in values:
+            values |= {
+                "name": record.name or batch.run_id,
+                "command": json.dumps(record.command),
+                "launcher": record.launcher,
+                "tags": json.dumps(record.tags),
+            }
+        if isinstance(record, schema.RunStarted | schema.RankRegistered) and record.world_size:
+            values["world_size"] = record.world_size
+    connection.execute(sa.update(table).where(table.c.run_id == batch.run_id).values(values))
+    _update_attempts(unit, batch, ranks)
+
+
+def _update_attempts(unit: Unit, batch: JudgedBatch, ranks: RankRows) -> None:
+    table = tables.attempt
+    sizes: dict[int, int] = defaultdict(int)
+    for record in batch.records:
+        if isinstance(record, schema.RunStarted | schema.RankRegistered):
+            sizes[record.attempt] = max(sizes[record.attempt], record.world_size)
+    for number, seen in ranks.attempts.items():
+        where = (table.c.run_id == batch.run_id) & (table.c.attempt == number)
+        row = unit.connection.execute(sa.select(table).where(where)).first()
+        steps = [n for n in (row and row.step_lo, row and row.step_hi, *seen.steps) if n]
+        times = [n for n in (row and row.started_ns, row and row.last_seen_ns, *seen.times) if n]
+        values = {
+            "started_ns": min(times, default=0),
+            "last_seen_ns": max(times, default=0),
+            "world_size": sizes.get(number) or (row.world_size if row else 0),
+            "step_lo": min(steps, default=None),
+            "step_hi": max(steps, default=None),
+        }
+        if row is None:
+            values |= {"run_id": batch.run_id, "attempt": number}
+            unit.connection.execute(sa.insert(table).values(values))
+        else:
+            unit.connection.execute(sa.update(table).where(where).values(values))

@@ -1,0 +1,186 @@
+"""Opens the database: engines for the writer and the readers, migrations, one server per file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.exc import SQLAlchemyError
+
+MIGRATIONS = Path(__file__).parent.parent / "migrations"
+NUM_READERS = 8
+BUSY_SECONDS = 10
+
+
+class StoreUnavailableError(RuntimeError):
+    """The store cannot take or give data now; `remedy` says what a person can do about it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+class StoreInUseError(RuntimeError):
+    """Another server process owns this database file."""
+
+
+def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
+    """Return (writer, reader) engines, the tables migrated to the newest version.
+
+    Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot.
+    """
+    address = sa.make_url(url)
+    if address.get_backend_name() != "sqlite":
+        if address.drivername == "postgresql":
+            address = address.set(drivername="postgresql+psycopg")
+        writer, reader = sa.create_engine(address, pool_size=1), sa.create_engine(address)
+    else:
+        path = Path(str(address.database))
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Log lines and stacks of somebody's training: for the owner only.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        writer = _sqlite(address, synchronous, "BEGIN IMMEDIATE", pool_size=1)
+        reader = _sqlite(address, synchronous, "BEGIN", pool_size=NUM_READERS)
+    migrate(writer)
+    return writer, reader
+
+
+def migrate(engine: sa.Engine) -> None:
+    """Bring the tables to the newest version. Raises SQLAlchemyError."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        connection.commit()
+
+
+@contextmanager
+def only_server(url: str) -> Iterator[None]:
+    """Hold the lock of an SQLite file while the server lives; the kernel frees it at any death.
+
+    Raises StoreInUseError where another process holds it.
+    """
+    address = sa.make_url(url)
+    if address.get_backend_name() != "sqlite" or not address.database:
+        yield
+        return
+    path = Path(address.database + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise StoreInUseError(
+                f"{address.database} is in use by process {file.read().strip() or 'unknown'}; "
+                "stop that server or choose another --data-dir"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def explain(error: BaseException) -> StoreUnavailableError | None:
+    """Return what a database error means for the sender, or None where it is a bug of ours."""
+    if not isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | OSError):
+        return None
+    text = str(getattr(error, "orig", error)).lower()
+    if "full" in text or "no space" in text:
+        return StoreUnavailableError("the disk of the server is full", "free space; senders retry")
+    if "locked" in text or "busy" in text:
+        return StoreUnavailableError("the database is locked", "stop what else writes to it")
+    if "readonly" in text or "read-only" in text:
+        return StoreUnavailableError("the database is read-only", "give the server write access")
+    if "malformed" in text or "not a database" in text:
+        return StoreUnavailableError("the database file is damaged", "restore it from a copy")
+    if "i/o error" in text or "unable to open" in text:
+        return StoreUnavailableError("the database file cannot be used", "check its disk")
+    if "connect" in text or "server closed" in text:
+        return StoreUnavailableError("the database cannot be reached", "check that it runs")
+    return None
+
+
+def upsert(
+    connection: sa.Connection,
+    table: sa.Table,
+    rows: list[dict[str, Any]],
+    update: dict[str, Any] | None = None,
+) -> None:
+    """Insert rows; where the primary key exists set `update`, or do nothing without it.
+
+    In `update` a value of True means: the value of the new row.
+    """
+    if not rows:
+        return
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as dialect_insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert as dialect_insert  # type: ignore[assignment]
+    statement = dialect_insert(table)
+    keys = list(table.primary_key.columns)
+    if update is None:
+        statement = statement.on_conflict_do_nothing(index_elements=keys)
+    else:
+        new = statement.excluded
+        values = {name: new[name] if value is True else value for name, value in update.items()}
+        statement = statement.on_conflict_do_update(index_elements=keys, set_=values)
+    connection.execute(statement, rows)
+
+
+def largest(connection: sa.Connection) -> Any:
+    """Return the SQL function that gives the larger of two values."""
+    return sa.func.greatest if connection.dialect.name == "postgresql" else sa.func.max
+
+
+def smallest(connection: sa.Connection) -> Any:
+    """Return the SQL function that gives the smaller of two values."""
+    return sa.func.least if connection.dialect.name == "postgresql" else sa.func.min
+
+
+def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa.Engine:
+    engine = sa.create_engine(
+        address,
+        pool_size=pool_size,
+        max_overflow=0 if pool_size == 1 else 32,
+        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin on its own: we do, below
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA synchronous={'FULL' if synchronous == 'full' else 'NORMAL'}")
+        cursor.execute("PRAGMA busy_timeout=10000")
+        cursor.execute("PRAGMA cache_size=-16000")
+        cursor.execute("PRAGMA temp_store=MEMORY")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+__all__ = [
+    "SQLAlchemyError",
+    "StoreInUseError",
+    "StoreUnavailableError",
+    "explain",
+    "largest",
+    "migrate",
+    "only_server",
+    "open_engines",
+    "smallest",
+    "upsert",
+]

@@ -1,0 +1,108 @@
+"""The row of each rank: identity, where it is, how it ended; one read and one write a batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope_server import tables
+from rankscope_server.store.engine import upsert
+
+_COLUMNS = [column.name for column in tables.rank.columns]
+_encode_json = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one batch says of one attempt."""
+
+    steps: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+
+class RankRows:
+    """Merges what a batch says about ranks into their rows."""
+
+    def __init__(self, connection: sa.Connection, run_id: str, now_ns: int) -> None:
+        self._connection, self._run_id, self._now_ns = connection, run_id, now_ns
+        self._rows: dict[tuple[int, int], dict[str, Any]] = {}
+        self.attempts: dict[int, Seen] = {}
+        self.step = 0
+
+    def seen(self, attempt: int, rank: int, time_ns: int, step: int = 0, host: str = "") -> None:
+        """Note that a rank was alive at `time_ns` in `step`."""
+        row = self._row(attempt, rank)
+        row["last_seen_ns"] = max(row["last_seen_ns"] or 0, time_ns)
+        row["first_seen_ns"] = min(row["first_seen_ns"] or time_ns, time_ns)
+        row["received_ns"] = self._now_ns
+        row["step"] = max(row["step"], step)
+        row["host"] = row["host"] or host
+        self.step = max(self.step, step)
+        attempted = self.attempts.setdefault(attempt, Seen())
+        attempted.times.append(time_ns)
+        if step:
+            attempted.steps.append(step)
+
+    def attempt_seen(self, attempt: int, time_ns: int) -> None:
+        """Note a record that belongs to no rank."""
+        self.attempts.setdefault(attempt, Seen()).times.append(time_ns)
+
+    def register(self, record: schema.RankRegistered) -> None:
+        """Take the identity of a rank."""
+        row = self._row(record.attempt, record.rank)
+        for name in (
+            "host", "node_rank", "local_rank", "local_world_size", "world_size", "pid", "role",
+            "backend", "stage", "num_stages", "num_microbatches", "schedule",
+        ):  # fmt: skip
+            row[name] = getattr(record, name)
+        row["sources"] = json.dumps(record.sources)
+        row["registered_ns"] = record.time_ns
+        # The same rank of the same attempt came up again: its earlier end is history.
+        row["ended_ns"] = row["end_reason"] = row["exit_code"] = row["exit_signal"] = None
+        row["end_detail"] = ""
+
+    def state(self, record: schema.RankState) -> None:
+        """Take where a rank is, if it is news."""
+        row = self._row(record.attempt, record.rank)
+        if record.time_ns >= row["state_ns"]:
+            row["state_ns"] = record.time_ns
+            row["state"] = _encode_json(record).decode()
+
+    def end(self, record: schema.RankEnded) -> None:
+        """Take how a rank ended."""
+        row = self._row(record.attempt, record.rank)
+        row["ended_ns"] = record.time_ns
+        row["end_reason"] = record.reason
+        row["exit_code"] = record.exit_code
+        row["exit_signal"] = record.signal
+        row["end_detail"] = record.detail
+
+    def flush(self) -> None:
+        """Write every row that was touched."""
+        update = {name: True for name in _COLUMNS if name not in {"run_id", "attempt", "rank"}}
+        upsert(self._connection, tables.rank, list(self._rows.values()), update)
+
+    def _row(self, attempt: int, rank: int) -> dict[str, Any]:
+        key = (attempt, rank)
+        if key not in self._rows:
+            table = tables.rank.c
+            stored = self._connection.execute(
+                sa.select(tables.rank).where(
+                    table.run_id == self._run_id, table.attempt == attempt, table.rank == rank
+                )
+            ).first()
+            self._rows[key] = dict(stored._mapping) if stored else self._new(attempt, rank)
+        return self._rows[key]
+
+    def _new(self, attempt: int, rank: int) -> dict[str, Any]:
+        row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        row |= dict.fromkeys(("host", "role", "backend", "schedule", "end_detail"), "")
+        row |= dict.fromkeys(("num_stages", "num_microbatches", "step", "state_ns"), 0)
+        row |= {"run_id": self._run_id, "attempt": attempt, "rank": rank}
+        row |= {"sources": "{}", "stage": -1}
+        return row

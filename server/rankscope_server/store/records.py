@@ -1,0 +1,206 @@
+"""Stores the sparse records of a batch, kind by kind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope_server import tables
+from rankscope_server.store.engine import upsert
+from rankscope_server.store.lines import Line
+from rankscope_server.store.packing import pack
+from rankscope_server.store.ranks import RankRows
+
+if TYPE_CHECKING:
+    from rankscope_server.store.batches import JudgedBatch
+    from rankscope_server.store.unit import Unit
+
+# Numbers, addresses and quoted names differ between ranks that failed in the same way.
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b\d+(?:\.\d+)*\b|(['\"]).{1,200}?\1")
+_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
+FINGERPRINT_RULE = "same exception type, message without numbers and names, innermost frame"
+
+
+class _Sink:
+    """What the handlers of one batch share."""
+
+    def __init__(self, unit: Unit, batch: JudgedBatch, producer_id: int, ranks: RankRows) -> None:
+        self.connection = unit.connection
+        self.run_id, self.host, self.producer_id = batch.run_id, batch.host, producer_id
+        self.ranks = ranks
+        self.lines: list[Line] = []
+        self.rows: dict[sa.Table, list[dict[str, Any]]] = {}
+        self.changed: set[str] = set()
+
+    def row(self, table: sa.Table, record: schema.Record, **values: Any) -> None:
+        """Add a row that begins with run, attempt, rank and time."""
+        base = {"run_id": self.run_id, "attempt": record.attempt, "rank": record.rank}
+        self.rows.setdefault(table, []).append(base | {"time_ns": record.time_ns} | values)
+
+
+def store_records(
+    unit: Unit, batch: JudgedBatch, producer_id: int, ranks: RankRows
+) -> tuple[set[str], int]:
+    """Store the records of a batch; return the topics that changed and how many lines it had."""
+    sink = _Sink(unit, batch, producer_id, ranks)
+    for record in batch.records:
+        if record.rank >= 0 and not isinstance(record, schema.RankEnded):
+            step = getattr(record, "step", 0)
+            ranks.seen(record.attempt, record.rank, record.time_ns, step)
+        else:
+            ranks.attempt_seen(record.attempt, record.time_ns)
+        _HANDLERS[type(record)](sink, record)
+    for table, rows in sink.rows.items():
+        if table in _REPLACED:
+            upsert(sink.connection, table, rows, dict.fromkeys(_REPLACED[table], True))
+        else:
+            sink.connection.execute(sa.insert(table), rows)
+    unit.lines.add(batch.run_id, sink.lines)
+    return sink.changed, len(sink.lines)
+
+
+def fingerprint(record: schema.ErrorRaised) -> str:
+    """Return what errors of the same cause have in common, as 16 hexadecimal digits."""
+    frames = _FRAME.findall(record.traceback)
+    first_line = record.message.strip().splitlines()[:1]
+    message = _VARIABLE.sub("#", first_line[0][:500]) if first_line else ""
+    parts = (record.type, message, *(frames[-1] if frames else ()))
+    return hashlib.sha256("\x1f".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _run(sink: _Sink, record: schema.RunStarted) -> None:
+    sink.changed.add("run")
+
+
+def _rank(sink: _Sink, record: schema.RankRegistered) -> None:
+    sink.ranks.register(record)
+    sink.changed.add("ranks")
+
+
+def _rank_end(sink: _Sink, record: schema.RankEnded) -> None:
+    sink.ranks.end(record)
+    sink.changed.add("ranks")
+    if record.reason != "clean":
+        text = f"rank {record.rank} ended: {record.reason}"
+        _line(sink, record, logging.ERROR, "event", "rankscope", f"{text} {record.detail}".strip())
+
+
+def _state(sink: _Sink, record: schema.RankState) -> None:
+    sink.ranks.state(record)
+    sink.changed.add("ranks")
+
+
+def _group(sink: _Sink, record: schema.GroupDefined) -> None:
+    row = {
+        "run_id": sink.run_id, "attempt": record.attempt, "group": record.group,
+        "ranks": json.dumps(record.ranks), "backend": record.backend,
+        "description": record.description,
+    }  # fmt: skip
+    upsert(sink.connection, tables.process_group, [row])
+    sink.changed.add("ranks")
+
+
+def _environment(sink: _Sink, record: schema.Environment) -> None:
+    sink.row(tables.environment, record, facts=pack(json.dumps(record.facts).encode()))
+    sink.changed.add("environment")
+
+
+def _log(sink: _Sink, record: schema.LogLine) -> None:
+    _line(
+        sink, record, record.level, record.stream, record.logger, record.message,
+        record.step, record.fields,
+    )  # fmt: skip
+
+
+def _error(sink: _Sink, record: schema.ErrorRaised) -> None:
+    sink.rows.setdefault(tables.error_event, []).append(
+        {
+            "run_id": sink.run_id, "fingerprint": fingerprint(record), "attempt": record.attempt,
+            "rank": record.rank, "time_ns": record.time_ns, "step": record.step,
+            "type": record.type, "message": record.message, "traceback": record.traceback,
+            "place": record.where,
+        }
+    )  # fmt: skip
+    text = f"{record.type}: {record.message}\n{record.traceback}".rstrip()
+    _line(sink, record, logging.ERROR, "error", "rankscope", text, record.step)
+    sink.changed.add("errors")
+
+
+def _metrics(sink: _Sink, record: schema.Metrics) -> None:
+    for name, value in record.values.items():
+        number = value if math.isfinite(value) else None
+        sink.row(tables.metric, record, name=name, step=record.step, value=number)
+    sink.changed.add("metrics")
+
+
+def _event(sink: _Sink, record: schema.Event) -> None:
+    fields = json.dumps(record.fields)
+    sink.row(tables.event, record, name=record.name, step=record.step, fields=fields)
+    _line(sink, record, logging.INFO, "event", "rankscope", record.name, record.step, record.fields)
+    sink.changed.add("events")
+
+
+def _stacks(sink: _Sink, record: schema.Stacks) -> None:
+    sink.row(tables.stacks, record, reason=record.reason, text=record.text)
+    sink.changed.add("ranks")
+
+
+def _loss(sink: _Sink, record: schema.Loss) -> None:
+    sink.rows.setdefault(tables.loss, []).append(
+        {
+            "run_id": sink.run_id, "producer_id": sink.producer_id, "rank": record.rank,
+            "source": record.source, "reason": record.reason, "host": sink.host,
+            "count": record.count, "time_ns": record.time_ns,
+        }
+    )  # fmt: skip
+    sink.changed.add("ranks")
+
+
+def _line(
+    sink: _Sink,
+    record: schema.Record,
+    level: int,
+    stream: str,
+    logger: str,
+    message: str,
+    step: int = 0,
+    fields: dict[str, str] | None = None,
+) -> None:
+    sink.lines.append(
+        Line(
+            record.time_ns, level, record.attempt, record.rank, step, sink.host, logger, stream,
+            message, fields or {},
+        )
+    )  # fmt: skip
+    sink.changed.add("logs")
+
+
+_Handler: TypeAlias = Callable[[_Sink, Any], None]
+_HANDLERS: dict[type[schema.Record], _Handler] = {
+    schema.RunStarted: _run,
+    schema.RankRegistered: _rank,
+    schema.RankEnded: _rank_end,
+    schema.RankState: _state,
+    schema.GroupDefined: _group,
+    schema.Environment: _environment,
+    schema.LogLine: _log,
+    schema.ErrorRaised: _error,
+    schema.Metrics: _metrics,
+    schema.Event: _event,
+    schema.Stacks: _stacks,
+    schema.Loss: _loss,
+}
+# Tables whose row a later record replaces, and what of it.
+_REPLACED: dict[sa.Table, tuple[str, ...]] = {
+    tables.environment: ("time_ns", "facts"),
+    tables.metric: ("time_ns", "value"),
+    tables.loss: ("host", "count", "time_ns"),
+}

@@ -1,0 +1,33 @@
+"""One transaction of the writer: the connection, and what is gathered and written once at its end.
+
+Several batches of one transaction often touch the same tile, rollup or block of log lines; each
+is read once, changed in memory and written once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from rankscope_server.store.lines import LineWriter
+from rankscope_server.store.operations import OperationWriter
+from rankscope_server.store.tiles import TileWriter
+
+
+class Unit:
+    """What a job may use. Lives for one transaction in the writer thread."""
+
+    def __init__(self, connection: sa.Connection, clock: Callable[[], int] = time.time_ns) -> None:
+        self.connection = connection
+        self.now_ns = clock()
+        self.tiles = TileWriter(connection)
+        self.operations = OperationWriter(connection)
+        self.lines = LineWriter(connection)
+
+    def flush(self) -> None:
+        """Write what was gathered; the last act before the commit."""
+        self.tiles.flush()
+        self.operations.flush()
+        self.lines.flush()

@@ -1,0 +1,1 @@
+"""From stored rows to answers: pure of HTTP, one module per page."""

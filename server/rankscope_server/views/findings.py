@@ -1,0 +1,132 @@
+"""Findings, their history, and the verdict of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope_server import tables
+from rankscope_server.problems import not_found
+from rankscope_server.shapes import (
+    Answer,
+    Detector,
+    Evidence,
+    Finding,
+    FindingDetail,
+    Findings,
+    Folded,
+    HistoryEvent,
+    Verdict,
+    json_object,
+    to_ms,
+)
+
+MAX_RECOVERED = 500
+_FIELDS = {
+    field.name for field in msgspec.structs.fields(Finding)
+} - {"id", "state", "opened_ms", "updated_ms", "recovered_ms", "evidence", "explained_by"}  # fmt: skip
+
+
+def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
+    """Return the findings of a run, open ones by cost, recovered ones newest first."""
+    rows = connection.execute(
+        sa.select(tables.finding)
+        .where(tables.finding.c.run_id == run.run_id)
+        .order_by(tables.finding.c.id.desc())
+    ).all()
+    ids = _ids(rows)
+    made = [(row, finding_of(row, ids)) for row in rows]
+    still = [finding for row, finding in made if row.state != "recovered"]
+    over = [finding for row, finding in made if row.state == "recovered"]
+    still.sort(key=lambda finding: -(finding.cost_throughput_ratio or 0.0))
+    return Findings(
+        open=still,
+        recovered=over[:MAX_RECOVERED],
+        detectors=msgspec.convert(json_object(run.detectors) or [], list[Detector]),
+        steps=run.step,
+    )
+
+
+def finding_detail(connection: sa.Connection, run_id: str, finding_id: int) -> FindingDetail:
+    """Return a finding with its history. Raises Problem 404."""
+    table = tables.finding
+    rows = connection.execute(sa.select(table).where(table.c.run_id == run_id)).all()
+    row = next((row for row in rows if row.id == finding_id), None)
+    if row is None:
+        raise not_found(
+            f"no finding {finding_id} in run {run_id}", f"see /api/v1/runs/{run_id}/findings", "id"
+        )
+    events = connection.execute(
+        sa.select(tables.finding_event)
+        .where(tables.finding_event.c.finding_id == finding_id)
+        .order_by(tables.finding_event.c.id)
+    )
+    history = [
+        HistoryEvent(time_ms=event.time_ns / 1e6, event=event.event, text=event.text)
+        for event in events
+    ]
+    base = msgspec.structs.asdict(finding_of(row, _ids(rows)))
+    return FindingDetail(**base, history=history)
+
+
+def verdict(connection: sa.Connection, run: sa.Row[Any]) -> Verdict | None:
+    """Return the verdict of a run with the ids of the findings that it names."""
+    body = json_object(run.verdict)
+    if body is None:
+        return None
+    rows = connection.execute(
+        sa.select(tables.finding).where(tables.finding.c.run_id == run.run_id)
+    ).all()
+    ids = _ids(rows)
+    row = next((row for row in rows if row.id == ids.get(str(body.get("key")))), None)
+    folded = [Folded(id=ids.get(item["key"]), what=item["what"]) for item in body.get("folded", [])]
+    values = _values(body, ids)
+    if row is None:
+        return Verdict(**values, id=0, state="open", folded=folded)
+    return Verdict(**values, **_bookkeeping(row), folded=folded)
+
+
+def answer(run: sa.Row[Any]) -> Answer:
+    """Return the first sentence of a run's page."""
+    body = json_object(run.answer)
+    if body is None:
+        return Answer(state="waiting", text="No verdict yet: the first look is due", detail="")
+    return msgspec.convert(body, Answer)
+
+
+def onset_step(run: sa.Row[Any]) -> int | None:
+    """Return the step since which the verdict holds."""
+    body = json_object(run.verdict)
+    return None if body is None else body.get("onset_step")
+
+
+def finding_of(row: sa.Row[Any], ids: dict[str, int]) -> Finding:
+    """Return the finding that a row holds; `ids` turns keys of other findings into ids."""
+    return Finding(**_values(json_object(row.body), ids), **_bookkeeping(row))
+
+
+def _bookkeeping(row: sa.Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "state": row.state,
+        "opened_ms": to_ms(row.opened_ns),
+        "updated_ms": to_ms(row.updated_ns),
+        "recovered_ms": to_ms(row.recovered_ns),
+    }
+
+
+def _values(body: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    values = {name: body[name] for name in _FIELDS if name in body}
+    values["evidence"] = [
+        msgspec.convert(item, Evidence) if isinstance(item, dict) else Evidence(text=str(item))
+        for item in body.get("evidence", [])
+    ]
+    explained = body.get("explained_by")
+    values["explained_by"] = ids.get(str(explained)) if explained is not None else None
+    return values
+
+
+def _ids(rows: Any) -> dict[str, int]:
+    return {row.key: row.id for row in sorted(rows, key=lambda row: int(row.id))}

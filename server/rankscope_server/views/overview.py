@@ -1,0 +1,252 @@
+"""The first page of a run: coverage, verdict, key numbers, attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope_server import tables
+from rankscope_server.shapes import (
+    Attempt,
+    Counts,
+    Coverage,
+    LossRow,
+    Number,
+    Overview,
+    SilentRank,
+    to_ms,
+)
+from rankscope_server.store.tiles import STARTED
+from rankscope_server.views import findings as finding_views
+from rankscope_server.views.environment import num_differences
+from rankscope_server.views.names import duration_text, exit_text, plural, rank_list
+from rankscope_server.views.runs import hosts_of, run_row, summary
+from rankscope_server.views.steps import RECENT_STEPS, before_and_now, known, load_range, quiet
+
+MAX_LOSSES = 200
+
+
+def overview(
+    connection: sa.Connection, run_id: str, now_ns: int, silent_after_seconds: float
+) -> Overview:
+    """Return the first page of a run. Raises Problem 404."""
+    run = run_row(connection, run_id)
+    ranks = rank_rows(connection, run_id, run.attempt)
+    return Overview(
+        run=summary(run, hosts_of(connection, [run_id]).get(run_id, {})),
+        coverage=coverage(connection, run, ranks, now_ns, silent_after_seconds),
+        verdict=finding_views.verdict(connection, run),
+        answer=finding_views.answer(run),
+        numbers=numbers(connection, run),
+        attempts=attempts(connection, run),
+        counts=counts(connection, run),
+    )
+
+
+def rank_rows(connection: sa.Connection, run_id: str, attempt: int) -> list[sa.Row[Any]]:
+    """Return the rows of the ranks of an attempt, in their order."""
+    table = tables.rank
+    return list(
+        connection.execute(
+            sa.select(table)
+            .where(table.c.run_id == run_id, table.c.attempt == attempt)
+            .order_by(table.c.rank)
+        )
+    )
+
+
+def is_silent(row: sa.Row[Any], now_ns: int, silent_after_seconds: float) -> bool:
+    """Return whether a rank that has not ended said nothing for too long."""
+    if row.ended_ns is not None:
+        return False
+    return bool(now_ns - (row.received_ns or 0) > silent_after_seconds * 1e9)
+
+
+def coverage(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    ranks: list[sa.Row[Any]],
+    now_ns: int,
+    silent_after_seconds: float,
+) -> Coverage:
+    """Return how much of a run is seen, and what was lost."""
+    registered = [row for row in ranks if row.registered_ns is not None]
+    silent = [
+        SilentRank(rank=row.rank, last_seen_ms=to_ms(row.last_seen_ns), step=row.step)
+        for row in ranks
+        if is_silent(row, now_ns, silent_after_seconds)
+    ]
+    expected = max(run.world_size, len(registered))
+    reporting = len(ranks) - len(silent)
+    producers = tables.producer.c
+    missing = connection.scalar(
+        sa.select(
+            sa.func.sum(producers.last_sequence - producers.first_sequence + 1 - producers.received)
+        ).where(producers.run_id == run.run_id)
+    )
+    losses = _losses(connection, run.run_id)
+    return Coverage(
+        expected=expected,
+        registered=len(registered),
+        reporting=reporting,
+        silent=silent,
+        losses=losses,
+        refused=run.refused,
+        missing_batches=int(missing or 0),
+        text=_coverage_text(expected, reporting, silent, losses, int(missing or 0)),
+    )
+
+
+def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
+    """Return the key numbers: step time, waiting, throughput, loss."""
+    onset = finding_views.onset_step(run)
+    before, now = before_and_now(connection, run.run_id, run.step, onset)
+    change = None if not before or now is None else now / before - 1
+    where = f"before step {onset:,}" if onset else "early in the run"
+    reference = "" if before is None else f"from {duration_text(before)} {where}"
+    lo = max(1, run.step - RECENT_STEPS + 1)
+    planes = load_range(connection, run.run_id, ("step", "blocked", STARTED), lo, run.step)
+    waiting = _ratio(planes["blocked"], planes["step"])
+    recent = f"last {plural(run.step - lo + 1, 'step')}" if run.step else ""
+    found = [
+        Number(
+            key="step_time", label="Step time", value=now, unit="ms", change_ratio=change,
+            reference_text=reference,
+        ),
+        Number(
+            key="waiting", label="Waiting for peers", value=waiting, unit="ratio",
+            reference_text=f"mean over ranks, {recent}" if recent else "",
+        ),
+        Number(
+            key="throughput", label="Throughput", value=_steps_per_second(planes[STARTED]),
+            unit="steps/s", reference_text=recent,
+        ),
+    ]  # fmt: skip
+    loss = _last_loss(connection, run.run_id)
+    return found if loss is None else [*found, loss]
+
+
+def attempts(connection: sa.Connection, run: sa.Row[Any]) -> list[Attempt]:
+    """Return the (re)starts of a run, the first one first."""
+    rows = connection.execute(
+        sa.select(tables.attempt)
+        .where(tables.attempt.c.run_id == run.run_id)
+        .order_by(tables.attempt.c.attempt)
+    )
+    found = []
+    for row in rows:
+        ranks = rank_rows(connection, run.run_id, row.attempt)
+        ended = [rank.ended_ns for rank in ranks]
+        over = bool(ranks) and all(time is not None for time in ended)
+        found.append(
+            Attempt(
+                attempt=row.attempt,
+                started_ms=to_ms(row.started_ns),
+                ended_ms=to_ms(max(ended)) if over else None,
+                last_seen_ms=to_ms(row.last_seen_ns),
+                world_size=row.world_size or None,
+                step_lo=row.step_lo,
+                step_hi=row.step_hi,
+                exit_text=attempt_exit_text(ranks),
+            )
+        )
+    return found
+
+
+def attempt_exit_text(ranks: list[sa.Row[Any]]) -> str:
+    """Return how an attempt ended: the rank that failed first, or that all ended cleanly."""
+    ended = [rank for rank in ranks if rank.ended_ns is not None]
+    failed = [rank for rank in ended if rank.end_reason != "clean"]
+    if failed:
+        first = min(failed, key=lambda rank: int(rank.ended_ns))
+        return f"rank {first.rank}: {exit_text(first)}"
+    if not ended:
+        return ""
+    if len(ended) == len(ranks):
+        return "all ranks ended cleanly"
+    return f"{len(ended)} of {len(ranks)} ranks ended cleanly"
+
+
+def counts(connection: sa.Connection, run: sa.Row[Any]) -> Counts:
+    """Return how many findings, errors, lines and differences a run has."""
+    table = tables.finding.c
+    rows = connection.execute(
+        sa.select(table.state, sa.func.count())
+        .where(table.run_id == run.run_id)
+        .group_by(table.state)
+    )
+    states = {state: int(count) for state, count in rows}
+    errors = connection.scalar(
+        sa.select(sa.func.count())
+        .select_from(tables.error_event)
+        .where(tables.error_event.c.run_id == run.run_id)
+    )
+    return Counts(
+        findings_open=states.get("open", 0) + states.get("acknowledged", 0),
+        findings_recovered=states.get("recovered", 0),
+        errors=int(errors or 0),
+        log_lines=run.log_lines,
+        environment_differences=num_differences(connection, run.run_id, run.attempt),
+    )
+
+
+def _losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
+    table = tables.loss.c
+    rows = connection.execute(
+        sa.select(table.host, table.rank, table.source, table.reason, sa.func.sum(table.count))
+        .where(table.run_id == run_id)
+        .group_by(table.host, table.rank, table.source, table.reason)
+        .order_by(sa.func.sum(table.count).desc())
+        .limit(MAX_LOSSES)
+    )
+    return [
+        LossRow(host=host, rank=rank, source=source, reason=reason, count=int(count))
+        for host, rank, source, reason, count in rows
+        if count
+    ]
+
+
+def _coverage_text(
+    expected: int, reporting: int, silent: list[SilentRank], losses: list[LossRow], missing: int
+) -> str:
+    if not expected:
+        return "No rank has registered yet"
+    text = f"{reporting} of {plural(expected, 'rank')} reporting"
+    if silent:
+        text += f"; {rank_list([row.rank for row in silent])} silent"
+        text += f" since step {min(row.step for row in silent):,}"
+    if losses:
+        first = losses[0]
+        text += f"; {first.count:,} {first.source} lost on {first.host}: {first.reason}"
+    if missing:
+        text += f"; {plural(missing, 'batch')} missing".replace("batchs", "batches")
+    return text
+
+
+def _ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float | None:
+    total = np.nansum(whole)
+    return None if not total else float(np.nansum(part) / total)
+
+
+def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:
+    times = quiet(np.nanmax, np.where(started > 0, started / 1e9, np.nan), axis=0)
+    seen = np.flatnonzero(~np.isnan(times))
+    if len(seen) < 2 or times[seen[-1]] <= times[seen[0]]:
+        return None
+    return known((seen[-1] - seen[0]) / (times[seen[-1]] - times[seen[0]]))
+
+
+def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
+    table = tables.metric.c
+    row = connection.execute(
+        sa.select(table.value, table.step)
+        .where(table.run_id == run_id, table.name == "loss")
+        .order_by(table.step.desc(), table.rank)
+        .limit(1)
+    ).first()
+    if row is None:
+        return None
+    text = f"step {row.step:,}" + ("" if row.value is not None else ", not a finite number")
+    return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
