@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from rankscope import environment, identity, ring, rundir, schema
 from rankscope.attach.imports import when_imported
+from rankscope.attach.start import ATTACHED
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped
 from rankscope.hooks.logs import cut
@@ -24,7 +25,6 @@ from rankscope.recorder import Recorder
 from rankscope.settings import Settings
 from rankscope.steps import StepClock
 
-ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 _WATCH_COLLECTOR_SECONDS = 5.0
 
 
@@ -80,6 +80,7 @@ class Agent:
             recorder = Recorder(directory, who, self.settings)
         except OSError as error:
             self._gave_up = True
+            os.environ[ATTACHED] = str(who.pid)
             sys.stderr.write(
                 f"rankscope: rank {who.rank} records nothing: {error}. Set RANKSCOPE_DIR to a "
                 "directory on a disk with room; training goes on\n"

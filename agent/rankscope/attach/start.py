@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rankscope.runtime import Agent
     from rankscope.settings import Settings
 
+ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 _agent: Agent | None = None
 
 
@@ -41,4 +42,6 @@ def attach_from_environment() -> None:
     try:
         start(from_environment(os.environ))
     except ValueError as error:
+        if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
+            return  # a child of the process that has said so
         sys.stderr.write(f"rankscope: not attached: {error}\n")

@@ -1,0 +1,109 @@
+"""Runs a script with the agent attached and reads what the ranks recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rankscope
+from rankscope import journal, ring, schema
+from rankscope.rundir import COLLECTIVES_RING, STEPS_RING
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SITE = Path(rankscope.__file__).parent / "attach" / "site"
+
+
+@dataclass
+class Recorded:
+    """What one process wrote."""
+
+    directory: Path
+    rank: int
+    collectives: Any  # structured array of ring.COLLECTIVE_FIELDS
+    steps: Any
+    records: list[schema.Record]
+    groups: dict[int, str]
+    call_sites: dict[int, str]
+    ended: int
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def operations(self) -> Counter[str]:
+        return Counter(schema.OPERATIONS[number] for number in self.collectives["operation"])
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RANKSCOPE", "TORCHELASTIC")) and name != "RANK"
+    }
+    return (
+        clean
+        | {
+            "RANKSCOPE": "1",
+            "RANKSCOPE_RUN_ID": "test",
+            "RANKSCOPE_DIR": str(tmp_path),
+            "RANKSCOPE_COLLECTOR": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(SITE),
+        }
+        | more
+    )
+
+
+def run(
+    tmp_path: Path, script: str, *arguments: str, ranks: int = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script alone, or with torchrun where `ranks` says how many."""
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    if ranks:
+        command[1:1] = [
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        ]  # fmt: skip
+    return subprocess.run(
+        command,
+        env=environment(tmp_path, **more),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def read(tmp_path: Path) -> list[Recorded]:
+    """Return what each process recorded, by rank."""
+    found = [_read_one(path.parent) for path in tmp_path.glob(f"test/*/*/{COLLECTIVES_RING}")]
+    return sorted(found, key=lambda recorded: recorded.rank)
+
+
+def _read_one(directory: Path) -> Recorded:
+    reader = ring.RingReader(directory / COLLECTIVES_RING, ring.COLLECTIVE_FIELDS)
+    steps = ring.RingReader(directory / STEPS_RING, ring.STEP_FIELDS)
+    records: list[schema.Record] = []
+    names: dict[int, dict[int, str]] = {journal.GROUP: {}, journal.CALL_SITE: {}}
+    for _, path in journal.segments(directory):
+        for kind, body, _ in journal.read_frames(path, 0):
+            if kind == journal.RECORD:
+                records.append(schema.decode_record(body))
+            else:
+                (index,) = journal.INDEXED.unpack_from(body)
+                names[kind][index] = body[journal.INDEXED.size :].decode()
+    return Recorded(
+        directory=directory,
+        rank=reader.rank,
+        collectives=reader.read(np.arange(reader.u64(ring.HEAD_AT)))[0],
+        steps=steps.read(np.arange(steps.u64(ring.HEAD_AT)))[0],
+        records=records,
+        groups=names[journal.GROUP],
+        call_sites=names[journal.CALL_SITE],
+        ended=reader.u8(ring.ENDED_AT),
+    )

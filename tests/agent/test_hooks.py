@@ -1,0 +1,160 @@
+"""The hooks in real processes: what a script does is what the record says, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope import ring, schema
+from tests.agent import recorded
+
+
+@pytest.mark.multiproc
+def test_every_path_to_a_collective(tmp_path: Path) -> None:
+    done = recorded.run(tmp_path, "every_path.py", str(tmp_path / "store"), ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "rankscope:" not in done.stderr
+    assert done.stdout.count("USER SAW") == 2
+    first, second = recorded.read(tmp_path)
+    for rank in (first, second):
+        seen = rank.operations()
+        assert seen["broadcast"] >= 1  # DDP's constructor adds some of its own
+        expected = {
+            "all_reduce": 8,  # 6 as numbered in the script, one in a subgroup, one in a new world
+            "reduce_scatter_tensor": 1,
+            "all_to_all_single": 1,
+            "reduce": 1,
+            "gather": 1,
+            "scatter": 1,
+            "barrier": 1,
+            "all_gather_into_tensor": 2,  # one of them refused by the backend
+        }
+        assert {name: seen[name] for name in expected} == expected
+        p2p = seen["send"] + seen["recv"]
+        assert p2p == 3
+        all_reduces = rank.collectives[
+            rank.collectives["operation"] == schema.OPERATIONS.index("all_reduce")
+        ]
+        assert sorted(all_reduces["size_bytes"].tolist()) == [40, *[4000] * 6, 40400]
+        assert set(rank.groups.values()) == {"0", "1", "0#2"}
+    _check_states(first)
+    _check_sequences(first, second)
+    assert any(site.endswith("<module>") for site in first.call_sites.values())
+    assert not any("/torch/" in site for site in first.call_sites.values())
+
+
+def _check_states(rank: recorded.Recorded) -> None:
+    for slot in rank.collectives:
+        operation = schema.OPERATIONS[slot["operation"]]
+        assert slot["state"] in (schema.ENDED, schema.FAILED), operation
+        assert slot["arrived_ns"] <= slot["ended_ns"], operation
+    failed = rank.collectives[rank.collectives["state"] == schema.FAILED]
+    assert [schema.OPERATIONS[number] for number in failed["operation"]] == [
+        "all_gather_into_tensor"
+    ]
+
+
+def _check_sequences(first: recorded.Recorded, second: recorded.Recorded) -> None:
+    """Both ranks number the collectives of a group alike, and without gaps."""
+    keys = []
+    for rank in (first, second):
+        collectives = rank.collectives[(rank.collectives["flags"] & schema.FLAG_P2P) == 0]
+        keys.append([
+            (rank.groups[slot["group_id"]], slot["sequence"], slot["operation"])
+            for slot in collectives
+        ])  # fmt: skip
+    assert keys[0] == keys[1]
+    assert [sequence for group, sequence, _ in keys[0] if group == "1"] == [1]
+    of_world = [sequence for group, sequence, _ in keys[0] if group == "0"]
+    assert of_world == list(range(1, len(of_world) + 1))
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_only_the_rank_records_not_its_children(tmp_path: Path, context: str) -> None:
+    done = recorded.run(tmp_path, "children.py", context)
+    assert done.returncode == 0, done.stderr
+    assert "rankscope:" not in done.stderr
+    (alone,) = recorded.read(tmp_path)
+    assert alone.rank == 0
+    assert [step["step"] for step in alone.steps] == [1, 2, 3, 4, 5, 6]
+    assert alone.ended == ring.CLEAN
+    assert (alone.steps["data_ns"] > 0).all()
+    assert len(alone.of(schema.Environment)) == 1
+    facts = alone.of(schema.Environment)[0].facts
+    assert facts["torch"].startswith("2.")
+
+
+def test_os_exit_keeps_what_was_recorded(tmp_path: Path) -> None:
+    done = recorded.run(tmp_path, "children.py", "fork", "7")
+    assert done.returncode == 7
+    (alone,) = recorded.read(tmp_path)
+    assert len(alone.steps) == 6
+    assert alone.ended == ring.RUNNING  # nobody could say it; the collector sees exit code 7
+
+
+def test_logs_warnings_and_exceptions(tmp_path: Path) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1"}
+    done = recorded.run(tmp_path, "speaks.py", **more)
+    assert done.returncode == 1
+    # the user's own output is as without the agent: basicConfig worked, the traceback is there
+    plain = recorded.run(tmp_path / "plain", "speaks.py", RANKSCOPE="0", **more)
+    assert _without_addresses(done.stderr) == _without_addresses(plain.stderr)
+    assert "FORMAT hello there" in done.stderr
+    (rank,) = recorded.read(tmp_path)
+    lines = {line.message.splitlines()[0]: line for line in rank.of(schema.LogLine)}
+    assert set(lines) == {"hello there", "it broke", "UserWarning: careful"}
+    assert "KeyError: 'inner'" in lines["it broke"].message
+    assert lines["it broke"].level == 40
+    errors = [(error.type, error.message, error.where) for error in rank.of(schema.ErrorRaised)]
+    assert errors == [
+        ("OSError", "thread trouble", "thread"),
+        ("ValueError", "the end: ü", "main"),
+    ]
+    assert rank.of(schema.ErrorRaised)[1].step == 4
+    assert rank.ended == ring.EXCEPTION
+
+
+def _without_addresses(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "Thread-" not in line]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("RANKSCOPE_HOOKS", "collektives", "there are: exceptions, stacks"),
+        ("RANKSCOPE_STEP_SLOTS", "lots", "expected int"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_training_goes_on(
+    tmp_path: Path, variable: str, value: str, words: str
+) -> None:
+    done = recorded.run(tmp_path, "children.py", "fork", **{variable: value})
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("rankscope:")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not recorded.read(tmp_path)
+
+
+def test_an_unwritable_directory_costs_the_record_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = recorded.run(tmp_path, "children.py", "fork", RANKSCOPE_DIR=str(tmp_path / "file"))
+    assert done.returncode == 0
+    assert done.stderr.count("records nothing") == 1
+
+
+def test_the_users_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import os; os.environ['OWN'] = 'ran'\n")
+    path = f"{recorded.SITE}:{tmp_path / 'own'}"
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, rankscope.attach.start as s; "
+         "print(os.environ['OWN'], s.agent() is not None)"],
+        env=recorded.environment(tmp_path, PYTHONPATH=path),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["ran", "True"]
