@@ -101,14 +101,7 @@ def _check_column(name: str, column: Column | None) -> None:
     if column is None:
         raise RefusalError(name, "the column is missing", "send every column of the kind")
     if name in STRING_COLUMNS:
-        if not isinstance(column, list):
-            raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
-        limit = _WORD_LENGTHS[name]
-        for word in set(column):
-            if len(word) > limit or "\x00" in word:
-                raise RefusalError(
-                    name, "holds a word too long or with NUL", f"use {limit} at most"
-                )
+        _check_words(name, column)
         return
     if isinstance(column, list):
         raise RefusalError(name, "holds words in place of numbers", "send numbers")
@@ -117,13 +110,21 @@ def _check_column(name: str, column: Column | None) -> None:
     if column.dtype.kind != "i":
         raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
     lo, hi = int(column.min()), int(column.max())
+    least, most = -MAX_TIME_NS, MAX_TIME_NS
     if name in _TIME_COLUMNS.values():
-        _within(name, lo, 0, MAX_TIME_NS)
+        least = 0
     elif name == "step":
-        _within(name, lo, 0, MAX_STEP)
-        _within(name, hi, 0, MAX_STEP)
-    _within(name, lo, -MAX_TIME_NS, MAX_TIME_NS)
-    _within(name, hi, -MAX_TIME_NS, MAX_TIME_NS)
+        least, most = 0, MAX_STEP
+    _within(name, lo, least, most)
+    _within(name, hi, least, most)
+
+
+def _check_words(name: str, column: Column) -> None:
+    if not isinstance(column, list):
+        raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
+    limit = _WORD_LENGTHS[name]
+    if any(len(word) > limit or "\x00" in word for word in set(column)):
+        raise RefusalError(name, "holds a word that is too long or has NUL", f"use {limit} at most")
 
 
 def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> JudgedChunk:

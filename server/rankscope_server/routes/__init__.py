@@ -1,11 +1,13 @@
 """The HTTP routes: thin, each a call of a view and a reply."""
 
-from rankscope_server.routes import ingest, operations, runs, stream
+from rankscope_server.routes import data, ingest, logs, operations, runs, stream
 
 ROUTERS = (
     operations.router,
     operations.metrics_router,
     ingest.router,
     runs.router,
+    data.router,
+    logs.router,
     stream.router,
 )

@@ -78,17 +78,16 @@ class Head(NamedTuple):
 
 def pack_block(lines: list[Line]) -> tuple[bytes, bytes]:
     """Return (head, body) of a block."""
-    numbers = {
+    values: dict[str, Any] = {
         name: np.array([getattr(line, name) for line in lines], dtype).tobytes()
         for name, dtype in _NUMBERS.items()
     }
-    words: dict[str, Any] = {}
     for name in _WORDS:
         places: dict[str, int] = {}
         at = [places.setdefault(getattr(line, name), len(places)) for line in lines]
-        words[name] = np.array(at, "<u2").tobytes()
-        words[name + "s"] = list(places)
-    head = _Head(**numbers, **words)
+        values[name] = np.array(at, "<u2").tobytes()
+        values[name + "s"] = list(places)
+    head = _Head(**values)
     body = [(line.message, line.fields) for line in lines]
     return pack(_encode(head)), pack(_encode(body))
 
@@ -110,12 +109,16 @@ def read_lines(head: Head, body: list[tuple[str, dict[str, str]]], index: int) -
     """Return one line of a block."""
     message, fields = body[index]
     return Line(
-        *(int(column[index]) for column in head[:5]),
-        head.hosts[head.host[index]],
-        head.loggers[head.logger[index]],
-        head.streams[head.stream[index]],
-        message,
-        fields,
+        time_ns=int(head.time_ns[index]),
+        level=int(head.level[index]),
+        attempt=int(head.attempt[index]),
+        rank=int(head.rank[index]),
+        step=int(head.step[index]),
+        host=head.hosts[head.host[index]],
+        logger=head.loggers[head.logger[index]],
+        stream=head.streams[head.stream[index]],
+        message=message,
+        fields=fields,
     )
 
 

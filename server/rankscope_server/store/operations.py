@@ -1,7 +1,7 @@
 """The rollup of collectives: per operation, group and size a count, a sum and a histogram.
 
-Durations fall into 256 bins, eight to each doubling from 1 µs on: a percentile read from them is
-at most 9 % above the true one.
+Durations fall into 256 bins, eight to each doubling from a microsecond on: a percentile
+read from them is at most 9 % above the true one.
 """
 
 from __future__ import annotations

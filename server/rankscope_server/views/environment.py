@@ -102,7 +102,8 @@ def _text(
         first = notable[0]
         odd = first.values[0]
         text = f"{plural(len(notable), 'fact')} differ" + ("s" if len(notable) == 1 else "")
-        text += f" that should agree: {first.fact} is {odd.value or 'not set'} on {rank_list(odd.ranks)}."
+        value = odd.value or "not set"
+        text += f" that should agree: {first.fact} is {value} on {rank_list(odd.ranks)}."
     elif len(ranks) == 1:
         text = f"One rank, {plural(len(common), 'fact')}."
     else:

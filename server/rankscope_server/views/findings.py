@@ -24,9 +24,9 @@ from rankscope_server.shapes import (
 )
 
 MAX_RECOVERED = 500
-_FIELDS = {
-    field.name for field in msgspec.structs.fields(Finding)
-} - {"id", "state", "opened_ms", "updated_ms", "recovered_ms", "evidence", "explained_by"}  # fmt: skip
+_BOOKKEEPING = {"id", "state", "opened_ms", "updated_ms", "recovered_ms"}
+_TRANSLATED = {"evidence", "explained_by"}
+_FIELDS = set(Finding.__struct_fields__) - _BOOKKEEPING - _TRANSLATED
 
 
 def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
