@@ -1,0 +1,101 @@
+"""Photograph every page of the dashboard in both themes and two widths, for a look by eye.
+
+    python benchmarks/screenshots.py --url http://127.0.0.1:8787 --out /tmp/shots
+    python benchmarks/screenshots.py --url ... --run RUN --overview docs/overview.png
+
+With `--overview FILE` it takes one picture of the run's overview for the README instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDTHS = (1440, 1024)
+THEMES = ("dark", "light")
+
+
+def ask(url: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=10) as reply:
+        return json.load(reply)
+
+
+def pages(url: str, run: str) -> Iterator[tuple[str, str]]:
+    """Yield a name and a path for each page that has something to show."""
+    yield "runs", "runs"
+    yield "overview", f"runs/{run}"
+    yield "findings", f"runs/{run}/findings"
+    found = ask(url, f"runs/{run}/findings")
+    for finding in (found["open"] + found["recovered"])[:1]:
+        yield "finding", f"runs/{run}/findings/{finding['id']}"
+    yield "ranks", f"runs/{run}/ranks"
+    yield "rank", f"runs/{run}/ranks/0"
+    for name in ("collectives", "errors", "logs", "environment"):
+        yield name, f"runs/{run}/{name}"
+
+
+def settle(page: Page) -> None:
+    """Wait until the page holds its data and its fonts."""
+    page.locator("#verdict").wait_for(timeout=20_000)
+    page.evaluate("document.fonts.ready.then(() => true)")
+    page.wait_for_timeout(900)
+
+
+def photograph(browser: Browser, address: str, file: Path, theme: Any, width: int) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.on("console", lambda message: report(address, message.type, message.text))
+    page.on("pageerror", lambda error: report(address, "error", str(error)))
+    page.goto(address)
+    settle(page)
+    page.screenshot(path=file, full_page=True)
+    context.close()
+
+
+def report(address: str, kind: str, text: str) -> None:
+    if kind in {"error", "warning"}:
+        print(f"{address}: {kind}: {text}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", required=True, help="address of the server")
+    parser.add_argument("--run", default="", help="run id; default is the newest run")
+    parser.add_argument("--out", type=Path, default=Path("artifacts/screenshots"))
+    parser.add_argument("--only", default="", help="names of pages, separated by commas")
+    parser.add_argument("--overview", type=Path, help="write one picture for the README here")
+    choices = parser.parse_args()
+    url = choices.url.rstrip("/")
+    run = choices.run or ask(url, "runs?limit=1")["runs"][0]["run_id"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        if choices.overview:
+            photograph(browser, f"{url}/runs/{run}", choices.overview, "dark", 1280)
+            print(f"{choices.overview}: {choices.overview.stat().st_size:,} bytes")
+            return
+        choices.out.mkdir(parents=True, exist_ok=True)
+        wanted = set(choices.only.split(",")) - {""}
+        for name, path in pages(url, run):
+            for theme in THEMES if not wanted or name in wanted else ():
+                for width in WIDTHS:
+                    file = choices.out / f"{name}-{theme}-{width}.png"
+                    photograph(browser, f"{url}/{path}", file, theme, width)
+                    print(file)
+
+
+if __name__ == "__main__":
+    main()

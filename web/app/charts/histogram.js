@@ -1,0 +1,71 @@
+/** Lines per level over time. Errors stand at the bottom and never shrink below two pixels. */
+
+import { useRef, useState } from 'preact/hooks';
+import { count, timeOfDay } from '../format.js';
+import { TONE } from '../parts/logline.js';
+import { setQuery } from '../router.js';
+import { t } from '../tags.js';
+
+/** @typedef {import('../../types/api.js').LogHistogram} LogHistogram */
+
+const HEIGHT = 44;
+const ORDER = ['CRITICAL', 'ERROR', 'WARNING', 'INFO', 'DEBUG', 'NOTSET'];
+
+/** Heights of one slice, from the bottom. Pure. @param {LogHistogram} data @param {number} slice @param {number} most */
+export function stack(data, slice, most) {
+  const levels = [...ORDER.filter((level) => data.levels[level]), ...Object.keys(data.levels).filter((level) => !ORDER.includes(level))];
+  return levels
+    .map((level) => ({ level, lines: data.levels[level][slice] ?? 0 }))
+    .filter((part) => part.lines > 0)
+    .map((part) => ({ ...part, height: Math.max(TONE[part.level] === 'crit' || TONE[part.level] === 'warn' ? 3 : 1, (part.lines / most) * HEIGHT) }));
+}
+
+/** @param {{data: LogHistogram}} props */
+export function Histogram({ data }) {
+  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const [drag, setDrag] = useState(/** @type {[number, number] | null} */ (null));
+  const slices = Math.max(0, ...Object.values(data.levels).map((counts) => counts.length));
+  const totals = Array.from({ length: slices }, (_, i) => Object.values(data.levels).reduce((sum, counts) => sum + (counts[i] ?? 0), 0));
+  const most = Math.max(1, ...totals);
+  const shareAt = (/** @type {PointerEvent} */ event) => {
+    const area = /** @type {HTMLElement} */ (box.current).getBoundingClientRect();
+    return Math.max(0, Math.min(1, (event.clientX - area.left) / area.width));
+  };
+  const timeAt = (/** @type {number} */ share) => data.from_ms + share * (data.to_ms - data.from_ms);
+  const told = Object.entries(data.levels).map(([level, counts]) => `${count(counts.reduce((a, b) => a + b, 0))} ${level}`);
+  return t.div(
+    { class: 'histogram' },
+    t.div(
+      {
+        class: 'histbars',
+        ref: box,
+        role: 'img',
+        'aria-label': `Lines from ${timeOfDay(data.from_ms)} to ${timeOfDay(data.to_ms)}: ${told.join(', ') || 'none'}`,
+        onPointerDown: (event) => {
+          event.currentTarget.setPointerCapture(event.pointerId);
+          const at = shareAt(event);
+          setDrag([at, at]);
+        },
+        onPointerMove: (event) => drag && setDrag([drag[0], shareAt(event)]),
+        onPointerUp: () => {
+          if (drag && Math.abs(drag[0] - drag[1]) > 0.005) setQuery({ from: Math.floor(timeAt(Math.min(...drag))), to: Math.ceil(timeAt(Math.max(...drag))), line: null });
+          setDrag(null);
+        },
+        onPointerCancel: () => setDrag(null),
+      },
+      t.svg(
+        { viewBox: `0 0 ${Math.max(1, slices)} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' },
+        totals.map((_, i) => {
+          let y = HEIGHT;
+          return stack(data, i, most).map((part) => {
+            const height = Math.min(part.height, y);
+            y -= height;
+            return t.rect({ key: `${i}${part.level}`, class: `h-${TONE[part.level] ?? 'plain'}`, x: i + 0.08, y, width: 0.84, height });
+          });
+        }),
+      ),
+      drag ? t.div({ class: 'brush', style: { left: `${Math.min(...drag) * 100}%`, width: `${Math.abs(drag[0] - drag[1]) * 100}%`, height: '100%' } }) : null,
+    ),
+    t.div({ class: 'histaxis', 'aria-hidden': 'true' }, [0, 0.25, 0.5, 0.75, 1].map((share) => t.span({ key: share }, timeOfDay(timeAt(share))))),
+  );
+}

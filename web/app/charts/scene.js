@@ -1,0 +1,254 @@
+/** The arithmetic of the map: bytes to deviations, deviations to colours, pixels to steps. Pure. */
+
+/** @typedef {import('../../types/api.js').Map} RankMap */
+/** @typedef {'light' | 'dark'} Theme */
+/** @typedef {[number, number, number]} Rgb */
+
+export const MISSING = 255;
+const NEUTRAL = 127;
+/** Within 8 % of the peers a cell is flat: the least entry level of the straggler detector. */
+export const DEAD_BAND = 0.08;
+
+/** Deviation from the peers' median -> colour. Slow is the loud end; fast never gets as dark
+ *  (light theme) or as bright (dark theme), so the sign can be read without hue.
+ * @type {Record<Theme, [number, string][]>} */
+const DIVERGING = {
+  light: [[-0.5, '#6ea8de'], [-0.25, '#9cc4e8'], [-0.1, '#d3e4f3'], [-0.08, '#f0f2f5'], [0.08, '#f0f2f5'], [0.1, '#fbd9ab'], [0.25, '#f7aa54'], [0.5, '#d95f02'], [1, '#7a1e04']],
+  dark: [[-0.5, '#2f74cf'], [-0.25, '#2a5590'], [-0.1, '#223a5a'], [-0.08, '#1c2128'], [0.08, '#1c2128'], [0.1, '#5c3f22'], [0.25, '#a8601c'], [0.5, '#eb8c24'], [1, '#ffe296']],
+};
+
+/** Durations: one hue, more always stands out more. @type {Record<Theme, [number, string][]>} */
+const SEQUENTIAL = {
+  light: [[0, '#eef2f7'], [0.5, '#6c9bd1'], [1, '#103a75']],
+  dark: [[0, '#1a222d'], [0.5, '#2f6bb3'], [1, '#cfe3ff']],
+};
+
+/** @type {Record<Theme, {base: string, line: string}>} */
+export const HATCH = { light: { base: '#e8eaee', line: '#b4bac3' }, dark: { base: '#171b20', line: '#4a525e' } };
+
+/** Base64 as bytes. @param {string} text */
+export function decodeBytes(text) {
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
+  return bytes;
+}
+
+/** A byte as a ratio to the peers' median; null where there is no data. @param {number} level */
+export function ratioOf(level) {
+  return level === MISSING ? null : 2 ** ((level - NEUTRAL) / 127);
+}
+
+/** Whether a level lies in the dead band. @param {number} level */
+export function isNeutral(level) {
+  return level !== MISSING && Math.abs(2 ** ((level - NEUTRAL) / 127) - 1) <= DEAD_BAND;
+}
+
+/** @param {string} hex @returns {Rgb} */
+export function rgb(hex) {
+  const value = Number.parseInt(hex.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
+}
+
+/** Colour between stops, linear. @param {[number, string][]} stops @param {number} at @returns {Rgb} */
+function between(stops, at) {
+  if (at <= stops[0][0]) return rgb(stops[0][1]);
+  for (let i = 1; i < stops.length; i += 1) {
+    const [high, colour] = stops[i];
+    if (at > high) continue;
+    const [low, before] = stops[i - 1];
+    const share = (at - low) / (high - low);
+    const [a, b] = [rgb(before), rgb(colour)];
+    return /** @type {Rgb} */ (a.map((part, k) => Math.round(part + (b[k] - part) * share)));
+  }
+  return rgb(stops[stops.length - 1][1]);
+}
+
+/** Pack for an ImageData seen as 32-bit numbers (little-endian). @param {Rgb} colour */
+export function pack([r, g, b]) {
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+}
+
+/** One packed colour per byte. @param {Theme} theme @param {'ratio' | 'ms'} unit */
+export function palette(theme, unit) {
+  const table = new Uint32Array(256);
+  for (let level = 0; level < MISSING; level += 1) {
+    const colour = unit === 'ratio' ? between(DIVERGING[theme], 2 ** ((level - NEUTRAL) / 127) - 1) : between(SEQUENTIAL[theme], level / 254);
+    table[level] = pack(colour);
+  }
+  table[MISSING] = pack(rgb(HATCH[theme].base));
+  return table;
+}
+
+/**
+ * Which column stands at each pixel. Bins are never finer than pixels, so this only enlarges; the
+ * last, ragged bin keeps at least one pixel.
+ * @param {{step_lo: number, step_hi: number, bin: number, columns: number}} map
+ * @param {number} width pixels
+ */
+export function pixelColumns(map, width) {
+  const steps = map.step_hi - map.step_lo + 1;
+  const columns = new Uint32Array(width);
+  for (let x = 0; x < width; x += 1) {
+    columns[x] = Math.min(map.columns - 1, Math.floor(((x + 0.5) * steps) / width / map.bin));
+  }
+  if (width > 0) columns[width - 1] = map.columns - 1;
+  return columns;
+}
+
+/**
+ * One lane at pixel width. Where a resize left fewer pixels than columns, the slowest column of the
+ * pixel wins until the finer answer arrives.
+ * @param {Uint8Array} cells the lane's columns
+ * @param {Uint32Array} columns from pixelColumns
+ * @returns {Uint8Array}
+ */
+export function stretch(cells, columns) {
+  const line = new Uint8Array(columns.length);
+  for (let x = 0; x < columns.length; x += 1) {
+    const last = x + 1 < columns.length ? Math.max(columns[x] + 1, columns[x + 1]) : columns[x] + 1;
+    let worst = MISSING;
+    for (let c = columns[x]; c < last; c += 1) {
+      const level = cells[c];
+      if (level !== MISSING && (worst === MISSING || level > worst)) worst = level;
+    }
+    line[x] = worst;
+  }
+  return line;
+}
+
+/**
+ * Widen marks to a least width, over neutral neighbours only, never over another mark.
+ * @param {Uint8Array} line @param {number} least pixels @returns {Uint8Array}
+ */
+export function growMarks(line, least) {
+  const grown = line.slice();
+  for (let x = 0; x < line.length; x += 1) {
+    if (line[x] === MISSING || isNeutral(line[x])) continue;
+    let end = x + 1;
+    while (end < line.length && line[end] !== MISSING && !isNeutral(line[end])) end += 1;
+    let width = end - x;
+    let right = end;
+    while (width < least && right < line.length && isNeutral(line[right])) {
+      grown[right] = line[end - 1];
+      right += 1;
+      width += 1;
+    }
+    let left = x - 1;
+    while (width < least && left >= 0 && isNeutral(grown[left])) {
+      grown[left] = line[x];
+      left -= 1;
+      width += 1;
+    }
+    x = end - 1;
+  }
+  return grown;
+}
+
+/** @typedef {{kind: 'strip' | 'pin' | 'row', index: number, y: number, height: number}} Band */
+/** @typedef {{bands: Band[], top: number, bottom: number, height: number, pins: boolean}} Layout */
+
+export const STRIP_HEIGHT = 54;
+export const AXIS_HEIGHT = 36;
+const PIN_HEIGHT = 18;
+const PIN_GAP = 3;
+
+/**
+ * Where each lane stands, from the top of the plot.
+ * @param {{rows: number, pins: number, strip: boolean, maxHeight: number}} wish
+ * @returns {Layout}
+ */
+export function layout({ rows, pins, strip, maxHeight }) {
+  /** @type {Band[]} */
+  const bands = [];
+  let y = 0;
+  if (strip) {
+    bands.push({ kind: 'strip', index: 0, y, height: STRIP_HEIGHT });
+    y += STRIP_HEIGHT + 8;
+  }
+  for (let index = 0; index < pins; index += 1) {
+    bands.push({ kind: 'pin', index, y, height: PIN_HEIGHT });
+    y += PIN_HEIGHT + PIN_GAP;
+  }
+  if (pins > 0) y += 5;
+  const top = y;
+  const pitch = Math.max(3, Math.min(rows <= 8 ? 26 : 20, Math.floor(maxHeight / Math.max(1, rows))));
+  const gap = pitch >= 10 ? 2 : pitch >= 6 ? 1 : 0;
+  for (let index = 0; index < rows; index += 1) {
+    bands.push({ kind: 'row', index, y, height: pitch - gap });
+    y += pitch;
+  }
+  return { bands, top, bottom: y - gap, height: y - gap + AXIS_HEIGHT, pins: pins > 0 };
+}
+
+/** Pinned lanes add nothing where every rank has a tall lane of its own. @param {RankMap} map */
+export function wantsPins(map) {
+  return map.pinned.length > 0 && (map.rank_bin > 1 || map.rows.length > 16);
+}
+
+/** The band at a height; null between bands. @param {Layout} plan @param {number} y */
+export function bandAt(plan, y) {
+  return plan.bands.find((band) => y >= band.y && y < band.y + band.height + 3) ?? null;
+}
+
+/** The step under a pixel. @param {{step_lo: number, step_hi: number}} map @param {number} x @param {number} width */
+export function stepAt(map, x, width) {
+  const steps = map.step_hi - map.step_lo + 1;
+  return Math.max(map.step_lo, Math.min(map.step_hi, map.step_lo + Math.floor((x / width) * steps)));
+}
+
+/** The left edge of a step. @param {{step_lo: number, step_hi: number}} map @param {number} step @param {number} width */
+export function xOf(map, step, width) {
+  return ((step - map.step_lo) / (map.step_hi - map.step_lo + 1)) * width;
+}
+
+/** Round numbers for an axis between two values, at most `most` of them. @param {number} low @param {number} high @param {number} most */
+export function ticks(low, high, most) {
+  const span = Math.max(1, high - low);
+  const rough = span / Math.max(1, most);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const unit = Math.max(1, [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough) ?? 10 * power);
+  const list = [];
+  for (let value = Math.ceil(low / unit) * unit; value <= high; value += unit) if (value >= 1) list.push(value);
+  return list;
+}
+
+/** The range of steps after a zoom by a factor around a step, kept within the whole. Null: the whole.
+ * @param {{low: number, high: number}} view @param {{low: number, high: number}} whole @param {number} centre @param {number} factor
+ * @returns {[number, number] | null} */
+export function zoom(view, whole, centre, factor) {
+  const length = Math.max(8, Math.round((view.high - view.low + 1) * factor));
+  if (length >= whole.high - whole.low + 1) return null;
+  const share = (centre - view.low) / Math.max(1, view.high - view.low);
+  const low = Math.max(whole.low, Math.min(whole.high - length + 1, Math.round(centre - share * length)));
+  return [low, low + length - 1];
+}
+
+/** The least step bin for a width: the smallest power of two not below steps per pixel. @param {number} steps @param {number} width */
+export function binFor(steps, width) {
+  let bin = 1;
+  while (bin * width < steps) bin *= 2;
+  return bin;
+}
+
+/** What one lane holds, for the table twin. @param {Uint8Array} cells @param {RankMap} map */
+export function laneSummary(cells, map) {
+  let worst = -1;
+  let at = 0;
+  let coloured = 0;
+  let missing = 0;
+  for (let c = 0; c < cells.length; c += 1) {
+    const level = cells[c];
+    if (level === MISSING) {
+      missing += 1;
+      continue;
+    }
+    if (level > worst) {
+      worst = level;
+      at = c;
+    }
+    if (!isNeutral(level) && level > NEUTRAL) coloured += 1;
+  }
+  const known = cells.length - missing;
+  return { worst: worst < 0 ? null : worst, step: map.step_lo + at * map.bin, slow: known ? coloured / known : null, missing: cells.length ? missing / cells.length : 0 };
+}

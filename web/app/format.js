@@ -1,0 +1,133 @@
+/** Numbers, times and lists of ranks as words. Pure; unknown is a dash, never zero. */
+
+export const UNKNOWN = '–';
+const MINUS = '−';
+
+const grouped = new Intl.NumberFormat('en-US', { maximumFractionDigits: 0 });
+
+/** A whole number with thousands. @param {number | null | undefined} value */
+export function count(value) {
+  return value == null ? UNKNOWN : signed(grouped.format(value));
+}
+
+/** Two to three significant digits, with a true minus sign. @param {number | null | undefined} value */
+export function figure(value) {
+  if (value == null || !Number.isFinite(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size >= 100) return signed(grouped.format(value));
+  return signed(value.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3).replace(/\.?0+$/, '') || '0');
+}
+
+/** A duration given in milliseconds. @param {number | null | undefined} ms @returns {string} */
+export function duration(ms) {
+  if (ms == null || !Number.isFinite(ms)) return UNKNOWN;
+  const size = Math.abs(ms);
+  if (size < 1) return `${figure(ms * 1000)} µs`;
+  if (size < 10_000) return `${figure(ms)} ms`;
+  if (size < 120_000) return `${figure(ms / 1000)} s`;
+  if (size < 7_200_000) return `${Math.round(ms / 60_000)} min`;
+  if (size < 172_800_000) return `${figure(ms / 3_600_000)} h`;
+  return `${figure(ms / 86_400_000)} d`;
+}
+
+/** A share of 0-1 as percent. @param {number | null | undefined} ratio */
+export function percent(ratio) {
+  if (ratio == null || !Number.isFinite(ratio)) return UNKNOWN;
+  const value = ratio * 100;
+  const size = Math.abs(value);
+  const digits = size !== 0 && size < 9.95 ? 1 : 0;
+  return `${signed(value.toFixed(digits).replace(/\.0$/, ''))} %`;
+}
+
+/** A change against a reference, with its sign. @param {number | null | undefined} ratio */
+export function change(ratio) {
+  if (ratio == null || !Number.isFinite(ratio)) return UNKNOWN;
+  return (ratio > 0 ? '+' : '') + percent(ratio);
+}
+
+/** A ratio against peers as a change: 1.24 is "+24 %". @param {number | null | undefined} ratio */
+export function deviation(ratio) {
+  return ratio == null ? UNKNOWN : change(ratio - 1);
+}
+
+const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+
+/** Bytes in powers of 1,024. @param {number | null | undefined} bytes @returns {string} */
+export function bytes(bytes) {
+  if (bytes == null) return UNKNOWN;
+  let value = bytes;
+  let unit = 0;
+  while (Math.abs(value) >= 1024 && unit < SIZES.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${figure(value)} ${SIZES[unit]}`;
+}
+
+/** "3 min ago". @param {number | null | undefined} ms @param {number} now @returns {string} */
+export function ago(ms, now) {
+  if (ms == null) return UNKNOWN;
+  const past = Math.max(0, now - ms);
+  if (past < 2000) return 'just now';
+  return `${duration(past < 120_000 ? Math.round(past / 1000) * 1000 : past).replace(/^(\d+)000 ms$/, '$1 s')} ago`;
+}
+
+const clock = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+const date = new Intl.DateTimeFormat('en-GB', { day: 'numeric', month: 'short', year: 'numeric' });
+
+/** Time of day. @param {number | null | undefined} ms */
+export function timeOfDay(ms) {
+  return ms == null ? UNKNOWN : clock.format(ms);
+}
+
+/** Time of day to the millisecond, as logs show it. @param {number} ms */
+export function exactTime(ms) {
+  return `${clock.format(ms)}.${String(Math.floor(ms) % 1000).padStart(3, '0')}`;
+}
+
+/** Date and time. @param {number | null | undefined} ms */
+export function dateTime(ms) {
+  return ms == null ? UNKNOWN : `${date.format(ms)}, ${clock.format(ms)}`;
+}
+
+/** Ranks as ranges: [0, 1, 2, 5] is "0–2, 5". @param {number[]} ranks @param {number} [limit] */
+export function ranges(ranks, limit = 12) {
+  const sorted = [...new Set(ranks)].sort((a, b) => a - b);
+  /** @type {[number, number][]} */
+  const spans = [];
+  for (const rank of sorted) {
+    const last = spans[spans.length - 1];
+    if (last && last[1] === rank - 1) last[1] = rank;
+    else spans.push([rank, rank]);
+  }
+  const words = spans.slice(0, limit).map(([a, b]) => (a === b ? `${a}` : b === a + 1 ? `${a}, ${b}` : `${a}–${b}`));
+  return words.join(', ') + (spans.length > limit ? ` and ${spans.length - limit} more` : '');
+}
+
+/** "rank 5" or "ranks 0–2, 5". @param {number[]} ranks */
+export function rankWords(ranks) {
+  return ranks.length === 0 ? '' : `${ranks.length === 1 ? 'rank' : 'ranks'} ${ranges(ranks)}`;
+}
+
+/** A count and its noun. @param {number} n @param {string} noun @param {string} [many] */
+export function plural(n, noun, many = `${noun}s`) {
+  return `${count(n)} ${n === 1 ? noun : many}`;
+}
+
+/** An identifier as words: "slow_compute" is "Slow compute". @param {string} name */
+export function words(name) {
+  const text = name.replaceAll(/[_-]+/g, ' ');
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** The first line of a text, and how many follow. @param {string} text @returns {[string, number]} */
+export function firstLine(text) {
+  const end = text.indexOf('\n');
+  if (end < 0) return [text, 0];
+  return [text.slice(0, end), text.trimEnd().split('\n').length - 1];
+}
+
+/** @param {string} text */
+function signed(text) {
+  return text.replace('-', MINUS);
+}

@@ -1,0 +1,88 @@
+/** Entry: picks the page for the address, loads its module, and wraps it in the shell. */
+
+import { render } from 'preact';
+import { useEffect, useState } from 'preact/hooks';
+import { Failure } from './api.js';
+import { setTitle } from './page.js';
+import { Empty, Problem } from './parts/bits.js';
+import { Shell, useRun } from './parts/shell.js';
+import { go, place } from './router.js';
+import { el, t } from './tags.js';
+import { path, runPath } from './url.js';
+
+/** @typedef {import('../types/api.js').Overview} Overview */
+
+/**
+ * What every page of a run is given.
+ * @typedef {{run: string, id: string, overview: import('./api.js').Answer<Overview>, topic: string | null}} PageProps
+ */
+
+/** @type {Record<string, {load: () => Promise<{Page: import('preact').ComponentType<any>}>, api: (run: string, id: string) => string}>} */
+const PAGES = {
+  runs: { load: () => import('./pages/runs.js'), api: () => 'runs' },
+  overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
+  findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },
+  finding: { load: () => import('./pages/finding.js'), api: (run, id) => runPath(run, 'findings', id) },
+  ranks: { load: () => import('./pages/ranks.js'), api: (run) => runPath(run, 'ranks') },
+  rank: { load: () => import('./pages/rank.js'), api: (run, id) => runPath(run, 'ranks', id) },
+  collectives: { load: () => import('./pages/collectives.js'), api: (run) => runPath(run, 'collectives') },
+  errors: { load: () => import('./pages/errors.js'), api: (run) => runPath(run, 'errors') },
+  logs: { load: () => import('./pages/logs.js'), api: (run) => runPath(run, 'logs') },
+  environment: { load: () => import('./pages/environment.js'), api: (run) => runPath(run, 'environment') },
+};
+
+/** Whether a run still sends: a run that is over needs no stream. @param {Overview | null} overview */
+function isOver(overview) {
+  return overview !== null && (overview.run.status === 'ended' || overview.run.status === 'failed');
+}
+
+function App() {
+  const { name, run, id } = place.value;
+  const overview = /** @type {import('./api.js').Answer<Overview>} */ (useRun(run));
+  const known = PAGES[name];
+  const missing = run !== '' && overview.error?.status === 404;
+  useEffect(() => {
+    if (name === 'home') go('runs', { replace: true });
+  }, [name]);
+  return el(
+    Shell,
+    { run: missing ? '' : run, overview: overview.data, apiPath: known ? known.api(run, id) : 'runs' },
+    missing ? el(NoSuchRun, { run }) : known ? el(PageFor, { key: `${name} ${run} ${id}`, name, props: { run, id, overview, topic: run ? `run:${run}` : null } }) : name === 'unknown' ? el(NoSuchPage, { at: id, run }) : null,
+  );
+}
+
+/** @param {{name: string, props: PageProps}} props */
+function PageFor({ name, props }) {
+  const [loaded, setLoaded] = useState(/** @type {{page: any} | null} */ (null));
+  const [problem, setProblem] = useState(/** @type {Failure | null} */ (null));
+  function load() {
+    setProblem(null);
+    PAGES[name].load().then(
+      (module) => setLoaded({ page: module.Page }),
+      () => setProblem(new Failure(0, { what: 'Its program did not arrive', field: null, remedy: 'The server may have been updated: reload the page.', request_id: '' }, 'health')),
+    );
+  }
+  useEffect(load, [name]);
+  if (problem) return el(Problem, { error: problem, retry: load, what: 'this page' });
+  if (!loaded) return null;
+  return el(loaded.page, { ...props, ended: isOver(props.overview.data) });
+}
+
+/** @param {{run: string}} props */
+function NoSuchRun({ run }) {
+  useEffect(() => setTitle(`No run ${run}`), [run]);
+  return t.div({ class: 'card padded' }, t.h1(null, `There is no run “${run}”`), el(Empty, { title: 'It may have been deleted, or its first record has not arrived yet. This page looks again by itself.' }, t.p(null, t.a({ href: 'runs', class: 'button' }, 'All runs'))));
+}
+
+/** @param {{at: string, run: string}} props */
+function NoSuchPage({ at, run }) {
+  useEffect(() => setTitle('No such page'), []);
+  return t.div(
+    { class: 'card padded' },
+    t.h1(null, 'There is no such page'),
+    el(Empty, { title: `Nothing is kept at “${at}”.` }, t.p(null, t.a({ href: run ? runPath(run) : path('runs'), class: 'button' }, run ? 'The run’s overview' : 'All runs'))),
+  );
+}
+
+const place0 = document.getElementById('app');
+if (place0) render(el(App, {}), place0);

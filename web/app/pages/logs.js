@@ -1,0 +1,151 @@
+/** Logs: the level histogram and facets over all lines, then the lines; search runs on the server. */
+
+import { useEffect, useState } from 'preact/hooks';
+import { csvHref, useApi } from '../api.js';
+import { Histogram } from '../charts/histogram.js';
+import { count, plural } from '../format.js';
+import { useKeys } from '../keys.js';
+import { setTitle } from '../page.js';
+import { Command, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { VirtualList } from '../parts/list.js';
+import { Filters, LogLineRow, LogPanel } from '../parts/logline.js';
+import { useLogLines } from '../parts/loglines.js';
+import { query, setQuery } from '../router.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').Logs} Logs */
+/** @typedef {import('../../types/api.js').LogRow} LogRow */
+
+const ROW = 20;
+const FACET_SHOWN = 8;
+/** @type {[string, number][]} */
+const SPANS = [['last minute', 60_000], ['last 10 minutes', 600_000], ['last hour', 3_600_000], ['last day', 86_400_000]];
+
+/** The API path of the filters in force. @param {string} run @param {Record<string, string>} now */
+function logsPath(run, now) {
+  const { q, rank, host, level, stream, logger, from, to } = now;
+  return withQuery(runPath(run, 'logs'), { q, rank, host, level, stream, logger, from_ms: from, to_ms: to });
+}
+
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, topic, overview, ended }) {
+  const now = query.value;
+  const base = logsPath(run, now);
+  const live = !ended && !now.to;
+  const summary = /** @type {import('../api.js').Answer<Logs>} */ (useApi(withQuery(base, { limit: 1 }), { topic: live ? topic : null, on: ['logs'] }));
+  const held = useLogLines(base, { topic, live });
+  const [following, setFollowing] = useState(true);
+  const [active, setActive] = useState(-1);
+  const open = held.lines.findIndex((line) => String(line.id) === now.line);
+  const all = overview.data?.counts.log_lines ?? null;
+  const total = summary.data?.total ?? held.total;
+  const sentence = sentenceOf(total, all, now);
+  useEffect(() => setTitle(sentence, 'Logs', run), [sentence]);
+  useEffect(() => {
+    setFollowing(!now.line);
+    setActive(-1);
+  }, [base]);
+  useEffect(() => {
+    if (following) held.seen();
+  }, [following, held.fresh]);
+  useKeys(
+    [
+      { keys: 'j', text: 'Next line', where: 'in the list' },
+      { keys: 'k', text: 'Previous line', where: 'in the list' },
+      { keys: 'Enter', text: 'Open the whole line', where: 'in the list' },
+      { keys: 'Escape', text: 'Close the line', run: () => setQuery({ line: null }) },
+    ],
+    [],
+  );
+  function show(/** @type {number} */ index) {
+    setActive(index);
+    setFollowing(false);
+    setQuery({ line: String(held.lines[index].id) }, { replace: Boolean(now.line) });
+  }
+  const line = open >= 0 ? held.lines[open] : null;
+  return t.div(
+    { class: 'logs' },
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), el(SearchField, {}), t.a({ class: 'button small', href: csvHref(base) }, 'CSV')),
+    summary.data?.histogram ? el(Histogram, { data: summary.data.histogram }) : t.div({ class: 'histogram blank' }),
+    t.div({ class: 'logtools' }, el(Filters, { total }), el(Spans, {}), held.skipped > 0 ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`) : null),
+    t.div(
+      { class: line ? 'logbody withpanel' : 'logbody' },
+      el(Facets, { data: summary.data }),
+      t.div(
+        { class: 'loglist card' },
+        held.error ? el(Problem, { error: held.error, retry: () => location.reload(), what: 'the lines' }) : null,
+        held.lines.length === 0 && !held.error ? (held.pending ? el(Skeleton, { height: 300, waitsFor: 'the lines' }) : el(NoLines, { all, now })) : null,
+        held.lines.length > 0
+          ? el(VirtualList, { items: held.lines, row: ROW, keyOf: (/** @type {LogRow} */ one) => one.id, draw: LogLineRow, label: 'Log lines, oldest first', follow: following, onFollow: setFollowing, onTop: held.loadOlder, active: active >= 0 ? active : open, onActive: setActive, onOpen: show })
+          : null,
+        live && !following && held.lines.length > 0 ? t.button({ type: 'button', class: 'button primary jump', onClick: () => setFollowing(true) }, held.fresh > 0 ? `Jump to live, ${count(held.fresh)} new` : 'Jump to live') : null,
+        live ? t.p({ class: 'tailnote' }, t.span({ class: following ? 'dot live' : 'dot', 'aria-hidden': 'true' }), following ? 'following' : 'paused: the list moves again at its end') : null,
+      ),
+      line ? el(LogPanel, { line, run, close: () => setQuery({ line: null }), step: (way) => show(Math.max(0, Math.min(held.lines.length - 1, open + way))) }) : null,
+    ),
+  );
+}
+
+/** @param {number} total @param {number | null} all @param {Record<string, string>} now */
+function sentenceOf(total, all, now) {
+  const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
+  if (!filtered) return all === 0 || (all === null && total === 0) ? 'No log lines yet' : plural(total, 'log line');
+  return all === null ? `${plural(total, 'line')} match` : `${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
+}
+
+function SearchField() {
+  const [text, setText] = useState(query.value.q ?? '');
+  useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
+  useEffect(() => {
+    if (text === (query.value.q ?? '')) return undefined;
+    const timer = setTimeout(() => setQuery({ q: text, line: null }, { replace: true }), 300);
+    return () => clearTimeout(timer);
+  }, [text]);
+  return t.input({ type: 'search', class: 'wide', placeholder: 'Search all lines', 'aria-label': 'Search all log lines of this run', value: text, onInput: (event) => setText(event.currentTarget.value) });
+}
+
+function Spans() {
+  return t.select(
+    { 'aria-label': 'Time span', value: '', onChange: (event) => setQuery({ from: event.currentTarget.value ? Date.now() - Number(event.currentTarget.value) : null, to: null, line: null }) },
+    t.option({ value: '' }, query.value.from || query.value.to ? 'time as chosen' : 'all time'),
+    SPANS.map(([title, ms]) => t.option({ key: title, value: String(ms) }, title)),
+  );
+}
+
+/** How many lines each value would give. @param {{data: Logs | null}} props */
+function Facets({ data }) {
+  if (!data) return t.div({ class: 'facets' });
+  /** @type {[string, [string | number, number][]][]} */
+  const groups = [['level', data.facets.level], ['rank', data.facets.rank], ['stream', data.facets.stream], ['logger', data.facets.logger], ['host', data.facets.host]];
+  return t.nav(
+    { class: 'facets', 'aria-label': 'Filters' },
+    groups.map(([name, values]) => (values.length > 0 ? el(Facet, { key: name, name, values }) : null)),
+  );
+}
+
+/** @param {{name: string, values: [string | number, number][]}} props */
+function Facet({ name, values }) {
+  const [all, setAll] = useState(false);
+  const chosen = query.value[name];
+  const word = (/** @type {string | number} */ value) => (name === 'rank' ? (value === -1 ? 'node' : `rank ${value}`) : String(value) || '(none)');
+  return t.div(
+    { class: 'facet' },
+    t.p({ class: 'sidetitle' }, name),
+    values.slice(0, all ? values.length : FACET_SHOWN).map(([value, lines]) =>
+      t.button(
+        { key: value, type: 'button', class: 'facetvalue', 'aria-pressed': chosen === String(value), title: word(value), onClick: () => setQuery({ [name]: chosen === String(value) ? null : value, line: null }) },
+        t.span(null, word(value)),
+        t.span({ class: 'faint' }, count(lines)),
+      ),
+    ),
+    values.length > FACET_SHOWN && !all ? t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `all ${values.length}`) : null,
+  );
+}
+
+/** @param {{all: number | null, now: Record<string, string>}} props */
+function NoLines({ all, now }) {
+  const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
+  if (filtered) return el(Empty, { title: all === null ? 'No line matches.' : `0 of ${plural(all, 'line')} match.` }, t.p(null, 'Drop a filter above to widen it.'));
+  return el(Empty, { title: 'No log lines yet. Everything that the logging module gets is recorded by itself; to send your own:' }, el(Command, { text: 'logging.getLogger().addHandler(rankscope.LoggingHandler())' }));
+}

@@ -1,0 +1,231 @@
+/** A run's overview: the verdict, three numbers, the map, where a step goes, the findings. */
+
+import { useEffect, useState } from 'preact/hooks';
+import { csvHref, useApi } from '../api.js';
+import { RankMap } from '../charts/map.js';
+import { change, count, duration, figure } from '../format.js';
+import { useKeys } from '../keys.js';
+import { setTitle, theme } from '../page.js';
+import { Card, Loaded, Problem, Skeleton } from '../parts/bits.js';
+import { AnswerCard, FindingsTable, shortAnswer, VerdictCard } from '../parts/finding.js';
+import { Lazy } from '../parts/shell.js';
+import { go, query, setQuery } from '../router.js';
+import { el, t } from '../tags.js';
+import { carried, readCell, readRange, runPath, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').Overview} Overview */
+/** @typedef {import('../../types/api.js').Map} MapData */
+/** @typedef {import('../../types/api.js').Budget} Budget */
+/** @typedef {import('../../types/api.js').BudgetRow} BudgetRow */
+/** @typedef {import('../../types/api.js').Findings} Findings */
+/** @typedef {import('../../types/api.js').Collectives} Collectives */
+
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, overview, topic, ended }) {
+  const data = overview.data;
+  const findings = /** @type {import('../api.js').Answer<Findings>} */ (useApi(runPath(run, 'findings'), { topic, on: ['findings', 'verdict'] }));
+  useEffect(() => {
+    if (data) setTitle(shortAnswer(data.verdict, data.answer), data.run.name || run);
+  }, [data]);
+  const open = findings.data?.open ?? [];
+  useFindingKeys(run, open.map((one) => one.id));
+  if (!data) return overview.error ? el(Problem, { error: overview.error, retry: overview.refresh, what: 'this run' }) : el(Skeleton, { height: 260, waitsFor: 'the verdict' });
+  return t.div(
+    { class: 'stack' },
+    data.verdict ? el(VerdictCard, { verdict: data.verdict, coverage: data.coverage, run, changed: overview.refresh }) : el(AnswerCard, { answer: data.answer, coverage: data.coverage, run, ended }),
+    data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
+    el(MapCard, { run, topic, maxHeight: 236 }),
+    t.div({ class: 'pair' }, el(BudgetCard, { run, topic }), el(CollectivesCard, { run, topic })),
+    el(
+      Card,
+      { title: 'Findings, by cost', note: findings.data ? findingsNote(findings.data) : '', tools: [t.a({ key: 'c', href: csvHref(runPath(run, 'findings')) }, 'CSV'), t.a({ key: 'a', href: withQuery(runPath(run, 'findings'), carried(query.value)) }, 'All findings')] },
+      Loaded({ answer: findings, height: 60, what: 'the findings', children: (list) => (list.open.length + list.recovered.length > 0 ? el(FindingsTable, { findings: [...list.open, ...list.recovered].slice(0, 8), run }) : t.p({ class: 'note padded' }, noFindings(list))) }),
+    ),
+  );
+}
+
+/** `n` and `N` walk through the findings. @param {string} run @param {number[]} ids @param {number} [at] */
+export function useFindingKeys(run, ids, at) {
+  const step = (/** @type {number} */ way) => {
+    if (ids.length === 0) return;
+    const here = at === undefined ? (way > 0 ? -1 : ids.length) : ids.indexOf(at);
+    const next = ids[(here + way + ids.length) % ids.length];
+    go(withQuery(runPath(run, 'findings', String(next)), carried(query.value)));
+  };
+  useKeys(
+    [
+      { keys: 'n', text: 'Next finding', run: () => step(1) },
+      { keys: 'N', text: 'Previous finding', run: () => step(-1) },
+    ],
+    [run, ids.join(), at],
+  );
+}
+
+/** @param {Findings} list */
+export function findingsNote(list) {
+  return [`${count(list.open.length)} open`, `${count(list.recovered.length)} recovered`].join(', ');
+}
+
+/** Never an empty page: what looked, and over how many steps. @param {Findings} list */
+export function noFindings(list) {
+  const skipped = list.detectors.filter((one) => one.state === 'skipped').length;
+  return `No findings in ${count(list.steps)} steps. ${count(list.detectors.length - skipped)} detectors ran, ${count(skipped)} were skipped.`;
+}
+
+/** @param {{numbers: import('../../types/api.js').Number[]}} props */
+function Numbers({ numbers }) {
+  return t.dl(
+    { class: 'numbers card' },
+    numbers.map((one) =>
+      t.div(
+        { key: one.key },
+        t.dt(null, one.label),
+        t.dd(null, t.span({ class: 'figure' }, one.value === null ? 'not known' : one.unit === 'ratio' ? figure(one.value * 100) : figure(one.value)), ' ', t.span({ class: 'unit' }, one.value === null ? '' : one.unit === 'ratio' ? '%' : one.unit)),
+        t.dd({ class: 'faint' }, one.change_ratio !== null && Math.abs(one.change_ratio) >= 0.005 ? t.b({ class: 'changed' }, change(one.change_ratio), ' ') : null, one.reference_text),
+      ),
+    ),
+  );
+}
+
+/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, metric?: string, tools?: import('../tags.js').Children}} props */
+export function MapCard({ run, topic, maxHeight, metric, tools }) {
+  const [map, setMap] = useState(/** @type {MapData | null} */ (null));
+  const [table, setTable] = useState(false);
+  const range = readRange(query.value.steps);
+  const selected = readCell(query.value.sel);
+  useKeys([{ keys: 't', text: 'The map as a table, and back', run: () => setTable((old) => !old) }], []);
+  const ratio = map === null || map.unit === 'ratio';
+  return el(
+    Card,
+    {
+      title: ratio ? 'Own work against the peers’ median' : 'Own work',
+      note: map ? map.text : '',
+      tools: [
+        tools,
+        range ? t.button({ key: 'z', type: 'button', class: 'link', onClick: () => setQuery({ steps: null }) }, `Steps ${count(range[0])}–${count(range[1])}: show all`) : null,
+        el(Legend, { key: 'l', map }),
+        t.button({ key: 't', type: 'button', class: 'link', onClick: () => setTable(!table), 'aria-pressed': table }, table ? 'Map' : 'Table'),
+        maxHeight < 400 ? t.a({ key: 'e', href: withQuery(runPath(run, 'ranks'), carried(query.value)) }, 'Explore') : null,
+      ],
+    },
+    t.div({ hidden: table }, el(RankMap, { run, topic, maxHeight, metric, onData: setMap })),
+    table && map ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } }) : null,
+    selected ? el(Lazy, { key: 'cell', load: () => import('../parts/cell.js'), pick: 'CellPanel', props: { run, cell: selected } }) : null,
+  );
+}
+
+/** @param {{map: MapData | null}} props */
+function Legend({ map }) {
+  if (!map) return null;
+  const dark = theme.value;
+  return t.span(
+    { class: 'legend', 'data-theme': dark },
+    map.unit === 'ratio' ? [t.span({ key: 'a' }, '−50 %, faster'), t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }), t.span({ key: 'c' }, '+100 %, slower')] : [t.span({ key: 'a' }, duration(map.value_lo)), t.span({ key: 'b', class: 'rampbar sequential', 'aria-hidden': 'true' }), t.span({ key: 'c' }, duration(map.value_hi))],
+    t.span({ class: 'hatchmark', 'aria-hidden': 'true' }),
+    t.span(null, 'no data'),
+  );
+}
+
+/** One colour per part on every page. @type {Record<string, [string, string]>} */
+const PARTS = {
+  data: ['data', 'Data'],
+  forward: ['fwd', 'Forward'],
+  backward: ['bwd', 'Backward'],
+  communication: ['comm', 'Exposed communication'],
+  exposed_communication: ['comm', 'Exposed communication'],
+  blocked: ['wait', 'Blocked on peers'],
+  waiting: ['wait', 'Waiting for the slowest'],
+  wait: ['wait', 'Waiting for the slowest'],
+  optimizer: ['opt', 'Optimizer'],
+  checkpoint: ['opt', 'Checkpoint'],
+  evaluation: ['opt', 'Evaluation'],
+  other: ['other', 'Other'],
+};
+
+/** @param {string} part @returns {[string, string]} */
+function look(part) {
+  return PARTS[part] ?? ['other', part];
+}
+
+/** @param {{run: string, topic: string | null}} props */
+export function BudgetCard({ run, topic }) {
+  const answer = /** @type {import('../api.js').Answer<Budget>} */ (useApi(runPath(run, 'budget'), { topic, on: ['steps', 'verdict'] }));
+  const data = answer.data;
+  const most = Math.max(1e-9, ...(data?.rows.map((row) => row.total_ms) ?? []));
+  const used = data ? data.parts.filter((part) => data.rows.some((row) => row.parts[part] > 0)) : [];
+  return el(
+    Card,
+    { title: 'Where a step goes', note: data && data.rows.length > 0 ? data.text : '' },
+    Loaded({
+      answer,
+      height: 150,
+      what: 'the step budget',
+      children: (budget) =>
+        budget.rows.length === 0
+          ? t.p({ class: 'note padded' }, budget.text || 'No finished step yet.')
+          : t.div(
+              { class: 'budget' },
+              budget.rows.map((row) => el(BudgetBar, { key: row.label, row, parts: used, most, run })),
+              t.ul({ class: 'partlegend' }, used.map((part) => t.li({ key: part }, t.span({ class: `swatch t-${look(part)[0]}`, 'aria-hidden': 'true' }), look(part)[1]))),
+            ),
+    }),
+  );
+}
+
+/** @param {{row: BudgetRow, parts: string[], most: number, run: string}} props */
+function BudgetBar({ row, parts, most, run }) {
+  const told = parts.filter((part) => row.parts[part] > 0).map((part) => `${look(part)[1]} ${duration(row.parts[part])}`);
+  return t.div(
+    { class: 'bar' },
+    t.span({ class: 'barlabel' }, row.rank === null ? row.label : t.a({ class: 'quiet', href: runPath(run, 'ranks', String(row.rank)) }, row.label)),
+    t.span(
+      { class: 'bartrack', role: 'img', 'aria-label': `${row.label}: ${told.join(', ')}` },
+      parts.map((part) => {
+        const share = (row.parts[part] ?? 0) / most;
+        if (!(share > 0)) return null;
+        return t.span({ key: part, class: `seg t-${look(part)[0]}`, title: `${look(part)[1]}: ${duration(row.parts[part])}`, style: { width: `${share * 100}%` } }, share > 0.07 ? figure(row.parts[part]) : '');
+      }),
+    ),
+    t.span({ class: 'bartotal' }, duration(row.total_ms)),
+  );
+}
+
+/** @param {{run: string, topic: string | null}} props */
+function CollectivesCard({ run, topic }) {
+  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (useApi(runPath(run, 'collectives'), { topic, on: ['steps'] }));
+  return el(
+    Card,
+    { title: 'Collectives', note: 'ms exposed per step', tools: t.a({ href: runPath(run, 'collectives') }, 'All') },
+    Loaded({ answer, height: 150, what: 'the collectives', children: (data) => (data.rows.length === 0 ? t.p({ class: 'note padded' }, data.text) : el(CollectivesTable, { data: { ...data, rows: data.rows.slice(0, 5) }, brief: true })) }),
+  );
+}
+
+/** @param {{data: Collectives, brief: boolean}} props */
+export function CollectivesTable({ data, brief }) {
+  const most = Math.max(1e-9, ...data.rows.map((row) => row.exposed_ms_per_step ?? 0));
+  const size = (/** @type {number | null} */ bytes) => (bytes === null ? '–' : bytes >= 1 << 20 ? `${figure(bytes / (1 << 20))} MiB` : bytes >= 1024 ? `${figure(bytes / 1024)} KiB` : `${bytes} B`);
+  return t.div(
+    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Collectives' },
+    t.table(
+      { class: 'table' },
+      t.thead(null, t.tr(null, t.th(null, 'Operation'), t.th(null, 'Group'), t.th({ class: 'num' }, 'Size'), brief ? null : t.th({ class: 'num' }, 'Count'), t.th({ class: 'num' }, 'p50'), t.th({ class: 'num' }, 'p99'), brief ? null : t.th({ class: 'num' }, 'Longest'), t.th({ class: 'num' }, 'Exposed'), t.th({ class: 'w-bar' }, t.span({ class: 'sr' }, 'Share')))),
+      t.tbody(
+        null,
+        data.rows.map((row, i) =>
+          t.tr(
+            { key: i },
+            t.td(null, t.code(null, row.operation)),
+            t.td({ class: 'clip', title: row.group }, row.group, row.num_ranks ? t.span({ class: 'faint' }, ` ${count(row.num_ranks)}`) : null),
+            t.td({ class: 'num nowrap' }, size(row.size_bytes)),
+            brief ? null : t.td({ class: 'num' }, count(row.count)),
+            t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
+            t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
+            brief ? null : t.td({ class: 'num nowrap' }, duration(row.max_ms)),
+            t.td({ class: 'num' }, t.b(null, figure(row.exposed_ms_per_step))),
+            t.td(null, t.span({ class: 'minitrack', 'aria-hidden': 'true' }, t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }))),
+          ),
+        ),
+      ),
+    ),
+  );
+}

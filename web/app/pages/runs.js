@@ -1,0 +1,124 @@
+/** All runs: those that need attention first, one verdict line each. Polls; it holds no stream. */
+
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { csvHref, useApi } from '../api.js';
+import { count, duration, percent, plural } from '../format.js';
+import { now, setTitle } from '../page.js';
+import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, useHeld } from '../parts/bits.js';
+import { query, setQuery } from '../router.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').RunSummary} RunSummary */
+/** @typedef {import('../../types/api.js').Runs} Runs */
+
+const PAGE_SIZE = 50;
+const STATUSES = ['running', 'stuck', 'silent', 'starting', 'ended', 'failed'];
+const LIVE = new Set(['running', 'stuck', 'silent', 'starting']);
+
+/** Runs that a person should look at now. @param {RunSummary} run */
+export function needsAttention(run) {
+  const bad = run.verdict !== null && run.verdict.severity !== 'info';
+  return LIVE.has(run.status) ? bad || run.status === 'stuck' || run.status === 'silent' : false;
+}
+
+export function Page() {
+  const { q = '', status = '' } = query.value;
+  const offset = Number(query.value.offset) || 0;
+  const path = withQuery('runs', { q, status, limit: PAGE_SIZE, offset: offset || null });
+  const answer = /** @type {import('../api.js').Answer<Runs>} */ (useApi(path, { everyMs: 5000 }));
+  const list = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const { shown } = useHeld(answer.data, list, path);
+  const urgent = shown?.runs.filter(needsAttention) ?? [];
+  const filtered = q !== '' || status !== '';
+  const sentence = !shown ? '' : shown.total === 0 && !filtered ? 'No runs yet' : urgent.length > 0 ? `${plural(urgent.length, 'run')} ${urgent.length === 1 ? 'needs' : 'need'} attention` : filtered ? `${plural(shown.total, 'run')} found` : 'No run needs attention';
+  useEffect(() => setTitle(sentence || 'Runs'), [sentence]);
+  if (!shown) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the runs' }) : el(Skeleton, { height: 240, waitsFor: 'the runs' });
+  if (shown.total === 0 && !filtered) return el(NoRuns, {});
+  return t.div(
+    { class: `stack ${answer.error ? 'greyed' : ''}`, ref: list },
+    t.section(
+      { class: `verdict card ${urgent.length > 0 ? 'is-warning' : 'is-healthy'}` },
+      t.div({ class: 'verdicthead' }, t.div({ class: 'verdictsay' }, t.p({ class: 'kicker' }, el(Icon, { name: urgent.length > 0 ? 'warning' : 'ok' }), 'Now'), t.h1({ id: 'verdict' }, sentence))),
+      urgent.length > 0 ? t.ul({ class: 'urgent' }, urgent.map((run) => el(Urgent, { key: run.run_id, run }))) : null,
+    ),
+    el(
+      Card,
+      { title: 'All runs', note: `${count(shown.total)}${filtered ? ' match' : ''}, newest first`, tools: [el(Filters, { key: 'f' }), t.a({ key: 'c', href: csvHref(path) }, 'CSV')] },
+      t.div(
+        { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'All runs' },
+        t.table(
+          { class: 'table' },
+          t.thead(null, t.tr(null, t.th(null, 'Run'), t.th(null, 'Status'), t.th(null, 'Verdict'), t.th({ class: 'num' }, 'Ranks'), t.th({ class: 'num' }, 'Step'), t.th({ class: 'num' }, 'Started'), t.th({ class: 'num' }, 'Length'))),
+          t.tbody(null, shown.runs.map((run) => el(RunRow, { key: run.run_id, run }))),
+        ),
+      ),
+      shown.runs.length === 0 ? t.p({ class: 'note padded' }, 'No run matches. ', t.button({ type: 'button', class: 'link', onClick: () => setQuery({ q: null, status: null, offset: null }) }, 'Show all runs')) : null,
+      shown.total > PAGE_SIZE ? el(Pager, { offset, total: shown.total }) : null,
+    ),
+  );
+}
+
+function NoRuns() {
+  return t.div(
+    { class: 'card padded' },
+    t.h1({ id: 'verdict' }, 'No runs yet'),
+    el(
+      Empty,
+      { title: 'Record one now. The demo trains on four ranks of this machine, makes one of them slow, and names it:' },
+      el(Command, { text: 'rankscope demo' }),
+      t.p(null, 'Or watch a script of your own, without changing it:'),
+      el(Command, { text: 'rankscope run -- torchrun --nproc-per-node 4 train.py' }),
+    ),
+  );
+}
+
+/** @param {{run: RunSummary}} props */
+function Urgent({ run }) {
+  const { verdict } = run;
+  return t.li(
+    null,
+    verdict ? el(Severity, { severity: verdict.severity }) : el(Severity, { severity: 'warning', text: run.status_text }),
+    t.a({ href: runPath(run.run_id), class: 'strong' }, run.name || run.run_id),
+    t.span(null, verdict ? verdict.what : run.status_text),
+    verdict?.cost_throughput_ratio ? t.span({ class: 'bad nowrap' }, `${percent(verdict.cost_throughput_ratio)} of throughput`) : null,
+  );
+}
+
+/** @param {{run: RunSummary}} props */
+function RunRow({ run }) {
+  const end = run.ended_ms ?? (LIVE.has(run.status) ? now.value : run.last_seen_ms);
+  return t.tr(
+    null,
+    t.td({ class: 'wide' }, t.a({ href: runPath(run.run_id) }, run.name || run.run_id), run.name && run.name !== run.run_id ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`) : null),
+    t.td({ class: 'nowrap' }, t.span({ class: `state is-${run.status}`, title: run.status_text }, t.span({ class: 'dot', 'aria-hidden': 'true' }), run.status)),
+    t.td({ class: 'wide' }, run.verdict ? t.span({ class: 'verdictline' }, el(Severity, { severity: run.verdict.severity, text: '' }), t.span(null, run.verdict.what)) : t.span({ class: 'faint' }, 'nothing found')),
+    t.td({ class: 'num' }, count(run.world_size)),
+    t.td({ class: 'num' }, run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
+    t.td({ class: 'num nowrap' }, el(Ago, { ms: run.started_ms })),
+    t.td({ class: 'num nowrap' }, run.started_ms && end ? duration(end - run.started_ms) : '–'),
+  );
+}
+
+function Filters() {
+  const [text, setText] = useState(query.value.q ?? '');
+  useEffect(() => {
+    const timer = setTimeout(() => (text || query.value.q) && setQuery({ q: text, offset: null }, { replace: true }), 250);
+    return () => clearTimeout(timer);
+  }, [text]);
+  return t.form(
+    { class: 'filters', role: 'search', onSubmit: (event) => event.preventDefault() },
+    t.input({ type: 'search', placeholder: 'Name, id or host', 'aria-label': 'Find runs by name, id or host', value: text, onInput: (event) => setText(event.currentTarget.value) }),
+    t.select({ 'aria-label': 'Status', value: query.value.status ?? '', onChange: (event) => setQuery({ status: event.currentTarget.value, offset: null }) }, t.option({ value: '' }, 'any status'), STATUSES.map((name) => t.option({ key: name, value: name }, name))),
+  );
+}
+
+/** @param {{offset: number, total: number}} props */
+function Pager({ offset, total }) {
+  return t.div(
+    { class: 'pager' },
+    t.span({ class: 'faint' }, `${count(offset + 1)}–${count(Math.min(total, offset + PAGE_SIZE))} of ${count(total)}`),
+    t.button({ type: 'button', class: 'button small', disabled: offset === 0, onClick: () => setQuery({ offset: Math.max(0, offset - PAGE_SIZE) || null }) }, 'Newer'),
+    t.button({ type: 'button', class: 'button small', disabled: offset + PAGE_SIZE >= total, onClick: () => setQuery({ offset: offset + PAGE_SIZE }) }, 'Older'),
+  );
+}

@@ -1,0 +1,169 @@
+/** Small parts that every page uses: marks, cards, times, copy buttons, and the states of a page. */
+
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { apiHref } from '../api.js';
+import { ago, dateTime, words } from '../format.js';
+import { announce, copy, now } from '../page.js';
+import { el, t } from '../tags.js';
+
+/** @typedef {import('../tags.js').Children} Children */
+
+/** @type {Record<string, string>} */
+const PATHS = {
+  critical: 'M8 1.5 14.5 8 8 14.5 1.5 8Z',
+  warning: 'M8 1.8 15 14H1Z',
+  info: 'M8 2.5a5.5 5.5 0 1 1 0 11 5.5 5.5 0 0 1 0-11Z',
+  ok: 'm2.5 8.5 3.5 4 7.5-9',
+  unknown: 'M4 8h8',
+  cross: 'M3.5 3.5l9 9m0-9l-9 9',
+  search: 'M7 2.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9Zm3.4 7.9 3.6 3.6',
+};
+const FILLED = new Set(['critical', 'warning']);
+
+/** A mark; its meaning stands beside it in words. @param {{name: string, size?: number}} props */
+export function Icon({ name, size = 12 }) {
+  const kind = FILLED.has(name) ? 'filled' : 'drawn';
+  return t.svg({ class: `icon ${kind} is-${name}`, viewBox: '0 0 16 16', width: size, height: size, 'aria-hidden': 'true' }, t.path({ d: PATHS[name] ?? PATHS.unknown }));
+}
+
+/** Severity as shape, word and colour. @param {{severity: string, text?: string}} props */
+export function Severity({ severity, text }) {
+  return t.span({ class: `severity is-${severity}` }, el(Icon, { name: severity }), t.span(null, text ?? words(severity)));
+}
+
+/** A card with a heading. @param {{title: Children, note?: Children, tools?: Children, class?: string, id?: string, children?: Children}} props */
+export function Card(props) {
+  return t.section(
+    { class: `card ${props.class ?? ''}`, id: props.id },
+    t.header({ class: 'cardhead' }, t.h2(null, props.title), props.note ? t.p({ class: 'note' }, props.note) : null, props.tools ? t.div({ class: 'tools' }, props.tools) : null),
+    props.children,
+  );
+}
+
+/** How long ago, with the absolute time in the tooltip. @param {{ms: number | null | undefined}} props */
+export function Ago({ ms }) {
+  if (ms == null) return t.span({ class: 'faint' }, 'unknown');
+  return t.time({ dateTime: new Date(ms).toISOString(), title: dateTime(ms) }, ago(ms, now.value));
+}
+
+/** Copies and says so only when it did. @param {{text: string | (() => string), label?: string, what?: string, class?: string}} props */
+export function CopyButton({ text, label = 'Copy', what = 'text', class: look = 'button' }) {
+  const [state, setState] = useState(/** @type {'idle' | 'done' | 'manual'} */ ('idle'));
+  const content = typeof text === 'function' ? text : () => text;
+  useEffect(() => {
+    if (state !== 'done') return undefined;
+    const timer = setTimeout(() => setState('idle'), 2000);
+    return () => clearTimeout(timer);
+  }, [state]);
+  async function press() {
+    const done = await copy(content());
+    setState(done ? 'done' : 'manual');
+    announce(done ? 'Copied' : 'The browser refused to copy: select the text and press Ctrl C');
+  }
+  if (state === 'manual') {
+    return t.input({ class: 'manualcopy', readOnly: true, value: content(), 'aria-label': `${what}: press Ctrl C to copy`, ref: (field) => field?.select(), onBlur: () => setState('idle') });
+  }
+  return t.button({ type: 'button', class: `${look} copy`, onClick: press, 'aria-label': `${label} ${what}` }, state === 'done' ? 'Copied' : label);
+}
+
+/** A command in mono with its copy button. @param {{text: string}} props */
+export function Command({ text }) {
+  return t.div({ class: 'command' }, t.code(null, text), el(CopyButton, { text, what: 'command', class: 'link' }));
+}
+
+/** Grey blocks of the final size; after 2 s a line says what is awaited. @param {{height: number, waitsFor: string}} props */
+export function Skeleton({ height, waitsFor }) {
+  const [slow, setSlow] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(() => setSlow(true), 2000);
+    return () => clearTimeout(timer);
+  }, []);
+  return t.div({ class: 'skeleton', style: { minHeight: `${height}px` } }, slow ? t.p({ class: 'note' }, `Waiting for ${waitsFor}`) : null);
+}
+
+/** A part that could not load. The rest of the page works. @param {{error: import('../api.js').Failure, retry: () => void, what: string}} props */
+export function Problem({ error, retry, what }) {
+  const { detail } = error;
+  return t.div(
+    { class: 'problem', role: 'status' },
+    t.p({ class: 'lead' }, `Could not load ${what}. ${detail.what}${/[.!?]$/.test(detail.what) ? '' : '.'}`),
+    detail.remedy ? t.p(null, detail.remedy) : null,
+    t.p(
+      { class: 'note' },
+      t.button({ type: 'button', class: 'link', onClick: retry }, 'Try again'),
+      t.a({ href: apiHref(error.path) }, 'Raw answer'),
+      detail.request_id ? t.span(null, 'Request ', t.code(null, detail.request_id)) : null,
+    ),
+  );
+}
+
+/** Nothing here, and what would fill it. @param {{title: string, children?: Children}} props */
+export function Empty({ title, children }) {
+  return t.div({ class: 'empty' }, t.p({ class: 'lead' }, title), children);
+}
+
+/**
+ * Show an answer in whichever state it is. The previous picture stays while a new one loads.
+ * @template T
+ * @param {{answer: import('../api.js').Answer<T>, height: number, what: string, children: (data: T) => Children}} props
+ */
+export function Loaded({ answer, height, what, children }) {
+  const { data, error, pending } = answer;
+  if (data === null) {
+    if (error) return el(Problem, { error, retry: answer.refresh, what });
+    return el(Skeleton, { height, waitsFor: what });
+  }
+  return t.div({ class: pending ? 'loaded again' : 'loaded' }, children(data));
+}
+
+/** A list that was cut says so. @param {{capped: import('../../types/api.js').Capped | null | undefined, noun: string}} props */
+export function CappedNote({ capped, noun }) {
+  if (!capped) return null;
+  return t.p({ class: 'note' }, `First ${capped.shown.toLocaleString('en-US')} of ${capped.total.toLocaleString('en-US')} ${noun}.`);
+}
+
+const HOLD_MS = 10_000;
+
+/**
+ * Hold a value back while the reader points or types inside the element, so that a live change never
+ * moves what they point at. After 10 s without a move it lets go.
+ * @template T
+ * @param {T} value
+ * @param {import('preact').RefObject<HTMLElement | null>} ref
+ * @param {string} identity a change of this is the reader's own doing and shows at once
+ * @returns {{shown: T, held: boolean}}
+ */
+export function useHeld(value, ref, identity) {
+  const shown = useRef({ value, identity });
+  const touched = useRef(0);
+  const [, again] = useState(0);
+  const element = ref.current;
+  useEffect(() => {
+    if (!element) return undefined;
+    const touch = () => {
+      touched.current = Date.now();
+    };
+    const leave = () => {
+      touched.current = 0;
+      again((n) => n + 1);
+    };
+    element.addEventListener('pointermove', touch);
+    element.addEventListener('keydown', touch);
+    element.addEventListener('pointerleave', leave);
+    return () => {
+      element.removeEventListener('pointermove', touch);
+      element.removeEventListener('keydown', touch);
+      element.removeEventListener('pointerleave', leave);
+    };
+  }, [element]);
+  const busy = Date.now() - touched.current < HOLD_MS;
+  const hold = busy && shown.current.identity === identity && shown.current.value !== null && value !== null;
+  if (!hold) shown.current = { value, identity };
+  const held = hold && shown.current.value !== value;
+  useEffect(() => {
+    if (!held) return undefined;
+    const timer = setTimeout(() => again((n) => n + 1), HOLD_MS);
+    return () => clearTimeout(timer);
+  }, [held, value]);
+  return { shown: shown.current.value, held };
+}

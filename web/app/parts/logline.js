@@ -1,0 +1,89 @@
+/** One log line: as a row of the list, and whole in the panel. */
+
+import { dateTime, exactTime, firstLine, rankWords, words } from '../format.js';
+import { query, setQuery } from '../router.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+import { spans } from './ansi.js';
+import { CopyButton, Icon } from './bits.js';
+
+/** @typedef {import('../../types/api.js').LogRow} LogRow */
+
+const AROUND_MS = 10_000;
+/** How each level counts. @type {Record<string, string>} */
+export const TONE = { CRITICAL: 'crit', ERROR: 'crit', WARNING: 'warn', INFO: 'plain', DEBUG: 'quiet', NOTSET: 'quiet' };
+
+/** @param {string} text */
+function coloured(text) {
+  return spans(text).map((span, i) => (span.look ? t.span({ key: i, class: span.look }, span.text) : span.text));
+}
+
+/** Who wrote it: one rank, several alike, or the node. @param {LogRow} line */
+function author(line) {
+  if (line.ranks.length > 1) return `${line.ranks.length} ranks`;
+  return line.rank >= 0 ? `rank ${line.rank}` : 'node';
+}
+
+/** @param {LogRow} line */
+export function LogLineRow(line) {
+  const [first, more] = firstLine(line.message);
+  return [
+    t.span({ class: 'l-time', key: 't' }, exactTime(line.time_ms)),
+    t.span({ class: `l-level is-${TONE[line.level] ?? 'plain'}`, key: 'l' }, line.level === 'WARNING' ? 'WARN' : line.level),
+    t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, author(line)),
+    t.span({ class: 'l-logger', key: 'g', title: line.logger }, line.logger || line.stream),
+    t.span({ class: 'l-text', key: 'm' }, coloured(first)),
+    more > 0 ? t.span({ class: 'l-more', key: 'n' }, `+${more} ${more === 1 ? 'line' : 'lines'}`) : null,
+    line.count > 1 ? t.span({ class: 'l-more', key: 'c' }, `×${line.count}`) : null,
+  ];
+}
+
+/** The whole line, never cut. @param {{line: LogRow, run: string, close: () => void, step: (way: number) => void}} props */
+export function LogPanel({ line, run, close, step }) {
+  const rank = line.rank >= 0 ? line.rank : null;
+  return t.aside(
+    { class: 'logpanel card', 'aria-label': 'The whole line' },
+    t.header(
+      { class: 'cardhead' },
+      t.h2(null, `${line.level} from ${author(line)}`),
+      t.div({ class: 'tools' }, t.button({ type: 'button', class: 'link', onClick: () => step(-1) }, 'Older'), t.button({ type: 'button', class: 'link', onClick: () => step(1) }, 'Newer'), t.button({ type: 'button', class: 'iconbutton', onClick: close, 'aria-label': 'Close the panel' }, el(Icon, { name: 'cross' }))),
+    ),
+    t.pre({ class: 'trace', tabIndex: 0 }, coloured(line.message)),
+    t.div(
+      { class: 'buttons padded' },
+      el(CopyButton, { text: line.message, what: 'the message' }),
+      t.button({ type: 'button', class: 'button', onClick: () => setQuery({ from: Math.round(line.time_ms - AROUND_MS), to: Math.round(line.time_ms + AROUND_MS), q: null, level: null, rank: null, logger: null, stream: null, host: null }) }, 'All lines around it'),
+      rank === null ? null : t.a({ class: 'button', href: withQuery(runPath(run, 'ranks', String(rank)), {}) }, `Open rank ${rank}`),
+      rank !== null && line.step ? t.a({ class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: `${rank}@${line.step}` }) }, `Step ${line.step} on the map`) : null,
+    ),
+    t.dl(
+      { class: 'facts tall' },
+      fact('Time', dateTime(line.time_ms)),
+      fact('Host', line.host),
+      line.ranks.length > 1 ? fact('Ranks', rankWords(line.ranks)) : null,
+      fact('Logger', line.logger || '–'),
+      fact('Stream', line.stream),
+      line.step ? fact('Step', line.step.toLocaleString('en-US')) : null,
+      fact('Attempt', String(line.attempt)),
+      Object.entries(line.fields).map(([name, value]) => fact(words(name), value)),
+    ),
+  );
+}
+
+/** The filters in force, and the way to drop each. @param {{total: number}} props */
+export function Filters({ total }) {
+  const now = query.value;
+  const set = ['q', 'rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
+  if (now.from || now.to) set.push('time');
+  if (set.length === 0) return null;
+  return t.p(
+    { class: 'filterline' },
+    set.map((key) => t.button({ key, type: 'button', class: 'chip', onClick: () => setQuery(key === 'time' ? { from: null, to: null, line: null } : { [key]: null }), 'aria-label': `Drop the filter ${key}` }, key === 'time' ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}` : key === 'q' ? `“${now.q}”` : `${key} ${now[key]}`, el(Icon, { name: 'cross', size: 9 }))),
+    set.length > 1 || total === 0 ? t.button({ type: 'button', class: 'link', onClick: () => setQuery({ q: null, rank: null, level: null, host: null, logger: null, stream: null, from: null, to: null, line: null }) }, 'Drop all') : null,
+  );
+}
+
+/** @param {string} name @param {string} value */
+function fact(name, value) {
+  return t.div({ key: name }, t.dt(null, name), t.dd(null, value));
+}

@@ -1,0 +1,99 @@
+/** The lines on screen: a ring of at most 50,000, older ones by cursor, newer ones by live tail. */
+
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { ask, Failure } from '../api.js';
+import { follow } from '../live.js';
+import { withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').LogRow} LogRow */
+/** @typedef {import('../../types/api.js').Logs} Logs */
+/** @typedef {{lines: LogRow[], total: number, fresh: number, skipped: number, older: string | null, error: Failure | null, pending: boolean, path: string}} Held */
+
+export const RING = 50_000;
+const PAGE = 500;
+
+/** Join lines without repeating one, oldest first, at most RING. Pure. @param {LogRow[]} older @param {LogRow[]} newer @param {'old' | 'new'} drop */
+export function join(older, newer, drop) {
+  const seen = new Set(older.map((line) => line.id));
+  const all = [...older, ...newer.filter((line) => !seen.has(line.id))];
+  if (all.length <= RING) return all;
+  return drop === 'old' ? all.slice(all.length - RING) : all.slice(0, RING);
+}
+
+/**
+ * @param {string} base path with the filters
+ * @param {{topic: string | null, live: boolean}} options live: newer lines are added as they come
+ */
+export function useLogLines(base, { topic, live }) {
+  const [held, setHeld] = useState(/** @type {Held} */ ({ lines: [], total: 0, fresh: 0, skipped: 0, older: null, error: null, pending: true, path: '' }));
+  const lastId = useRef(0);
+  const busy = useRef(false);
+
+  useEffect(() => {
+    const control = new AbortController();
+    let waiting = false;
+    lastId.current = 0;
+
+    /** @param {number} skipped */
+    async function newest(skipped) {
+      setHeld((old) => ({ ...old, pending: true }));
+      try {
+        const got = await ask(withQuery(base, { limit: PAGE }), { signal: control.signal });
+        const page = /** @type {Logs} */ (got?.data);
+        lastId.current = page.last_id;
+        setHeld({ lines: [...page.lines].reverse(), total: page.total, fresh: 0, skipped, older: page.next_cursor, error: null, pending: false, path: base });
+      } catch (problem) {
+        if (!control.signal.aborted && problem instanceof Failure) setHeld((old) => ({ ...old, error: problem, pending: false, path: base }));
+      }
+    }
+
+    async function tail() {
+      if (busy.current || control.signal.aborted) {
+        waiting = true;
+        return;
+      }
+      if (document.hidden) return;
+      busy.current = true;
+      try {
+        const got = await ask(withQuery(base, { after: lastId.current, limit: PAGE }), { signal: control.signal });
+        const page = /** @type {Logs} */ (got?.data);
+        const behind = page.capped ? page.capped.total - page.capped.shown : 0;
+        lastId.current = Math.max(lastId.current, page.last_id);
+        if (behind > PAGE) await newest(behind);
+        else if (page.lines.length > 0) setHeld((old) => ({ ...old, lines: join(old.lines, page.lines, 'old'), total: old.total + page.lines.length, fresh: old.fresh + page.lines.length, error: null }));
+        waiting = waiting || (behind > 0 && behind <= PAGE);
+      } catch {
+        // the next hint or poll asks again
+      }
+      busy.current = false;
+      if (waiting && !control.signal.aborted) {
+        waiting = false;
+        setTimeout(tail, 1000);
+      }
+    }
+
+    busy.current = false;
+    newest(0);
+    const stop = topic && live ? follow(topic, (change) => (change === null || change.changed.includes('logs')) && tail()) : () => {};
+    return () => {
+      control.abort();
+      stop();
+    };
+  }, [base, topic, live]);
+
+  async function loadOlder() {
+    const { older, path } = held;
+    if (!older || busy.current || path !== base || held.lines.length >= RING) return;
+    busy.current = true;
+    try {
+      const got = await ask(withQuery(base, { limit: PAGE, cursor: older }));
+      const page = /** @type {Logs} */ (got?.data);
+      setHeld((old) => (old.path === base ? { ...old, lines: join([...page.lines].reverse(), old.lines, 'new'), older: page.next_cursor } : old));
+    } catch {
+      // scrolling again asks again
+    }
+    busy.current = false;
+  }
+
+  return { ...held, loadOlder, seen: () => setHeld((old) => (old.fresh === 0 ? old : { ...old, fresh: 0 })) };
+}

@@ -1,0 +1,90 @@
+/** Addresses as values: which page a path names, and what its query selects. Pure. */
+
+/** @typedef {{name: string, run: string, id: string}} Place */
+/** @typedef {Record<string, string | number | null | undefined>} Query */
+
+/** What travels from page to page of one run. */
+export const CARRIED = ['steps', 'ranks', 'attempt', 'sel'];
+
+/** @type {[RegExp, string][]} */
+const PLACES = [
+  [/^$/, 'home'],
+  [/^runs$/, 'runs'],
+  [/^runs\/([^/]+)$/, 'overview'],
+  [/^runs\/([^/]+)\/findings$/, 'findings'],
+  [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],
+  [/^runs\/([^/]+)\/ranks$/, 'ranks'],
+  [/^runs\/([^/]+)\/ranks\/(\d+)$/, 'rank'],
+  [/^runs\/([^/]+)\/collectives$/, 'collectives'],
+  [/^runs\/([^/]+)\/errors$/, 'errors'],
+  [/^runs\/([^/]+)\/logs$/, 'logs'],
+  [/^runs\/([^/]+)\/environment$/, 'environment'],
+];
+
+/** Read a path relative to the dashboard's root. @param {string} path @returns {Place} */
+export function readPath(path) {
+  const clean = path.replace(/^\/+|\/+$/g, '');
+  for (const [pattern, name] of PLACES) {
+    const found = pattern.exec(clean);
+    if (found) return { name, run: decode(found[1]), id: decode(found[2]) };
+  }
+  return { name: 'unknown', run: decode(/^runs\/([^/]+)/.exec(clean)?.[1]), id: clean };
+}
+
+/** Write a path relative to the root. @param {string[]} parts */
+export function path(...parts) {
+  return parts.map(encodeURIComponent).join('/');
+}
+
+/** A path within one run. @param {string} run @param {string[]} parts */
+export function runPath(run, ...parts) {
+  return path('runs', run, ...parts.filter((part) => part !== ''));
+}
+
+/** Add a query to a path; empty values are left out. @param {string} base @param {Query} query */
+export function withQuery(base, query) {
+  const text = Object.entries(query)
+    .filter(([, value]) => value != null && value !== '')
+    .map(([key, value]) => `${encodeURIComponent(key)}=${readable(String(value))}`)
+    .join('&');
+  return text ? `${base}${base.includes('?') ? '&' : '?'}${text}` : base;
+}
+
+/** The part of a query that goes along to another page of the run. @param {Record<string, string>} query */
+export function carried(query) {
+  return Object.fromEntries(CARRIED.filter((key) => query[key]).map((key) => [key, query[key]]));
+}
+
+/** "120-340" as numbers; null when it is not a range. @param {string | undefined} text @returns {[number, number] | null} */
+export function readRange(text) {
+  const found = /^(\d+)-(\d+)$/.exec(text ?? '');
+  if (!found) return null;
+  const [low, high] = [Number(found[1]), Number(found[2])];
+  return low <= high ? [low, high] : [high, low];
+}
+
+/** "5@4210" as a cell. @param {string | undefined} text @returns {{rank: number, step: number} | null} */
+export function readCell(text) {
+  const found = /^(\d+)@(\d+)$/.exec(text ?? '');
+  return found ? { rank: Number(found[1]), step: Number(found[2]) } : null;
+}
+
+/** @param {{rank: number, step: number}} cell */
+export function writeCell(cell) {
+  return `${cell.rank}@${cell.step}`;
+}
+
+/** Keep `@`, `,` and `:` as people write them. @param {string} value */
+function readable(value) {
+  return encodeURIComponent(value).replaceAll('%40', '@').replaceAll('%2C', ',').replaceAll('%3A', ':');
+}
+
+/** @param {string | undefined} text */
+function decode(text) {
+  if (!text) return '';
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
