@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -27,13 +26,24 @@ from rankscope_server.store.tiles import (
     STARTED,
     read_blocks,
 )
+from rankscope_server.views.cells import (
+    Array,
+    Plane,
+    Reference,
+    encode,
+    fold_block,
+    fold_ranks,
+    fold_times,
+    missing_share,
+    scale_of,
+    to_base64,
+    widths,
+)
 from rankscope_server.views.findings import onset_step
 from rankscope_server.views.names import percent, plural
 from rankscope_server.views.overview import rank_rows
 from rankscope_server.views.steps import WARM_UP_STEPS, bin_of, known, load_range, quiet
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Reference: TypeAlias = Literal["peers", "own"]
 RATIO_METRICS = ("own_work", "forward", "backward")
 MS_METRICS = ("step", "data", "optimizer", "blocked")
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
@@ -43,7 +53,6 @@ MAX_CELLS = 16_000_000
 MAX_PINNED = 5
 MAX_MARKS = 500
 MIN_LOST_RATIO = 0.02  # a lane that lost less than this is not worth a pin
-MISSING = 255
 _FLAGS = {
     STEP_SKIPPED: "skipped",
     STEP_CHECKPOINT: "checkpoint",
@@ -66,16 +75,6 @@ class Peers:
         return len(self.roles)
 
 
-@dataclass(slots=True)
-class Plane:
-    """Ranks by columns: the worst value of each bin, and how many cells it holds."""
-
-    worst: Array
-    present: Array
-    times: Array
-    kinds: set[Reference]
-
-
 def rank_map(
     connection: sa.Connection,
     run: sa.Row[Any],
@@ -95,9 +94,9 @@ def rank_map(
     columns = plane.worst.shape[1]
     lanes = min(max(lanes, 1), MAX_LANES)
     rank_bin = max(1, -(-peers.height // lanes))
-    worst, missing = _fold_ranks(plane, rank_bin, size, last - first + 1)
+    worst, missing = fold_ranks(plane, rank_bin, size, last - first + 1)
     is_ratio = metric in RATIO_METRICS
-    scale = None if is_ratio else _scale(worst)
+    scale = None if is_ratio else scale_of(worst)
     reference = _reference(plane.kinds) if is_ratio else None
     return Map(
         metric=metric,
@@ -112,8 +111,8 @@ def rank_map(
         columns=columns,
         rank_bin=rank_bin,
         rows=_rows(peers, rank_bin),
-        cells=_encode(worst, scale),
-        missing=_bytes(missing),
+        cells=encode(worst, scale),
+        missing=to_base64(missing),
         pinned=_pinned(connection, run, plane, peers, size, last - first + 1, scale, rank_bin),
         marks=_marks(connection, run, first, last),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
@@ -226,53 +225,9 @@ def _fold_steps(
             compared = _compare(peers, values)
             values, kinds = compared.ratio, compared.kinds
             plane.kinds.update(kinds)
-        _fold_block(plane, values[:, inside], (steps[inside] - first) // size)
-        _fold_times(plane, planes[STARTED][:, inside], (steps[inside] - first) // size)
+        fold_block(plane, values[:, inside], (steps[inside] - first) // size)
+        fold_times(plane, planes[STARTED][:, inside], (steps[inside] - first) // size)
     return plane
-
-
-def _fold_block(plane: Plane, values: Array, places: Array) -> None:
-    columns, starts = np.unique(places, return_index=True)
-    if not len(columns):
-        return
-    present = np.add.reduceat(~np.isnan(values), starts, axis=1, dtype=np.int32)
-    worst = np.fmax.reduceat(values, starts, axis=1)
-    plane.worst[:, columns] = np.fmax(plane.worst[:, columns], worst)
-    plane.present[:, columns] += present
-
-
-def _fold_times(plane: Plane, started: Array, places: Array) -> None:
-    if not started.size:
-        return
-    earliest = np.where(started > 0, started, np.iinfo(np.int64).max).min(axis=0)
-    for place, time in zip(places.tolist(), earliest.tolist(), strict=True):
-        if time < np.iinfo(np.int64).max and not plane.times[place]:
-            plane.times[place] = time
-
-
-def _fold_ranks(plane: Plane, rank_bin: int, size: int, num_steps: int) -> tuple[Array, Array]:
-    height = plane.worst.shape[0]
-    starts = np.arange(0, height, rank_bin)
-    if not plane.worst.size:
-        empty = np.zeros((len(starts), plane.worst.shape[1]))
-        return np.full(empty.shape, np.nan), empty
-    worst = np.fmax.reduceat(plane.worst, starts, axis=0)
-    present = np.add.reduceat(plane.present, starts, axis=0)
-    ranks = np.diff(np.append(starts, height))[:, None]
-    return worst, _missing_share(present, ranks * _widths(plane, size, num_steps))
-
-
-def _widths(plane: Plane, size: int, num_steps: int) -> Array:
-    columns = plane.worst.shape[1]
-    widths = np.full(columns, size)
-    widths[-1:] = num_steps - size * (columns - 1)
-    return widths
-
-
-def _missing_share(present: Array, cells: Array) -> Array:
-    share = np.clip(1.0 - present / np.maximum(cells, 1), 0.0, 1.0)
-    # A single missing cell among many must not round to none.
-    return np.where(share > 0, np.maximum(np.round(share * 255), 1), 0)
 
 
 def _fit(values: Array, height: int) -> Array:
@@ -283,25 +238,6 @@ def _fit(values: Array, height: int) -> Array:
 
 def _zero(value: Any) -> Any:
     return 0.0 if value is None or np.isnan(value) else value
-
-
-def _scale(worst: Array) -> float:
-    values = worst[~np.isnan(worst)]
-    # One hiccup of a minute must not turn everything else into the same colour.
-    return float(np.percentile(values, 99.5)) or 1.0 if len(values) else 1.0
-
-
-def _encode(values: Array, scale: float | None) -> str:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if scale is None:
-            levels = np.round(127 + 127 * np.log2(values))
-        else:
-            levels = np.round(254 * values / scale)
-    return _bytes(np.where(np.isnan(values), MISSING, np.clip(levels, 0, 254)))
-
-
-def _bytes(values: Array) -> str:
-    return base64.b64encode(np.ascontiguousarray(values).astype(np.uint8).tobytes()).decode()
 
 
 def _rows(peers: Peers, rank_bin: int) -> list[MapRow]:
@@ -339,12 +275,12 @@ def _pinned(
     for rank in list(why)[:MAX_PINNED]:
         worst = plane.worst[rank : rank + 1]
         present = plane.present[rank : rank + 1]
-        missing = _missing_share(present, _widths(plane, size, num_steps)[None, :])
+        missing = missing_share(present, widths(plane, size, num_steps)[None, :])
         largest = known(quiet(np.nanmax, worst)) if scale is None else None
         rows.append(
             PinnedRow(
                 rank=rank, label=f"Rank {rank}", host=peers.hosts[rank], why=why[rank],
-                max_ratio=largest, cells=_encode(worst, scale), missing=_bytes(missing),
+                max_ratio=largest, cells=encode(worst, scale), missing=to_base64(missing),
             )
         )  # fmt: skip
     return rows

@@ -1,0 +1,50 @@
+"""Answers of ingest, health, settings and sign-in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rankscope_server.ingest.records import Refused
+from rankscope_server.shapes.base import Shape
+
+
+class IngestAnswer(Shape, frozen=True):
+    """What was stored of a batch."""
+
+    accepted_records: int
+    accepted_chunks: int
+    duplicate: bool
+    refused: list[Refused] = msgspec.field(default_factory=list)
+
+
+class Health(Shape, frozen=True):
+    """The server answers."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class SettingValue(Shape, frozen=True):
+    """One setting in force."""
+
+    name: str
+    value: str | int | float | bool
+    default: str | int | float | bool
+    flag: str
+    variable: str
+    text: str
+
+
+class SettingsAnswer(Shape, frozen=True):
+    """All settings; secrets say only whether they are set."""
+
+    settings: list[SettingValue]
+
+
+class Session(Shape, frozen=True):
+    """Whether this server wants a token, and whether this request carried it."""
+
+    required: bool
+    signed_in: bool

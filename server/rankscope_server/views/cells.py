@@ -1,0 +1,94 @@
+"""The cells of the map: steps and ranks folded into bins, a bin encoded as one byte."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Reference: TypeAlias = Literal["peers", "own"]
+MISSING = 255
+
+
+@dataclass(slots=True)
+class Plane:
+    """Ranks by columns: the worst value of each bin, and how many cells it holds."""
+
+    worst: Array
+    present: Array
+    times: Array
+    kinds: set[Reference]
+
+
+def fold_block(plane: Plane, values: Array, places: Array) -> None:
+    """Add the values of some steps, `places` being their columns in order."""
+    columns, starts = np.unique(places, return_index=True)
+    if not len(columns):
+        return
+    present = np.add.reduceat(~np.isnan(values), starts, axis=1, dtype=np.int32)
+    worst = np.fmax.reduceat(values, starts, axis=1)
+    plane.worst[:, columns] = np.fmax(plane.worst[:, columns], worst)
+    plane.present[:, columns] += present
+
+
+def fold_times(plane: Plane, started: Array, places: Array) -> None:
+    """Note the earliest start of each column."""
+    if not started.size:
+        return
+    earliest = np.where(started > 0, started, np.iinfo(np.int64).max).min(axis=0)
+    for place, time in zip(places.tolist(), earliest.tolist(), strict=True):
+        if time < np.iinfo(np.int64).max and not plane.times[place]:
+            plane.times[place] = time
+
+
+def fold_ranks(plane: Plane, rank_bin: int, size: int, num_steps: int) -> tuple[Array, Array]:
+    """Return (worst value, share of missing cells as 0..255) of each lane and column."""
+    height = plane.worst.shape[0]
+    starts = np.arange(0, height, rank_bin)
+    if not plane.worst.size:
+        empty = np.zeros((len(starts), plane.worst.shape[1]))
+        return np.full(empty.shape, np.nan), empty
+    worst = np.fmax.reduceat(plane.worst, starts, axis=0)
+    present = np.add.reduceat(plane.present, starts, axis=0)
+    ranks = np.diff(np.append(starts, height))[:, None]
+    return worst, missing_share(present, ranks * widths(plane, size, num_steps))
+
+
+def widths(plane: Plane, size: int, num_steps: int) -> Array:
+    """Return how many steps each column holds; the last one may hold fewer."""
+    columns = plane.worst.shape[1]
+    found = np.full(columns, size)
+    found[-1:] = num_steps - size * (columns - 1)
+    return found
+
+
+def missing_share(present: Array, cells: Array) -> Array:
+    """Return the share of missing cells as 0..255."""
+    share = np.clip(1.0 - present / np.maximum(cells, 1), 0.0, 1.0)
+    # A single missing cell among many must not round to none.
+    return np.where(share > 0, np.maximum(np.round(share * 255), 1), 0)
+
+
+def scale_of(worst: Array) -> float:
+    """Return the value that the highest level stands for, in ms."""
+    values = worst[~np.isnan(worst)]
+    # One hiccup of a minute must not turn everything else into the same colour.
+    return float(np.percentile(values, 99.5)) or 1.0 if len(values) else 1.0
+
+
+def encode(values: Array, scale: float | None) -> str:
+    """Return cells in base64: log2 of a ratio, or linear up to `scale`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if scale is None:
+            levels = np.round(127 + 127 * np.log2(values))
+        else:
+            levels = np.round(254 * values / scale)
+    return to_base64(np.where(np.isnan(values), MISSING, np.clip(levels, 0, 254)))
+
+
+def to_base64(values: Array) -> str:
+    """Return numbers from 0 to 255 in base64."""
+    return base64.b64encode(np.ascontiguousarray(values).astype(np.uint8).tobytes()).decode()
