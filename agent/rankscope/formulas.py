@@ -1,0 +1,76 @@
+"""Formulas of the field as pure functions, each with its source. No dependencies.
+
+Durations are in one unit of the caller's choice unless a name says otherwise; ratios are 0-1.
+"""
+
+from __future__ import annotations
+
+import math
+
+# 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample estimate its sigma
+# (Rousseeuw & Croux 1993, JASA 88).
+SIGMA_PER_MAD = 1.4826
+# sqrt(pi / 2): the median of a normal sample scatters so much more than its mean (asymptotic).
+MEDIAN_SCATTER = math.sqrt(math.pi / 2)
+
+# busbw / algbw for n ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md).
+_BUS_FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_gather_into_tensor": lambda n: (n - 1) / n,
+    "all_gather_coalesced": lambda n: (n - 1) / n,
+    "all_gather_into_tensor_coalesced": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor_coalesced": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "all_to_all_single": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send": lambda n: 1.0,
+    "recv": lambda n: 1.0,
+}
+
+
+def algbw_bytes_per_second(size_bytes: float, duration_seconds: float) -> float | None:
+    """Return total size / time (nccl-tests), None for no duration."""
+    return size_bytes / duration_seconds if duration_seconds > 0 else None
+
+
+def busbw_bytes_per_second(
+    operation: str, size_bytes: float, duration_seconds: float, num_ranks: int
+) -> float | None:
+    """Return the bus bandwidth, comparable over group sizes; None where it is not defined."""
+    factor = _BUS_FACTORS.get(operation)
+    algbw = algbw_bytes_per_second(size_bytes, duration_seconds)
+    if factor is None or algbw is None or num_ranks < 2:
+        return None
+    return algbw * factor(num_ranks)
+
+
+def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
+    """Return idle / total time of a flushed pipeline, (p-1)/(m+p-1) (GPipe, arXiv 1811.06965)."""
+    return (num_stages - 1) / (num_microbatches + num_stages - 1)
+
+
+def throughput_loss(time_with: float, time_without: float) -> float:
+    """Return the share of throughput that a cause takes: 1 - T_without / T_with, at least 0."""
+    if time_with <= 0:
+        return 0.0
+    return min(1.0, max(0.0, 1.0 - time_without / time_with))
+
+
+def rank_hours_per_day(world_size: int, loss_ratio: float) -> float:
+    """Return the rank-hours (GPU-hours where a rank has a GPU) that a loss costs in a day."""
+    return world_size * 24.0 * loss_ratio
+
+
+def outlier_cut(num_samples: float) -> float:
+    """Return the z beyond which one of `num_samples` normal values is no accident.
+
+    sqrt(2 ln n) is where the largest of n standard normal values lies (extreme value theory,
+    Leadbetter et al. 1983); one sigma is added, so the chance of a false alarm stays small and
+    does not grow with the job.
+    """
+    return math.sqrt(2.0 * math.log(max(num_samples, 2.0))) + 1.0

@@ -1,0 +1,104 @@
+"""Every threshold of the detectors, in one frozen object, each with its derivation.
+
+The hash of the object is stored in every finding: a changed threshold is a visible change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from functools import cached_property
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Thresholds. Shares are 0-1, ratios of times are given as logarithms where named `ln_`."""
+
+    # --- cost: what is worth a person's attention -----------------------------------------
+    # Below 1 % of job throughput a change drowns in the drift of a healthy job (run-to-run
+    # CV of the median step 0.13 %, p90 0.64 %, detection.md D13); below 2 % nobody acts on it.
+    cost_silent_ratio: float = 0.01
+    cost_info_ratio: float = 0.02
+    # A tenth of a cluster is worth waking somebody for.
+    cost_critical_ratio: float = 0.10
+
+    # --- straggler ------------------------------------------------------------------------
+    # A peer comparison needs the median to survive one bad member: three others (1.4).
+    min_role_size: int = 4
+    # First steps hold allocation, compilation and cold caches (1.4); the rest of the warm-up
+    # ends when three steps in a row agree within 10 %, and is cut where a noisy host never does.
+    warmup_steps: int = 5
+    warmup_max_steps: int = 20
+    warmup_agree_ratio: float = 0.10
+    # The answer "healthy" and any accusation need two transient windows beyond the warm-up.
+    min_steps: int = 20
+    # A rank's own reference: as short as possible, so that a fault seldom falls into it, and
+    # long enough that its median scatters by sigma * 1.25 / sqrt(30) = 0.23 sigma.
+    baseline_steps: int = 30
+    baseline_min_steps: int = 15
+    # Rolling medians: transient and persistent (D1.2).
+    short_window: int = 5
+    long_window: int = 20
+    # A fixed floor under the noise-derived entry level (D1.3). Leave at half the level.
+    ln_entry_floor: float = math.log(1.08)
+    leave_share: float = 0.5
+    # Steps for which the scatter of a rank is estimated: enough for a stable MAD, recent enough
+    # to follow the machine.
+    scatter_steps: int = 512
+    # Events shorter than this are dropped (D1.4).
+    min_spell_steps: int = 3
+    # An accusation above info needs one long window of bad steps *and* this much time: bursts
+    # of other work on a shared host hit one rank for seconds (measured on 4 ranks, 2 cores).
+    persistent_steps: int = 20
+    persistent_seconds: float = 6.0
+    # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
+    # slow is slow in every step; contention and hiccups raise the mean but not every step.
+    consistent_share: float = 0.75
+    # More missing samples than this among the newest steps: no conclusion (1.4).
+    recent_steps: int = 100
+    max_missing_share: float = 0.30
+    # Onsets of more ranks than this at once are global, no rank is accused (D1).
+    global_share: float = 0.25
+    # A special step takes more than this many medians (1.4).
+    special_ratio: float = 5.0
+    # Steps before the onset that give the time of a healthy step: few, because a shared host
+    # drifts, yet so many that their median scatters by a fifth of a step's scatter.
+    healthy_steps: int = 40
+    healthy_min_steps: int = 10
+    # Phases hold the excess if their own sum explains at least half of it.
+    min_explained_share: float = 0.5
+
+    # --- hang -----------------------------------------------------------------------------
+    # An operation is late after 3 x its p99 (D2.6). The floor is D2's 2 s plus the second that a
+    # state may be old, which leaves the 10 s to a named culprit three reports of slack.
+    hang_p99_multiple: float = 3.0
+    hang_floor_seconds: float = 3.0
+    # Yet never so late that a p99 spoilt by an earlier stall hides the next one.
+    hang_ceiling_seconds: float = 120.0
+    # Before a rank has ended its first step: imports, data sets, compilation.
+    hang_startup_seconds: float = 30.0
+    # While the root writes a checkpoint or evaluates.
+    hang_special_seconds: float = 60.0
+    # All members entered and nothing moves: bytes may still flow, so wait longer.
+    hang_transfer_seconds: float = 10.0
+    # A rank whose node collector says nothing for so long counts as silent (ten reports).
+    silent_seconds: float = 10.0
+
+    # --- root cause -----------------------------------------------------------------------
+    # Two failures on different hosts within this band have no order: clocks of hosts under
+    # time service differ by less (D17 puts a shifted test clock at 0.2 s).
+    clock_band_seconds: float = 0.5
+    # On one host the order is known but for the reaction time of the reporter.
+    same_host_band_seconds: float = 0.02
+    # Signals that end most of the job within this time are one action from outside.
+    stop_band_seconds: float = 60.0
+
+    @cached_property
+    def hash(self) -> str:
+        """Return 12 hexadecimal digits that name these values."""
+        text = repr([(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+POLICY = Policy()

@@ -1,0 +1,70 @@
+"""Robust statistics over ranks x steps that may hold NaN. Medians ignore what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from rankscope.formulas import SIGMA_PER_MAD
+
+Array = NDArray[Any]
+_BLOCK_CELLS = 1 << 20  # bounds the memory of one sort
+_EXACT_OTHERS = 32  # up to so many rows "the others" leaves the row itself out
+
+
+def median(values: Array, axis: int = -1) -> Array:
+    """Return the median along an axis; NaN where nothing is known. Never warns."""
+    ordered = np.sort(values, axis=axis)  # NaN go last
+    known = np.sum(~np.isnan(values), axis=axis, keepdims=True)
+    low = np.take_along_axis(ordered, np.maximum((known - 1) // 2, 0), axis)
+    high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[axis] - 1), axis)
+    middle = np.where(known > 0, (low + high) / 2, np.nan)
+    return np.squeeze(middle, axis)
+
+
+def rolling_median(values: Array, window: int, first_column: int = 0) -> Array:
+    """Return the median of each cell and the `window - 1` before it in its row.
+
+    Columns from `first_column` on. NaN where less than half of the window is known.
+    """
+    rows, columns = values.shape
+    result = np.full((rows, columns - first_column), np.nan, values.dtype)
+    padded = np.concatenate([np.full((rows, window - 1), np.nan, values.dtype), values], axis=1)
+    windows = sliding_window_view(padded, window, axis=1)
+    width = max(1, _BLOCK_CELLS // max(1, rows * window))
+    for begin in range(first_column, columns, width):
+        block = windows[:, begin : begin + width]
+        enough = np.sum(~np.isnan(block), axis=2) * 2 >= window
+        at = begin - first_column
+        result[:, at : at + width] = np.where(enough, median(block), np.nan)
+    return result
+
+
+def others_median(values: Array, min_known: int) -> Array:
+    """Return for each cell the median of the other rows in its column.
+
+    NaN where fewer than `min_known` rows of the column are known. In a crowd the row itself is
+    not left out: it moves the median by less than one place.
+    """
+    enough = np.sum(~np.isnan(values), axis=0) >= min_known
+    if len(values) > _EXACT_OTHERS:
+        return np.where(enough, np.broadcast_to(median(values, 0), values.shape), np.nan)
+    result = np.full_like(values, np.nan)
+    for row in range(len(values)):
+        result[row] = median(np.delete(values, row, axis=0), 0)
+    return np.where(enough, result, np.nan)
+
+
+def scatter(values: Array, lag: int = 1) -> Array:
+    """Return the sigma of each row from its differences at `lag`.
+
+    A lasting shift moves only `lag` of the differences, so a fault hardly widens it, where the
+    deviation from the row's own median would.
+    """
+    if values.shape[1] <= lag:
+        return np.full(len(values), np.nan)
+    differences = np.abs(values[:, lag:] - values[:, :-lag])
+    return median(differences) * (SIGMA_PER_MAD / np.sqrt(2.0))

@@ -1,0 +1,169 @@
+"""Spells: stretches of steps in which a rank lies above its reference.
+
+Entry and exit come from rolling medians (D1.2-1.4); where a spell begins and ends is then read
+from the raw steps, because a rolling median is late by half its window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.formulas import MEDIAN_SCATTER, outlier_cut
+from rankscope_server.detectors.deviation import Deviation
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.robust import median, scatter
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """Columns `first` to `last`, both inside; `size` is the median of ln(work / reference)."""
+
+    row: int
+    first: int
+    last: int
+    ended: bool
+    size: float
+    consistent: float  # share of its steps that are bad by half the size
+    cleared: bool  # the whole stretch clears the entry level
+
+    @property
+    def columns(self) -> slice:
+        """Return the columns of the spell."""
+        return slice(self.first, self.last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Entry levels per row, as logarithms, and what they rest on."""
+
+    short: Array
+    long: Array
+    sigma: Array  # scatter of one step
+    slow_sigma: Array  # scatter of a long median
+    cut: float
+
+
+def entry_levels(deviation: Deviation, num_steps: int, policy: Policy) -> Levels:
+    """Return where a spell begins: max(floor, z x scatter of the rolling median).
+
+    The scatter of a median of W independent steps is 1.25 sigma / sqrt(W). Steps on a shared host
+    are not independent, so the scatter of the rolling medians is also measured directly, and the
+    larger of both counts. z is that of the number of windows that are looked at.
+    """
+    begin = max(deviation.first_column, deviation.raw.shape[1] - policy.scatter_steps)
+    sigma = _pooled(scatter(deviation.raw[:, begin:]))
+    levels, slow = {}, sigma
+    for window, medians in (
+        (policy.short_window, deviation.short),
+        (policy.long_window, deviation.long),
+    ):
+        noise = sigma * MEDIAN_SCATTER / np.sqrt(window)
+        measured = _pooled(scatter(medians[:, begin:], window))
+        slow = np.fmax(noise, measured)
+        reference = np.where(
+            deviation.peers, 0.0, sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
+        )
+        cut = outlier_cut(len(sigma) * num_steps / window)
+        levels[window] = np.fmax(policy.ln_entry_floor, cut * np.hypot(slow, reference))
+    return Levels(levels[policy.short_window], levels[policy.long_window], sigma, slow, cut)
+
+
+def _pooled(sigma: Array) -> Array:
+    """Return each row's scatter, not below the median of all: a short record may look calm."""
+    return np.fmax(sigma, median(sigma)) if len(sigma) else sigma
+
+
+def find_spells(deviation: Deviation, levels: Levels, policy: Policy) -> list[Spell]:
+    """Return the spells of all rows, in order of row and time."""
+    with np.errstate(invalid="ignore"):
+        entering = (deviation.short > levels.short[:, None]) | (
+            deviation.long > levels.long[:, None]
+        )
+    entering[:, : deviation.first_column] = False
+    spells = []
+    for row in np.flatnonzero(entering.any(axis=1)).tolist():
+        spells += _spells_of(row, entering[row], deviation, levels, policy)
+    return spells
+
+
+def _spells_of(
+    row: int, entering: Array, deviation: Deviation, levels: Levels, policy: Policy
+) -> list[Spell]:
+    short, long = deviation.short[row], deviation.long[row]
+    share = policy.leave_share
+    staying = (short > share * levels.short[row]) | (long > share * levels.long[row])
+    staying |= np.isnan(short) & np.isnan(long)  # missing steps end nothing
+    spells: list[Spell] = []
+    at, columns = 0, len(entering)
+    while at < columns and entering[at:].any():
+        entry = at + int(np.argmax(entering[at:]))
+        gone = np.flatnonzero(~staying[entry:])
+        leave = entry + int(gone[0]) if len(gone) else columns
+        begin = spells[-1].last + 1 if spells else deviation.first_column
+        onset = _stretch(deviation.raw[row], begin, entry, leave, policy)
+        at = leave + 1
+        if onset is None:
+            continue
+        first, last = onset
+        if spells and first - spells[-1].last <= policy.long_window:  # one spell, a breath between
+            first = spells.pop().first
+        spell = _spell(row, deviation.raw[row], first, last, leave < columns, levels, policy)
+        if spell is not None:
+            spells.append(spell)
+    return spells
+
+
+def _stretch(
+    raw: Array, begin: int, entry: int, leave: int, policy: Policy
+) -> tuple[int, int] | None:
+    """Return the first and last bad column around an entry at `entry` and an exit at `leave`."""
+    window = policy.long_window
+    begin = max(begin, entry - 4 * window)
+    size = _middle(raw[max(begin, entry - policy.short_window + 1) : leave])
+    before = _middle(raw[begin : max(begin, entry - window)])
+    calm = min(before, size / 2) if np.isfinite(before) else 0.0
+    if not size > calm:
+        return None
+    first = begin + turning_point(raw[begin : entry + 1], calm, size)
+    if leave >= len(raw):
+        return first, leave - 1
+    return first, leave - 1 - turning_point(raw[first:leave][::-1], calm, size)
+
+
+def _spell(
+    row: int, raw: Array, first: int, last: int, ended: bool, levels: Levels, policy: Policy
+) -> Spell | None:
+    inside = raw[first : last + 1]
+    known = inside[~np.isnan(inside)]
+    if len(known) < policy.min_spell_steps:
+        return None
+    size = float(np.median(known))
+    noise = levels.sigma[row] * MEDIAN_SCATTER / np.sqrt(len(known))
+    slow = levels.slow_sigma[row] * np.sqrt(min(1.0, policy.long_window / len(known)))
+    level = max(policy.ln_entry_floor, levels.cut * float(np.fmax(noise, slow)))
+    consistent = float(np.mean(known > size / 2))
+    return Spell(row, first, last, ended, size, consistent, size > level)
+
+
+def turning_point(raw: Array, calm: float, size: float) -> int:
+    """Return where `raw` turns from `calm` to `size`, the end being in the spell.
+
+    It is the point after which most is gained by calling the steps bad: the largest sum, from
+    there to the end, of what each step lies above the middle of both levels. A step counts by no
+    more than half the gap, so a single hiccup does not pull the point towards it.
+    """
+    middle = (calm + size) / 2
+    gain = np.nan_to_num(np.clip(raw, calm, size) - middle, nan=0.0)
+    sums = np.cumsum(gain[::-1])[::-1]
+    return int(np.argmax(sums))
+
+
+def _middle(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

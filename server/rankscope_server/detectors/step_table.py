@@ -1,0 +1,222 @@
+"""Steps of one attempt: one row per rank, one column per step number, in milliseconds.
+
+Cells may come in any order and any number of times. Memory is bounded: the newest `CAPACITY`
+step numbers are kept, and the first `HEAD` for ever, because they are a rank's own reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.chunk import Column
+from rankscope.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST
+
+CAPACITY = 4096
+HEAD = 64
+_MS = 1e-6
+_FIRST_COLUMNS, _FIRST_ROWS = 256, 8
+SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
+
+Matrix: TypeAlias = NDArray[np.float32]
+Vector: TypeAlias = NDArray[np.float64]
+OWN_PHASES: tuple[str, ...] = ("data", "forward", "backward", "optimizer", "other")
+_BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns", "other_blocked_ns")
+# `own` is the step without waiting for peers, saving and evaluating; phases are own work too.
+METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", *OWN_PHASES)
+
+
+class StepTable:
+    """The steps of one attempt. `own(...)[row_of[rank], column]`, NaN where not known."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self.row_of: dict[int, int] = {}
+        self.num_steps = 0  # columns in use
+        self.dropped_steps = 0  # columns that left for lack of room
+        self.clean_columns = 0  # leading columns unchanged since `mark_clean`
+        self.reference: Any = None  # what the derived arrays were compared with
+        self._steps = np.zeros(min(_FIRST_COLUMNS, capacity), np.int64)
+        shape = (_FIRST_ROWS, len(self._steps))
+        self._cells: dict[str, NDArray[Any]] = {
+            name: np.full(shape, np.nan, np.float32) for name in METRICS
+        }
+        self._cells["started_ms"] = np.full(shape, np.nan, np.float64)
+        self._cells["flags"] = np.zeros(shape, np.int32)
+        self._head: dict[str, NDArray[Any]] = {}
+        self._head_steps = np.zeros(0, np.int64)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the rank of each row."""
+        return list(self.row_of)
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Return the step number of each column, ascending."""
+        return self._steps[: self.num_steps]
+
+    def get(self, metric: str, first_column: int = 0) -> Matrix:
+        """Return a view of one metric, ranks x steps, from `first_column` on."""
+        cells: Matrix = self._cells[metric][: len(self.row_of), first_column : self.num_steps]
+        return cells
+
+    def head(self, metric: str) -> Matrix:
+        """Return the first `HEAD` steps of the attempt, also when the table has moved on."""
+        if self.dropped_steps:
+            rows = self._head[metric]
+            return rows[: len(self.row_of)]
+        return self.get(metric)[:, :HEAD]
+
+    def special(self, first_column: int = 0) -> NDArray[np.bool_]:
+        """Return which columns hold a first, checkpoint or evaluation step of any rank."""
+        found: NDArray[np.bool_] = np.any(self.get("flags", first_column) & SPECIAL, axis=0)
+        return found
+
+    def head_special(self) -> NDArray[np.bool_]:
+        """Return `special` for the columns of `head`."""
+        found: NDArray[np.bool_] = np.any(self.head("flags") & SPECIAL, axis=0)
+        return found
+
+    def derived(self, name: str) -> Matrix:
+        """Return an array of the table's shape that a detector keeps beside the cells.
+
+        It moves with the columns; its first `clean_columns` columns are as they were left.
+        """
+        if name not in self._cells:
+            self._cells[name] = np.full(self._cells["own"].shape, np.nan, np.float32)
+        return self.get(name)
+
+    def mark_clean(self) -> None:
+        """Note that the derived arrays are up to date."""
+        self.clean_columns = self.num_steps
+
+    def mark_dirty(self) -> None:
+        """Note that the derived arrays are of no use: what they rest on has changed."""
+        self.clean_columns = 0
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def put(self, rank: int, columns: Mapping[str, Column]) -> None:
+        """Take the steps of one rank; of a step that comes twice the later start counts."""
+        steps = np.asarray(columns["step"], np.int64)
+        keep = np.sort(np.unique(steps, return_index=True)[1])[-self.capacity :]
+        cells = _cells_of(columns, keep)
+        steps = steps[keep]
+        self._make_columns(np.unique(steps))
+        row = self._row(rank)
+        if self.dropped_steps:
+            self._put_into(self._head, self._head_steps, row, steps, cells)
+        touched = self._put_into(self._cells, self.steps, row, steps, cells)
+        self.clean_columns = min(self.clean_columns, touched)
+
+    def _put_into(
+        self,
+        target: dict[str, NDArray[Any]],
+        known: NDArray[np.int64],
+        row: int,
+        steps: NDArray[np.int64],
+        cells: dict[str, NDArray[Any]],
+    ) -> int:
+        """Write the cells whose step is `known`; return the first column that changed."""
+        if not len(known):
+            return self.num_steps
+        at = np.minimum(np.searchsorted(known, steps), len(known) - 1)
+        before = target["started_ms"][row, at]
+        news = (known[at] == steps) & ~(before >= cells["started_ms"])
+        if not news.any():
+            return self.num_steps
+        for name, values in cells.items():
+            target[name][row, at[news]] = values[news]
+        return int(at[news].min())
+
+    def _row(self, rank: int) -> int:
+        row = self.row_of.get(rank)
+        if row is None:
+            row = self.row_of[rank] = len(self.row_of)
+            if row >= len(self._cells["own"]):
+                self._grow(rows=row)
+            self.clean_columns = 0
+        return row
+
+    def _make_columns(self, wanted: NDArray[np.int64]) -> None:
+        new = np.setdiff1d(wanted, self.steps, assume_unique=True)
+        if self.dropped_steps and len(new):  # too late for the table, perhaps not for the head
+            new = new[new > self._steps[0]]
+        if not len(new):
+            return
+        room = self.capacity - self.num_steps - len(new)
+        if room < 0:
+            self._drop(min(self.num_steps, max(-room, self.capacity // 8)))
+        while self.num_steps + len(new) > len(self._steps):
+            self._grow(columns=len(self._steps))
+        merged = np.concatenate([self.steps, new])
+        order = np.argsort(merged, kind="stable")
+        first = int(np.searchsorted(self.steps, new[0]))
+        if first < self.num_steps:  # columns in between: move what comes after
+            for cells in self._cells.values():
+                used = cells[:, : len(merged)]
+                used[:, self.num_steps :] = _blank(cells)
+                used[:, first:] = used[:, order[first:]]
+        self._steps[: len(merged)] = merged[order]
+        self.num_steps = len(merged)
+        self.clean_columns = min(self.clean_columns, first)
+
+    def _drop(self, count: int) -> None:
+        if not self.dropped_steps:
+            self._head = {name: cells[:, :HEAD].copy() for name, cells in self._cells.items()}
+            self._head_steps = self.steps[:HEAD].copy()
+        kept = self.num_steps - count
+        for cells in self._cells.values():
+            cells[:, :kept] = cells[:, count : self.num_steps]
+            cells[:, kept:] = _blank(cells)
+        self._steps[:kept] = self._steps[count : self.num_steps]
+        self.num_steps = kept
+        self.dropped_steps += count
+        self.clean_columns = max(0, self.clean_columns - count)
+
+    def _grow(self, rows: int = 0, columns: int = 0) -> None:
+        for name, cells in self._cells.items():
+            self._cells[name] = np.pad(
+                cells, ((0, rows), (0, columns)), constant_values=_blank(cells)
+            )
+        for name, cells in self._head.items():
+            self._head[name] = np.pad(cells, ((0, rows), (0, 0)), constant_values=_blank(cells))
+        self._steps = np.pad(self._steps, (0, columns))
+
+
+def _blank(cells: NDArray[Any]) -> Any:
+    return 0 if cells.dtype == np.int32 else np.nan
+
+
+def _cells_of(columns: Mapping[str, Column], keep: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the table's metrics of a chunk of steps, in milliseconds."""
+    nothing = np.zeros(len(keep), np.int64)
+
+    def ns(name: str) -> NDArray[Any]:
+        values = columns.get(name)
+        return nothing if values is None else np.asarray(values, np.int64)[keep]
+
+    def ms(name: str) -> NDArray[np.float64]:
+        return np.maximum(ns(name), 0) * _MS
+
+    blocked = {name: ms(name) for name in _BLOCKED}
+    total_blocked = sum(blocked.values(), start=np.zeros(len(keep)))
+    duration = ns("duration_ns")
+    cells: dict[str, NDArray[Any]] = {"duration": duration * _MS, "blocked": total_blocked}
+    aside = ms("checkpoint_ns") + ms("evaluation_ns")
+    cells["own"] = np.maximum(cells["duration"] - total_blocked - aside, 0.0)
+    for phase in OWN_PHASES:
+        waited = blocked.get(f"{phase}_blocked_ns", 0.0)
+        cells[phase] = np.maximum(ms(f"{phase}_ns") - waited, 0.0)
+    cells["cpu"] = np.where(ns("cpu_ns") > 0, ns("cpu_ns") * _MS, np.nan)
+    for name in ("own", "duration", "blocked", *OWN_PHASES):
+        cells[name] = np.where(duration > 0, cells[name], np.nan)
+    cells["started_ms"] = ns("started_ns") * _MS
+    cells["flags"] = ns("flags").astype(np.int32)
+    return cells

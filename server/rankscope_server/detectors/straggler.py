@@ -1,0 +1,265 @@
+"""Fail-slow ranks: who, since which step, in which phase, at what cost (detection.md D1)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from rankscope_server.detectors.deviation import Deviation, deviation
+from rankscope_server.detectors.finding import (
+    DetectorResult,
+    DetectorStatus,
+    Finding,
+    Severity,
+)
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.spells import Spell, entry_levels, find_spells, turning_point
+from rankscope_server.detectors.step_table import StepTable
+from rankscope_server.detectors.straggler_cost import (
+    Cost,
+    Excess,
+    cost_of,
+    excess_of,
+    middle,
+    phase_excess,
+)
+from rankscope_server.detectors.straggler_words import Case, finding_of
+from rankscope_server.detectors.window import Window
+
+Kind: TypeAlias = Literal["slow_compute", "slow_data"]
+_MAX_FINDINGS = 32
+
+
+class Straggler:
+    """Finds ranks whose own work takes longer than that of their peers, or than before."""
+
+    name: ClassVar[str] = "straggler"
+    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return the slow ranks of an attempt, those that recovered too."""
+        table, policy = window.steps, window.policy
+        lack = _lack(window)
+        if lack is not None:
+            return DetectorResult(DetectorStatus(self.name, str(self.__doc__), "skipped", *lack))
+        roles = _roles(window)
+        found = deviation(table, roles, policy)
+        levels = entry_levels(found, table.num_steps + table.dropped_steps, policy)
+        spells = [
+            spell
+            for spell in find_spells(found, levels, policy)
+            if spell.cleared and _is_covered(table, spell, policy)
+        ]
+        events, notes = _without_global(_events(spells, policy), found, policy)
+        cases = [
+            case for event in events if (case := _case(window, found, event, spells)) is not None
+        ]
+        cases.sort(key=lambda case: -case.cost.ratio)
+        findings = _one_per_key([finding_of(window, case) for case in cases[:_MAX_FINDINGS]])
+        findings = _with_memory(window, self.name, findings)
+        status = DetectorStatus(self.name, str(self.__doc__), "ran", "; ".join(notes))
+        return DetectorResult(status, tuple(findings), _equal(found, findings))
+
+
+def _lack(window: Window) -> tuple[str, str] | None:
+    """Return (reason, remedy) if there is too little to compare."""
+    table, policy = window.steps, window.policy
+    if window.world_size == 1:
+        return "one rank has nobody to be compared with", "nothing to do"
+    if not table.num_steps:
+        return "no step has ended yet", "wait, or call rankscope.step() once a step"
+    steps = table.num_steps + table.dropped_steps
+    if steps < policy.min_steps:
+        return f"needs {policy.min_steps} steps, has {steps}", "wait"
+    if len(table.ranks) < 2:
+        return "only one rank reports steps", "attach the agent to all ranks"
+    recent = table.get("own", max(0, table.num_steps - policy.recent_steps))
+    missing = float(np.mean(np.isnan(recent)))
+    if missing > policy.max_missing_share:
+        return (
+            f"{100 * missing:.0f} % of the steps of the reporting ranks are missing",
+            "see the losses under coverage",
+        )
+    return None
+
+
+def _roles(window: Window) -> dict[int, Hashable]:
+    """Return the role of each rank: ranks of different roles are never compared."""
+    return {
+        rank: (known.role, known.stage, known.num_stages, known.num_microbatches)
+        for rank, known in window.ranks.items()
+    }
+
+
+def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:
+    missing = np.isnan(table.get("own")[spell.row, spell.columns])
+    return float(missing.mean()) <= policy.max_missing_share
+
+
+def _events(spells: Sequence[Spell], policy: Policy) -> list[list[Spell]]:
+    """Group spells that began together: ranks that one cause makes slow."""
+    events: list[list[Spell]] = []
+    for spell in sorted(spells, key=lambda spell: (spell.first, spell.row)):
+        near = [
+            event
+            for event in events
+            if abs(spell.first - event[0].first) <= policy.short_window
+            and abs(spell.last - event[0].last) <= policy.long_window
+        ]
+        if near:
+            near[-1].append(spell)
+        else:
+            events.append([spell])
+    return events
+
+
+def _without_global(
+    events: list[list[Spell]], found: Deviation, policy: Policy
+) -> tuple[list[list[Spell]], list[str]]:
+    """Leave out what began on more than a quarter of the ranks at once."""
+    kept, notes = [], []
+    for event in events:
+        rows = {spell.row for spell in event}
+        if len(rows) > 1 and len(rows) > policy.global_share * len(found.roles):
+            notes.append(f"{len(rows)} ranks became slower together: no rank is accused")
+        else:
+            kept.append(event)
+    return kept, notes
+
+
+def _case(
+    window: Window, found: Deviation, event: list[Spell], spells: Sequence[Spell]
+) -> Case | None:
+    """Return what an event amounts to; None below the cost gate or without a phase to blame."""
+    table, policy = window.steps, window.policy
+    excess = excess_of(table, found, max(event, key=lambda spell: spell.size), policy)
+    kind = _kind(excess, policy)
+    if kind is None:
+        return None
+    event = [_sharpen(table, found, spell, excess, policy) for spell in event]
+    columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
+    cost = cost_of(table, found, event, columns, policy)
+    worst = max(event, key=lambda spell: spell.size)
+    company = _company(event, spells)
+    if cost.ratio < policy.cost_info_ratio and company:
+        # Slow ranks hide behind each other: alone, none of them costs anything.
+        joint = cost_of(table, found, [*event, *company], columns, policy)
+        share = worst.size / (worst.size + max(spell.size for spell in company))
+        if joint.ratio * share > cost.ratio:
+            cost = replace(joint, ratio=joint.ratio * share)
+    if not cost.ratio >= policy.cost_silent_ratio:
+        return None
+    seconds = _seconds(table, columns)
+    return Case(
+        kind=kind,
+        ranks=tuple(sorted(table.ranks[spell.row] for spell in event)),
+        worst_rank=table.ranks[worst.row],
+        spell=worst,
+        columns=columns,
+        onset_step=int(table.steps[columns.start]),
+        ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
+        seconds=seconds,
+        has_peers=bool(found.peers[worst.row]),
+        num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
+        excess=excess,
+        cost=cost,
+        company=tuple(sorted({table.ranks[spell.row] for spell in company})),
+        severity=_severity(cost, worst, seconds, policy),
+    )
+
+
+def _sharpen(
+    table: StepTable, found: Deviation, spell: Spell, excess: Excess, policy: Policy
+) -> Spell:
+    """Read the onset from the phase that holds most of the excess: the others only add noise."""
+    phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
+    begin = max(found.first_column, spell.first - policy.short_window)
+    stop = min(spell.last, spell.first + policy.long_window) + 1
+    raw = phase_excess(table, found, spell.row, phase)[begin:stop]
+    calm = middle(raw[: spell.first - begin]) if spell.first > begin else 0.0
+    size = middle(raw[spell.first - begin :])
+    if not size > calm:
+        return spell
+    return replace(spell, first=begin + turning_point(raw, calm, size))
+
+
+def _company(event: list[Spell], spells: Sequence[Spell]) -> list[Spell]:
+    """Return the spells of other ranks that cover most of this one."""
+    rows = {spell.row for spell in event}
+    first, last = event[0].first, event[0].last
+    return [
+        other
+        for other in spells
+        if other.row not in rows
+        and min(last, other.last) - max(first, other.first) >= 0.5 * (last - first)
+    ]
+
+
+def _kind(excess: Excess, policy: Policy) -> Kind | None:
+    """Return the kind by the phase that holds the excess; None if no phase explains it."""
+    explained = sum(max(value, 0.0) for value in excess.by_phase.values())
+    if not explained >= policy.min_explained_share * excess.total_ms:
+        return None
+    data = max(excess.by_phase["data"], 0.0)
+    return "slow_data" if data > 0.5 * explained else "slow_compute"
+
+
+def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:
+    """Return info for what is small, short or not in every step."""
+    lasting = (
+        spell.last - spell.first + 1 >= policy.persistent_steps
+        and seconds >= policy.persistent_seconds
+        and spell.consistent >= policy.consistent_share
+    )
+    if not lasting or cost.ratio < policy.cost_info_ratio:
+        return "info"
+    return "critical" if cost.ratio >= policy.cost_critical_ratio else "warning"
+
+
+def _seconds(table: StepTable, columns: slice) -> float:
+    return float(np.nansum(np.nanmax(np.nan_to_num(table.get("duration")[:, columns]), 0))) / 1e3
+
+
+def _one_per_key(findings: list[Finding]) -> list[Finding]:
+    """Keep one spell of the same ranks and kind: an open one, else the costliest."""
+    kept: dict[str, Finding] = {}
+    for finding in findings:  # costliest first
+        known = kept.get(finding.key)
+        if known is None or (known.state == "recovered" and finding.state == "open"):
+            kept[finding.key] = finding
+    return list(kept.values())
+
+
+def _with_memory(window: Window, name: str, findings: list[Finding]) -> list[Finding]:
+    """Keep what the table has forgotten: an onset, or a whole spell, before its first column."""
+    if not window.steps.dropped_steps:
+        return findings
+    first_step = int(window.steps.steps[0])
+    now = {finding.key: finding for finding in findings}
+    for key, old in window.before.items():
+        if old.detector != name or old.onset_step is None or old.onset_step >= first_step:
+            continue
+        current = now.get(key)
+        if current is None:
+            ended = old.ended_step if old.state == "recovered" else first_step
+            now[key] = replace(old, state="recovered", ended_step=ended)
+        elif current.state == "open" and old.state == "open":
+            now[key] = replace(current, onset_step=old.onset_step, onset_ms=old.onset_ms)
+    return list(now.values())
+
+
+def _equal(found: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return what was compared and found equal, for the verdict of another detector."""
+    if any(finding.state == "open" for finding in findings):
+        return ()
+    last = found.long[:, -1] if found.long.size else np.zeros(0)
+    known = last[~np.isnan(last)]
+    if not len(known):
+        return ()
+    spread = float(np.exp(np.max(np.abs(known))) - 1)
+    return (
+        f"own work per step: {len(known)} ranks within {100 * spread:.0f} % of their reference",
+    )

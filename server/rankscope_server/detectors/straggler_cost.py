@@ -1,0 +1,164 @@
+"""What a slow rank costs the job, and which phase of its step holds the excess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.formulas import throughput_loss
+from rankscope_server.detectors.deviation import Deviation
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.robust import median, others_median
+from rankscope_server.detectors.spells import Spell
+from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Throughput lost while it lasted. Times are medians in ms per step."""
+
+    ratio: float
+    step_now_ms: float
+    step_before_ms: float | None  # None: there was no healthy time before
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Own work of a rank in a spell against its reference, ms per step (medians)."""
+
+    own_ms: float
+    reference_ms: float
+    by_phase: dict[str, float]  # own work of the phase less its reference
+    phase_ms: dict[str, float]
+    phase_reference_ms: dict[str, float]
+    cpu_ms: float | None
+    cpu_reference_ms: float | None
+
+    @property
+    def total_ms(self) -> float:
+        """Return the excess of the whole step."""
+        return self.own_ms - self.reference_ms
+
+
+def healthy_columns(table: StepTable, first: int, begin: int, policy: Policy) -> Array:
+    """Return the normal columns before `first`, not earlier than `begin`."""
+    normal = ~table.special()
+    normal[:begin] = normal[first:] = False
+    return np.flatnonzero(normal)[-policy.healthy_steps :]
+
+
+def cost_of(
+    table: StepTable,
+    deviation: Deviation,
+    spells: Sequence[Spell],
+    columns: slice,
+    policy: Policy,
+    aside: Sequence[int] = (),
+) -> Cost:
+    """Return what the ranks of `spells` cost over `columns`; rows `aside` count for neither side.
+
+    Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
+    how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
+    pipelines the rank's own excess, which a pipeline may hide in part. And what the job lost: its
+    step time against that before the onset, changed as the work of the other ranks changed.
+    """
+    rows = sorted({spell.row for spell in spells})
+    step = median(table.get("duration"), 0)
+    inside = np.zeros(table.num_steps, bool)
+    inside[columns] = True
+    inside &= ~table.special() & ~np.isnan(step)
+    if not inside.any():
+        return Cost(0.0, float("nan"), None)
+    now = float(np.median(step[inside]))
+    healthy = healthy_columns(table, columns.start, deviation.first_column, policy)
+    healthy = healthy[~np.isnan(step[healthy])]
+    gap = _gap(table, deviation, rows, aside)
+    extra = float(np.nansum(gap[inside]))
+    total = float(np.sum(step[inside]))
+    if len(healthy) < policy.healthy_min_steps:
+        return Cost(throughput_loss(total, total - extra), now, None)
+    extra -= float(np.nanmean(np.append(gap[healthy], 0.0))) * int(inside.sum())
+    before = float(np.median(step[healthy])) * _common_change(table, rows, healthy, inside)
+    ratio = min(throughput_loss(total, total - extra), throughput_loss(now, before))
+    return Cost(ratio, now, before)
+
+
+def _common_change(table: StepTable, rows: Sequence[int], healthy: Array, inside: Array) -> float:
+    """Return by how much the own work of the ranks outside `rows` changed, as a ratio."""
+    own = np.delete(table.get("own"), rows, axis=0)
+    if not len(own):
+        return 1.0
+    change = middle(median(own[:, inside]) / median(own[:, healthy]))
+    return change if np.isfinite(change) else 1.0
+
+
+def _gap(
+    table: StepTable, deviation: Deviation, rows: Sequence[int], aside: Sequence[int]
+) -> Array:
+    """Return for each column the ms that the job waits because of `rows`, at least 0."""
+    own = table.get("own")
+    if len(set(deviation.roles)) > 1:
+        reference = own[rows] / np.exp(deviation.raw[rows])
+        return np.fmax.reduce(np.fmax(own[rows] - reference, 0.0), axis=0)
+    others = np.ones(len(own), bool)
+    others[list(rows) + list(aside)] = False
+    if not others.any():
+        return np.zeros(own.shape[1])
+    slowest = np.fmax.reduce(own[rows], axis=0)
+    return np.fmax(slowest - np.fmax.reduce(own[others], axis=0), 0.0)
+
+
+def excess_of(table: StepTable, deviation: Deviation, spell: Spell, policy: Policy) -> Excess:
+    """Return where the excess of a spell lies."""
+    row, columns = spell.row, spell.columns
+    if deviation.peers[row]:
+        peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
+        at = peers.index(row)
+
+        def reference(metric: str) -> float:
+            values = table.get(metric)[peers, columns]
+            return middle(others_median(values, 2)[at])
+    else:
+        healthy = healthy_columns(table, spell.first, deviation.first_column, policy)
+
+        def reference(metric: str) -> float:
+            head = table.head(metric)[row, : policy.warmup_max_steps + policy.baseline_steps]
+            return middle(table.get(metric)[row, healthy] if len(healthy) else head)
+
+    now = {name: middle(table.get(name)[row, columns]) for name in ("own", "cpu", *OWN_PHASES)}
+    then = {name: reference(name) for name in now}
+    return Excess(
+        own_ms=now["own"],
+        reference_ms=then["own"],
+        by_phase={name: now[name] - then[name] for name in OWN_PHASES},
+        phase_ms={name: now[name] for name in OWN_PHASES},
+        phase_reference_ms={name: then[name] for name in OWN_PHASES},
+        cpu_ms=_known(now["cpu"]),
+        cpu_reference_ms=_known(then["cpu"]),
+    )
+
+
+def phase_excess(table: StepTable, deviation: Deviation, row: int, phase: str) -> Array:
+    """Return own work of a phase less its peers' median, per column; without peers as it is."""
+    if not deviation.peers[row]:
+        return table.get(phase)[row]
+    peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
+    values = table.get(phase)[peers]
+    excess: Array = (values - others_median(values, 2))[peers.index(row)]
+    return excess
+
+
+def middle(values: Array) -> float:
+    """Return the median of what is known, NaN for nothing."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,243 @@
+"""What the straggler detector says about a case it has proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rankscope.formulas import rank_hours_per_day
+from rankscope_server.detectors.finding import Evidence, Finding, Severity
+from rankscope_server.detectors.spells import Spell
+from rankscope_server.detectors.straggler_cost import Cost, Excess
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import (
+    capital,
+    confidence_word,
+    ms_text,
+    percent_text,
+    place_text,
+    ranks_text,
+    seconds_text,
+    times_text,
+)
+
+_SAME_CPU = 1.15  # CPU time per step within 15 %: the rank does not compute more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Ranks that one cause makes slow, with all that is known of it."""
+
+    kind: Literal["slow_compute", "slow_data"]
+    ranks: tuple[int, ...]
+    worst_rank: int
+    spell: Spell
+    columns: slice
+    onset_step: int
+    ended_step: int | None
+    seconds: float
+    has_peers: bool
+    num_peers: int
+    excess: Excess
+    cost: Cost
+    company: tuple[int, ...]  # other ranks that are slow meanwhile
+    severity: Severity
+
+
+def finding_of(window: Window, case: Case) -> Finding:
+    """Return the finding of a case."""
+    ranks = "+".join(str(rank) for rank in case.ranks)
+    confidence, reasons = _confidence(case)
+    started = window.steps.get("started_ms")[:, case.columns.start]
+    known = started[~np.isnan(started)]
+    return Finding(
+        key=f"{window.attempt}/straggler/{case.kind}/{ranks}",
+        detector="straggler",
+        kind=case.kind,
+        severity=case.severity,
+        state="open" if case.ended_step is None else "recovered",
+        attempt=window.attempt,
+        ranks=case.ranks,
+        hosts=window.hosts(case.ranks),
+        onset_step=case.onset_step,
+        onset_ms=float(np.median(known)) if len(known) else None,
+        ended_step=case.ended_step,
+        cost_throughput_ratio=case.cost.ratio,
+        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, case.cost.ratio),
+        confidence=confidence,
+        confidence_text=f"{confidence_word(confidence)}: {reasons}",
+        what=_what(window, case),
+        why=_why(window, case),
+        next=_next(window, case),
+        next_command=_command(window, case),
+        evidence=_evidence(window, case),
+        ruled_out=_ruled_out(case),
+        would_be_wrong_if=_wrong_if(case),
+        policy_hash=window.policy.hash,
+        victims=tuple(r for r in window.steps.ranks if r not in {*case.ranks, *case.company}),
+    )
+
+
+def _reference_text(case: Case) -> str:
+    if not case.has_peers:
+        return "before"
+    return f"{case.num_peers} peers" if case.num_peers > 1 else "its peer"
+
+
+def _since(case: Case) -> str:
+    if case.ended_step is None:
+        return f"since step {case.onset_step:,}"
+    return f"from step {case.onset_step:,} to step {case.ended_step:,}"
+
+
+def _what(window: Window, case: Case) -> str:
+    who = capital(place_text(case.ranks, window.hosts(case.ranks)))
+    many = len(case.ranks) > 1
+    if case.kind == "slow_compute":
+        ratio = times_text(float(np.exp(case.spell.size)))
+        than = f"their {_reference_text(case)}" if many else f"its {_reference_text(case)}"
+        if not case.has_peers:
+            than = "before"
+        verb = "compute" if many else "computes"
+        verb = verb if case.ended_step is None else "computed"
+        return f"{who} {verb} {ratio} as slow as {than} {_since(case)}"
+    verb = ("wait" if many else "waits") if case.ended_step is None else "waited"
+    now = ms_text(case.excess.phase_ms["data"])
+    then = ms_text(case.excess.phase_reference_ms["data"])
+    than = f"{case.num_peers} peers {then}" if case.has_peers else f"{then} before"
+    return f"{who} {verb} {now} a step for data {_since(case)}, {than}"
+
+
+def _why(window: Window, case: Case) -> str:
+    excess, cost = case.excess, case.cost
+    reference = (
+        f"the median of {case.num_peers} peers" if case.has_peers else "its own steps before"
+    )
+    phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
+    positive = sum(max(value, 0.0) for value in excess.by_phase.values())
+    share = percent_text(max(excess.by_phase[phase], 0.0) / positive) if positive else "none"
+    where = "waiting for data" if phase == "data" else phase
+    text = (
+        f"Rank {case.worst_rank} works {ms_text(excess.own_ms)} a step without waiting for others, "
+        f"against {ms_text(excess.reference_ms)} ({reference}); {share} of the excess is in {where}"
+    )
+    text += _cpu_text(case)
+    before = f" ({ms_text(cost.step_before_ms)} before)" if cost.step_before_ms else ""
+    text += (
+        f". The job's step takes {ms_text(cost.step_now_ms)}{before}, about "
+        f"{ms_text(cost.step_now_ms * (1 - cost.ratio))} without it"
+    )
+    hours = rank_hours_per_day(window.world_size, cost.ratio)
+    verb = "lost" if case.ended_step is not None else "lose"
+    return (
+        f"{text}: {window.world_size} ranks {verb} "
+        f"{percent_text(cost.ratio)} of their throughput, {hours:.0f} rank-hours a day"
+    )
+
+
+def _cpu_text(case: Case) -> str:
+    cpu, reference = case.excess.cpu_ms, case.excess.cpu_reference_ms
+    if cpu is None or not reference or case.kind != "slow_compute":
+        return ""
+    if cpu <= _SAME_CPU * reference:
+        return (
+            f"; its CPU time is the same ({ms_text(cpu)} against {ms_text(reference)}), "
+            "so it is held up rather than busy"
+        )
+    return f"; its CPU time is {times_text(cpu / reference)} as long"
+
+
+def _next(window: Window, case: Case) -> str:
+    host = window.host(case.worst_rank) or "its host"
+    if case.kind == "slow_data":
+        return (
+            f"Look at what rank {case.worst_rank} reads on {host}: the disk or mount, the number "
+            "of loader workers, one slow file or shard"
+        )
+    return (
+        f"Look at {host} while it runs: clocks and throttling, other processes on the cores or "
+        f"the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
+    )
+
+
+def _command(window: Window, case: Case) -> str:
+    known = window.ranks.get(case.worst_rank)
+    if known is None or not known.pid:
+        return ""
+    return f"py-spy top --pid {known.pid}" if case.kind == "slow_compute" else "iostat -x 1"
+
+
+def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
+    excess = case.excess
+    facts = [
+        Evidence(
+            f"Rank {rank} in step {case.onset_step:,}, its first slow step",
+            window.link(rank, case.onset_step),
+        )
+        for rank in case.ranks[:4]
+    ]
+    facts += [
+        Evidence(
+            f"{capital(name)}: {ms_text(excess.phase_ms[name])} a step, "
+            f"reference {ms_text(excess.phase_reference_ms[name])}"
+        )
+        for name, value in sorted(excess.by_phase.items(), key=lambda item: -item[1])
+        if abs(value) > 0.02 * excess.own_ms
+    ]
+    facts.append(
+        Evidence(
+            f"{percent_text(case.spell.consistent)} of its {case.spell.last - case.spell.first + 1}"
+            f" steps in {seconds_text(case.seconds)} are slow by at least half of it"
+        )
+    )
+    if case.company:
+        facts.append(Evidence(f"Meanwhile {ranks_text(case.company)} slower than usual too"))
+    return tuple(facts)
+
+
+def _ruled_out(case: Case) -> tuple[str, ...]:
+    excess, out = case.excess, []
+    small = 0.1 * max(excess.total_ms, 0.0)
+    if case.kind == "slow_compute" and excess.by_phase["data"] <= small:
+        out.append(
+            f"Slow data: it waits {ms_text(excess.phase_ms['data'])} a step for data, "
+            f"reference {ms_text(excess.phase_reference_ms['data'])}"
+        )
+    computing = sum(excess.by_phase[name] for name in ("forward", "backward", "optimizer"))
+    if case.kind == "slow_data" and computing <= small:
+        out.append(f"Slow compute: forward, backward and optimizer differ by {ms_text(computing)}")
+    out.append("Waiting for other ranks: all time blocked on peers is left out of its own work")
+    cpu, reference = excess.cpu_ms, excess.cpu_reference_ms
+    if case.kind == "slow_compute" and cpu and reference and cpu <= _SAME_CPU * reference:
+        out.append("More work to do: its CPU time per step is that of its reference")
+    return tuple(out)
+
+
+def _wrong_if(case: Case) -> str:
+    if case.kind == "slow_data":
+        return "The rank is meant to read more or larger samples than the others"
+    if case.has_peers:
+        return "The rank is meant to do more work than its peers, for example longer sequences"
+    return "The rank was given more work at that step on purpose"
+
+
+def _confidence(case: Case) -> tuple[float, str]:
+    """Return 0.55, more for peers, for a step time that rose with it and for a lasting spell."""
+    confidence, reasons = 0.55, []
+    if case.has_peers:
+        confidence += 0.15
+        reasons.append(f"{case.num_peers} peers did the same work meanwhile")
+    else:
+        reasons.append("compared with its own earlier steps, as it has no peers")
+    before = case.cost.step_before_ms
+    if before is not None and case.cost.step_now_ms > before * 1.02:
+        confidence += 0.15
+        reasons.append("the job's step time rose with it")
+    if case.severity != "info":
+        confidence += 0.10
+        reasons.append(f"it holds for {seconds_text(case.seconds)}")
+    else:
+        reasons.append("it is short or small")
+    return round(min(confidence, 0.95), 2), ", ".join(reasons)

@@ -1,0 +1,57 @@
+"""What every detector looks at: all that is known of one attempt at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.operation_times import OperationTimes
+from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.step_table import StepTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One attempt of one run. Times are wall-clock ns of the host that measured them."""
+
+    run_id: str
+    attempt: int
+    now_ns: int  # of the server; compared with `heard_ns` only
+    world_size: int
+    ranks: Mapping[int, RankRegistered] = field(default_factory=dict)
+    states: Mapping[int, RankState] = field(default_factory=dict)
+    heard_ns: Mapping[int, int] = field(default_factory=dict)  # server's clock
+    groups: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
+    ended: Mapping[int, RankEnded] = field(default_factory=dict)
+    errors: Sequence[ErrorRaised] = ()  # in order of time
+    stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    steps: StepTable = field(default_factory=StepTable)
+    times: OperationTimes = field(default_factory=OperationTimes)
+    before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
+    policy: Policy = POLICY
+
+    def host(self, rank: int) -> str:
+        """Return the host of a rank, empty where it is not known."""
+        known = self.ranks.get(rank)
+        return known.host if known else ""
+
+    def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Return the hosts of some ranks, each once."""
+        return tuple(dict.fromkeys(host for rank in ranks if (host := self.host(rank))))
+
+    def link(self, rank: int, step: int | None = None) -> str:
+        """Return the dashboard's path to a rank, or to one step of it."""
+        return f"runs/{self.run_id}/ranks?sel={rank}" + ("" if step is None else f"@{step}")
+
+
+class Detector(Protocol):
+    """One diagnosis over a window; the class docstring is its help text."""
+
+    name: ClassVar[str]  # the id in the API, the docs and the policy
+    needs: ClassVar[frozenset[str]]  # record and chunk kinds without which it is skipped
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return what is wrong in `window`; touch nothing else."""

@@ -1,0 +1,67 @@
+"""How findings are worded: ranks, times, shares, confidence. One place, so that all read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MAX_NAMED = 6
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 3, 5 and 7"; consecutive ones as a range, long lists cut."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    ordered = sorted(ranks)
+    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"ranks {ordered[0]} to {ordered[-1]}"
+    shown = [str(rank) for rank in ordered[:_MAX_NAMED]]
+    if len(ordered) > len(shown):
+        return f"ranks {', '.join(shown)} and {len(ordered) - len(shown)} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def capital(text: str) -> str:
+    """Return a sentence with its first letter large."""
+    return text[:1].upper() + text[1:]
+
+
+def place_text(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return "rank 3 on node-a"."""
+    where = "" if not hosts else f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
+    return ranks_text(ranks) + where
+
+
+def ms_text(milliseconds: float) -> str:
+    """Return a duration with its unit, three digits of it."""
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f} s"
+    if milliseconds >= 100:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds:.1f} ms"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration in seconds, with one digit where it is short."""
+    return f"{seconds:.0f} s" if seconds >= 20 else f"{seconds:.1f} s"
+
+
+def percent_text(ratio: float) -> str:
+    """Return a share; one digit below 10 %."""
+    percent = 100 * ratio
+    return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"
+
+
+def times_text(ratio: float) -> str:
+    """Return "1.9 times"."""
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+
+
+def confidence_word(confidence: float) -> str:
+    """Return high, medium or low; docs/detectors.md says what they mean."""
+    return "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low"
+
+
+def cut(text: str, length: int = 200) -> str:
+    """Return one line of at most `length` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
