@@ -29,6 +29,7 @@ _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
 _pack_u64 = ring.U64.pack_into
 _unpack_u64 = ring.U64.unpack_from
+get_ident = threading.get_ident
 _now = time.monotonic_ns
 _MAX_CALL_SITES = 50_000
 
@@ -67,9 +68,10 @@ class Recorder:
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
         )
         self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
+        self._threads: dict[int, int] = {}
         self._numbers = itertools.count()
         self._step_numbers = itertools.count()
-        self._groups: dict[str, Group] = {}
+        self._groups_by_id: dict[int, Group] = {}
         self._instances: dict[str, int] = {}
         self._group_lock = threading.Lock()
         self._call_sites: dict[tuple[Any, int], int] = {}
@@ -110,7 +112,7 @@ class Recorder:
         at = self._ring.offset(number)
         buffer = self.buffer
         arrived = _now()
-        thread = threading.get_native_id()
+        thread = self._threads.get(get_ident()) or self._native_id()
         _pack_u64(buffer, at, 0)
         _BODY.pack_into(
             buffer, at + 8, arrived, 0, 0, size_bytes, 0, sequence, self.step, thread, peer_rank,
@@ -123,6 +125,10 @@ class Recorder:
         self.collectives_in_step += 1
         self.last_arrived_ns = arrived
         return number
+
+    def _native_id(self) -> int:
+        native = self._threads[get_ident()] = threading.get_native_id()  # a system call
+        return native
 
     def returned(self, number: int) -> None:
         """Record that the call of a collective came back (it may still run)."""
@@ -165,22 +171,26 @@ class Recorder:
 
     # --- groups and call sites -----------------------------------------------------------
 
+    @property
+    def num_collectives(self) -> int:
+        """Number of collectives recorded so far."""
+        return int(ring.U64.unpack_from(self.buffer, ring.HEAD_AT)[0])
+
     def group(self, process_group: Any) -> Group:
         """Return the record of a process group, defining it at its first use.
 
         A world that is destroyed and made again reuses its names: the object tells them apart.
         """
-        name = process_group.group_name
-        known = self._groups.get(name)
+        known = self._groups_by_id.get(id(process_group))
         if known is not None and known.reference() is process_group:
             return known
         with self._group_lock:
-            return self._define(name, process_group)
+            return self._define(process_group.group_name, process_group)
 
     def _define(self, name: str, process_group: Any) -> Group:
-        known = self._groups.get(name)
+        known = self._groups_by_id.get(id(process_group))
         if known is not None and known.reference() is process_group:
-            return known
+            return known  # another thread was faster
         import torch.distributed as dist
 
         instance = self._instances.get(name, 0) + 1
@@ -203,7 +213,7 @@ class Recorder:
             ),
             urgent=True,
         )
-        self._groups[name] = group
+        self._groups_by_id[id(process_group)] = group
         self.on_group(backend)
         return group
 

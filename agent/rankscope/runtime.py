@@ -37,7 +37,9 @@ class Agent:
         self.recorder: Recorder | None = None
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
+        self.engine_call_site = -1  # where the backward pass of now was called; -1 not looked up
         self.engine_arrived_ns = 0  # last collective that the engine issued in this backward
+        self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
         self._environ = environ
         self._description: dict[str, Any] = {}
         self._when_recorder: list[Callable[[Agent], None]] = []
@@ -49,15 +51,19 @@ class Agent:
 
     def start(self) -> None:
         """Install the hooks, now or when their modules are imported; open what can be opened."""
-        for hook_class in _chosen(self.settings.hooks):
-            hook = hook_class()
-            self.sources[hook.name] = f"waits for import of {hook.needs}"
-            when_imported(hook.needs, guarded(self._installer(hook)))
+        self.install_hooks()
         atexit.register(guarded(self._finish))
         os.register_at_fork(after_in_child=guarded(self._forked))
         who = identity.from_environment(self._environ)
         if who is not None and not _is_inherited(self._environ):
             self.open(who)
+
+    def install_hooks(self) -> None:
+        """Install the hooks that the settings name. Raises ValueError for an unknown name."""
+        for hook_class in _chosen(self.settings.hooks):
+            hook = hook_class()
+            self.sources[hook.name] = f"waits for import of {hook.needs}"
+            when_imported(hook.needs, guarded(self._installer(hook)))
 
     def _installer(self, hook: Hook) -> Callable[[], None]:
         def install() -> None:
@@ -95,6 +101,18 @@ class Agent:
         for action in self._when_recorder:
             action(self)
         self._watch_collector(run, first=True)
+
+    def patch(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace an attribute of a class or module until `remove_hooks`."""
+        original = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+        setattr(owner, name, replacement)
+        self.undo.append(lambda: setattr(owner, name, original))
+
+    def remove_hooks(self) -> None:
+        """Take every hook out again, last one first; what was recorded stays."""
+        while self.undo:
+            self.undo.pop()()
+        self.sources = dict.fromkeys(self.sources, "removed")
 
     def on_recorder(self, action: Callable[[Agent], None]) -> None:
         """Run `action` when the recorder is open, at once if it is."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from rankscope import schema
 from rankscope.guard import guarded
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _DISPATCH_KEY = "BackendSelect"
 _MAX_FRAMES = 40
 _now = time.monotonic_ns
+Token: TypeAlias = tuple[int, bool]  # slot number; whether the autograd engine called
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class Collectives:
             if not global_ranks:  # the default group: now the rank is known in any case
                 agent.world_known(group_rank, group_size)
 
-        c10d._new_process_group_helper = new_process_group
+        agent.patch(c10d, "_new_process_group_helper", new_process_group)
+        if c10d.is_initialized():  # groups are there already: their earlier operations are lost
+            self._install_kernels(agent)
         return "kernels at BackendSelect; ends from futures and Work.wait"
 
     def _install_kernels(self, agent: Agent) -> None:
@@ -118,7 +121,8 @@ class Collectives:
             kernel = _kernel(operator, overload.default, watch)
             library.impl(operator.operator, kernel, _DISPATCH_KEY, with_keyset=True)
         self._library = library  # its life is the life of the kernels
-        _patch_wait(Work, watch)
+        agent.undo.append(library._destroy)
+        _patch_wait(agent, Work, watch)
 
 
 def _kernel(operator: Operator, overload: Any, watch: _Watch) -> Callable[..., Any]:
@@ -127,23 +131,20 @@ def _kernel(operator: Operator, overload: Any, watch: _Watch) -> Callable[..., A
 
     after = torch._C.DispatchKey.BackendSelect
     redispatch = overload.redispatch
-    operation = schema.OPERATIONS.index(operator.operation)
-    names = [argument.name for argument in overload._schema.arguments]
-    async_at = names.index("async_op") if "async_op" in names else -1
     work_in_tuple = len(overload._schema.returns) == 2
-    issued, returned, failed = watch.issued, watch.returned, watch.failed
-    has_future = operator.has_future
+    issued, failed = guarded(watch.issuer(operator, overload._schema)), watch.failed
+    returned = guarded(watch.returner(operator))
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        number = issued(operator, operation, async_at, args)
+        token = issued(args)
         try:
             result = redispatch(keyset.remove(after), *args)
         except BaseException:
-            if number is not None:
-                failed(number)
+            if token is not None:
+                failed(token[0])
             raise
-        if number is not None:
-            returned(number, result[1] if work_in_tuple else result, has_future)
+        if token is not None:
+            returned(token, result[1] if work_in_tuple else result)
         return result
 
     return kernel
@@ -169,67 +170,81 @@ class _Watch:
         self._not_the_user = (torch.__path__[0], _OWN_DIRECTORY, contextlib.__file__, "<")
         self._waiting: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
-        self.issued = guarded(self._issued)
-        self.returned = guarded(self._returned)
         self.failed = guarded(self._failed)
         self.wait_ended = guarded(self._wait_ended)
 
-    def _issued(
-        self, operator: Operator, operation: int, async_at: int, args: tuple[Any, ...]
-    ) -> int | None:
-        recorder = self._agent.recorder
-        if recorder is None or not recorder.active:
-            return None
-        group_at = operator.group_at
-        group = recorder.group(self._unbox_group(args[group_at]))
+    def issuer(self, operator: Operator, types: Any) -> Callable[[tuple[Any, ...]], Token | None]:
+        """Return what runs before one operator: it records the call and returns its token."""
+        agent, unbox_group, measure = self._agent, self._unbox_group, self._measure
+        operation = schema.OPERATIONS.index(operator.operation)
+        names = [argument.name for argument in types.arguments]
+        async_at = names.index("async_op") if "async_op" in names else -1
+        group_at, peer_at = operator.group_at, operator.peer_at
         is_p2p = operator.operation in schema.P2P_OPERATIONS
-        peer = -1
-        if operator.peer_at >= 0:
-            place = args[operator.peer_at]
-            peer = group.ranks[place] if 0 <= place < len(group.ranks) else -1
-        tensors = args[0]
-        size_bytes, num_tensors, dtype = self._measure(tensors)
-        if group_at == 2:
-            size_2, num_2, dtype_2 = self._measure(args[1])
-            size_bytes, num_tensors = max(size_bytes, size_2), max(num_tensors, num_2)
-            dtype = dtype or dtype_2
-        flags = schema.FLAG_P2P if is_p2p else 0
-        if is_p2p or (0 <= async_at < len(args) and args[async_at]):
-            flags |= schema.FLAG_ASYNC
-        call_site, by_engine = self._call_site()
-        number = recorder.issued(
-            operation,
-            group,
-            group.next_p2p(operation, peer) if is_p2p else next(group.sequence),
-            0 if operator.operation == "barrier" else size_bytes,
-            dtype,
-            num_tensors,
-            peer,
-            flags,
-            call_site,
-        )
-        if by_engine:
-            self._agent.engine_arrived_ns = recorder.last_arrived_ns
-        return number
+        is_barrier = operator.operation == "barrier"
+        always = schema.FLAG_P2P | schema.FLAG_ASYNC if is_p2p else 0
 
-    def _returned(self, number: int, boxed: Any, has_future: bool) -> None:
-        recorder = self._agent.recorder
-        assert recorder is not None
-        recorder.returned(number)  # first: the callback below may run at once
-        work = self._unbox_work(boxed)
-        if work is None:
-            return
-        key = id(work)
-        waiting = self._waiting
-        waiting[key] = (weakref.ref(work, lambda _: waiting.pop(key, None)), number)
-        self._latest_work = work
-        if has_future:
-            ended = recorder.ended
-            try:
-                future = work.get_future()
-            except RuntimeError:  # this backend has none for this operation
+        def issued(args: tuple[Any, ...]) -> Token | None:
+            recorder = agent.recorder
+            if recorder is None or not recorder.active:
+                return None
+            group = recorder.group(unbox_group(args[group_at]))
+            peer = -1
+            if peer_at >= 0:
+                place = args[peer_at]
+                peer = group.ranks[place] if 0 <= place < len(group.ranks) else -1
+            size_bytes, num_tensors, dtype = measure(args[0])
+            if group_at == 2:
+                size_2, num_2, dtype_2 = measure(args[1])
+                size_bytes, num_tensors = max(size_bytes, size_2), max(num_tensors, num_2)
+                dtype = dtype or dtype_2
+            flags = always
+            if 0 <= async_at < len(args) and args[async_at]:
+                flags |= schema.FLAG_ASYNC
+            call_site, by_engine = self._call_site()
+            number = recorder.issued(
+                operation,
+                group,
+                group.next_p2p(operation, peer) if is_p2p else next(group.sequence),
+                0 if is_barrier else size_bytes,
+                dtype,
+                num_tensors,
+                peer,
+                flags,
+                call_site,
+            )
+            if by_engine:
+                agent.engine_arrived_ns = recorder.last_arrived_ns
+            return number, by_engine
+
+        return issued
+
+    def returner(self, operator: Operator) -> Callable[[Token, Any], None]:
+        """Return what runs after one operator: it arranges that the end is seen."""
+        agent, unbox_work, waiting = self._agent, self._unbox_work, self._waiting
+        has_future, at_end = operator.has_future, schema.FLAG_END_IS_UPPER_BOUND
+
+        def returned(token: Token, boxed: Any) -> None:
+            number, by_engine = token
+            recorder = agent.recorder
+            assert recorder is not None
+            recorder.returned(number)  # first: the callback below may run at once
+            work = unbox_work(boxed)
+            if work is None:
                 return
-            future.add_done_callback(lambda _: ended(number, schema.FLAG_END_IS_UPPER_BOUND))
+            if not by_engine:  # C++ callers never wait through Python
+                key = id(work)
+                waiting[key] = (weakref.ref(work, lambda _: waiting.pop(key, None)), number)
+                self._latest_work = work
+            if has_future:
+                ended = recorder.ended
+                try:
+                    future = work.get_future()
+                except RuntimeError:  # this backend has none for this operation
+                    return
+                future.add_done_callback(lambda _: ended(number, at_end))
+
+        return returned
 
     def _failed(self, number: int) -> None:
         recorder = self._agent.recorder
@@ -267,12 +282,20 @@ class _Watch:
     def _call_site(self) -> tuple[int, bool]:
         """Return the innermost frame outside torch, and whether the autograd engine called.
 
-        Frames: this, _issued, the guard, the kernel, then the caller of the operator.
+        Frames: this, issued, the guard, the kernel, then the caller of the operator. Calls from
+        the autograd engine share one place per backward pass, found once.
         """
         frame = sys._getframe(4)
+        agent = self._agent
+        if frame.f_code is not agent.engine_code:
+            return self._users_frame(frame), False
+        if agent.engine_call_site < 0:
+            agent.engine_call_site = self._users_frame(frame)
+        return agent.engine_call_site, True
+
+    def _users_frame(self, frame: Any) -> int:
         recorder = self._agent.recorder
         assert recorder is not None
-        by_engine = frame.f_code is self._agent.engine_code
         known = self._inside_torch
         for _ in range(_MAX_FRAMES):
             code = frame.f_code
@@ -280,17 +303,17 @@ class _Watch:
             if inside is None:
                 inside = known[code] = code.co_filename.startswith(self._not_the_user)
             if not inside:
-                return recorder.call_site(code, frame.f_lineno), by_engine
+                return recorder.call_site(code, frame.f_lineno)
             if frame.f_back is None:
                 break
             frame = frame.f_back
-        return 0, by_engine
+        return 0
 
 
 _OWN_DIRECTORY = __file__.rpartition("/hooks/")[0]
 
 
-def _patch_wait(work_class: Any, watch: _Watch) -> None:
+def _patch_wait(agent: Agent, work_class: Any, watch: _Watch) -> None:
     """Time Work.wait on its class. From __dict__: a bound original would break the method."""
     original = work_class.__dict__.get("wait")
     if original is None:
@@ -308,4 +331,4 @@ def _patch_wait(work_class: Any, watch: _Watch) -> None:
         return result
 
     wait.__doc__ = original.__doc__
-    work_class.wait = wait
+    agent.patch(work_class, "wait", wait)

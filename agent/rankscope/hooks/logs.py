@@ -36,7 +36,7 @@ class Logs:
                 capture(agent, record)
             original(self, record)
 
-        logging.Logger.callHandlers = callHandlers  # type: ignore[method-assign]
+        agent.patch(logging.Logger, "callHandlers", callHandlers)
         return f"logging records from {logging.getLevelName(lowest)} up"
 
 
@@ -114,7 +114,7 @@ class Warnings:
                     )
                 )
 
-        warnings._showwarnmsg_impl = show  # type: ignore[attr-defined]
+        agent.patch(warnings, "_showwarnmsg_impl", show)
         return "warnings that are shown"
 
 
@@ -143,8 +143,8 @@ class Exceptions:
             if where == "main":
                 agent.exception_left()
 
-        sys.excepthook = excepthook
-        threading.excepthook = thread_excepthook
+        agent.patch(sys, "excepthook", excepthook)
+        agent.patch(threading, "excepthook", thread_excepthook)
         return "sys.excepthook and threading.excepthook"
 
 

@@ -65,7 +65,7 @@ class DataLoading:
         def leave(phase: int) -> None:
             clock.enter(phase)
 
-        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+        agent.patch(_BaseDataLoaderIter, "__next__", __next__)
         return "DataLoader iterators"
 
 
@@ -100,6 +100,7 @@ class Backward:
             if not clock.is_ours():
                 return None
             agent.engine_arrived_ns = 0
+            agent.engine_call_site = -1
             return clock.enter(BACKWARD)
 
         @guarded
@@ -107,8 +108,8 @@ class Backward:
             _add_engine_wait(agent)
             clock.enter(BACKWARD if before == BACKWARD else OTHER)
 
-        graph._engine_run_backward = _engine_run_backward
-        torch.autograd._engine_run_backward = _engine_run_backward  # type: ignore[attr-defined]
+        agent.patch(graph, "_engine_run_backward", _engine_run_backward)
+        agent.patch(torch.autograd, "_engine_run_backward", _engine_run_backward)
         return "the autograd engine's entry"
 
 
@@ -153,8 +154,8 @@ class Optimizer:
                 clock.optimizer_ended()
                 agent.step_boundary()
 
-        register_optimizer_step_pre_hook(before)
-        register_optimizer_step_post_hook(after)
+        agent.undo.append(register_optimizer_step_pre_hook(before).remove)
+        agent.undo.append(register_optimizer_step_post_hook(after).remove)
         return "global optimizer hooks"
 
 
@@ -171,9 +172,9 @@ class Checkpointing:
 
         original = torch.serialization.save
         save = _in_phase(agent.clock, CHECKPOINT, original)
-        torch.serialization.save = save
+        agent.patch(torch.serialization, "save", save)
         if getattr(torch, "save", None) is original:
-            torch.save = save
+            agent.patch(torch, "save", save)
         return "torch.save"
 
 
@@ -195,7 +196,7 @@ class Pipeline:
             ("backward_weight_one_chunk", BACKWARD),
         ):
             if hasattr(base, method):
-                setattr(base, method, _in_phase(clock, phase, getattr(base, method)))
+                agent.patch(base, method, _in_phase(clock, phase, getattr(base, method)))
         original = base.__init__
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +208,7 @@ class Pipeline:
             clock.forward_is_explicit = True
             agent.describe(stage=int(stage.stage_index), num_stages=int(stage.num_stages))
 
-        base.__init__ = __init__
+        agent.patch(base, "__init__", __init__)
         return "chunk methods of pipeline stages"
 
 
