@@ -6,13 +6,14 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.dialects import postgresql, sqlite
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 NUM_READERS = 8
@@ -113,37 +114,26 @@ def upsert(
     connection: sa.Connection,
     table: sa.Table,
     rows: list[dict[str, Any]],
-    update: dict[str, Any] | None = None,
+    update: tuple[str, ...] = (),
 ) -> None:
-    """Insert rows; where the primary key exists set `update`, or do nothing without it.
+    """Insert rows; where the primary key exists take over the columns `update` of the new row."""
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, table, update), rows)
 
-    In `update` a value of True means: the value of the new row.
-    """
-    if not rows:
-        return
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as dialect_insert
-    else:
-        from sqlalchemy.dialects.sqlite import insert as dialect_insert  # type: ignore[assignment]
-    statement = dialect_insert(table)
+
+@cache  # to build it costs more than to run it
+def _upsert(dialect: str, table: sa.Table, update: tuple[str, ...]) -> sa.Executable:
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert(table)
     keys = list(table.primary_key.columns)
-    if update is None:
-        statement = statement.on_conflict_do_nothing(index_elements=keys)
-    else:
-        new = statement.excluded
-        values = {name: new[name] if value is True else value for name, value in update.items()}
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=values)
-    connection.execute(statement, rows)
-
-
-def largest(connection: sa.Connection) -> Any:
-    """Return the SQL function that gives the larger of two values."""
-    return sa.func.greatest if connection.dialect.name == "postgresql" else sa.func.max
-
-
-def smallest(connection: sa.Connection) -> Any:
-    """Return the SQL function that gives the smaller of two values."""
-    return sa.func.least if connection.dialect.name == "postgresql" else sa.func.min
+    if not update:
+        done: sa.Executable = statement.on_conflict_do_nothing(index_elements=keys)
+        return done
+    new = statement.excluded
+    done = statement.on_conflict_do_update(
+        index_elements=keys, set_={name: new[name] for name in update}
+    )
+    return done
 
 
 def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa.Engine:
@@ -170,17 +160,3 @@ def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa
         connection.exec_driver_sql(begin)
 
     return engine
-
-
-__all__ = [
-    "SQLAlchemyError",
-    "StoreInUseError",
-    "StoreUnavailableError",
-    "explain",
-    "largest",
-    "migrate",
-    "only_server",
-    "open_engines",
-    "smallest",
-    "upsert",
-]

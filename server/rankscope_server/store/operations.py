@@ -125,7 +125,7 @@ class OperationWriter:
                 }
             )  # fmt: skip
         names = ("count", "open", "sum_ns", "min_ns", "max_ns", "blocked_ns", "histogram")
-        upsert(self._connection, tables.op_rollup, rows, dict.fromkeys(names, True))
+        upsert(self._connection, tables.op_rollup, rows, names)
         self._sums.clear()
 
     def _stored(self, run_id: str, attempt: int, key: OperationKey) -> OperationSum:

@@ -14,6 +14,7 @@ from rankscope_server import tables
 from rankscope_server.store.engine import upsert
 
 _COLUMNS = [column.name for column in tables.rank.columns]
+_REPLACED = tuple(column.name for column in tables.rank.columns if not column.primary_key)
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -84,8 +85,7 @@ class RankRows:
 
     def flush(self) -> None:
         """Write every row that was touched."""
-        update = {name: True for name in _COLUMNS if name not in {"run_id", "attempt", "rank"}}
-        upsert(self._connection, tables.rank, list(self._rows.values()), update)
+        upsert(self._connection, tables.rank, list(self._rows.values()), _REPLACED)
 
     def _row(self, attempt: int, rank: int) -> dict[str, Any]:
         key = (attempt, rank)

@@ -60,7 +60,7 @@ def store_records(
         _HANDLERS[type(record)](sink, record)
     for table, rows in sink.rows.items():
         if table in _REPLACED:
-            upsert(sink.connection, table, rows, dict.fromkeys(_REPLACED[table], True))
+            upsert(sink.connection, table, rows, _REPLACED[table])
         else:
             sink.connection.execute(sa.insert(table), rows)
     unit.lines.add(batch.run_id, sink.lines)

@@ -93,7 +93,7 @@ class TileWriter:
                 }
                 for (run_id, attempt, metric, step_block, rank_block), tile in self._tiles.items()
             ],
-            {"data": True},
+            ("data",),
         )  # fmt: skip
         self._tiles.clear()
 
