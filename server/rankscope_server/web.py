@@ -18,6 +18,8 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 _IMPORT_MAP = re.compile(r'<script\s+type="importmap"[^>]*>(.*?)</script>', re.DOTALL)
 _HEAD = re.compile(r"<head(\s[^>]*)?>", re.IGNORECASE)
 _VERSION = "{version}"
+# A worker runs under the policy of its own script: the one that holds the event stream connects.
+SCRIPT_POLICY = "default-src 'none'; connect-src 'self'; frame-ancestors 'none'"
 MISSING_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Rankscope</title></head>
 <body><h1>The dashboard's files are missing</h1>
@@ -94,7 +96,10 @@ def static(request: Request, version: str, path: str) -> Response:
         kind = "text/javascript"
     # An address of another version is answered, but must not be kept as if it were that version.
     cache = IMMUTABLE if version == request.app.state.assets_version else "no-cache"
-    return Response(file.read_bytes(), 200, {"Cache-Control": cache}, media_type=kind)
+    headers = {"Cache-Control": cache}
+    if kind == "text/javascript":
+        headers["Content-Security-Policy"] = SCRIPT_POLICY
+    return Response(file.read_bytes(), 200, headers, media_type=kind)
 
 
 @router.get("/{path:path}")
