@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 STEPS_PER_BLOCK = 8
@@ -50,23 +50,12 @@ def worker(arguments: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     batch = torch.randn(arguments.batch, 512)
 
-    def steps(number: int) -> tuple[float, float, float, int]:
-        recorder = agent.recorder
-        before = 0 if recorder is None else recorder.num_collectives
-        wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
-        for _ in range(number):
-            optimizer.zero_grad(set_to_none=False)
-            ddp(batch).square().mean().backward()
-            optimizer.step()
-        after = 0 if recorder is None else recorder.num_collectives
-        return (
-            (time.perf_counter() - wall) / number,
-            (time.thread_time() - thread) / number,
-            (time.process_time() - process) / number,
-            (after - before) // number,
-        )
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        ddp(batch).square().mean().backward()
+        optimizer.step()
 
-    steps(WARM_UP_STEPS)
+    timed(step, WARM_UP_STEPS, agent)
     blocks: dict[str, list[tuple[float, float, float, int]]] = {"with": [], "without": []}
     for block in range(arguments.blocks):
         # ABBA: drift of the machine falls on both alike
@@ -75,12 +64,27 @@ def worker(arguments: argparse.Namespace) -> None:
             agent.install_hooks()
         elif not is_with and agent.undo:
             agent.remove_hooks()
-        steps(1)
-        blocks["with" if is_with else "without"].append(steps(STEPS_PER_BLOCK))
+        step()
+        blocks["with" if is_with else "without"].append(timed(step, STEPS_PER_BLOCK, agent))
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(blocks) + "\n")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def timed(step: Callable[[], None], number: int, agent: Any) -> tuple[float, float, float, int]:
+    """Return wall, main-thread CPU and process CPU seconds, and collectives, per step."""
+    before = agent.recorder.num_collectives if agent.recorder else 0
+    wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+    for _ in range(number):
+        step()
+    after = agent.recorder.num_collectives if agent.recorder else 0
+    return (
+        (time.perf_counter() - wall) / number,
+        (time.thread_time() - thread) / number,
+        (time.process_time() - process) / number,
+        (after - before) // number,
+    )
 
 
 def summarise(blocks: dict[str, list[list[float]]]) -> dict[str, Any]:
@@ -146,7 +150,7 @@ def main() -> None:
         print(json.dumps({"machine": machine, "rows": rows}))
         return
     print(f"{machine['cores']} cores, {arguments.ranks} ranks, torch {machine['torch']}")
-    print("collectives  step ms   µs/collective (quartiles)   main CPU ratio   process CPU   wall")
+    print("collectives  step ms   us/collective (quartiles)   main CPU ratio   process CPU   wall")
     for row in rows:
         cost, cpu = row["main_thread_us_per_collective"], row["main_thread_cpu_ratio"]
         print(

@@ -23,6 +23,8 @@ from typing import Any
 
 FAULTS: tuple[str, ...] = ("slow_compute", "slow_data", "hang", "crash")
 STEPS = {"ddp": 300, "pipeline": 300}
+# extra time of the slow rank as a multiple of its own step; a pipeline hides part of a delay
+_SIZES = {("slow_compute", "pipeline"): 2.0, ("slow_data", "pipeline"): 2.0}
 _EARLIEST_STEP, _LATEST_STEP = 80, 160
 _SERVER_START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
@@ -49,6 +51,8 @@ class Plan:
         arguments = ["--strategy", self.strategy, "--steps", str(self.steps)]
         if self.fault is not None:
             fault = f"{self.fault}:rank={self.rank},start={self.start_step}"
+            if size := _SIZES.get((self.fault, self.strategy)):
+                fault += f",size={size}"
             arguments += ["--fault", fault, "--fault-manifest", str(manifest)]
         return arguments
 
@@ -155,16 +159,18 @@ class Demo:
         if self._training is not None:
             _stop(self._training, signal.SIGTERM)
 
-    def truth(self) -> dict[str, Any] | None:
-        """Return what really fired, from the trainer's own manifest."""
+    def fired(self) -> dict[str, Any] | None:
+        """Return the first fault that really fired, from the trainer's own manifest."""
         try:
             lines = self.manifest.read_text().splitlines()
         except FileNotFoundError:
             return None
-        fired = [entry for entry in map(json.loads, lines) if "start_step" in entry]
-        if not fired:
-            return None
-        return {key: fired[0][key] for key in ("fault", "rank", "start_step")}
+        return next((entry for entry in map(json.loads, lines) if "start_step" in entry), None)
+
+    def truth(self) -> dict[str, Any] | None:
+        """Return the contract's truth: fault, rank and first step; None if nothing fired."""
+        fired = self.fired()
+        return fired and {key: fired[key] for key in ("fault", "rank", "start_step")}
 
     def last_words(self) -> str:
         """Return why the training failed, as far as its output tells."""
@@ -286,4 +292,30 @@ def result(demo: Demo, view: View | None) -> dict[str, Any]:
         match = verdict is not None and (verdict["kind"], verdict["ranks"]) == (
             truth["fault"], [truth["rank"]],
         )  # fmt: skip
-    return {"truth": truth, "verdict": verdict, "match": match, "url": demo.url}
+    findings = [] if view is None else view.findings
+    return {
+        "truth": truth,
+        "verdict": verdict,
+        "match": match,
+        "url": demo.url,
+        "findings": [
+            {field: finding[field] for field in ("kind", "severity", "ranks", "what")}
+            for finding in findings
+        ],
+        "named_after_seconds": _named_after_seconds(demo.fired(), findings),
+    }
+
+
+def _named_after_seconds(
+    fired: dict[str, Any] | None, findings: list[dict[str, Any]]
+) -> float | None:
+    """Return the time from the fault's first firing to the finding that names it."""
+    if fired is None:
+        return None
+    began_ms = fired["start_time_ns"] / 1e6
+    opened = [
+        finding["opened_ms"]
+        for finding in findings
+        if finding["kind"] == fired["fault"] and finding["ranks"] == [fired["rank"]]
+    ]
+    return round((min(opened) - began_ms) / 1e3, 3) if opened else None

@@ -1,0 +1,75 @@
+"""The command line: one module per command, in the order in which people meet them."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import ClassVar, NoReturn, Protocol
+
+EXIT_USAGE = 64
+
+_MODULES: tuple[tuple[str, str], ...] = (
+    ("rankscope.cli.demo", "DemoCommand"),
+    ("rankscope.cli.run", "RunCommand"),
+    ("rankscope.cli.serve", "ServeCommand"),
+)
+_PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
+
+
+class Command(Protocol):
+    """One command; the class docstring is its help text."""
+
+    name: ClassVar[str]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's flags."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it and return the exit code."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code for usage errors and the way to the help."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and how to find out what is right."""
+        sys.stderr.write(f"{self.prog}: {message}\nTry: {self.prog} --help\n")
+        raise SystemExit(EXIT_USAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = {command.name: command for command in (_load(*row) for row in _MODULES)}
+    parser = Parser(
+        prog="rankscope",
+        description="Watch, explain and search distributed PyTorch runs.",
+        epilog="rankscope COMMAND --help tells more. Start with: rankscope demo",
+    )
+    from rankscope import __version__
+
+    parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in commands.items():
+        text = inspect.cleandoc(type(command).__doc__ or "")
+        sub = subparsers.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=name not in _PASS_ON,
+        )
+        command.add_arguments(sub)
+    if words and words[0] in _PASS_ON:
+        arguments = argparse.Namespace(command=words[0], arguments=words[1:])
+    else:
+        arguments = parser.parse_args(words)
+    return commands[arguments.command].run(arguments)
+
+
+def _load(module: str, kind: str) -> Command:
+    command: Command = getattr(import_module(module), kind)()
+    return command

@@ -1,0 +1,194 @@
+"""`rankscope demo`: the whole line on one machine, with a fault to find."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from rankscope import demo as demo_module
+from rankscope.demo import Demo, DemoFailed, View
+
+_SEVERITY = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+class DemoCommand:
+    """Train on a few ranks, slow one of them at a random step, and show who it was.
+
+    Starts a server on loopback and the reference trainer under torchrun, with the agent
+    attached; nothing has to be installed or running. Ctrl-C ends everything.
+
+    Examples:
+      rankscope demo                         one rank computes slowly from a random step on
+      rankscope demo --fault hang            one rank never enters a collective
+      rankscope demo --fault none --ranks 2  a clean run: nothing is to be found
+      rankscope demo --once --json           for scripts: one JSON object, then the end
+
+    Exit codes: 0 the verdict is right, 1 it is not (or a part did not start), 64 usage,
+    130 Ctrl-C.
+    """
+
+    name: ClassVar[str] = "demo"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        parser.add_argument(
+            "--fault",
+            choices=(*demo_module.FAULTS, "random", "none"),
+            default="slow_compute",
+            help="what goes wrong (default: slow_compute)",
+        )
+        parser.add_argument(
+            "--ranks", type=_ranks, default=4, help="ranks to train on (default: 4)"
+        )
+        parser.add_argument(
+            "--strategy", choices=tuple(demo_module.STEPS), default="ddp", help="(default: ddp)"
+        )
+        parser.add_argument("--once", action="store_true", help="end when the verdict stands")
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object and nothing else on stdout"
+        )
+        parser.add_argument("--seed", type=int, help="draw the same rank and step again")
+        parser.add_argument("--port", type=int, default=0, help="of the server (default: any free)")
+        parser.add_argument(
+            "--data-dir", type=Path, default=_data_directory(), help="(default: %(default)s)"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run the demo. Returns the exit code."""
+        console = Console(stderr=arguments.json)
+        for module, extra in (("rankscope_server", "server"), ("rankscope_trainer", "trainer")):
+            if (
+                importlib.util.find_spec(module) is None
+                or importlib.util.find_spec("torch") is None
+            ):
+                console.print(
+                    f"The demo needs pip install 'rankscope\\[all]' ({extra} is missing)."
+                )
+                return 1
+        plan = demo_module.draw(
+            arguments.fault, arguments.ranks, arguments.strategy, arguments.seed
+        )
+        signal.signal(signal.SIGTERM, _as_interrupt)
+        try:
+            with Demo(plan, arguments.data_dir.absolute(), arguments.port) as demo:
+                return _run(demo, console, once=arguments.once, as_json=arguments.json)
+        except DemoFailed as error:
+            console.print(Text(str(error), style="red"))
+            return 1
+        except KeyboardInterrupt:
+            console.print("Stopped: server, ranks and collector have ended.")
+            return 130
+
+
+def _run(demo: Demo, console: Console, *, once: bool, as_json: bool) -> int:
+    demo.start_server()
+    plan = demo.plan
+    console.print(
+        Text.assemble(
+            ("Rankscope ", "bold"),
+            f"watches {plan.ranks} ranks ({plan.strategy}, {plan.steps} steps).\n",
+            f"  dashboard  {demo.url}\n  data       {demo.directory}\n",
+            f"  logs       {demo.log_directory}",
+        ),
+        soft_wrap=True,
+    )
+    demo.start_training()
+    view = _show(demo, console, once)
+    result = demo_module.result(demo, view)
+    _print_verdict(console, view, result)
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+    if not once:
+        stuck = "The stuck ranks stay as they are. " if not demo.training_ended() else ""
+        console.print(f"\n{stuck}Look around: {demo.url}\nCtrl-C ends everything.", soft_wrap=True)
+        while True:
+            time.sleep(3600)
+    return 0 if result["match"] else 1
+
+
+def _show(demo: Demo, console: Console, once: bool) -> View | None:
+    """Draw progress until the run is over; return the last view."""
+    progress = Progress(
+        TextColumn("step {task.completed:>4.0f} of {task.total:.0f}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        console=console,
+    )
+    task = progress.add_task("", total=demo.plan.steps, numbers="starting the ranks")
+    view, began = None, (time.monotonic(), 0)
+    pace = 0.0
+    with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
+        for view in demo_module.watch(demo, once):
+            now = time.monotonic()
+            if now - began[0] >= 2.0:
+                pace = (view.step - began[1]) / (now - began[0])
+                began = (now, view.step)
+            loss = "" if view.loss is None else f"loss {view.loss:.3f}  "
+            progress.update(
+                task, completed=view.step, numbers=f"{loss}{pace:.1f} steps/s" if view.step else ""
+            )
+            live.update(Group(progress, _findings(view)))
+    return view
+
+
+def _findings(view: View) -> Table | Text:
+    if not view.findings:
+        return Text(view.answer, style="dim")
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for finding in view.findings[:8]:
+        style = _SEVERITY.get(finding["severity"], "")
+        state = "" if finding["state"] == "open" else f" ({finding['state']})"
+        table.add_row(Text(finding["severity"], style=style), Text(finding["what"] + state))
+    return table
+
+
+def _print_verdict(console: Console, view: View | None, result: dict[str, Any]) -> None:
+    verdict, truth = result["verdict"], result["truth"]
+    if verdict is None:
+        body = Text(view.answer if view is not None else "No data reached the server.")
+    else:
+        cost = verdict["cost_throughput_ratio"]
+        body = Text.assemble(
+            (verdict["what"] + "\n", "bold"),
+            verdict["why"] + "\n",
+            ("Next: ", "bold"), verdict["next"],
+            "" if cost is None else f"\nCost: {cost:.0%} of the throughput",
+        )  # fmt: skip
+    console.print(Panel(body, title="verdict", border_style="green" if result["match"] else "red"))
+    if truth is None:
+        told = "no fault was injected"
+    else:
+        told = f"{truth['fault']} on rank {truth['rank']} from step {truth['start_step']}"
+    word = "right" if result["match"] else "wrong"
+    console.print(f"The truth: {told}. The verdict is {word}.")
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 16:
+        raise argparse.ArgumentTypeError(f"{text!r}: say a number of ranks from 1 to 16")
+    return int(text)
+
+
+def _data_directory() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "rankscope"
+
+
+def _as_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
