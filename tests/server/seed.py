@@ -15,7 +15,7 @@ import logging
 import random
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,22 +94,31 @@ class Steps:
 
 def seed_run(base_url: str, token: str = "", **choices: Any) -> str:
     """Post a run made by `Plan(**choices)`; return its run id."""
+
+    def send(body: bytes) -> None:
+        post_body(base_url, body, token)
+
+    return seed_with(send, **choices)
+
+
+def seed_with(send: Callable[[bytes], object], **choices: Any) -> str:
+    """Give the batches of a run, zstd packed, to `send`; return its run id."""
     plan = Plan(**choices)
     times = make_steps(plan)
     nodes = make_nodes(plan)
     register(plan, times, nodes)
     for node in nodes:
-        post(base_url, plan.run_id, node, token)
+        send(next_batch(plan.run_id, node))
     last = plan.steps if plan.fault not in {"hang", "crash"} else plan.slow_from
     for lo in range(0, last, plan.steps_per_batch):
         hi = min(lo + plan.steps_per_batch, last)
         for node in nodes:
             add_steps(plan, times, node, lo, hi)
-            post(base_url, plan.run_id, node, token)
+            send(next_batch(plan.run_id, node))
         time.sleep(plan.pause_seconds)
     finish(plan, times, nodes, last)
     for node in nodes:
-        post(base_url, plan.run_id, node, token)
+        send(next_batch(plan.run_id, node))
     return plan.run_id
 
 
@@ -464,8 +473,8 @@ Traceback (most recent call last):
 ValueError: bad sample at offset 81920, after ncclRemoteError on node-b"""
 
 
-def post(base_url: str, run_id: str, node: Node, token: str = "") -> dict[str, Any]:
-    """Send what a node gathered as its next batch; return the server's answer."""
+def next_batch(run_id: str, node: Node) -> bytes:
+    """Return what a node gathered as its next batch, zstd packed."""
     node.sequence += 1
     body = schema.encode(
         schema.Batch(
@@ -476,7 +485,7 @@ def post(base_url: str, run_id: str, node: Node, token: str = "") -> dict[str, A
         )
     )  # fmt: skip
     node.records, node.chunks = [], []
-    return post_body(base_url, zstandard.ZstdCompressor().compress(body), token)
+    return zstandard.ZstdCompressor().compress(body)
 
 
 def post_body(base_url: str, body: bytes, token: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rankscope.schema import (
     STEP_SKIPPED,
 )
 from rankscope_server import tables
-from rankscope_server.analysis.reference import ratios
+from rankscope_server.analysis.reference import Ratios, ratios
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.shapes import Cell, Map, MapRow, Mark, PinnedRow, json_object
 from rankscope_server.store.tiles import (
@@ -198,7 +198,13 @@ def _value(metric: str, planes: dict[str, Array]) -> Array:
 
 
 def _compare(peers: Peers, values: Array) -> Any:
-    return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
+    try:
+        return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
+    except NotImplementedError:
+        known_columns = ~np.isnan(values).all(axis=0)
+        medians = np.full(values.shape, np.nan)
+        medians[:, known_columns] = np.nanmedian(values[:, known_columns], axis=0)
+        return Ratios(values / medians, medians, ("peers",) * len(values))
 
 
 def _fold_steps(

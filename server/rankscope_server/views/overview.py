@@ -78,7 +78,7 @@ def coverage(
         for row in ranks
         if is_silent(row, now_ns, silent_after_seconds)
     ]
-    expected = max(run.world_size, len(registered))
+    expected = max(run.world_size, len(ranks))
     reporting = len(ranks) - len(silent)
     producers = tables.producer.c
     missing = connection.scalar(

@@ -1,0 +1,166 @@
+"""Servers for tests: in this process where that is enough, else a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope import schema
+from rankscope_server.app import create_app
+from rankscope_server.settings import Settings
+from tests.server.seed import seed_with
+
+with warnings.catch_warnings():
+    # Starlette asks for another HTTP client than the one that its older versions need.
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+
+START_SECONDS = 40.0
+
+
+class ServerProcess:
+    """`rankscope serve` as its own process."""
+
+    def __init__(self, folder: Path, *flags: str, **environ: str) -> None:
+        self.folder, self.flags = folder, flags
+        self.environ = os.environ | {"PYTHONWARNINGS": "error"} | environ
+        self.ready = folder / "ready.json"
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> ServerProcess:
+        command = [
+            sys.executable, "-m", "rankscope_server.cli", "--port", "0", "--data-dir",
+            str(self.folder), "--ready-file", str(self.ready), *self.flags,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environ
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not self.ready.exists():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.02)
+        found = json.loads(self.ready.read_text())
+        assert found["pid"] == self.process.pid
+        self.url = found["url"]
+        return self
+
+    def output(self) -> str:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+    def end(self, number: int = signal.SIGTERM, timeout: float = 10.0) -> float:
+        """Send a signal; return the seconds until the process was gone."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            return 0.0
+        started = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout)
+        return time.monotonic() - started
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.end(signal.SIGKILL)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        self.ready.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Start real servers that end with the test; they share one data folder."""
+    running: list[ServerProcess] = []
+
+    def start(*flags: str, **environ: str) -> ServerProcess:
+        running.append(ServerProcess(tmp_path, *flags, **environ).start())
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings of a server in this process, which looks only when a test says so."""
+    return Settings(data_dir=str(tmp_path / "data"), look_seconds=3600.0)
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+        yield client
+
+
+class Sender:
+    """A producer that talks to a client in this process."""
+
+    def __init__(self, client: TestClient, run_id: str = "run", producer: str = "p") -> None:
+        self.client, self.run_id, self.producer = client, run_id, producer
+        self.sequence = 0
+
+    def body(self, *records: Any, chunks: Any = (), **changes: Any) -> bytes:
+        """Return the next batch; records are structs, or anything that msgpack can say."""
+        self.sequence += 1
+        values = {
+            "schema_version": schema.SCHEMA_VERSION, "run_id": self.run_id,
+            "producer": self.producer, "sequence": self.sequence, "host": "node-a",
+            "sent_ns": time.time_ns(), "records": list(records), "chunks": list(chunks),
+        }  # fmt: skip
+        return msgspec.msgpack.encode(values | changes)
+
+    def send(self, *records: Any, **more: Any) -> dict[str, Any]:
+        """Send a batch and return the answer, which must be 200."""
+        reply = self.client.post("/api/v1/ingest", content=self.body(*records, **more))
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def get(self, path: str, **params: Any) -> Any:
+        reply = self.client.get(f"/api/v1/runs/{self.run_id}{path}", params=params)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+
+@pytest.fixture
+def sender(client: TestClient) -> Sender:
+    return Sender(client)
+
+
+def log_line(message: str, **more: Any) -> schema.LogLine:
+    values = {"attempt": 0, "rank": 0, "time_ns": 1_700_000_000 * 10**9, "level": 20} | more
+    return schema.LogLine(message=message, **values)
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+    """A run of 4 ranks in which rank 2 is slow from step 40 on; for tests that only read."""
+    settings = Settings(data_dir=str(tmp_path_factory.mktemp("data")), look_seconds=3600.0)
+
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+        yield Sender(client, seed_with(poster(client), steps=100, gpus=True))
+
+
+def poster(client: TestClient) -> Callable[[bytes], None]:
+    """Return what sends a packed batch and expects that all of it is taken."""
+
+    def send(body: bytes) -> None:
+        reply = client.post("/api/v1/ingest", content=body, headers={"Content-Encoding": "zstd"})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["refused"] == []
+
+    return send

@@ -1,0 +1,275 @@
+"""Every page of a seeded run, and what a page says when there is little to say."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope import schema
+from rankscope_server import shapes
+from tests.server.conftest import Sender, TestClient, log_line, poster
+from tests.server.seed import seed_with
+
+NOW = 1_700_000_000 * 10**9
+PAGES = {
+    "": shapes.Overview,
+    "/findings": shapes.Findings,
+    "/map": shapes.Map,
+    "/throughput": shapes.Throughput,
+    "/budget": shapes.Budget,
+    "/ranks": shapes.Ranks,
+    "/ranks/0": shapes.RankDetail,
+    "/collectives": shapes.Collectives,
+    "/collectives/records": shapes.CollectiveRecords,
+    "/logs": shapes.Logs,
+    "/errors": shapes.Errors,
+    "/environment": shapes.EnvironmentAnswer,
+    "/samples": shapes.Samples,
+    "/metrics": shapes.MetricsAnswer,
+}
+
+
+def cells(plane: str, rows: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(plane), np.uint8).reshape(rows, -1)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_answers_have_their_documented_shape(seeded: Sender, path: str) -> None:
+    answer = msgspec.convert(seeded.get(path), PAGES[path], strict=True)
+    assert answer is not None
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_has_an_etag_and_a_csv_twin(seeded: Sender, path: str) -> None:
+    url = f"/api/v1/runs/{seeded.run_id}{path}"
+    first = seeded.client.get(url)
+    again = seeded.client.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    table = seeded.client.get(url, params={"format": "csv"})
+    assert table.headers["content-type"].startswith("text/csv")
+    rows = list(csv.reader(io.StringIO(table.text)))
+    assert all(len(row) == len(rows[0]) for row in rows)
+    assert seeded.client.get(url, params={"format": "xml"}).status_code == 422
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_unknown_run_is_a_404_that_says_where_to_look(client: TestClient, path: str) -> None:
+    reply = client.get(f"/api/v1/runs/nothing{path}")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["remedy"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_run_that_only_began_has_every_page(sender: Sender, path: str) -> None:
+    sender.send(
+        schema.RunStarted(attempt=0, rank=-1, time_ns=NOW, name="new", world_size=4),
+    )
+    if path != "/ranks/0":
+        msgspec.convert(sender.get(path), PAGES[path], strict=True)
+
+
+def test_overview(seeded: Sender) -> None:
+    page = seeded.get("")
+    assert page["run"]["name"] == "demo-run gpt"
+    assert page["run"]["hosts"] == ["node-a", "node-b"]
+    assert page["run"]["num_nodes"] == 2
+    assert page["run"]["step"] == 100
+    assert page["coverage"]["text"] == "4 of 4 ranks reporting"
+    assert page["counts"]["environment_differences"] == 2
+    (attempt,) = page["attempts"]
+    assert (attempt["step_lo"], attempt["step_hi"]) == (1, 100)
+    assert attempt["exit_text"] == "all ranks ended cleanly"
+    numbers = {number["key"]: number for number in page["numbers"]}
+    assert 150 < numbers["step_time"]["value"] < 180
+    assert 0.15 < numbers["waiting"]["value"] < 0.3
+    assert numbers["loss"]["value"] > 0
+
+
+def test_runs_are_found_by_name_host_and_status(client: TestClient) -> None:
+    seed_with(poster(client), steps=20)
+    Sender(client, "other").send(log_line("hello"))
+
+    def found(**params: str) -> list[str]:
+        answer = client.get("/api/v1/runs", params=params).json()
+        assert answer["total"] == len(answer["runs"])
+        return [run["run_id"] for run in answer["runs"]]
+
+    assert found() == ["demo-run", "other"]
+    assert found(q="gpt") == ["demo-run"]
+    assert found(q="node-b train.py") == ["demo-run"]
+    assert found(q="100%_") == []
+    assert found(status="failed") == []
+    page = client.get("/api/v1/runs", params={"limit": 1, "offset": 1}).json()
+    assert (page["total"], len(page["runs"])) == (2, 1)
+
+
+def test_map_shows_the_slow_rank_in_its_steps(seeded: Sender) -> None:
+    answer = seeded.get("/map", width=1000)
+    assert (answer["bin"], answer["columns"], answer["unit"]) == (1, 100, "ratio")
+    levels = cells(answer["cells"], 4).astype(int)
+    slow = levels[2, 39:]
+    assert (slow > 127 + 127 * np.log2(1.3)).all()
+    others = np.delete(levels, 2, axis=0)[:, 1:]
+    assert (np.abs(others - 127) < 127 * np.log2(1.15)).all()
+    assert (levels[2, 1:39] < 127 + 127 * np.log2(1.15)).all()
+    exact = seeded.get("/cell", rank=2, step=60)
+    assert exact["ratio"] == pytest.approx(2 ** ((levels[2, 59] - 127) / 127), rel=0.006)
+    assert exact["own_work_ms"] == pytest.approx(exact["step_ms"] - exact["blocked_ms"], rel=1e-3)
+    assert sum(exact["phases"].values()) == pytest.approx(exact["own_work_ms"], rel=0.01)
+
+
+@pytest.mark.parametrize("width", [1, 7, 50, 99, 100, 101])
+@pytest.mark.parametrize("lanes", [1, 3, 4])
+def test_a_bin_of_the_map_holds_its_worst_cell(seeded: Sender, width: int, lanes: int) -> None:
+    fine = cells(seeded.get("/map", metric="step", width=4000)["cells"], 4)
+    coarse = seeded.get("/map", metric="step", width=width, lanes=lanes)
+    rank_bin, size = coarse["rank_bin"], coarse["bin"]
+    assert coarse["columns"] <= width
+    assert size & (size - 1) == 0
+    got = cells(coarse["cells"], len(coarse["rows"])).astype(int)
+    scale = coarse["value_hi"] / seeded.get("/map", metric="step", width=4000)["value_hi"]
+    for row in range(got.shape[0]):
+        for column in range(got.shape[1]):
+            ranks = slice(row * rank_bin, (row + 1) * rank_bin)
+            block = fine[ranks, column * size : (column + 1) * size]
+            assert got[row, column] == pytest.approx(min(block.max() / scale, 254), abs=1.5)
+    assert not cells(coarse["missing"], len(coarse["rows"])).any()
+
+
+def test_missing_cells_are_told_and_never_compete(sender: Sender) -> None:
+    seed_with(
+        poster(sender.client), run_id="run", steps=40, ranks=4, fault="none", ranks_per_node=4
+    )
+    sender.send(schema.RunStarted(attempt=0, rank=-1, time_ns=NOW, name="x", world_size=6))
+    answer = sender.get("/map", metric="step", width=10, lanes=3)
+    missing = cells(answer["missing"], 3)
+    assert (missing[2] == 255).all()
+    assert (cells(answer["cells"], 3)[2] == 255).all()
+    assert not missing[:2].any()
+    assert "2 ranks sent no step here" in answer["text"]
+
+
+def test_throughput_budget_and_their_ranges(seeded: Sender) -> None:
+    strip = seeded.get("/throughput", width=10)
+    assert strip["bin"] == 16
+    assert strip["step"][0] == 1
+    assert all(
+        lo <= mid <= hi
+        for lo, mid, hi in zip(
+            strip["step_min_ms"], strip["step_median_ms"], strip["step_max_ms"], strict=True
+        )
+    )
+    part = seeded.get("/throughput", **{"from": 50, "to": 60}, width=100)
+    assert part["step"] == list(range(50, 61))
+    budget = seeded.get("/budget", last=20)
+    assert (budget["step_lo"], budget["step_hi"]) == (81, 100)
+    for row in budget["rows"]:
+        assert sum(row["parts"].values()) == pytest.approx(row["total_ms"], abs=0.01)
+    assert "rank 2 works longest" in budget["text"]
+    waiting = {row["rank"]: row["parts"]["waiting"] for row in budget["rows"]}
+    assert waiting[2] < waiting[0] / 10
+
+
+def test_collectives_are_counted_exactly(seeded: Sender) -> None:
+    whole = seeded.get("/collectives")
+    assert sum(row["count"] for row in whole["rows"]) == 4 * 100 * 3
+    part = seeded.get("/collectives", rank=1, **{"from": 11, "to": 20})
+    assert sum(row["count"] for row in part["rows"]) == 10 * 3
+    assert {row["num_ranks"] for row in whole["rows"]} == {4}
+    raw = seeded.get("/collectives/records", rank=1, **{"from": 20, "to": 20}, limit=2)
+    assert [row["sequence"] for row in raw["rows"]] == [60, 59]
+    assert raw["capped"] == {"shown": 2, "total": 3}
+
+
+def test_percentiles_from_the_rollup_are_close(seeded: Sender) -> None:
+    raw = seeded.get("/collectives/records", limit=5000)["rows"]
+    for row in seeded.get("/collectives")["rows"]:
+        durations = [r["duration_ms"] for r in raw if r["size_bytes"] == row["size_bytes"]]
+        for key, share in (("p50_ms", 50), ("p99_ms", 99)):
+            exact = float(np.percentile(durations, share, method="inverted_cdf"))
+            assert exact * 0.999 <= row[key] <= exact * 1.1
+        assert row["max_ms"] == pytest.approx(max(durations))
+
+
+def test_ranks_and_one_rank(seeded: Sender) -> None:
+    rows = seeded.get("/ranks")["ranks"]
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert {row["state"] for row in rows} == {"ended"}
+    one = seeded.get("/ranks/3")
+    assert one["host"] == "node-b"
+    assert one["groups"][0]["issued"] == 300
+    assert one["collectives"][0]["step"] == 100
+    assert seeded.client.get(f"/api/v1/runs/{seeded.run_id}/ranks/9").status_code == 404
+
+
+def test_environment_tells_what_differs(seeded: Sender) -> None:
+    answer = seeded.get("/environment")
+    by_fact = {item["fact"]: item for item in answer["differences"]}
+    assert by_fact["nccl.version"]["severity"] == "critical"
+    assert by_fact["nccl.version"]["values"][0] == {"value": "2.21.5", "ranks": [3]}
+    assert by_fact["hostname"]["severity"] == "info"
+    assert "nccl.version is 2.21.5 on rank 3" in answer["text"]
+
+
+def test_errors_name_the_first_and_fold_the_echoes(sender: Sender) -> None:
+    sender.run_id = seed_with(poster(sender.client), steps=60, fault="crash", slow_rank=1)
+    groups = sender.get("/errors")["groups"]
+    assert [(group["role"], group["ranks"]) for group in groups] == [
+        ("initiating", [1]),
+        ("cascade", [0, 2, 3]),
+    ]
+    states = {row["rank"]: row["state"] for row in sender.get("/ranks")["ranks"]}
+    assert set(states.values()) == {"failed"}
+    assert sender.get("")["attempts"][0]["exit_text"].startswith("rank 1: exception: ValueError")
+
+
+def test_samples_and_metrics(seeded: Sender) -> None:
+    host = seeded.get("/samples", names="cpu_ratio", width=5)
+    assert host["hosts"] == ["node-a", "node-b"]
+    assert all(len(series["time_ms"]) <= 5 for series in host["series"])
+    gpu = seeded.get("/samples", kind="gpu", host="node-a")
+    assert {series["gpu"] for series in gpu["series"]} == {0, 1}
+    assert (
+        seeded.client.get(f"/api/v1/runs/{seeded.run_id}/samples", params={"kind": "x"}).status_code
+        == 422
+    )
+    loss = next(item for item in seeded.get("/metrics")["series"] if item["name"] == "loss")
+    assert loss["step"] == list(range(1, 101))
+
+
+def test_a_cell_of_a_spreadsheet_cannot_be_a_formula(sender: Sender) -> None:
+    for text in ("=1+1", "+cmd", "-2", "@x", "\tx", "safe"):
+        sender.send(log_line(text))
+    text = sender.client.get("/api/v1/runs/run/logs", params={"format": "csv"}).text
+    messages = [row["message"] for row in csv.DictReader(io.StringIO(text))]
+    assert sorted(messages) == sorted(["'=1+1", "'+cmd", "'-2", "'@x", "'\tx", "safe"])
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "field"),
+    [
+        ("/map", {"metric": "mood"}, "metric"),
+        ("/map", {"width": 0}, "width"),
+        ("/map", {"from": "x"}, "from"),
+        ("/map", {"from": 9, "to": 3}, "from"),
+        ("/map", {"from": 1 << 70}, "from"),
+        ("/cell", {"rank": 99, "step": 1}, "rank"),
+        ("/logs", {"level": "LOUD"}, "level"),
+        ("/logs", {"rank": "a-b"}, "rank"),
+        ("/logs", {"cursor": "zzz"}, "cursor"),
+        ("/logs", {"from_ms": "nan"}, "from_ms"),
+        ("/findings/99", {}, "id"),
+    ],
+)
+def test_bad_parameters_name_their_field(
+    seeded: Sender, path: str, params: dict[str, Any], field: str
+) -> None:
+    reply = seeded.client.get(f"/api/v1/runs/{seeded.run_id}{path}", params=params)
+    assert reply.status_code in {404, 422}
+    assert reply.json()["error"]["field"] == field
