@@ -50,7 +50,17 @@ def settle(page: Page) -> None:
     """Wait until the page holds its data and its fonts."""
     page.locator("#verdict").wait_for(timeout=20_000)
     page.evaluate("document.fonts.ready.then(() => true)")
-    page.wait_for_timeout(900)
+    # Parts mount when they come near the screen: a tall window brings them all.
+    size = page.viewport_size or {"width": 1440, "height": 900}
+    if page.locator(".logs").count() == 0:
+        page.set_viewport_size({"width": size["width"], "height": 2400})
+        for _ in range(100):  # the policy of the page forbids wait_for_function
+            if page.locator(".skeleton").count() == 0:
+                break
+            page.wait_for_timeout(100)
+        page.wait_for_timeout(500)
+        page.set_viewport_size(size)
+    page.wait_for_timeout(500)
 
 
 def photograph(browser: Browser, address: str, file: Path, theme: Any, width: int) -> None:

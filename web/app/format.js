@@ -15,6 +15,7 @@ export function figure(value) {
   if (value == null || !Number.isFinite(value)) return UNKNOWN;
   const size = Math.abs(value);
   if (size >= 100) return signed(grouped.format(value));
+  if (size > 0 && size < 0.01) return signed(size < 1e-4 ? value.toExponential(1).replace('.0e', 'e') : String(Number(value.toPrecision(2))));
   return signed(value.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3).replace(/\.?0+$/, '') || '0');
 }
 
@@ -22,6 +23,7 @@ export function figure(value) {
 export function duration(ms) {
   if (ms == null || !Number.isFinite(ms)) return UNKNOWN;
   const size = Math.abs(ms);
+  if (size < 0.0005) return '0 ms';
   if (size < 1) return `${figure(ms * 1000)} µs`;
   if (size < 10_000) return `${figure(ms)} ms`;
   if (size < 120_000) return `${figure(ms / 1000)} s`;
@@ -116,7 +118,7 @@ export function plural(n, noun, many = `${noun}s`) {
 
 /** An identifier as words: "slow_compute" is "Slow compute". @param {string} name */
 export function words(name) {
-  const text = name.replaceAll(/[_-]+/g, ' ');
+  const text = name.replaceAll(/[_-]+/g, ' ').replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os)\b/gi, (word) => word.toUpperCase()).replace('iowait', 'IO wait');
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 

@@ -16,9 +16,9 @@ let wanted = '';
 let root = '';
 const FORGET_AFTER_MS = 30_000; // a tab that crashed says no goodbye
 
-/** @param {MessageEvent} event */
-function onconnect(event) {
-  const port = event.ports[0];
+// Not a function named `onconnect`: its declaration would shadow the handler of that name.
+addEventListener('connect', (/** @type {any} */ event) => {
+  const port = /** @type {MessagePort} */ (event.ports[0]);
   tabs.set(port, { topics: [], seen: Date.now() });
   port.onmessage = ({ data }) => {
     const tab = tabs.get(port);
@@ -31,8 +31,7 @@ function onconnect(event) {
     }
     follow();
   };
-}
-/** @type {any} */ (self).onconnect = onconnect;
+});
 
 setInterval(() => {
   const old = Date.now() - FORGET_AFTER_MS;

@@ -10,7 +10,7 @@ import { go, query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { readCell, readRange, runPath, withQuery, writeCell } from '../url.js';
 import { paint, timeAt, tokens } from './paint.js';
-import { bandAt, decodeBytes, layout, MISSING, ratioOf, stepAt, wantsPins, xOf, zoom } from './scene.js';
+import { bandAt, DEAD_BAND, decodeBytes, isNeutral, laneSummary, layout, MISSING, ratioOf, stepAt, wantsPins, xOf, zoom } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 /** @typedef {import('../../types/api.js').Throughput} Throughput */
@@ -103,25 +103,20 @@ function Gutter({ map, plan, lanes, run }) {
       if (band.kind === 'strip') return t.div({ key: 'strip', class: 'lanename strip', style }, t.b(null, 'Throughput'), t.span({ class: 'faint' }, 'steps per second'));
       if (band.kind === 'pin') {
         const pin = map.pinned[band.index];
-        return t.div({ key: `p${band.index}`, class: 'lanename', style, title: `${pin.label}: ${pin.why}` }, t.a({ href: runPath(run, 'ranks', String(pin.rank)), class: 'quiet strong' }, pin.label), t.span({ class: 'faint' }, pin.why || (pin.max_ratio === null ? 'no data' : deviation(pin.max_ratio))));
+        return t.div({ key: `p${band.index}`, class: 'lanename', style, title: `${pin.label}: ${pin.why}` }, t.a({ href: runPath(run, 'ranks', String(pin.rank)), class: 'quiet strong' }, pin.label), t.span({ class: 'faint' }, pin.host, pin.max_ratio !== null && pin.max_ratio > 1 + DEAD_BAND ? t.b({ class: 'lanepeak' }, ` max ${deviation(pin.max_ratio)}`) : ''));
       }
       if (band.index % every !== 0 && every > 1) return null;
       const row = map.rows[band.index];
-      const worst = lastKnown(lanes.rows[band.index].cells);
+      const { worst } = laneSummary(lanes.rows[band.index].cells, map);
+      const slow = worst !== null && map.unit === 'ratio' && worst > 127 && !isNeutral(worst);
       return t.div(
         { key: `r${band.index}`, class: 'lanename', style, title: row.host ? `${row.label}, ${row.host}` : row.label },
         row.rank_lo === row.rank_hi ? t.a({ href: runPath(run, 'ranks', String(row.rank_lo)), class: 'quiet' }, row.label) : t.span(null, row.label),
-        every === 1 ? t.span({ class: 'faint' }, worst === null ? 'no data' : map.unit === 'ratio' ? '' : (row.host ?? '')) : null,
+        every === 1 ? t.span({ class: 'faint' }, worst === null ? 'no data' : slow ? t.b({ class: 'lanepeak' }, `max ${levelWords(map, worst)}`) : row.label.includes(row.host) ? '' : row.host) : null,
       );
     }),
     t.div({ class: 'lanename axisname', style: { top: `${plan.bottom + 3}px`, height: '14px' } }, t.span(null, ''), t.span({ class: 'faint' }, 'step, time of day')),
   );
-}
-
-/** @param {Uint8Array} cells */
-function lastKnown(cells) {
-  for (let c = cells.length - 1; c >= 0; c -= 1) if (cells[c] !== MISSING) return cells[c];
-  return null;
 }
 
 /** What a spot holds, in numbers. @param {View} view @param {Spot} spot */

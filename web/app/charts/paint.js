@@ -107,6 +107,14 @@ function paintStrip(context, scene, strip, top, height) {
     const y = yOf(Math.min(most, 1000 / fast));
     context.fillRect(xOf(map, strip.step[i], width), y, Math.max(1, (strip.bin / (map.step_hi - map.step_lo + 1)) * width), Math.max(1, yOf(1000 / slow) - y));
   }
+  context.save();
+  context.globalAlpha = 0.1;
+  context.fillStyle = colours.fg2;
+  for (let i = 0; i < speed.length; i += 1) {
+    const value = speed[i];
+    if (value !== null) context.fillRect(xOf(map, strip.step[i], width), yOf(value), xOf(map, strip.step[i] + strip.bin, width) - xOf(map, strip.step[i], width), top + height - yOf(value));
+  }
+  context.restore();
   context.strokeStyle = colours.fg2;
   context.lineWidth = 1.25;
   context.beginPath();
@@ -134,8 +142,8 @@ function paintStrip(context, scene, strip, top, height) {
   if (before && current) {
     context.font = `11px ${colours.font}`;
     context.textAlign = 'right';
-    if (strip.onset_step) label(context, colours, `before ${figure(before)}`, width - 2, yOf(before) - 4, colours.fg3);
-    label(context, colours, `now ${figure(current)}`, width - 2, Math.min(top + height - 4, yOf(current) + (strip.onset_step ? 14 : -4)), colours.fg);
+    if (strip.onset_step) label(context, colours, `before ${figure(before)}`, width - 4, yOf(before) - 4, colours.fg3);
+    label(context, colours, `now ${figure(current)}`, width - 4, Math.min(top + height - 4, yOf(current) + 15), colours.fg);
   }
 }
 
@@ -145,7 +153,6 @@ function label(context, colours, text, x, y, colour) {
   context.lineJoin = 'round';
   context.strokeStyle = colours.surface;
   context.strokeText(text, x, y);
-  context.fillStyle = colours.fg;
   context.fillStyle = colour;
   context.fillText(text, x, y);
 }
@@ -175,7 +182,7 @@ function paintMarks(context, scene) {
   context.font = `600 11px ${colours.font}`;
   const right = x + 8 + context.measureText(text).width < width;
   context.textAlign = right ? 'left' : 'right';
-  label(context, colours, text, right ? x + 6 : x - 6, 11, colours.mark);
+  label(context, colours, text, right ? x + 6 : x - 6, stripBand.y + stripBand.height - 8, colours.mark);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {Scene} scene */

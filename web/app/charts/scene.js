@@ -148,7 +148,7 @@ export function growMarks(line, least) {
 /** @typedef {{kind: 'strip' | 'pin' | 'row', index: number, y: number, height: number}} Band */
 /** @typedef {{bands: Band[], top: number, bottom: number, height: number, pins: boolean}} Layout */
 
-export const STRIP_HEIGHT = 54;
+export const STRIP_HEIGHT = 58;
 export const AXIS_HEIGHT = 36;
 const PIN_HEIGHT = 18;
 const PIN_GAP = 3;

@@ -57,7 +57,7 @@ function options({ unit, time, line }, element) {
     scales: { x: { time: false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 1) * 1.08, 1e-9)] } },
     axes: [
       { ...axis, size: 24, space: 80, values: (_, ticks) => ticks.map((value) => (time ? timeOfDay(value) : count(value))) },
-      { ...axis, size: 58, space: 28, values: (_, ticks) => ticks.map((value) => amount(unit, value)) },
+      { ...axis, size: 58, space: 28, ...(unit === 'bytes' ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}), values: (_, ticks) => ticks.map((value) => amount(unit, value)) },
     ],
     series: [{}, { stroke: line ? 'transparent' : colours.accent, width: 1, points: { show: false } }, { stroke: 'transparent', points: { show: false } }, { stroke: line ? colours.accent : 'transparent', width: 1.25, points: { show: false } }],
     bands: [{ series: [1, 2], fill: colours.line }],

@@ -29,22 +29,28 @@ export function Page({ run, topic }) {
   );
 }
 
+const VALUES_SHOWN = 4;
+
 /** The odd ones out first, the majority last and quiet. @param {{difference: FactDifference, total: number}} props */
 function Difference({ difference, total }) {
   const values = [...difference.values].sort((a, b) => a.ranks.length - b.ranks.length);
+  const [all, setAll] = useState(false);
   const most = values[values.length - 1];
+  const majority = values.length > 1 && most.ranks.length > values[0].ranks.length ? most : null;
+  const expected = difference.severity === 'info';
   return t.div(
     { class: 'difference' },
     t.div({ class: 'difffact' }, el(Severity, { severity: difference.severity }), t.b(null, difference.fact)),
     t.ul(
       null,
-      values.map((one) =>
+      (all ? values : values.slice(0, VALUES_SHOWN)).map((one) =>
         t.li(
-          { key: one.value, class: one === most && values.length > 1 && most.ranks.length > values[0].ranks.length ? 'majority' : 'odd' },
+          { key: one.value, class: one === majority || expected ? '' : 'odd' },
           t.code(null, one.value === '' ? '(empty)' : one.value),
           t.span({ class: 'faint' }, `${rankWords(one.ranks)}${total > 8 ? ` (${count(one.ranks.length)} of ${count(total)})` : ''}`),
         ),
       ),
+      values.length > VALUES_SHOWN && !all ? t.li(null, t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `All ${count(values.length)} values`)) : null,
     ),
   );
 }

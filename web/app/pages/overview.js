@@ -6,7 +6,7 @@ import { RankMap } from '../charts/map.js';
 import { change, count, duration, figure } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle, theme } from '../page.js';
-import { Card, Loaded, Problem, Skeleton } from '../parts/bits.js';
+import { Card, Loaded, Problem, Seen, Skeleton } from '../parts/bits.js';
 import { AnswerCard, FindingsTable, shortAnswer, VerdictCard } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { go, query, setQuery } from '../router.js';
@@ -35,7 +35,7 @@ export function Page({ run, overview, topic, ended }) {
     data.verdict ? el(VerdictCard, { verdict: data.verdict, coverage: data.coverage, run, changed: overview.refresh }) : el(AnswerCard, { answer: data.answer, coverage: data.coverage, run, ended }),
     data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
     el(MapCard, { run, topic, maxHeight: 236 }),
-    t.div({ class: 'pair' }, el(BudgetCard, { run, topic }), el(CollectivesCard, { run, topic })),
+    t.div({ class: 'pair' }, el(BudgetCard, { run, topic }), el(Seen, { height: 150, children: () => el(CollectivesCard, { run, topic }) })),
     el(
       Card,
       { title: 'Findings, by cost', note: findings.data ? findingsNote(findings.data) : '', tools: [t.a({ key: 'c', href: csvHref(runPath(run, 'findings')) }, 'CSV'), t.a({ key: 'a', href: withQuery(runPath(run, 'findings'), carried(query.value)) }, 'All findings')] },
@@ -147,10 +147,13 @@ function look(part) {
   return PARTS[part] ?? ['other', part];
 }
 
+const BUDGET_SHOWN = 5;
+
 /** @param {{run: string, topic: string | null}} props */
 export function BudgetCard({ run, topic }) {
   const answer = /** @type {import('../api.js').Answer<Budget>} */ (useApi(runPath(run, 'budget'), { topic, on: ['steps', 'verdict'] }));
   const data = answer.data;
+  const [all, setAll] = useState(false);
   const most = Math.max(1e-9, ...(data?.rows.map((row) => row.total_ms) ?? []));
   const used = data ? data.parts.filter((part) => data.rows.some((row) => row.parts[part] > 0)) : [];
   return el(
@@ -165,7 +168,8 @@ export function BudgetCard({ run, topic }) {
           ? t.p({ class: 'note padded' }, budget.text || 'No finished step yet.')
           : t.div(
               { class: 'budget' },
-              budget.rows.map((row) => el(BudgetBar, { key: row.label, row, parts: used, most, run })),
+              (all ? budget.rows : budget.rows.slice(0, BUDGET_SHOWN)).map((row) => el(BudgetBar, { key: row.label, row, parts: used, most, run })),
+              budget.rows.length > BUDGET_SHOWN ? t.button({ type: 'button', class: 'link more', onClick: () => setAll(!all) }, all ? 'Show fewer' : `Show ${budget.rows.length - BUDGET_SHOWN} more, from most own work to least`) : null,
               t.ul({ class: 'partlegend' }, used.map((part) => t.li({ key: part }, t.span({ class: `swatch t-${look(part)[0]}`, 'aria-hidden': 'true' }), look(part)[1]))),
             ),
     }),

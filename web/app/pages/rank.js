@@ -42,11 +42,8 @@ export function Page({ run, id, topic, overview }) {
       ),
     ),
     selected && selected.rank === data.rank ? t.section({ class: 'card' }, el(CellPanel, { run, cell: selected })) : null,
-    t.div(
-      { class: 'pair' },
-      el(Card, { title: 'Now' }, el(Facts, { data })),
-      el(Card, { title: 'Process groups', note: 'the last sequence this rank entered, and the last that ended' }, el(Groups, { data })),
-    ),
+    el(Card, { title: 'Now' }, el(Facts, { data })),
+    el(Card, { title: 'Process groups', note: 'the last sequence this rank entered, and the last that ended' }, el(Groups, { data })),
     data.stacks.length > 0 ? el(Card, { title: 'Stacks', note: `innermost frame first; ${data.stacks[0].reason || 'taken'} at ${dateTime(data.stacks[0].time_ms)}`, tools: el(CopyButton, { text: () => data.stacks[0].text, what: 'the stacks', class: 'link' }) }, t.pre({ class: 'trace', tabIndex: 0 }, data.stacks[0].text)) : null,
     el(Lazy, { key: id, load: () => import('../parts/samples.js'), pick: 'RankSamples', props: { run, rank: data.rank, host: data.host, topic } }),
     el(Card, { title: 'Last collectives', note: 'newest first', tools: t.a({ href: csvHref(withQuery(runPath(run, 'collectives', 'records'), { rank: data.rank })) }, 'CSV') }, Loaded({ answer, height: 100, what: 'the collectives', children: () => el(Records, { data }) })),
@@ -76,7 +73,7 @@ function NoRank({ run, id, overview, what }) {
 /** @param {{data: RankDetail}} props */
 function Facts({ data }) {
   return t.dl(
-    { class: 'facts tall' },
+    { class: 'facts wide' },
     fact('State', words(data.state)),
     fact('Step', data.step ? count(data.step) : 'none yet'),
     fact('Phase', data.phase ? words(data.phase) : '–'),

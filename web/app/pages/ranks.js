@@ -61,13 +61,13 @@ function RankTable({ ranks, run }) {
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Ranks' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th({ class: 'num' }, 'Rank'), t.th(null, 'State'), t.th(null, 'Host'), staged ? t.th({ class: 'num' }, 'Stage') : null, t.th({ class: 'num' }, 'Step'), t.th(null, 'Phase'), t.th({ class: 'num' }, 'CPU'), t.th({ class: 'num' }, 'Memory'), t.th({ class: 'num' }, 'Last heard'), t.th(null, 'End'))),
+      t.thead(null, t.tr(null, t.th(null, 'Rank'), t.th(null, 'State'), t.th(null, 'Host'), staged ? t.th({ class: 'num' }, 'Stage') : null, t.th({ class: 'num' }, 'Step'), t.th(null, 'Phase'), t.th({ class: 'num' }, 'CPU'), t.th({ class: 'num' }, 'Memory'), t.th({ class: 'num' }, 'Last heard'), t.th(null, 'End'))),
       t.tbody(
         null,
         rows.map((rank) =>
           t.tr(
             { key: rank.rank },
-            t.td({ class: 'num' }, t.a({ href: withQuery(runPath(run, 'ranks', String(rank.rank)), carried(query.value)), 'aria-label': `Rank ${rank.rank}` }, count(rank.rank))),
+            t.td({ class: 'nowrap' }, t.a({ href: withQuery(runPath(run, 'ranks', String(rank.rank)), carried(query.value)) }, `Rank ${count(rank.rank)}`)),
             t.td({ class: 'nowrap' }, t.span({ class: `state is-${rank.state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), rank.state)),
             t.td({ class: 'clip', title: rank.host }, rank.host, rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`)),
             staged ? t.td({ class: 'num' }, rank.stage === null ? '–' : count(rank.stage)) : null,

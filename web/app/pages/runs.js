@@ -92,7 +92,7 @@ function RunRow({ run }) {
     null,
     t.td({ class: 'wide' }, t.a({ href: runPath(run.run_id) }, run.name || run.run_id), run.name && run.name !== run.run_id ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`) : null),
     t.td({ class: 'nowrap' }, t.span({ class: `state is-${run.status}`, title: run.status_text }, t.span({ class: 'dot', 'aria-hidden': 'true' }), run.status)),
-    t.td({ class: 'wide' }, run.verdict ? t.span({ class: 'verdictline' }, el(Severity, { severity: run.verdict.severity, text: '' }), t.span(null, run.verdict.what)) : t.span({ class: 'faint' }, 'nothing found')),
+    t.td({ class: 'wide' }, run.verdict ? t.span({ class: 'verdictline' }, t.span({ class: `severity is-${run.verdict.severity}`, title: run.verdict.severity }, el(Icon, { name: run.verdict.severity }), t.span({ class: 'sr' }, run.verdict.severity)), t.span(null, run.verdict.what)) : t.span({ class: 'faint' }, run.status === 'starting' ? 'not enough steps yet' : 'nothing found')),
     t.td({ class: 'num' }, count(run.world_size)),
     t.td({ class: 'num' }, run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
     t.td({ class: 'num nowrap' }, el(Ago, { ms: run.started_ms })),

@@ -116,6 +116,19 @@ export function Loaded({ answer, height, what, children }) {
   return t.div({ class: pending ? 'loaded again' : 'loaded' }, children(data));
 }
 
+/** Mounts its children once they come near the screen. @param {{height: number, children: () => Children}} props */
+export function Seen({ height, children }) {
+  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const [seen, setSeen] = useState(false);
+  useEffect(() => {
+    if (!box.current || seen) return undefined;
+    const observer = new IntersectionObserver((entries) => entries.some((one) => one.isIntersecting) && setSeen(true), { rootMargin: '200px' });
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, [seen]);
+  return seen ? children() : t.div({ ref: box, class: 'card', style: { minHeight: `${height}px` } });
+}
+
 /** A list that was cut says so. @param {{capped: import('../../types/api.js').Capped | null | undefined, noun: string}} props */
 export function CappedNote({ capped, noun }) {
   if (!capped) return null;

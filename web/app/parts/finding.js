@@ -33,7 +33,7 @@ export function CoverageLine({ coverage, run }) {
     { class: `coverage ${partial ? 'partial' : ''}` },
     t.span({ class: 'hatchmark', 'aria-hidden': 'true' }),
     t.span(null, coverage.text),
-    silent.length > 0 ? t.span(null, 'Silent: ', silent.slice(0, 6).map((one, i) => [i ? ', ' : '', t.a({ key: one.rank, href: runPath(run, 'ranks', String(one.rank)) }, `rank ${one.rank}`)]), silent.length > 6 ? ` and ${silent.length - 6} more` : '') : null,
+    silent.length > 0 ? t.a({ href: runPath(run, 'ranks', ...(silent.length === 1 ? [String(silent[0].rank)] : [])) }, silent.length === 1 ? `Open rank ${silent[0].rank}` : 'Open the ranks') : null,
     losses.length > 0 ? t.details({ class: 'losses' }, t.summary(null, `${count(losses.reduce((sum, loss) => sum + loss.count, 0))} records lost, with reasons`), t.ul(null, losses.map((loss) => t.li({ key: `${loss.host}${loss.rank}${loss.source}${loss.reason}` }, `${loss.rank >= 0 ? `Rank ${loss.rank}` : loss.host}: ${count(loss.count)} of ${loss.source}, ${loss.reason}`)))) : null,
   );
 }
@@ -153,7 +153,7 @@ export function FindingsTable({ findings, run }) {
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Findings' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th({ class: 'w-sev' }, 'Severity'), t.th(null, 'Finding'), t.th(null, 'When'), t.th(null, 'State'), t.th({ class: 'num' }, 'Throughput lost'), t.th({ class: 'num' }, 'Updated'))),
+      t.thead(null, t.tr(null, t.th({ class: 'w-sev' }, 'Severity'), t.th(null, 'Finding'), t.th({ class: 'w-when' }, 'When'), t.th({ class: 'w-state' }, 'State'), t.th({ class: 'num w-state' }, 'Throughput lost'), t.th({ class: 'num w-state' }, 'Updated'))),
       t.tbody(null, culprits.flatMap((one) => [el(FindingRow, { key: one.id, finding: one, run, victim: false }), ...victims(one).map((victim) => el(FindingRow, { key: victim.id, finding: victim, run, victim: true }))])),
     ),
   );

@@ -27,12 +27,13 @@ function author(line) {
 /** @param {LogRow} line */
 export function LogLineRow(line) {
   const [first, more] = firstLine(line.message);
+  const tone = TONE[line.level] ?? 'plain';
   return [
     t.span({ class: 'l-time', key: 't' }, exactTime(line.time_ms)),
-    t.span({ class: `l-level is-${TONE[line.level] ?? 'plain'}`, key: 'l' }, line.level === 'WARNING' ? 'WARN' : line.level),
+    t.span({ class: `l-level is-${tone}`, key: 'l' }, line.level === 'WARNING' ? 'WARN' : line.level),
     t.span({ class: 'l-rank', key: 'r', title: rankWords(line.ranks) }, author(line)),
     t.span({ class: 'l-logger', key: 'g', title: line.logger }, line.logger || line.stream),
-    t.span({ class: 'l-text', key: 'm' }, coloured(first)),
+    t.span({ class: `l-text is-${tone}`, key: 'm' }, coloured(first)),
     more > 0 ? t.span({ class: 'l-more', key: 'n' }, `+${more} ${more === 1 ? 'line' : 'lines'}`) : null,
     line.count > 1 ? t.span({ class: 'l-more', key: 'c' }, `×${line.count}`) : null,
   ];

@@ -153,7 +153,7 @@ function Sidebar({ run, overview }) {
   const here = section(place.value.name);
   return t.nav(
     { class: 'side', 'aria-label': 'Pages of this run' },
-    MENU.map((group) =>
+    t.div({ class: 'sidestick' }, MENU.map((group) =>
       t.div(
         { class: 'sidegroup', key: group.title },
         t.p({ class: 'sidetitle' }, group.title),
@@ -166,7 +166,7 @@ function Sidebar({ run, overview }) {
           );
         }),
       ),
-    ),
+    )),
   );
 }
 
