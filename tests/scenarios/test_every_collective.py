@@ -1,0 +1,52 @@
+"""Every collective is there: count and bytes equal what model and schedule say, exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankscope import schema
+from rankscope_trainer.settings import load_settings
+from rankscope_trainer.strategies.expected import STARTUP, expected_traffic
+from tests.agent import recorded
+from tests.scenarios.trainer import train
+
+STEPS = 6
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("ranks", "arguments"),
+    [
+        (2, ["--strategy", "ddp"]),
+        (2, ["--strategy", "ddp", "--bucket-mib", "0.1", "--microbatches", "3"]),
+        (2, ["--strategy", "pipeline", "--schedule", "gpipe", "--microbatches", "4"]),
+        (4, ["--strategy", "pipeline", "--schedule", "1f1b", "--microbatches", "8"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+)
+def test_count_and_bytes(tmp_path: Path, ranks: int, arguments: list[str]) -> None:
+    arguments = [*arguments, "--steps", str(STEPS)]
+    train(tmp_path, ranks, *arguments)
+    settings = load_settings(arguments, {}, ranks)
+    for rank in recorded.read(tmp_path):
+        expected = expected_traffic(settings, rank=rank.rank, world_size=ranks)
+        seen: dict[int, Counter[tuple[str, int]]] = {}
+        for slot in rank.collectives:
+            operation = schema.OPERATIONS[slot["operation"]]
+            size_bytes = int(slot["size_bytes"])
+            if operation == "all_gather":  # ours counts what every rank ends up with
+                size_bytes //= ranks
+            seen.setdefault(int(slot["step"]), Counter())[operation, size_bytes] += 1
+        first = expected.pop(STARTUP, Counter()) + expected.pop(1)  # the agent's steps begin at 1
+        wanted = {1: first} | expected
+        as_pairs = {
+            step: Counter({(message.operation, message.num_bytes): count
+                           for message, count in traffic.items()})
+            for step, traffic in wanted.items()
+        }  # fmt: skip
+        assert seen == as_pairs, f"rank {rank.rank}"
+        in_steps = {int(step["step"]): int(step["num_collectives"]) for step in rank.steps}
+        assert in_steps == {step: sum(traffic.values()) for step, traffic in seen.items()}
