@@ -13,17 +13,16 @@ AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A finding that the verdict explains."""
+    """A finding that the verdict explains; `key` is that of the finding."""
 
     key: str
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Finding):
     """The finding that explains the run best, and those that it explains."""
 
-    finding: Finding
     folded: tuple[Folded, ...] = ()
 
 

@@ -4,29 +4,118 @@ from __future__ import annotations
 
 from rankscope.chunk import Column
 from rankscope.schema import AnyRecord, Chunk
-from rankscope_server.analysis.answers import Answer, Coverage, Look
+from rankscope_server.analysis.answers import Answer, Look, Verdict
+from rankscope_server.analysis.attempt import AttemptState
+from rankscope_server.analysis.coverage import coverage_of, status_of
+from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
+from rankscope_server.detectors import DETECTORS
+from rankscope_server.detectors.finding import DetectorStatus, Finding
+from rankscope_server.detectors.policy import POLICY, Policy
+
+_MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
 
 
 class RunState:
     """What is known of a run. Applying a record or a chunk twice, or late, changes nothing."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, policy: Policy = POLICY) -> None:
         self.run_id = run_id
+        self._policy = policy
+        self._attempts: dict[int, AttemptState] = {}
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
+        attempt = self._attempt(record.attempt)
+        if attempt is not None:
+            attempt.apply_record(record)
 
     def apply_chunk(self, chunk: Chunk, columns: dict[str, Column]) -> None:
-        """Take one chunk with its decoded columns; unknown or missing columns are tolerated."""
+        """Take one chunk with its decoded columns. Host and GPU samples are not looked at."""
+        attempt = self._attempt(chunk.attempt)
+        if attempt is not None:
+            attempt.apply_chunk(chunk, columns)
 
     def look(self, now_ns: int) -> Look:
-        """Return what is known at `now_ns` (wall clock); changes no answer of a later look."""
+        """Return what is known at `now_ns`, wall clock of whoever looks."""
+        findings: list[Finding] = []
+        for number in sorted(self._attempts):
+            findings += self._look_at(self._attempts[number], now_ns)
+        newest = self._newest()
+        mine = [f for f in findings if newest is not None and f.attempt == newest.attempt]
+        verdict = verdict_of(mine, newest.results if newest is not None else ())
+        if verdict is None:
+            verdict = self._verdict_before(findings, newest)
+        coverage = coverage_of(newest, now_ns, self._policy)
+        status, status_text = status_of(newest, findings, coverage)
+        answer = answer_of(newest, verdict, mine, coverage, self._policy)
         return Look(
-            findings=[],
-            detectors=[],
-            verdict=None,
-            answer=Answer("waiting", "No verdict yet: nothing was heard from this run"),
-            status="starting",
-            status_text="",
-            coverage=Coverage(0, 0, 0, (), (), "no rank reports yet"),
+            findings=findings,
+            detectors=_statuses(newest),
+            verdict=verdict,
+            answer=_with_attempt(answer, newest),
+            status=status,
+            status_text=status_text,
+            coverage=coverage,
+            attempt=newest.attempt if newest is not None else 0,
+            step=newest.step if newest is not None else 0,
         )
+
+    def _attempt(self, number: int) -> AttemptState | None:
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            attempt = self._attempts[number] = AttemptState(self.run_id, number)
+            if len(self._attempts) > _MAX_ATTEMPTS:
+                del self._attempts[min(self._attempts)]
+        return self._attempts.get(number)
+
+    def _newest(self) -> AttemptState | None:
+        known = [number for number, attempt in self._attempts.items() if attempt.known_ranks]
+        return self._attempts[max(known)] if known else None
+
+    def _look_at(self, attempt: AttemptState, now_ns: int) -> list[Finding]:
+        is_newest = attempt.attempt == max(self._attempts)
+        if attempt.is_news or (is_newest and not _is_over(attempt)):
+            window = attempt.window(now_ns)
+            attempt.results = [detector.look(window) for detector in DETECTORS]
+            found = [finding for result in attempt.results for finding in result.findings]
+            attempt.before = {finding.key: finding for finding in found}
+            attempt.is_news = False
+        return fold(list(attempt.before.values()))
+
+    def _verdict_before(
+        self, findings: list[Finding], newest: AttemptState | None
+    ) -> Verdict | None:
+        """Return the verdict on the attempt before while the newest has no step yet."""
+        if newest is None or newest.steps.num_steps:
+            return None
+        earlier = [number for number in self._attempts if number < newest.attempt]
+        if not earlier:
+            return None
+        last = self._attempts[max(earlier)]
+        return verdict_of([f for f in findings if f.attempt == last.attempt], last.results)
+
+
+def _is_over(attempt: AttemptState) -> bool:
+    return bool(attempt.ends) and len(attempt.ended) >= attempt.world_size
+
+
+def _statuses(newest: AttemptState | None) -> list[DetectorStatus]:
+    if newest is not None:
+        return [result.status for result in newest.results]
+    return [
+        DetectorStatus(
+            detector.name,
+            str(detector.__doc__),
+            "skipped",
+            "nothing was heard of a rank",
+            "attach the agent: docs/attach.md",
+        )
+        for detector in DETECTORS
+    ]
+
+
+def _with_attempt(answer: Answer, newest: AttemptState | None) -> Answer:
+    """Say which attempt an answer is about when it is not the first."""
+    if newest is None or newest.attempt == 0 or answer.state == "culprit":
+        return answer
+    return Answer(answer.state, f"{answer.text} (attempt {newest.attempt})", answer.detail)

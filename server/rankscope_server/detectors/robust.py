@@ -21,8 +21,8 @@ def median(values: Array, axis: int = -1) -> Array:
     known = np.sum(~np.isnan(values), axis=axis, keepdims=True)
     low = np.take_along_axis(ordered, np.maximum((known - 1) // 2, 0), axis)
     high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[axis] - 1), axis)
-    middle = np.where(known > 0, (low + high) / 2, np.nan)
-    return np.squeeze(middle, axis)
+    middle: Array = np.squeeze(np.where(known > 0, (low + high) / 2, np.nan), axis)
+    return middle
 
 
 def rolling_median(values: Array, window: int, first_column: int = 0) -> Array:
@@ -55,7 +55,8 @@ def others_median(values: Array, min_known: int) -> Array:
     result = np.full_like(values, np.nan)
     for row in range(len(values)):
         result[row] = median(np.delete(values, row, axis=0), 0)
-    return np.where(enough, result, np.nan)
+    known: Array = np.where(enough, result, np.nan)
+    return known
 
 
 def scatter(values: Array, lag: int = 1) -> Array:
@@ -67,4 +68,5 @@ def scatter(values: Array, lag: int = 1) -> Array:
     if values.shape[1] <= lag:
         return np.full(len(values), np.nan)
     differences = np.abs(values[:, lag:] - values[:, :-lag])
-    return median(differences) * (SIGMA_PER_MAD / np.sqrt(2.0))
+    sigma: Array = median(differences) * (SIGMA_PER_MAD / np.sqrt(2.0))
+    return sigma

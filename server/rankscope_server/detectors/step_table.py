@@ -75,13 +75,17 @@ class StepTable:
 
     def special(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return which columns hold a first, checkpoint or evaluation step of any rank."""
-        found: NDArray[np.bool_] = np.any(self.get("flags", first_column) & SPECIAL, axis=0)
+        found: NDArray[np.bool_] = np.any(self._flags(self.get("flags", first_column)), axis=0)
         return found
 
     def head_special(self) -> NDArray[np.bool_]:
         """Return `special` for the columns of `head`."""
-        found: NDArray[np.bool_] = np.any(self.head("flags") & SPECIAL, axis=0)
+        found: NDArray[np.bool_] = np.any(self._flags(self.head("flags")), axis=0)
         return found
+
+    @staticmethod
+    def _flags(cells: NDArray[Any]) -> NDArray[Any]:
+        return cells & SPECIAL
 
     def derived(self, name: str) -> Matrix:
         """Return an array of the table's shape that a detector keeps beside the cells.
@@ -203,7 +207,8 @@ def _cells_of(columns: Mapping[str, Column], keep: NDArray[np.int64]) -> dict[st
         return nothing if values is None else np.asarray(values, np.int64)[keep]
 
     def ms(name: str) -> NDArray[np.float64]:
-        return np.maximum(ns(name), 0) * _MS
+        milliseconds: NDArray[np.float64] = np.maximum(ns(name), 0) * _MS
+        return milliseconds
 
     blocked = {name: ms(name) for name in _BLOCKED}
     total_blocked = sum(blocked.values(), start=np.zeros(len(keep)))

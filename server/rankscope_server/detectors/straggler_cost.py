@@ -105,13 +105,15 @@ def _gap(
     own = table.get("own")
     if len(set(deviation.roles)) > 1:
         reference = own[rows] / np.exp(deviation.raw[rows])
-        return np.fmax.reduce(np.fmax(own[rows] - reference, 0.0), axis=0)
+        excess: Array = np.fmax.reduce(np.fmax(own[rows] - reference, 0.0), axis=0)
+        return excess
     others = np.ones(len(own), bool)
     others[list(rows) + list(aside)] = False
     if not others.any():
         return np.zeros(own.shape[1])
     slowest = np.fmax.reduce(own[rows], axis=0)
-    return np.fmax(slowest - np.fmax.reduce(own[others], axis=0), 0.0)
+    gap: Array = np.fmax(slowest - np.fmax.reduce(own[others], axis=0), 0.0)
+    return gap
 
 
 def excess_of(table: StepTable, deviation: Deviation, spell: Spell, policy: Policy) -> Excess:
@@ -147,7 +149,8 @@ def excess_of(table: StepTable, deviation: Deviation, spell: Spell, policy: Poli
 def phase_excess(table: StepTable, deviation: Deviation, row: int, phase: str) -> Array:
     """Return own work of a phase less its peers' median, per column; without peers as it is."""
     if not deviation.peers[row]:
-        return table.get(phase)[row]
+        alone: Array = table.get(phase)[row]
+        return alone
     peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
     values = table.get(phase)[peers]
     excess: Array = (values - others_median(values, 2))[peers.index(row)]

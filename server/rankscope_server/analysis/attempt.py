@@ -1,0 +1,204 @@
+"""What is known of one attempt: the newest word of every rank, kept whatever order it comes in."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankscope.chunk import Column
+from rankscope.schema import (
+    AnyRecord,
+    Chunk,
+    Environment,
+    ErrorRaised,
+    GroupDefined,
+    Loss,
+    RankEnded,
+    RankRegistered,
+    RankState,
+    Stacks,
+)
+from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.operation_times import OperationTimes
+from rankscope_server.detectors.step_table import StepTable
+from rankscope_server.detectors.window import Window
+
+_MAX_ERRORS = 4096  # the earliest are kept: what came first matters
+_MAX_CHUNKS_REMEMBERED = 200_000
+_MAX_GROUPS = 65_536
+_MAX_STACK_CHARACTERS = 20_000
+_Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
+
+
+class AttemptState:
+    """One attempt of a run. Nothing here depends on the order in which things arrive."""
+
+    def __init__(self, run_id: str, attempt: int) -> None:
+        self.run_id = run_id
+        self.attempt = attempt
+        self.ranks: dict[int, RankRegistered] = {}
+        self.states: dict[int, RankState] = {}
+        self.ends: dict[int, RankEnded] = {}
+        self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
+        self.environments: dict[int, Environment] = {}
+        self.stacks: dict[int, Stacks] = {}
+        self.losses: dict[tuple[int, str, str], Loss] = {}
+        self.steps = StepTable()
+        self.times = OperationTimes()
+        self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
+        self.before: dict[str, Finding] = {}
+        self.results: list[DetectorResult] = []
+        self.is_news = True  # something came since the last look
+        self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
+        self._group_ns: dict[tuple[int, str], int] = {}
+        self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
+        self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
+        self._takers: dict[type, Callable[[Any], None]] = {
+            RankEnded: self._end,
+            GroupDefined: self._group,
+            ErrorRaised: self._error,
+            Loss: self._lose,
+        }
+
+    # --- taking ------------------------------------------------------------------------------
+
+    def apply_record(self, record: AnyRecord) -> None:
+        """Take one record of this attempt."""
+        self.is_news = True
+        if record.rank >= 0:
+            self._seen(record.rank, record.time_ns)
+        if isinstance(record, RankRegistered):
+            _keep_newest(self.ranks, record)
+        elif isinstance(record, RankState):
+            _keep_newest(self.states, record)
+        elif isinstance(record, Environment):
+            _keep_newest(self.environments, record)
+        elif isinstance(record, Stacks):
+            _keep_newest(self.stacks, record)
+        else:
+            take = self._takers.get(type(record))
+            if take is not None:
+                take(record)
+
+    def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
+        """Take one chunk of this attempt, once."""
+        if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
+            return
+        name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
+        if name in self._chunks:
+            return
+        self._chunks[name] = None
+        if len(self._chunks) > _MAX_CHUNKS_REMEMBERED:
+            self._chunks.popitem(last=False)
+        self.is_news = True
+        self._seen(chunk.rank, chunk.time_hi_ns)
+        if chunk.kind == "steps":
+            if len(np.asarray(columns["step"])):
+                self.steps.put(chunk.rank, columns)
+        else:
+            self.times.add(columns)
+
+    def _seen(self, rank: int, time_ns: int) -> None:
+        if time_ns > self._seen_ns.get(rank, -1):
+            self._seen_ns[rank] = time_ns
+            self.heard_ns.pop(rank, None)  # the next look says when
+
+    def _end(self, record: RankEnded) -> None:
+        """Keep the end that says most: a known reason before "lost", then the earliest."""
+        known = self.ends.get(record.rank)
+        if known is None or _end_order(record) < _end_order(known):
+            self.ends[record.rank] = record
+
+    def _group(self, record: GroupDefined) -> None:
+        key = (record.rank, record.group)
+        if record.time_ns >= self._group_ns.get(key, 0) and len(self.groups) < _MAX_GROUPS:
+            self._group_ns[key] = record.time_ns
+            self.groups[key] = tuple(record.ranks)
+
+    def _error(self, record: ErrorRaised) -> None:
+        key = (record.time_ns, record.rank, record.type, record.message)
+        self._errors[key] = record
+        if len(self._errors) > _MAX_ERRORS:
+            del self._errors[max(self._errors)]
+
+    def _lose(self, record: Loss) -> None:
+        key = (record.rank, record.source, record.reason)
+        known = self.losses.get(key)
+        if known is None or record.count > known.count:
+            self.losses[key] = record
+
+    # --- reading -----------------------------------------------------------------------------
+
+    @property
+    def errors(self) -> list[ErrorRaised]:
+        """Return the exceptions in order of time."""
+        return [self._errors[key] for key in sorted(self._errors)]
+
+    @property
+    def ended(self) -> dict[int, RankEnded]:
+        """Return how ranks ended, without ends after which the rank came up again."""
+        return {
+            rank: ended
+            for rank, ended in self.ends.items()
+            if (known := self.ranks.get(rank)) is None or known.time_ns <= ended.time_ns
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the attempt has, as the ranks say; else as many as are known."""
+        said = max((known.world_size for known in self.ranks.values()), default=0)
+        return said or len(self.known_ranks)
+
+    @property
+    def known_ranks(self) -> set[int]:
+        """Return the ranks of which anything is known."""
+        return set(self.ranks) | set(self.states) | set(self.steps.row_of) | set(self.ends)
+
+    @property
+    def step(self) -> int:
+        """Return the newest step that any rank works on or has ended."""
+        table = self.steps
+        done = int(table.steps[-1]) if table.num_steps else 0
+        return max([done, *(state.step for state in self.states.values())])
+
+    def seen_ns(self, rank: int) -> int | None:
+        """Return the newest time of anything of a rank, on its host's clock."""
+        return self._seen_ns.get(rank)
+
+    def window(self, now_ns: int) -> Window:
+        """Return what detectors look at."""
+        for rank, seen in self._seen_ns.items():
+            # Between looks only the server's clock counts; before the first, the host's must do.
+            self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
+        return Window(
+            run_id=self.run_id,
+            attempt=self.attempt,
+            now_ns=now_ns,
+            world_size=self.world_size,
+            ranks=self.ranks,
+            states=self.states,
+            heard_ns=self.heard_ns,
+            groups=self.groups,
+            ended=self.ended,
+            errors=self.errors,
+            stacks=self.stacks,
+            steps=self.steps,
+            times=self.times,
+            before=self.before,
+        )
+
+
+def _keep_newest(known: dict[int, _Kept], record: _Kept) -> None:
+    before = known.get(record.rank)
+    if before is None or record.time_ns > before.time_ns:
+        known[record.rank] = record
+    elif record.time_ns == before.time_ns and repr(record) > repr(before):
+        known[record.rank] = record  # of two at once the same one wins in every order
+
+
+def _end_order(record: RankEnded) -> tuple[bool, int, str]:
+    return record.reason == "lost", record.time_ns, repr(record)

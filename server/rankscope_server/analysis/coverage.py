@@ -1,0 +1,88 @@
+"""How much of an attempt is seen, and what state the run is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope_server.analysis.answers import Coverage, LossRow, RunStatus, SilentRank
+from rankscope_server.analysis.attempt import AttemptState
+from rankscope_server.detectors.finding import Finding
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.words import ranks_text
+
+_MAX_SILENT = 256
+
+
+def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Coverage:
+    """Return which ranks report. A rank that ended reported; one that vanished did not."""
+    if attempt is None:
+        return Coverage(0, 0, 0, (), (), "No rank reports yet")
+    expected = attempt.world_size
+    ended = attempt.ended
+    quiet_ns = policy.silent_seconds * 1e9
+    silent = [
+        rank
+        for rank in sorted(attempt.known_ranks)
+        if rank not in ended and now_ns - attempt.heard_ns.get(rank, 0) > quiet_ns
+    ]
+    known = attempt.known_ranks
+    reporting = len(known) - len(silent)
+    losses = tuple(
+        LossRow(_host(attempt, loss.rank), loss.rank, loss.source, loss.reason, loss.count)
+        for _, loss in sorted(attempt.losses.items())
+        if loss.count > 0
+    )
+    text = f"{reporting} of {expected} ranks reporting"
+    missing = [rank for rank in range(expected) if rank not in known]
+    if missing:
+        text += f"; {ranks_text(missing)} never heard of"
+    if silent:
+        text += f"; nothing from {ranks_text(silent)} for {policy.silent_seconds:.0f} s or more"
+    if losses:
+        text += f"; {sum(row.count for row in losses):,} records lost"
+    return Coverage(
+        expected=expected,
+        registered=len(attempt.ranks),
+        reporting=reporting,
+        silent=tuple(_silent(attempt, rank) for rank in silent[:_MAX_SILENT]),
+        losses=losses,
+        text=text,
+    )
+
+
+def _silent(attempt: AttemptState, rank: int) -> SilentRank:
+    seen = attempt.seen_ns(rank)
+    state = attempt.states.get(rank)
+    return SilentRank(rank, None if seen is None else seen / 1e6, state.step if state else 0)
+
+
+def _host(attempt: AttemptState, rank: int) -> str:
+    known = attempt.ranks.get(rank)
+    return known.host if known else ""
+
+
+def status_of(
+    attempt: AttemptState | None, findings: Sequence[Finding], coverage: Coverage
+) -> tuple[RunStatus, str]:
+    """Return the status of a run and one sentence on it."""
+    if attempt is None or not attempt.known_ranks:
+        return "starting", "nothing was heard of a rank yet"
+    mine = [f for f in findings if f.attempt == attempt.attempt and f.state == "open"]
+    ended = attempt.ended
+    is_over = len(ended) >= max(attempt.world_size, 1)
+    crash = next((f for f in mine if f.detector == "root-cause" and f.severity != "info"), None)
+    hang = next((f for f in mine if f.kind == "hang"), None)
+    if crash is not None:
+        return "failed", crash.what
+    if is_over and hang is not None:
+        return "failed", f"stopped while stuck: {hang.what}"
+    if is_over:
+        stop = next((f for f in mine if f.detector == "root-cause"), None)
+        return "ended", stop.what if stop else f"all {len(ended)} ranks ended cleanly"
+    if coverage.expected and coverage.reporting == len(ended):
+        return "silent", coverage.text
+    if hang is not None:
+        return "stuck", hang.what
+    if not attempt.steps.num_steps:
+        return "starting", f"{len(attempt.ranks)} of {attempt.world_size} ranks are up, no step yet"
+    return "running", f"step {attempt.step:,}"

@@ -1,0 +1,111 @@
+"""What one failure of one rank means: did it start the trouble, echo it, or tidy up after it?
+
+Rules in order, first match wins; each has a source. Patterns are matched against the type and
+the message of an exception, never against the user's own log lines.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rankscope.schema import ErrorRaised, RankEnded
+from rankscope_server.detectors.words import cut
+
+Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
+
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_STOP_TYPES = ("KeyboardInterrupt", "SignalException", "SystemExit")
+# What a rank says when *another* one is gone or does not come.
+_ECHO = re.compile(
+    "|".join((
+        r"connection (was )?(closed|reset|refused|aborted|lost)",  # gloo pair.cc, TCPStore, NCCL
+        r"broken pipe|socket (timeout|closed|error)|software caused connection abort",
+        r"gloo/transport|\[[^\]]*pair\.cc",  # every gloo transport error names its file
+        r"timed? ?out waiting|wait timeout|operation timed out|timeout.{0,40}(barrier|store|c10d)",
+        r"monitoredbarrier|failed to pass",  # torch monitored_barrier names the ranks it misses
+        r"nccl.{0,40}(remote|system|unhandled|internal) ?(process|system)? ?error",
+        r"watchdog (caught|got stuck|thread)|collective operation timeout",  # ProcessGroupNCCL
+        r"(process group|communicator).{0,60}(aborted|destroyed|shut ?down)",
+        r"rendezvous.{0,40}(closed|timeout|connection)",  # torch elastic
+        r"\bc10d::|tcpstore|store->(get|wait)",
+    )),
+    re.IGNORECASE,
+)  # fmt: skip
+_ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError",
+               "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
+               "ChildFailedError", "RendezvousClosedError")  # fmt: skip
+# A misuse of torch.distributed is the rank's own fault although its type is one of c10d.
+_OWN_FAULT = re.compile(
+    r"invalid (usage|argument|rank)|mismatch|no space left|out of memory|cuda error", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's end or exception, with its meaning."""
+
+    rank: int
+    time_ns: int
+    role: Role
+    text: str  # "RuntimeError: ...", "killed by SIGKILL"
+    step: int
+    error: ErrorRaised | None = None
+    ended: RankEnded | None = None
+    is_weak: bool = False  # initiating only if nothing better is known
+
+    @property
+    def signature(self) -> str:
+        """Return the text without numbers, so that ranks that fail alike compare equal."""
+        return re.sub(r"\d+", "#", self.text)
+
+
+def of_error(error: ErrorRaised) -> Failure:
+    """Return what an exception means."""
+    text = f"{error.type}: {cut(error.message)}" if error.message else error.type
+    return Failure(error.rank, error.time_ns, _role_of(error), text, error.step, error=error)
+
+
+def _role_of(error: ErrorRaised) -> Role:
+    name = error.type.rpartition(".")[2]
+    if name in _STOP_TYPES:
+        return "teardown"
+    if error.where == "fatal_signal":
+        return "teardown" if "SIGTERM" in error.type + error.message else "initiating"
+    if _OWN_FAULT.search(error.message):
+        return "initiating"
+    if name in _ECHO_TYPES or _ECHO.search(error.message):
+        return "cascade"
+    return "initiating"
+
+
+def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
+    """Return what the end of a process means beyond its exceptions; None for nothing."""
+    who = (ended.rank, ended.time_ns)
+    if ended.reason == "signal" and ended.signal is not None:
+        role: Role = "teardown" if ended.signal in _STOP_SIGNALS else "initiating"
+        text = f"killed by {signal_name(ended.signal)}"
+        if ended.detail:
+            text += f" ({cut(ended.detail, 120)})"
+        return Failure(*who, role, text, ended.last_step, ended=ended)
+    if any(error.rank == ended.rank and error.where != "thread" for error in errors):
+        return None  # the exception says more than the exit code that it led to
+    if ended.reason in ("exit_code", "exception") and ended.exit_code != 0:
+        code = "" if ended.exit_code is None else f" with code {ended.exit_code}"
+        text = f"exited{code} without an exception that was seen"
+        return Failure(*who, "initiating", text, ended.last_step, ended=ended, is_weak=True)
+    if ended.reason == "lost":
+        text = "disappeared; how it ended is not known"
+        return Failure(*who, "initiating", text, ended.last_step, ended=ended, is_weak=True)
+    return None
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9; the number where it has no name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,226 @@
+"""Hangs: who has not arrived, and who only waits because of that (detection.md D2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.schema import RankState
+from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.hang_words import HangCase, hang_finding
+from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
+from rankscope_server.detectors.window import Window
+
+_RECENT_STEPS = 256  # whose slowest give the time that a step may take
+_FIRST_STEP = 1
+_SECOND = 1e9
+
+
+class Hang:
+    """Finds the ranks that an operation waits for while nothing moves, behind all who wait."""
+
+    name: ClassVar[str] = "hang"
+    needs: ClassVar[frozenset[str]] = frozenset({"state", "group"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return the roots of every tangle that has not moved for too long."""
+        if window.world_size == 1:
+            return self._skipped("one rank waits for nobody", "nothing to do")
+        if not window.states:
+            return self._skipped("no rank has said yet where it is", "wait, or see coverage")
+        if not window.groups:
+            return self._skipped("no process group is known yet", "wait for init_process_group")
+        patience = Patience(window)
+        still = [
+            rank for rank in window.states if patience.is_still(rank) and not patience.is_gone(rank)
+        ]
+        still = [rank for rank in still if not patience.is_silent(rank)]
+        findings: list[Finding] = []
+        if still:
+            graph = build(window, still)
+            for tangle in tangles(window, graph):
+                case = _case(window, graph, tangle, patience)
+                if case is not None:
+                    findings.append(hang_finding(window, case))
+        findings = _with_memory(window, findings)
+        return DetectorResult(
+            DetectorStatus(self.name, str(self.__doc__), "ran"),
+            tuple(findings),
+            () if findings else (_nothing_waits(window, patience),),
+        )
+
+    def _skipped(self, reason: str, remedy: str) -> DetectorResult:
+        status = DetectorStatus(self.name, str(self.__doc__), "skipped", reason, remedy)
+        return DetectorResult(status)
+
+
+class Patience:
+    """How long a rank may stay still. All times of a rank are compared on its own clock."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._policy = window.policy
+        self._step_seconds = _slow_step_seconds(window)
+        self._newest_ns = max(window.heard_ns.values(), default=0)
+
+    def now_ns(self, rank: int) -> int:
+        """Return the time at which this rank was last seen, or at which it ended."""
+        state, ended = self._window.states[rank], self._window.ended.get(rank)
+        return state.time_ns if ended is None else min(ended.time_ns, state.time_ns)
+
+    def idle_seconds(self, rank: int) -> float:
+        """Return for how long no hook has run in a rank, when it was last seen."""
+        return (self.now_ns(rank) - activity_ns(self._window.states[rank])) / _SECOND
+
+    def is_still(self, rank: int) -> bool:
+        """Return whether a rank has not moved for a good part of the shortest patience."""
+        return self.idle_seconds(rank) >= self._policy.hang_floor_seconds / 2
+
+    def is_silent(self, rank: int) -> bool:
+        """Return whether nothing comes from a rank's node although others report."""
+        late = self._newest_ns - self._window.heard_ns.get(rank, 0)
+        return rank not in self._window.ended and late / _SECOND >= self._policy.silent_seconds
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a process ended in the middle of its work, not after it had hung."""
+        ended, state = self._window.ended.get(rank), self._window.states.get(rank)
+        if ended is None:
+            return state is not None and not state.alive
+        return state is None or self.idle_seconds(rank) < self._policy.hang_floor_seconds
+
+    def seconds(self, root: int | None, group: str, operation: str, size_bytes: int) -> float:
+        """Return how long an operation may wait for `root` (None: for the network)."""
+        policy = self._policy
+        p99_ns = self._window.times.quantile_ns(group, operation, size_bytes)
+        usual = max((p99_ns or 0.0) / _SECOND, self._step_seconds) * policy.hang_p99_multiple
+        patience = min(max(policy.hang_floor_seconds, usual), policy.hang_ceiling_seconds)
+        if root is None:
+            return max(patience, policy.hang_transfer_seconds)
+        state = self._window.states.get(root)
+        if state is None:
+            return patience
+        if state.step <= _FIRST_STEP or self._is_first_of_attempt(state):
+            patience = max(patience, policy.hang_startup_seconds)
+        if state.phase in ("checkpoint", "evaluation"):
+            patience = max(patience, policy.hang_special_seconds)
+        return patience
+
+    def _is_first_of_attempt(self, state: RankState) -> bool:
+        steps = self._window.steps.steps
+        return not self._window.steps.dropped_steps and (
+            not len(steps) or state.step <= int(steps[0])
+        )
+
+
+def _slow_step_seconds(window: Window) -> float:
+    """Return the p99 of recent step times: a rank may compute for a whole slow step."""
+    table = window.steps
+    times = table.get("duration", max(0, table.num_steps - _RECENT_STEPS))
+    times = times[:, ~table.special(max(0, table.num_steps - _RECENT_STEPS))]
+    known = times[~np.isnan(times)]
+    return float(np.quantile(known, 0.99)) / 1e3 if len(known) else 0.0
+
+
+def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) -> HangCase | None:
+    """Return the case of a tangle if it has lasted too long for each of its roots."""
+    waiters = sorted(rank for rank in tangle.ranks if rank in graph.waits)
+    if not tangle.is_certain and graph.unclear.intersection(tangle.roots):
+        return None  # a group with a member that was never heard of: coverage says so
+    roots = tuple(
+        root for root in tangle.roots if _is_overdue(window, graph, tangle, root, patience)
+    )
+    if tangle.roots and not roots:
+        return None
+    if tangle.is_cycle and len(roots) != len(tangle.roots):
+        return None
+    if not roots and not _transfer_is_overdue(graph, waiters, patience):
+        return None
+    first = min(
+        (rank for rank in waiters if not roots or set(roots) & set(graph.waits[rank].lacks)),
+        key=lambda rank: graph.since_ns[rank],
+        default=waiters[0],
+    )
+    return HangCase(
+        roots=roots,
+        operation=graph.waits[first],
+        direct=tuple(
+            rank
+            for rank in waiters
+            if rank not in roots and (not roots or set(roots) & set(graph.waits[rank].lacks))
+        ),
+        waiters=tuple(rank for rank in waiters if rank not in roots),
+        waited_seconds=(patience.now_ns(first) - graph.since_ns[first]) / _SECOND,
+        idle_seconds={root: patience.idle_seconds(root) for root in roots if root in window.states},
+        gone=tuple(root for root in roots if patience.is_gone(root)),
+        silent=tuple(root for root in roots if patience.is_silent(root)),
+        is_cycle=tangle.is_cycle,
+        is_certain=tangle.is_certain,
+    )
+
+
+def _is_overdue(
+    window: Window, graph: WaitGraph, tangle: Tangle, root: int, patience: Patience
+) -> bool:
+    """Return whether a root keeps somebody waiting for too long and does not move itself."""
+    longest = 0.0
+    allowed = window.policy.hang_ceiling_seconds
+    for rank in tangle.ranks:
+        operation = graph.waits.get(rank)
+        if operation is None or rank == root:
+            continue
+        waited = (patience.now_ns(rank) - graph.since_ns[rank]) / _SECOND
+        if waited > longest:
+            longest = waited
+            allowed = patience.seconds(root, operation.group, operation.name, operation.size_bytes)
+    if longest < allowed:
+        return False
+    if root not in window.states or patience.is_gone(root) or patience.is_silent(root):
+        return True
+    return patience.idle_seconds(root) >= allowed
+
+
+def _transfer_is_overdue(graph: WaitGraph, waiters: Sequence[int], patience: Patience) -> bool:
+    """Return whether an operation that all have entered has been under way for too long."""
+    return all(
+        patience.now_ns(rank) - graph.since_ns[rank]
+        >= _SECOND * patience.seconds(None, operation.group, operation.name, operation.size_bytes)
+        for rank in waiters
+        for operation in [graph.waits[rank]]
+    )
+
+
+def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
+    """Keep earlier hangs: as over once the roots move again, else as they were.
+
+    When victims give up with a time-out, or the job is stopped, the open operations are gone
+    and with them the graph; the hang is what happened all the same.
+    """
+    now = {finding.key: finding for finding in findings}
+    accused = {rank for finding in findings for rank in finding.ranks}
+    for key, old in window.before.items():
+        if old.detector != Hang.name or key in now or (accused & set(old.ranks)):
+            continue
+        if old.state == "open" and _moved_on(window, old):
+            steps = [s.step for rank in old.ranks or old.victims if (s := window.states.get(rank))]
+            old = replace(old, state="recovered", ended_step=max(steps, default=old.onset_step))
+        now[key] = old
+    return list(now.values())
+
+
+def _moved_on(window: Window, old: Finding) -> bool:
+    for rank in old.ranks or old.victims:
+        state = window.states.get(rank)
+        if state is None:
+            continue
+        entered = max((max(g.issued_ns, g.p2p_issued_ns) for g in state.groups), default=0)
+        if state.step > (old.onset_step or 0) or entered / 1e6 > (old.onset_ms or 0.0) + 1.0:
+            return True
+    return False
+
+
+def _nothing_waits(window: Window, patience: Patience) -> str:
+    longest = max((patience.idle_seconds(rank) for rank in window.states), default=0.0)
+    return f"hang: the rank that is quiet for longest moved {max(longest, 0.0):.1f} s ago"

@@ -1,0 +1,357 @@
+"""Root cause among the errors of many ranks: who failed first, who echoes it (D15)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankscope.formulas import rank_hours_per_day
+from rankscope.schema import ErrorRaised
+from rankscope_server.detectors.failures import Failure, of_end, of_error
+from rankscope_server.detectors.finding import (
+    DetectorResult,
+    DetectorStatus,
+    Evidence,
+    Finding,
+    Severity,
+)
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import (
+    capital,
+    confidence_word,
+    cut,
+    place_text,
+    ranks_text,
+    seconds_text,
+)
+
+_TRACE_LINES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """What the failures of an attempt amount to."""
+
+    failures: tuple[Failure, ...]  # of the culprits, first in time first; may be empty
+    echoes: tuple[int, ...]
+    torn_down: tuple[int, ...]
+    severity: Severity
+    confidence: float
+    reason: str
+    what: str
+    why: str
+    next: str
+
+
+class RootCause:
+    """Finds the rank whose failure began the end of a run, among those that merely echo it."""
+
+    name: ClassVar[str] = "root-cause"
+    needs: ClassVar[frozenset[str]] = frozenset({"error", "rank_end"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return the crash of an attempt, or that it was stopped from outside."""
+        failures = _failures(window)
+        cause = _cause(window, failures) if failures else None
+        status = DetectorStatus(self.name, str(self.__doc__), "ran")
+        if cause is None:
+            return DetectorResult(status, (), ("errors: no rank failed",))
+        return DetectorResult(status, (_finding(window, cause),))
+
+
+def _failures(window: Window) -> list[Failure]:
+    """Return every failure in order of time, one per rank and meaning."""
+    errors = [error for error in window.errors if error.where != "thread"]
+    found = [of_error(error) for error in window.errors if _counts(error, window)]
+    found += [
+        failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
+    ]
+    return sorted(found, key=lambda failure: (failure.time_ns, failure.rank))
+
+
+def _counts(error: ErrorRaised, window: Window) -> bool:
+    """Return whether an exception ended its process; one in a thread or that was caught did not."""
+    ended = window.ended.get(error.rank)
+    if ended is not None and ended.reason == "clean":
+        return False
+    return error.where in ("main", "fatal_signal") or ended is not None
+
+
+def _cause(window: Window, failures: list[Failure]) -> _Cause | None:
+    starts = [failure for failure in failures if failure.role == "initiating"]
+    if any(not failure.is_weak for failure in starts):
+        starts = [failure for failure in starts if not failure.is_weak]
+    if starts and _is_stop_from_outside(window, starts, failures):
+        starts = []
+    echoes = _ranks(failures, "cascade")
+    torn_down = _ranks(failures, "teardown")
+    if starts:
+        return _crash(window, starts, failures)
+    if echoes:
+        return _only_echoes(window, echoes, torn_down, failures)
+    return _stopped(window, failures)
+
+
+def _ranks(failures: Sequence[Failure], role: str) -> tuple[int, ...]:
+    return tuple(sorted({failure.rank for failure in failures if failure.role == role}))
+
+
+def _is_stop_from_outside(
+    window: Window, starts: Sequence[Failure], failures: Sequence[Failure]
+) -> bool:
+    """Return whether the job was killed as a whole: SIGKILL on all ranks, or after a SIGTERM."""
+    if any(failure.text.split(" (")[0] != "killed by SIGKILL" for failure in starts):
+        return False
+    killed = {failure.rank for failure in starts}
+    stops = [failure for failure in failures if failure.role == "teardown"]
+    hit = killed | {failure.rank for failure in stops}
+    if len(hit) < window.world_size or window.world_size < 2:
+        return False
+    first = min(failure.time_ns for failure in starts)
+    spread = (max(failure.time_ns for failure in starts) - first) / 1e9
+    if len(killed) == window.world_size:
+        return spread <= window.policy.clock_band_seconds
+    # A launcher sends SIGTERM and, to those that stay, SIGKILL later.
+    return bool(stops) and min(s.time_ns for s in stops) <= first
+
+
+def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
+    first = starts[0]
+    rivals = [first]
+    for other in starts[1:]:
+        if other.rank not in {failure.rank for failure in rivals} and _is_level(
+            window, first, other
+        ):
+            rivals.append(other)
+    alike = [failure for failure in rivals if failure.signature == first.signature]
+    if len(alike) * 2 > len(rivals):
+        rivals = alike
+    ranks = tuple(failure.rank for failure in rivals)
+    echoes = tuple(r for r in _ranks(failures, "cascade") if r not in ranks)
+    late = tuple(sorted({f.rank for f in starts} - set(ranks) - set(echoes)))
+    torn_down = tuple(r for r in _ranks(failures, "teardown") if r not in {*ranks, *echoes, *late})
+    who = capital(place_text(ranks, window.hosts(ranks)))
+    confidence, reason = _crash_confidence(rivals, echoes, first)
+    return _Cause(
+        failures=tuple(rivals),
+        echoes=tuple(sorted({*echoes, *late})),
+        torn_down=torn_down,
+        severity="critical",
+        confidence=confidence,
+        reason=reason,
+        what=f"{who} {_did(rivals)}{_at(first.step)}",
+        why=_crash_why(window, rivals, echoes, late, torn_down, failures),
+        next=_crash_next(window, first),
+    )
+
+
+def _is_level(window: Window, first: Failure, other: Failure) -> bool:
+    """Return whether two failures have no certain order in time."""
+    host = window.host(first.rank)
+    same_host = bool(host) and host == window.host(other.rank)
+    policy = window.policy
+    band = policy.same_host_band_seconds if same_host else policy.clock_band_seconds
+    if other.signature == first.signature:
+        band = policy.clock_band_seconds  # the same error on many ranks: a fault of the script
+    return (other.time_ns - first.time_ns) / 1e9 <= band
+
+
+def _did(rivals: Sequence[Failure]) -> str:
+    first = rivals[0]
+    if first.error is not None:
+        both = "raised " if len({f.signature for f in rivals}) == 1 else "failed, one by "
+        return f"{both}{cut(first.text, 160)}"
+    if first.text.startswith("killed"):
+        return f"{'were' if len(rivals) > 1 else 'was'} {first.text}"
+    return first.text
+
+
+def _at(step: int) -> str:
+    return f" in step {step:,}" if step else ""
+
+
+def _crash_why(
+    window: Window,
+    rivals: Sequence[Failure],
+    echoes: Sequence[int],
+    late: Sequence[int],
+    torn_down: Sequence[int],
+    failures: Sequence[Failure],
+) -> str:
+    first = rivals[0]
+    parts = []
+    next_one = next((f for f in failures if f.rank not in {r.rank for r in rivals}), None)
+    if len(rivals) > 1:
+        parts.append(
+            f"{len(rivals)} ranks failed within "
+            f"{seconds_text((rivals[-1].time_ns - first.time_ns) / 1e9)} of each other"
+        )
+    elif next_one is not None:
+        lead = (next_one.time_ns - first.time_ns) / 1e9
+        parts.append(f"it failed first, {lead:.2f} s before rank {next_one.rank}")
+    else:
+        parts.append(f"no other of the {window.world_size} ranks reported a failure")
+    if echoes:
+        parts.append(f"{ranks_text(echoes)} {_verb(echoes, 'echoes', 'echo')} it (connection lost)")
+    if late:
+        parts.append(f"{ranks_text(late)} failed after it")
+    if torn_down:
+        parts.append(f"{ranks_text(torn_down)} {_verb(torn_down, 'was', 'were')} then stopped")
+    return capital("; ".join(parts))
+
+
+def _verb(ranks: Sequence[int], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many
+
+
+def _crash_next(window: Window, first: Failure) -> str:
+    host = window.host(first.rank) or "its host"
+    if first.error is not None:
+        return f"Read the traceback of rank {first.rank}, fix what it names, then restart"
+    if "SIGKILL" in first.text:
+        return (
+            f"Look on {host} for the out-of-memory killer (dmesg, memory.events of the cgroup) "
+            f"and for who else may have killed rank {first.rank}"
+        )
+    if first.text.startswith("killed"):
+        return f"Read the last lines and the core of rank {first.rank} on {host}"
+    return f"Read the last log lines of rank {first.rank}, then restart"
+
+
+def _crash_confidence(
+    rivals: Sequence[Failure], echoes: Sequence[int], first: Failure
+) -> tuple[float, str]:
+    if len(rivals) > 1 and len({failure.signature for failure in rivals}) > 1:
+        return 0.5, "several ranks failed at once and their order is within the clocks' error"
+    if first.is_weak:
+        return 0.6, "no exception and no signal was seen, only the end"
+    if echoes:
+        return 0.95, "it failed by itself, the others name a lost connection"
+    return 0.9, "it failed by itself, and no other failure came before"
+
+
+def _only_echoes(
+    window: Window,
+    echoes: tuple[int, ...],
+    torn_down: tuple[int, ...],
+    failures: Sequence[Failure],
+) -> _Cause:
+    """Return that the origin was not captured; a rank that left before is named with a hedge."""
+    first = next(failure for failure in failures if failure.role == "cascade")
+    left = [
+        ended
+        for ended in window.ended.values()
+        if ended.reason == "clean" and ended.time_ns <= first.time_ns and ended.rank not in echoes
+    ]
+    gone = min(left, key=lambda ended: ended.time_ns, default=None)
+    silent = [
+        rank for rank in range(window.world_size) if rank not in echoes and rank not in torn_down
+    ]
+    culprits: tuple[Failure, ...] = ()
+    if gone is not None:
+        culprits = (Failure(gone.rank, gone.time_ns, "initiating", "left", gone.last_step,
+                            ended=gone, is_weak=True),)  # fmt: skip
+        what = (
+            f"{capital(place_text((gone.rank,), window.hosts((gone.rank,))))} ended without an "
+            f"error{_at(gone.last_step)}, while the others went on"
+        )
+    else:
+        what = f"Ranks lost each other{_at(first.step)}; the origin was not captured"
+    missing = f"; nothing came from {ranks_text(silent)}" if 0 < len(silent) <= 8 else ""
+    return _Cause(
+        failures=culprits,
+        echoes=echoes,
+        torn_down=torn_down,
+        severity="critical" if gone is not None else "warning",
+        confidence=0.6 if gone is not None else 0.3,
+        reason="only echoes of a failure were seen",
+        what=what,
+        why=f"{capital(ranks_text(echoes))} reported {cut(first.text, 160)}{missing}",
+        next=(
+            "See why its loop ended earlier: unequal data, or a condition that differs by rank"
+            if gone is not None
+            else "Look for the rank whose last records are missing, and at its host's kernel log"
+        ),
+    )
+
+
+def _stopped(window: Window, failures: Sequence[Failure]) -> _Cause | None:
+    """Return that the job was stopped by a signal: nobody's fault, so nobody is named."""
+    hit = tuple(sorted({failure.rank for failure in failures}))
+    if not hit:
+        return None
+    names = sorted({failure.text.split(" (")[0] for failure in failures})
+    return _Cause(
+        failures=(),
+        echoes=(),
+        torn_down=hit,
+        severity="info",
+        confidence=0.9,
+        reason="no rank failed by itself",
+        what=f"The job was stopped from outside{_at(max(f.step for f in failures))}",
+        why=f"{len(hit)} of {window.world_size} ranks: {cut(', '.join(names), 120)}",
+        next="Nothing to do if this was you or the scheduler",
+    )
+
+
+def _finding(window: Window, cause: _Cause) -> Finding:
+    ranks = tuple(failure.rank for failure in cause.failures)
+    first = cause.failures[0] if cause.failures else None
+    is_info = cause.severity == "info"
+    name = "+".join(str(rank) for rank in ranks) or ("stopped" if is_info else "unknown")
+    cost = None if is_info else 1.0
+    return Finding(
+        key=f"{window.attempt}/root-cause/crash/{name}",
+        detector=RootCause.name,
+        kind="stopped" if is_info else "crash",
+        severity=cause.severity,
+        attempt=window.attempt,
+        ranks=ranks,
+        hosts=window.hosts(ranks),
+        onset_step=(first.step or None) if first else None,
+        onset_ms=first.time_ns / 1e6 if first else None,
+        cost_throughput_ratio=cost,
+        cost_rank_hours_per_day=None
+        if cost is None
+        else rank_hours_per_day(window.world_size, cost),
+        confidence=cause.confidence,
+        confidence_text=f"{confidence_word(cause.confidence)}: {cause.reason}",
+        what=cause.what,
+        why=cause.why,
+        next=cause.next,
+        next_command="dmesg -T | grep -i -E 'killed process|oom'" if _is_kill(first) else "",
+        evidence=_evidence(window, cause),
+        ruled_out=_ruled_out(cause),
+        would_be_wrong_if="An earlier failure was not recorded, as on a host without the agent",
+        policy_hash=window.policy.hash,
+        victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
+    )
+
+
+def _is_kill(failure: Failure | None) -> bool:
+    return failure is not None and "SIGKILL" in failure.text
+
+
+def _evidence(window: Window, cause: _Cause) -> tuple[Evidence, ...]:
+    facts = []
+    for failure in cause.failures[:4]:
+        link = window.link(failure.rank, failure.step or None)
+        facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
+        if failure.error is not None and failure.error.traceback:
+            lines = failure.error.traceback.strip().splitlines()[-_TRACE_LINES:]
+            facts.append(Evidence("\n".join(lines), f"runs/{window.run_id}/errors"))
+    if cause.echoes:
+        facts.append(
+            Evidence(f"Echoes on {ranks_text(cause.echoes)}", f"runs/{window.run_id}/errors")
+        )
+    return tuple(facts)
+
+
+def _ruled_out(cause: _Cause) -> tuple[str, ...]:
+    out = []
+    if cause.failures and cause.echoes:
+        out.append(f"{capital(ranks_text(cause.echoes))}: failed later, by a lost connection")
+    if cause.failures and cause.torn_down:
+        out.append("A stop from outside: not all ranks were signalled before the first failure")
+    return tuple(out)
