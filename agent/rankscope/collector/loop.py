@@ -1,0 +1,312 @@
+"""The turn of the collector: look for ranks, read them, look at them, commit, tidy up, end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope import ring, schema
+from rankscope.collector import ranks as rank_files
+from rankscope.collector.ending import EndRules
+from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch
+from rankscope.collector.journals import JournalFollower
+from rankscope.collector.liveness import DeathWatch
+from rankscope.collector.lives import Life
+from rankscope.collector.losses import Ledger
+from rankscope.collector.offsets import Offsets, RankOffsets
+from rankscope.collector.outbox import Outbox
+from rankscope.collector.ranks import FollowedRank, rank_directories
+from rankscope.collector.samples import ProcessSampler
+from rankscope.collector.sampling import Sampling
+from rankscope.collector.stacks import StackTaker, send_stack_signal
+from rankscope.settings import Settings
+
+TURN_SECONDS = 0.2
+STATE_SECONDS = 1.0
+MAX_ROWS = 5000  # events in one batch, roughly
+LAUNCHER = "node/launcher"  # the launcher's journal
+_FAILURES_TO_ABANDON = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Followed:
+    """What belongs to one rank directory."""
+
+    rank: FollowedRank
+    life: Life
+    stacks: StackTaker
+    failures: int = 0
+    has_more: bool = False
+    is_drained: bool = False  # gone, and read to the end
+
+
+class Collector:
+    """Everything of one node. `turn` is called until `is_done` says that nothing is left."""
+
+    def __init__(
+        self,
+        run_directory: Path,
+        settings: Settings,
+        host: str,
+        outbox: Outbox,
+        ledger: Ledger,
+        offsets: Offsets,
+        sampling: Sampling,
+        rules: EndRules,
+    ) -> None:
+        self.wake = threading.Event()
+        self.refused: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._run_directory = run_directory
+        self._settings = settings
+        self._host = host
+        self._outbox = outbox
+        self._ledger = ledger
+        self._sampling = sampling
+        self._rules = rules
+        self._start_offsets = offsets
+        self._book = ExitBook(run_directory / "node")
+        self._watch = DeathWatch(self.wake.set, self._write_exit)
+        self._watch.start()
+        self._oom = OomWatch()
+        self._processes = ProcessSampler()
+        self._followed: dict[str, Followed] = {}
+        self._finished: dict[str, bool] = dict.fromkeys(offsets.finished, False)  # -> is marked
+        self._said: set[str] = set(offsets.said)
+        self._launcher = JournalFollower(
+            run_directory / LAUNCHER,
+            offsets.files.get(LAUNCHER, RankOffsets()),
+            lambda reason, count: ledger.add("launcher journal", reason, count),
+        )
+        self._next_state = 0.0
+        self._next_flush = 0.0
+        self._more = False
+        self._boot_id = ring.boot_id()
+        self._last_ended = 0.0
+
+    # --- the turn ------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Do everything once that is due; takes milliseconds."""
+        now = time.monotonic()
+        a_second_passed = now >= self._next_state
+        self._find(latest_only=not a_second_passed)
+        urgent = self._take_deaths()
+        for followed in self._followed.values():
+            self._read(followed)
+        self._more = not self._launcher.read(self._outbox.forward)
+        self._more |= any(followed.has_more for followed in self._followed.values())
+        if a_second_passed:
+            self._next_state = now + STATE_SECONDS
+            self._once_a_second()
+        self._take_stacks()
+        urgent |= self._end_the_gone()
+        rows = sum(followed.rank.num_rows() for followed in self._followed.values())
+        if urgent or now >= self._next_flush or rows >= MAX_ROWS or self._outbox.is_full():
+            self._next_flush = now + self._settings.flush_seconds
+            self.commit()
+
+    def sleep(self) -> None:
+        """Wait for the next turn, not at all if there is more to read."""
+        if not self._more:
+            self.wake.wait(TURN_SECONDS)
+            self.wake.clear()
+
+    def commit(self) -> None:
+        """Make a batch of everything read so far, and delete what is durable elsewhere."""
+        files = {key: followed.rank.offsets() for key, followed in self._followed.items()}
+        launcher = RankOffsets()
+        self._launcher.save(launcher)
+        files[LAUNCHER] = launcher
+        for followed in self._followed.values():
+            if self._outbox.wants_chunks:
+                for chunk in followed.rank.take_chunks():
+                    self._outbox.chunk(chunk)
+            else:
+                followed.rank.drop_rows()
+        for chunk in self._sampling.take_chunks(self._host):
+            self._outbox.chunk(chunk)
+        finished = [key for key, is_marked in self._finished.items() if not is_marked]
+        self._outbox.commit(files, finished, sorted(self._said))
+        self._tidy()
+
+    # --- when to end ---------------------------------------------------------------------
+
+    def should_end(self) -> bool:
+        """Return whether there is nothing left to wait for; see EndRules."""
+        return self._rules.should_end(
+            num_alive=len(self._followed),
+            num_ended=len(self._finished),
+            last_ended=self._last_ended,
+            is_drained=self.is_drained(),
+        )
+
+    def is_drained(self) -> bool:
+        """Return whether everything is read, and acknowledged where there is a server."""
+        return not self._more and self._outbox.is_empty()
+
+    # --- parts of the turn ---------------------------------------------------------------
+
+    def _find(self, *, latest_only: bool) -> None:
+        for key in rank_directories(self._run_directory, latest_only=latest_only):
+            if key in self._followed or key in self._finished:
+                continue
+            if (self._run_directory / key / rank_files.COLLECTED).exists():
+                self._finished[key] = True
+                continue
+            offsets = self._start_offsets.files.get(key, RankOffsets())
+            rank = FollowedRank(
+                self._run_directory, key, offsets, self._ledger, self._host, self._tell_once
+            )
+            stacks = StackTaker(
+                rank.directory / "stacks",
+                offsets.stacks,
+                send_stack_signal,
+                int(self._settings.hang_stack_seconds * 1e9),
+            )
+            life = Life(rank, self._watch, self._book, self._oom)
+            self._followed[key] = Followed(rank, life, stacks)
+
+    def _take_deaths(self) -> bool:
+        any_death = False
+        while not self._watch.deaths.empty():
+            death = self._watch.deaths.get()
+            followed = self._followed.get(death.key)
+            if followed is not None:
+                followed.life.died(death)
+                any_death = True
+        return any_death
+
+    def _read(self, followed: Followed) -> None:
+        """Read one rank. Files that make our code fail are left alone, the others go on."""
+        gone = followed.life.is_gone
+        if followed.failures >= _FAILURES_TO_ABANDON:
+            followed.has_more, followed.is_drained = False, gone
+            return
+        try:
+            followed.has_more = followed.rank.collect(self._outbox.forward, gone=gone)
+            followed.is_drained = gone and not followed.has_more
+        except Exception as error:  # the guard of this thread: one rank must not cost the node
+            followed.failures += 1
+            logger.exception("reading %s failed", followed.rank.key)
+            if followed.failures >= _FAILURES_TO_ABANDON:
+                self._tell_once(
+                    "rank not followed",
+                    {"directory": followed.rank.key, "reason": f"{type(error).__name__}: {error}"},
+                )
+
+    def _once_a_second(self) -> None:
+        for followed in self._followed.values():
+            followed.life.turn()
+            if not followed.life.is_gone:
+                processes = None if followed.life.is_elsewhere else self._processes
+                state = followed.rank.state(processes, alive=True)
+                if state is not None:
+                    self._outbox.record(state)
+            if not self._outbox.wants_chunks and followed.rank.journal.keep_bounded():
+                self._ledger.add(
+                    "journal", "no server: old segments deleted", 1,
+                    attempt=followed.rank.attempt, rank=followed.rank.rank,
+                )  # fmt: skip
+        for name, fields in self._sampling.news():
+            self._tell_once(name, fields)
+        while not self.refused.empty():
+            items, reason = self.refused.get()
+            self._ledger.add("upload", reason, items)
+
+    def _take_stacks(self) -> None:
+        now = time.monotonic_ns()
+        looks = {
+            key: look
+            for key, followed in self._followed.items()
+            if not followed.life.is_gone and (look := followed.rank.look()) is not None
+        }
+        hang_ns = self._settings.hang_stack_seconds * 1e9
+        is_stuck = any(
+            look.oldest_open_ns and now - look.oldest_open_ns > hang_ns for look in looks.values()
+        )
+        for key, look in looks.items():
+            followed = self._followed[key]
+            taken = followed.stacks.turn(look, now, is_stuck)
+            followed.rank.stacks_offset = followed.stacks.offset
+            if taken is not None:
+                text, reason = taken
+                self._outbox.record(
+                    schema.Stacks(
+                        attempt=followed.rank.attempt,
+                        rank=followed.rank.rank,
+                        time_ns=time.time_ns(),
+                        text=text,
+                        reason=reason,
+                    )
+                )
+
+    def _end_the_gone(self) -> bool:
+        """Report the ranks that are gone and read to the end."""
+        any_ended = False
+        for key, followed in list(self._followed.items()):
+            if followed.rank.boot_id not in (b"", bytes(16), self._boot_id):
+                self._tell_once("rank not followed", {"directory": key, "reason": "other host"})
+                self._leave(key)
+                continue
+            if not followed.is_drained:
+                continue
+            ending = followed.life.ending(wait_for_second_source=self._rules.launcher_lives())
+            if ending is None:
+                continue
+            state = followed.rank.state(None, alive=False)
+            for record in (state, followed.rank.fatal_error(), ending):
+                if record is not None:
+                    self._outbox.record(record)
+            for chunk in followed.rank.take_chunks() if self._outbox.wants_chunks else ():
+                self._outbox.chunk(chunk)
+            self._leave(key)
+            any_ended = True
+        return any_ended
+
+    def _leave(self, key: str) -> None:
+        del self._followed[key]
+        self._finished[key] = False
+        self._last_ended = time.monotonic()
+
+    def _tidy(self) -> None:
+        safe = self._outbox.safe()
+        if safe is None:
+            return
+        journals = [(key, followed.rank.journal) for key, followed in self._followed.items()]
+        try:
+            for key, journal in [*journals, (LAUNCHER, self._launcher)]:
+                journal.committed(safe.files.get(key, RankOffsets()))
+                journal.delete_sent()
+            for key in safe.finished:
+                if not self._finished.get(key, True):
+                    (self._run_directory / key / rank_files.COLLECTED).touch()
+                    self._finished[key] = True
+        except OSError as error:  # a full disk: nothing is lost, it is tried again
+            logger.warning("tidying up failed: %s", error)
+
+    def _write_exit(self, pid: int, start_ticks: int, status: ExitStatus) -> None:
+        """Keep what was seen of an exit, should this collector be killed before it is sent."""
+        with contextlib.suppress(OSError):
+            self._book.write(pid, start_ticks, status)
+
+    def _tell_once(self, name: str, fields: dict[str, str]) -> None:
+        key = f"{name} {sorted(fields.items())}"
+        if key not in self._said and len(self._said) < 1000:
+            self._said.add(key)
+            logger.warning("%s: %s", name, fields)
+            self._outbox.record(
+                schema.Event(
+                    attempt=0,
+                    rank=schema.NODE_RANK,
+                    time_ns=time.time_ns(),
+                    name=name,
+                    fields=fields,
+                )
+            )

@@ -1,0 +1,175 @@
+"""The bounded queue of batches: one file each, so that they outlive the collector.
+
+A file appears by rename and goes when the server has acknowledged it, or when it is the oldest
+and the limit is reached. While the disk takes no file, batches wait in memory, fewer of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rankscope.collector.offsets import Offsets
+
+MAGIC = b"RSCSPL01"
+SUFFIX = ".batch"
+MAX_MEMORY_BYTES = 16 << 20
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER_BYTES = 64 << 20
+
+
+class SpoolHeader(msgspec.Struct):
+    """What stands before the batch in its file; `offsets` are those that the batch reached."""
+
+    producer: str
+    sequence: int
+    num_items: int  # records and events
+    offsets: Offsets
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One batch that waits: in a file, or in memory."""
+
+    sequence: int
+    num_items: int
+    num_bytes: int
+    path: Path | None
+    data: bytes = b""
+
+    def body(self) -> bytes:
+        """Return the batch as it is posted. Raises OSError, ValueError for a damaged file."""
+        if self.path is None:
+            return self.data
+        with self.path.open("rb") as file:
+            _read_header(file.read(len(MAGIC) + _LENGTH.size), file.read)
+            return file.read()
+
+
+class Spool:
+    """Written by the main thread, emptied by the uploading one. `recovered` are the newest offsets.
+
+    Raises OSError if the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.recovered: Offsets | None = None
+        self.num_damaged = 0
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._entries: deque[Entry] = deque()
+        self._in_flight: Entry | None = None
+        self._changed = threading.Condition()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._recover()
+
+    # --- the writing side ----------------------------------------------------------------
+
+    def write(self, header: SpoolHeader, body: bytes) -> Entry:
+        """Make the file of a batch; it is not yet offered to the upload. Raises OSError."""
+        path = self._directory / f"{header.sequence:016d}{SUFFIX}"
+        fresh = path.with_suffix(".tmp")
+        head = msgspec.msgpack.encode(header)
+        try:
+            with fresh.open("wb") as file:
+                file.write(MAGIC + _LENGTH.pack(len(head)) + head)
+                file.write(body)
+            os.replace(fresh, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
+        return Entry(header.sequence, header.num_items, path.stat().st_size, path)
+
+    def offer(self, entry: Entry) -> tuple[int, int]:
+        """Queue a batch; return (batches, items) that had to go for it."""
+        with self._changed:
+            self._entries.append(entry)
+            dropped = self._drop_over_limit()
+            self._changed.notify_all()
+        return dropped
+
+    def _drop_over_limit(self) -> tuple[int, int]:
+        batches = items = 0
+        for in_memory, limit in ((False, self._limit_bytes), (True, MAX_MEMORY_BYTES)):
+            waiting = [entry for entry in self._entries if (entry.path is None) is in_memory]
+            size = sum(entry.num_bytes for entry in waiting)
+            for entry in waiting:
+                if size <= limit:
+                    break
+                if entry is self._in_flight:
+                    continue
+                self._entries.remove(entry)
+                _delete(entry)
+                size -= entry.num_bytes
+                batches, items = batches + 1, items + entry.num_items
+        return batches, items
+
+    # --- the uploading side --------------------------------------------------------------
+
+    def take(self, timeout_seconds: float) -> Entry | None:
+        """Return the oldest batch, which stays until `done`; None if none came in time."""
+        with self._changed:
+            if not self._entries:
+                self._changed.wait(timeout_seconds)
+            self._in_flight = self._entries[0] if self._entries else None
+            return self._in_flight
+
+    def done(self, entry: Entry) -> None:
+        """Remove a batch that is acknowledged, or refused for good."""
+        with self._changed:
+            self._in_flight = None
+            with contextlib.suppress(ValueError):
+                self._entries.remove(entry)
+        _delete(entry)
+
+    # --- both ----------------------------------------------------------------------------
+
+    def waiting(self) -> tuple[int, int]:
+        """Return (batches, bytes) that wait."""
+        with self._changed:
+            return len(self._entries), sum(entry.num_bytes for entry in self._entries)
+
+    def has_memory_entries(self) -> bool:
+        """Return whether some batch is nowhere but in memory."""
+        with self._changed:
+            return any(entry.path is None for entry in self._entries)
+
+    def _recover(self) -> None:
+        for path in self._directory.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+        for path in sorted(self._directory.glob(f"*{SUFFIX}")):
+            try:
+                with path.open("rb") as file:
+                    header = _read_header(file.read(len(MAGIC) + _LENGTH.size), file.read)
+                size = path.stat().st_size
+            except (OSError, ValueError):
+                self.num_damaged += 1
+                path.unlink(missing_ok=True)
+                continue
+            self._entries.append(Entry(header.sequence, header.num_items, size, path))
+            if self.recovered is None or header.offsets.sequence > self.recovered.sequence:
+                self.recovered = header.offsets
+
+
+def _read_header(start: bytes, read: Callable[[int], bytes]) -> SpoolHeader:
+    if start[: len(MAGIC)] != MAGIC or len(start) != len(MAGIC) + _LENGTH.size:
+        raise ValueError("not a spool file")
+    (length,) = _LENGTH.unpack_from(start, len(MAGIC))
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError("header too long")
+    return msgspec.msgpack.decode(read(length), type=SpoolHeader)
+
+
+def _delete(entry: Entry) -> None:
+    if entry.path is not None:
+        with contextlib.suppress(OSError):
+            entry.path.unlink()

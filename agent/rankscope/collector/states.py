@@ -1,0 +1,134 @@
+"""Where a rank stands in each of its groups, kept from the slots that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankscope import schema
+
+MAX_GROUPS = 256  # in one RankState: the ones last used
+_ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
+
+
+@dataclass
+class _Standing:
+    issued: int = 0
+    ended: int = 0
+    operation: int = 0
+    size_bytes: int = 0
+    arrived_ns: int = 0  # monotonic
+    call_site: int = 0
+    p2p_issued: int = 0  # highest sequence with any one peer
+    p2p_has_end: bool = False
+
+
+class GroupTracker:
+    """Follows the sequences of all groups of one rank."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, _Standing] = {}
+        self._open: Any = None  # slots that are open now
+        self.oldest_open_ns = 0  # monotonic arrival of the oldest open operation, 0 none
+        self.oldest_inside_ns = 0  # the same, for a call that has not come back
+
+    def update(self, slots: Any) -> None:
+        """Take in slots, new ones and again ones that were open."""
+        if len(slots) == 0:
+            return
+        p2p = (slots["flags"] & schema.FLAG_P2P) != 0
+        for group_id in np.unique(slots["group_id"]).tolist():
+            standing = self._groups.setdefault(group_id, _Standing())
+            of_group = slots["group_id"] == group_id
+            collectives = slots[of_group & ~p2p]
+            if len(collectives):
+                self._take(standing, collectives)
+            exchanges = slots[of_group & p2p]
+            if len(exchanges):
+                highest = int(exchanges["sequence"].max())
+                standing.p2p_issued = max(standing.p2p_issued, highest)
+                standing.p2p_has_end |= bool((exchanges["state"] >= schema.ENDED).any())
+
+    @staticmethod
+    def _take(standing: _Standing, slots: Any) -> None:
+        last = slots[int(np.argmax(slots["sequence"]))]
+        if int(last["sequence"]) >= standing.issued:
+            standing.issued = int(last["sequence"])
+            standing.operation = int(last["operation"])
+            standing.size_bytes = min(int(last["size_bytes"]), 1 << 61)
+            standing.arrived_ns = min(int(last["arrived_ns"]), 1 << 61)
+            standing.call_site = int(last["call_site"])
+        ended = slots["sequence"][slots["state"] >= schema.ENDED]
+        if len(ended):
+            standing.ended = max(standing.ended, int(ended.max()))
+
+    def set_open(self, slots: Any) -> None:
+        """Replace what is open now."""
+        self._open = slots[slots["state"] < schema.ENDED]
+        inside = self._open[self._open["state"] == schema.ISSUED]
+        self.oldest_open_ns = int(self._open["arrived_ns"].min()) if len(self._open) else 0
+        self.oldest_inside_ns = int(inside["arrived_ns"].min()) if len(inside) else 0
+
+    def endless_groups(self) -> tuple[list[int], list[int]]:
+        """Return the groups whose operations never tell their end: (collectives, p2p)."""
+        groups = self._groups.items()
+        return (
+            [key for key, group in groups if group.issued > _ENDLESS_AFTER and not group.ended],
+            [
+                key
+                for key, group in groups
+                if group.p2p_issued > _ENDLESS_AFTER and not group.p2p_has_end
+            ],
+        )
+
+    def states(
+        self,
+        groups: Mapping[int, str],
+        call_sites: Mapping[int, str],
+        to_wall: Callable[[int], int],
+    ) -> list[schema.GroupState]:
+        """Return the standing in each group, the ones last used first where there are many."""
+        p2p = self._oldest_p2p()
+        latest = sorted(self._groups.items(), key=lambda item: item[1].arrived_ns, reverse=True)[
+            :MAX_GROUPS
+        ]
+        return [
+            schema.GroupState(
+                group=groups.get(group_id) or f"group {group_id}",
+                issued=group.issued,
+                ended=group.ended,
+                operation=_operation(group.operation) if group.issued else "",
+                size_bytes=group.size_bytes,
+                issued_ns=to_wall(group.arrived_ns) if group.arrived_ns else 0,
+                call_site=call_sites.get(group.call_site, ""),
+                **self._p2p_fields(p2p.get(group_id), to_wall),
+            )
+            for group_id, group in latest
+        ]
+
+    def _oldest_p2p(self) -> dict[int, Any]:
+        """Return the oldest open point-to-point operation by group."""
+        if self._open is None or len(self._open) == 0:
+            return {}
+        slots = self._open[(self._open["flags"] & schema.FLAG_P2P) != 0]
+        slots = slots[np.argsort(slots["arrived_ns"], kind="stable")]
+        distinct, first = np.unique(slots["group_id"], return_index=True)
+        pairs = zip(distinct.tolist(), first.tolist(), strict=True)
+        return {group_id: slots[place] for group_id, place in pairs}
+
+    @staticmethod
+    def _p2p_fields(slot: Any, to_wall: Callable[[int], int]) -> dict[str, Any]:
+        if slot is None:
+            return {}
+        return {
+            "p2p_operation": _operation(int(slot["operation"])),
+            "p2p_peer": max(int(slot["peer_rank"]), -1),
+            "p2p_issued_ns": to_wall(min(int(slot["arrived_ns"]), 1 << 61)),
+        }
+
+
+def _operation(index: int) -> str:
+    return schema.OPERATIONS[index] if index < len(schema.OPERATIONS) else schema.OPERATIONS[0]

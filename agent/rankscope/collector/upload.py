@@ -1,0 +1,205 @@
+"""Brings batches to the server, on a thread of its own, with the standard library only.
+
+A batch stays in the spool until the server has answered 200: it answers only what is durable, and
+stores a (producer, sequence) once however often it comes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from rankscope.collector.spool import Entry, Spool
+
+INGEST_PATH = "/api/v1/ingest"
+TIMEOUT_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.2, 5.0
+_MAX_RETRY_AFTER_SECONDS = 30.0
+_RETRIED = frozenset({401, 408, 429})  # of the 4xx: a token may be mended, the load may pass
+_SAY_EVERY_SECONDS = 60.0
+_MAX_ANSWER_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one attempt: `status` 0 is a network error."""
+
+    status: int
+    text: str
+    retry_after_seconds: float = 0.0
+
+    @property
+    def is_refusal(self) -> bool:
+        """The server will never take this batch."""
+        return 400 <= self.status < 500 and self.status not in _RETRIED
+
+
+class Server:
+    """One keep-alive connection. Raises ValueError for an address that is none."""
+
+    def __init__(self, url: str, token: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"RANKSCOPE_SERVER={url!r}: expected http://HOST:PORT")
+        self._is_tls = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port  # .port raises ValueError too
+        self._path = parts.path.rstrip("/") + INGEST_PATH
+        self._timeout_seconds = timeout_seconds
+        self._headers = {
+            "Content-Type": "application/msgpack",
+            "Content-Encoding": "zstd",
+            "User-Agent": "rankscope-collector",
+        }
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, body: bytes) -> Answer:
+        """Send one batch. A kept connection that the server closed meanwhile is tried anew once."""
+        is_kept = self._connection is not None
+        try:
+            return self._post(body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if not is_kept or isinstance(error, TimeoutError):
+                return Answer(0, f"{type(error).__name__}: {error}")
+        try:
+            return self._post(body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return Answer(0, f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Close the connection; the next post opens one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _post(self, body: bytes) -> Answer:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.request("POST", self._path, body, self._headers)
+        response = self._connection.getresponse()
+        text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
+        if response.will_close or not response.isclosed():
+            self.close()
+        wait = response.headers.get("Retry-After", "")
+        return Answer(response.status, text, float(wait) if wait.isdecimal() else 0.0)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._is_tls:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_seconds,
+                context=ssl.create_default_context(),
+            )  # fmt: skip
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
+
+
+class Uploader(threading.Thread):
+    """Empties the spool, oldest first. `on_refused(items, reason)` is told of refused batches."""
+
+    def __init__(
+        self,
+        server: Server,
+        spool: Spool,
+        on_refused: Callable[[int, str], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(name="rankscope-upload", daemon=True)
+        self._server = server
+        self._spool = spool
+        self._on_refused = on_refused
+        self._jitter = jitter
+        self._ending = threading.Event()
+        self._failures = 0
+        self._failing_since = 0.0
+        self._said_at = -_SAY_EVERY_SECONDS
+
+    def hurry(self) -> None:
+        """The collector ends soon: no long waits any more."""
+        self._ending.set()
+
+    def run(self) -> None:
+        """Send for ever; the thread ends with the process."""
+        while True:
+            entry = self._spool.take(timeout_seconds=1.0)
+            if entry is not None:
+                self._send(entry)
+
+    def _send(self, entry: Entry) -> None:
+        try:
+            body = entry.body()
+        except FileNotFoundError:
+            self._spool.done(entry)
+            return
+        except (OSError, ValueError) as error:
+            self._refused(entry, f"spool file unreadable: {error}")
+            return
+        answer = self._server.post(body)
+        if answer.status == 200:
+            self._accepted(entry, answer)
+        elif answer.is_refusal:
+            self._refused(entry, f"HTTP {answer.status}: {_what(answer.text)}")
+        else:
+            self._wait_after(answer)
+
+    def _accepted(self, entry: Entry, answer: Answer) -> None:
+        self._spool.done(entry)
+        if self._failures:
+            logger.warning(
+                "the server takes batches again after %.1f s",
+                time.monotonic() - self._failing_since,
+            )
+        self._failures = 0
+        if '"refused":[]' not in answer.text.replace(" ", ""):
+            logger.warning(
+                "the server refused parts of batch %d: %.2000s", entry.sequence, answer.text
+            )
+
+    def _refused(self, entry: Entry, reason: str) -> None:
+        logger.error(
+            "batch %d with %d records and events is refused for good and dropped: %s",
+            entry.sequence, entry.num_items, reason,
+        )  # fmt: skip
+        self._on_refused(entry.num_items, reason)
+        self._spool.done(entry)
+
+    def _wait_after(self, answer: Answer) -> None:
+        now = time.monotonic()
+        if not self._failures:
+            self._failing_since = now
+        self._failures += 1
+        if now - self._said_at > _SAY_EVERY_SECONDS:
+            self._said_at = now
+            reason = _what(answer.text)
+            if answer.status:
+                reason = f"HTTP {answer.status}: {reason}"
+            logger.warning("the server takes no batches (%s); they wait in the spool", reason)
+        backoff = min(
+            _FIRST_BACKOFF_SECONDS * 2 ** min(self._failures - 1, 10), _LAST_BACKOFF_SECONDS
+        )
+        backoff *= 0.5 + self._jitter() / 2
+        if self._ending.is_set():
+            time.sleep(min(backoff, 2 * _FIRST_BACKOFF_SECONDS))
+        else:
+            asked = min(answer.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
+            self._ending.wait(max(backoff, asked))
+
+
+def _what(text: str) -> str:
+    """Return the reason in an error answer of the server, or the start of the text."""
+    try:
+        error = json.loads(text)["error"]
+        return f"{error['what']} ({error['field']}: {error['remedy']})"
+    except (ValueError, KeyError, TypeError):
+        return text[:200]
