@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -54,6 +57,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    _forget_ready_file(settings)  # of a server that was killed
     try:
         listener = listen(settings)
         _check_store(settings)
@@ -70,13 +74,13 @@ def serve(argv: Sequence[str] | None = None) -> int:
     )
     server = Server(config, settings, url_of(settings.host, listener.getsockname()[1]))
     try:
-        server.run([listener])
+        with _interrupted_by_sigterm():
+            server.run([listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again once everything is closed
         pass
     finally:
         listener.close()
-        if settings.ready_file:
-            Path(settings.ready_file).unlink(missing_ok=True)
+        _forget_ready_file(settings)
     return 0 if server.started else EXIT_CANNOT_START
 
 
@@ -122,6 +126,28 @@ def _check_store(settings: Settings) -> None:
     with only_server(url):
         for engine in open_engines(url, settings.synchronous):
             engine.dispose()
+
+
+def _forget_ready_file(settings: Settings) -> None:
+    if settings.ready_file:
+        Path(settings.ready_file).unlink(missing_ok=True)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process like Ctrl-C does: in order, and with an exit status."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse(reason: str, status: int) -> int:

@@ -81,15 +81,8 @@ def base_of(path: str) -> str:
 @router.get("/static/{version}/{path:path}")
 def static(request: Request, version: str, path: str) -> Response:
     """Return an asset."""
-    directory: Path | None = request.app.state.assets
-    file = None if directory is None else (directory / path).resolve()
-    if (
-        directory is None
-        or file is None
-        or not file.is_relative_to(directory.resolve())
-        or not file.is_file()
-        or _is_hidden(file.relative_to(directory.resolve()))
-    ):
+    file = find_asset(request.app.state.assets, path)
+    if file is None:
         raise not_found(f"no asset {path[:200]!r}", "reload the page")
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     if file.suffix in {".js", ".mjs"}:
@@ -118,6 +111,20 @@ def page(request: Request, path: str) -> Response:
 def current_page(request: Request) -> Page:
     """Return the page, read again: a developer edits it while the server runs."""
     return load_page(request.app.state.assets, request.app.state.assets_version)
+
+
+def find_asset(directory: Path | None, path: str) -> Path | None:
+    """Return the file of an asset; None for what is missing, hidden or outside the folder."""
+    if directory is None:
+        return None
+    try:
+        root = directory.resolve()
+        file = (root / path).resolve()
+        if not file.is_file() or not file.is_relative_to(root):
+            return None
+    except (OSError, ValueError):  # a name that no file system takes
+        return None
+    return None if _is_hidden(file.relative_to(root)) else file
 
 
 def _is_hidden(path: Path) -> bool:

@@ -44,6 +44,7 @@ class ServerProcess:
             sys.executable, "-m", "rankscope_server.cli", "--port", "0", "--data-dir",
             str(self.folder), "--ready-file", str(self.ready), *self.flags,
         ]  # fmt: skip
+        self.ready.unlink(missing_ok=True)  # a killed server leaves it
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environ
         )
@@ -86,8 +87,8 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     running: list[ServerProcess] = []
 
     def start(*flags: str, **environ: str) -> ServerProcess:
-        running.append(ServerProcess(tmp_path, *flags, **environ).start())
-        return running[-1]
+        running.append(ServerProcess(tmp_path, *flags, **environ))
+        return running[-1].start()
 
     yield start
     for server in running:

@@ -1,0 +1,196 @@
+"""Log search against a plain scan of the same lines; paging, tail, histogram, facets, folding."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rankscope import schema
+from rankscope_server.store.lines import LINES_PER_BLOCK
+from rankscope_server.store.search import words_of
+from tests.server.conftest import Sender, TestClient, log_line
+
+START_NS = 1_700_000_000 * 10**9
+WORDS = (
+    "step", "loss", "ncclRemoteError", "grad.norm=12.7", "CUDA", "out", "of", "memory",
+    "h\u00e9llo", "checkpoint", "epoch", "42", "/data/shard-0042.tar", "Traceback",
+    "rank_3", "'quoted'", '"q"',
+)  # fmt: skip
+LEVELS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
+
+
+def make_lines(count: int, seed: int = 3) -> list[schema.LogLine]:
+    draw = random.Random(seed)
+    return [
+        log_line(
+            f"{' '.join(draw.choices(WORDS, k=draw.randint(1, 9)))} #{number}",
+            rank=draw.randrange(8),
+            level=draw.choice(list(LEVELS)),
+            time_ns=START_NS + number * 50_000_000 + draw.randrange(10**9),
+            logger=draw.choice(["train", "train.data", "torch"]),
+            stream=draw.choice(["logging", "stdout", "stderr"]),
+            step=number,
+            fields={"shard": f"s{number % 7}"} if number % 3 else {},
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[schema.LogLine]:
+    return make_lines(3 * LINES_PER_BLOCK + 100)
+
+
+@pytest.fixture
+def filled(sender: Sender, lines: list[schema.LogLine]) -> Sender:
+    draw = random.Random(1)
+    at = 0
+    while at < len(lines):
+        size = draw.randint(1, 400)
+        sender.send(*lines[at : at + size])
+        at += size
+    return sender
+
+
+def holds(line: schema.LogLine, word: str) -> bool:
+    fields = "\n".join(f"{key}={value}" for key, value in line.fields.items())
+    return word in f"{line.message}\n{line.logger}\nnode-a\n{fields}".lower()
+
+
+def test_search_agrees_with_a_plain_scan(filled: Sender, lines: list[schema.LogLine]) -> None:
+    for text in (
+        "nccl", "remote", "error", "moteerr", "ncclRemoteError", "CUDA memory", "12.7",
+        "shard-0042", "h\u00c9LLO", "#17", "of", "x", '"out of"', "s3", "shard=s3", "train.data",
+        "nothing-like",
+        "'quoted'", "grad.norm=12.7 epoch", "\x00", "%", "node-a", '"',
+    ):  # fmt: skip
+        words = words_of(text)
+        wanted = sum(all(holds(line, word) for word in words) for line in lines)
+        assert filled.get("/logs", q=text)["total"] == wanted, text
+
+
+@pytest.mark.parametrize(
+    ("params", "keep"),
+    [
+        ({"rank": "3"}, lambda line: line.rank == 3),
+        ({"rank": "0,5-6"}, lambda line: line.rank in {0, 5, 6}),
+        ({"level": "ERROR,INFO"}, lambda line: line.level in {40, 20}),
+        ({"min_level": "warning"}, lambda line: line.level >= 30),
+        ({"stream": "stdout"}, lambda line: line.stream == "stdout"),
+        ({"logger": "torch"}, lambda line: line.logger == "torch"),
+        ({"host": "elsewhere"}, lambda line: False),
+        ({"from_ms": START_NS / 1e6 + 9e3, "to_ms": START_NS / 1e6 + 2e4},
+         lambda line: START_NS + 9 * 10**9 <= line.time_ns <= START_NS + 20 * 10**9),
+        ({"rank": "1", "level": "DEBUG", "q": "cuda"},
+         lambda line: line.rank == 1 and line.level == 10 and "cuda" in line.message.lower()),
+    ],
+)  # fmt: skip
+def test_filters_agree_with_a_plain_scan(
+    filled: Sender, lines: list[schema.LogLine], params: dict[str, Any], keep: Any
+) -> None:
+    answer = filled.get("/logs", **params, fold=False, limit=5000)
+    wanted = {line.step for line in lines if keep(line)}
+    assert {line["step"] for line in answer["lines"]} == wanted
+    assert answer["total"] == len(wanted)
+
+
+def test_pages_hold_every_line_once_newest_first(
+    filled: Sender, lines: list[schema.LogLine]
+) -> None:
+    steps, times, cursor = [], [], None
+    while True:
+        page = filled.get("/logs", limit=333, fold=False, **({"cursor": cursor} if cursor else {}))
+        steps += [line["step"] for line in page["lines"]]
+        times += [line["time_ms"] for line in page["lines"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert sorted(steps) == [line.step for line in lines]
+    assert times == sorted(times, reverse=True)
+
+
+def test_histogram_and_facets_count_everything(filled: Sender, lines: list[schema.LogLine]) -> None:
+    answer = filled.get("/logs", limit=1)
+    histogram = answer["histogram"]
+    by_level = Counter(LEVELS[line.level] for line in lines)
+    assert {name: sum(counts) for name, counts in histogram["levels"].items()} == by_level
+    lengths = {len(counts) for counts in histogram["levels"].values()}
+    assert lengths == {round((histogram["to_ms"] - histogram["from_ms"]) / histogram["bucket_ms"])}
+    facets = {name: dict(map(tuple, values)) for name, values in answer["facets"].items()}
+    assert facets["rank"] == Counter(line.rank for line in lines)
+    assert facets["level"] == by_level
+    assert facets["logger"] == Counter(line.logger for line in lines)
+    # A facet leaves its own filter out, so that a person can choose another value.
+    chosen = filled.get("/logs", rank="3", stream="stdout", limit=1)["facets"]
+    by_rank = Counter(line.rank for line in lines if line.stream == "stdout")
+    assert dict(map(tuple, chosen["rank"])) == by_rank
+    by_stream = Counter(line.stream for line in lines if line.rank == 3)
+    assert dict(map(tuple, chosen["stream"])) == by_stream
+
+
+def test_tail_gives_each_new_line_once_in_order(sender: Sender) -> None:
+    sender.send(log_line("old", time_ns=START_NS))
+    last = sender.get("/logs")["last_id"]
+    assert sender.get("/logs", after=last)["lines"] == []
+    fresh = make_lines(LINES_PER_BLOCK + 10)
+    for at in range(0, len(fresh), 100):
+        sender.send(*fresh[at : at + 100])
+    seen: list[int] = []
+    while True:
+        page = sender.get("/logs", after=last, limit=77)
+        if not page["lines"]:
+            break
+        seen += [line["step"] for line in page["lines"]]
+        last = page["last_id"]
+    assert seen == [line.step for line in fresh]
+
+
+def test_tail_with_a_filter_moves_on(sender: Sender) -> None:
+    sender.send(log_line("one"), log_line("two"))
+    page = sender.get("/logs", after=0, q="one", limit=10)
+    assert [line["message"] for line in page["lines"]] == ["one"]
+    assert page["last_id"] == sender.get("/logs")["last_id"]
+
+
+def test_lines_that_ranks_write_alike_fold_into_one(sender: Sender) -> None:
+    for rank in range(4):
+        sender.send(log_line("same text", rank=rank, time_ns=START_NS + rank * 10**8))
+    sender.send(log_line("same text", rank=1, time_ns=START_NS + 60 * 10**9))
+    answer = sender.get("/logs")
+    assert answer["total"] == 5
+    assert [(line["count"], line["ranks"]) for line in answer["lines"]] == [
+        (1, [1]),
+        (4, [0, 1, 2, 3]),
+    ]
+
+
+def test_events_and_errors_are_searchable(sender: Sender) -> None:
+    base = {"attempt": 0, "rank": 0, "time_ns": START_NS}
+    sender.send(
+        schema.Event(name="checkpoint", step=7, fields={"path": "a/7.pt"}, **base),
+        schema.ErrorRaised(type="OSError", message="disk quota", traceback="Traceback ...", **base),
+        schema.RankEnded(reason="signal", signal=9, **base),
+    )
+    assert sender.get("/logs", q="7.pt")["lines"][0]["stream"] == "event"
+    (error,) = sender.get("/logs", q="quota", stream="error")["lines"]
+    assert error["level"] == "ERROR"
+    assert sender.get("/logs", q="ended signal")["total"] == 1
+
+
+def test_one_search_over_all_runs(client: TestClient) -> None:
+    for run in ("a", "b"):
+        Sender(client, run).send(log_line(f"needle in {run}"), log_line("hay"))
+    found = client.get("/api/v1/search", params={"q": "needle"}).json()
+    assert {line["run_id"] for line in found["lines"]} == {"a", "b"}
+    assert found["total"] == 2
+    assert client.get("/api/v1/search", params={"q": " "}).status_code == 422
+
+
+def test_one_very_long_batch_is_cut_into_blocks(sender: Sender) -> None:
+    sender.send(*(log_line("x" * 60_000 + str(number), step=number) for number in range(60)))
+    answer = sender.get("/logs", limit=100, fold=False)
+    assert sorted(line["step"] for line in answer["lines"]) == list(range(60))
+    assert sender.get("/logs", q="x59")["total"] == 1

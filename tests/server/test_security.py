@@ -1,0 +1,180 @@
+"""Who is let in: Host header, token, sign-in, headers; and the dashboard's own files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope_server import web
+from rankscope_server.app import create_app
+from rankscope_server.security import allowed_hosts, host_name
+from rankscope_server.settings import Settings, SettingsError, check, parse
+from tests.server.conftest import Sender, TestClient, log_line
+
+TOKEN = "correct horse battery staple"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[TestClient]:
+    settings = Settings(data_dir=str(tmp_path), token=TOKEN, look_seconds=3600.0)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8787") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/v1/runs", "/metrics", "/api/v1/openapi.json", "/api/v1/settings"]
+)
+def test_without_the_token_there_is_no_data(guarded: TestClient, path: str) -> None:
+    reply = guarded.get(path)
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.json()["error"]["remedy"]
+    wrong = guarded.get(path, headers={"Authorization": "Bearer wrong"})
+    assert wrong.status_code == 401
+    right = guarded.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert right.status_code == 200
+    assert TOKEN not in right.text
+
+
+def test_ingest_wants_the_token_too(guarded: TestClient) -> None:
+    body = Sender(guarded).body(log_line("x"))
+    assert guarded.post("/api/v1/ingest", content=body).status_code == 401
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert guarded.post("/api/v1/ingest", content=body, headers=headers).status_code == 200
+
+
+def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
+    assert guarded.get("/api/v1/health").status_code == 200
+    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": False}
+    assert guarded.post("/api/v1/session", json={"token": "no"}).status_code == 401
+    assert guarded.post("/api/v1/session", content=b"{").status_code == 400
+    assert guarded.post("/api/v1/session", content=b"x" * 9_999).status_code == 413
+    reply = guarded.post("/api/v1/session", json={"token": TOKEN})
+    cookie = reply.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert guarded.get("/api/v1/runs").status_code == 200
+    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": True}
+    guarded.delete("/api/v1/session")
+    assert guarded.get("/api/v1/runs").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]:80", "a" * 999]
+)
+def test_a_foreign_name_is_refused(client: TestClient, host: str) -> None:
+    reply = client.get("/api/v1/runs", headers={"Host": host})
+    assert reply.status_code == 421
+    assert reply.json()["error"]["field"] == "Host"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8787"])
+def test_loopback_names_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/api/v1/runs", headers={"Host": host}).status_code == 200
+
+
+def test_more_names_may_be_allowed() -> None:
+    settings = Settings(host="10.0.0.5", allowed_hosts="train.example, Box")
+    hosts = allowed_hosts(settings)
+    assert hosts is not None
+    assert {"10.0.0.5", "train.example", "box", "localhost"} <= hosts
+    assert host_name("[fe80::1]:80") == "fe80::1"
+
+
+def test_another_address_than_loopback_wants_a_token() -> None:
+    for host in ("0.0.0.0", "192.168.1.4", "::", "example.org"):
+        with pytest.raises(SettingsError, match="no token is set"):
+            check(Settings(host=host))
+        check(Settings(host=host, token="t"))
+        check(Settings(host=host, insecure_bind=True))
+    for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
+        check(Settings(host=host))
+
+
+def test_settings_come_from_flags_then_environment_then_defaults(tmp_path: Path) -> None:
+    environ = {"RANKSCOPE_SERVER_PORT": "1", "RANKSCOPE_SERVER_LOOK_SECONDS": "2.5"}
+    settings = parse(["--port", "2", "--data-dir", str(tmp_path)], environ)
+    assert (settings.port, settings.look_seconds) == (2, 2.5)
+    with pytest.raises(SettingsError, match="RANKSCOPE_SERVER_PORT"):
+        parse([], {"RANKSCOPE_SERVER_PORT": "many"})
+    with pytest.raises(SettingsError, match="synchronous"):
+        parse(["--synchronous", "off"], {})
+
+
+def test_every_answer_carries_the_safety_headers(client: TestClient) -> None:
+    for path in ("/", "/api/v1/runs", "/api/v1/nothing", "/static/x/y"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "frame-ancestors" in headers["content-security-policy"]
+
+
+@pytest.fixture
+def assets(client: TestClient, tmp_path: Path) -> Path:
+    folder = tmp_path / "web"
+    (folder / "app").mkdir(parents=True)
+    (folder / "index.html").write_text(
+        '<!doctype html><html><head><meta charset="utf-8">'
+        '<script type="importmap">{"imports": {"a": "./static/{version}/app/a.js"}}</script>'
+        "</head><body></body></html>"
+    )
+    (folder / "app/a.js").write_text("export const a = 1;\n" * 200)
+    (folder / ".secret").write_text("no")
+    (tmp_path / "outside.txt").write_text("no")
+    app = client.app
+    app.state.assets = folder  # type: ignore[attr-defined]
+    app.state.assets_version = web.assets_version(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [("/", "./"), ("/runs", "./"), ("/runs/x", "../"), ("/runs/x/ranks", "../../"),
+     ("/runs/x/", "../../")],
+)  # fmt: skip
+def test_the_page_knows_its_depth(client: TestClient, assets: Path, path: str, base: str) -> None:
+    reply = client.get(path)
+    assert reply.status_code == 200
+    assert reply.headers["cache-control"] == "no-cache"
+    assert f'<base href="{base}">' in reply.text
+    assert reply.text.index("<base") < reply.text.index("importmap")
+    (script,) = re.findall(r'importmap">(.*?)</script>', reply.text)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in reply.headers["content-security-policy"]
+    assert "{version}" not in reply.text
+
+
+def test_assets_live_for_ever_under_their_version(client: TestClient, assets: Path) -> None:
+    version = web.assets_version(assets)
+    reply = client.get(f"/static/{version}/app/a.js")
+    assert reply.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in reply.headers["cache-control"]
+    assert reply.headers["content-encoding"] == "gzip"
+    assert "immutable" not in client.get("/static/old/app/a.js").headers["cache-control"]
+    (assets / "app/a.js").write_text("changed")
+    assert web.assets_version(assets) != version
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../outside.txt", "%2e%2e/outside.txt", "..%2foutside.txt", ".secret", "app", "no.js", "",
+     "/etc/passwd", "%00", "app/a.js/x", "a" * 5_000],
+)  # fmt: skip
+def test_nothing_else_is_served(client: TestClient, assets: Path, path: str) -> None:
+    assert client.get(f"/static/v/{path}").status_code in {400, 404}
+
+
+def test_missing_assets_give_a_clear_page(client: TestClient, tmp_path: Path) -> None:
+    client.app.state.assets = tmp_path / "nowhere"  # type: ignore[attr-defined]
+    reply = client.get("/runs")
+    assert reply.status_code == 503
+    assert "files are missing" in reply.text
+    client.app.state.assets = None  # type: ignore[attr-defined]
+    assert client.get("/").status_code == 503
+    assert client.get("/static/v/a.js").status_code == 404
