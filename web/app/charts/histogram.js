@@ -2,23 +2,13 @@
 
 import { useRef, useState } from 'preact/hooks';
 import { count, timeOfDay } from '../format.js';
-import { TONE } from '../parts/logline.js';
 import { setQuery } from '../router.js';
 import { t } from '../tags.js';
+import { stack, TONE } from './histogram-maths.js';
 
 /** @typedef {import('../../types/api.js').LogHistogram} LogHistogram */
 
 const HEIGHT = 44;
-const ORDER = ['CRITICAL', 'ERROR', 'WARNING', 'INFO', 'DEBUG', 'NOTSET'];
-
-/** Heights of one slice, from the bottom. Pure. @param {LogHistogram} data @param {number} slice @param {number} most */
-export function stack(data, slice, most) {
-  const levels = [...ORDER.filter((level) => data.levels[level]), ...Object.keys(data.levels).filter((level) => !ORDER.includes(level))];
-  return levels
-    .map((level) => ({ level, lines: data.levels[level][slice] ?? 0 }))
-    .filter((part) => part.lines > 0)
-    .map((part) => ({ ...part, height: Math.max(TONE[part.level] === 'crit' || TONE[part.level] === 'warn' ? 3 : 1, (part.lines / most) * HEIGHT) }));
-}
 
 /** @param {{data: LogHistogram}} props */
 export function Histogram({ data }) {
@@ -57,7 +47,7 @@ export function Histogram({ data }) {
         { viewBox: `0 0 ${Math.max(1, slices)} ${HEIGHT}`, preserveAspectRatio: 'none', 'aria-hidden': 'true' },
         totals.map((_, i) => {
           let y = HEIGHT;
-          return stack(data, i, most).map((part) => {
+          return stack(data, i, most, HEIGHT).map((part) => {
             const height = Math.min(part.height, y);
             y -= height;
             return t.rect({ key: `${i}${part.level}`, class: `h-${TONE[part.level] ?? 'plain'}`, x: i + 0.08, y, width: 0.84, height });

@@ -92,7 +92,6 @@ function paintStrip(context, scene, strip, top, height) {
   const most = Math.max(...speed.map((value) => value ?? 0), before ?? 0) * 1.12;
   if (!(most > 0)) return;
   const yOf = (/** @type {number} */ value) => top + height - (value / most) * (height - 6);
-  const xAt = (/** @type {number} */ i) => xOf(map, strip.step[i] + strip.bin / 2, width);
   context.strokeStyle = colours.line;
   context.lineWidth = 1;
   context.beginPath();
@@ -123,9 +122,10 @@ function paintStrip(context, scene, strip, top, height) {
     const value = speed[i];
     if (value === null) pen = false;
     else {
-      const [x, y] = [xAt(i), yOf(value)];
-      if (pen) context.lineTo(x, y);
-      else context.moveTo(x, y);
+      const y = yOf(value);
+      if (pen) context.lineTo(xOf(map, strip.step[i], width), y);
+      else context.moveTo(xOf(map, strip.step[i], width), y);
+      context.lineTo(xOf(map, strip.step[i] + strip.bin, width), y);
       pen = true;
     }
   }

@@ -32,6 +32,11 @@ export function Page({ run, topic, overview }) {
   );
 }
 
+/** @param {string} text */
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? '' : '.');
+}
+
 /** @param {{group: ErrorGroup, run: string, open: boolean}} props */
 function ErrorCard({ group, run, open }) {
   return el(
@@ -39,11 +44,11 @@ function ErrorCard({ group, run, open }) {
     {
       class: `error is-${group.role}`,
       title: [el(Icon, { key: 'i', name: group.role === 'initiating' ? 'critical' : group.role === 'cascade' ? 'info' : 'warning' }), ` ${group.type}`],
-      note: `${ROLE[group.role]}. ${count(group.count)} on ${rankWords(group.ranks)}, first at ${dateTime(group.first_ms)}${group.step ? `, step ${count(group.step)}` : ''}`,
+      note: `${ROLE[group.role]}. ${plural(group.count, 'error')} on ${rankWords(group.ranks)}, first at ${dateTime(group.first_ms)}${group.step ? `, step ${count(group.step)}` : ''}`,
       tools: [t.a({ key: 'l', href: withQuery(runPath(run, 'logs'), { from: Math.round(group.first_ms - AROUND_MS), to: Math.round(group.first_ms + AROUND_MS) }) }, 'Logs at that time'), group.ranks.length > 0 ? t.a({ key: 'r', href: runPath(run, 'ranks', String(group.ranks[0])) }, `Rank ${group.ranks[0]}`) : null],
     },
     t.p({ class: 'errormessage' }, group.message || 'It carries no message.'),
     group.traceback ? t.details({ class: 'tracebox', open }, t.summary(null, 'Traceback'), t.div({ class: 'tracehead' }, el(CopyButton, { text: group.traceback, what: 'the traceback', class: 'link' })), t.pre({ class: 'trace', tabIndex: 0 }, group.traceback)) : null,
-    t.p({ class: 'note padded' }, [group.why_role, group.why_grouped].filter(Boolean).join('. ')),
+    t.p({ class: 'note padded' }, [group.why_role, group.why_grouped].filter(Boolean).map(sentence).join(' ')),
   );
 }

@@ -66,9 +66,9 @@ export function Page({ run, topic, overview, ended }) {
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
     { class: 'logs' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), el(SearchField, {}), t.a({ class: 'button small', href: csvHref(base) }, 'CSV')),
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), el(SearchField, {}), el(Spans, {}), t.a({ class: 'button small', href: csvHref(base) }, 'CSV')),
     summary.data?.histogram ? el(Histogram, { data: summary.data.histogram }) : t.div({ class: 'histogram blank' }),
-    t.div({ class: 'logtools' }, el(Filters, { total }), el(Spans, {}), held.skipped > 0 ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`) : null),
+    t.div({ class: 'logtools' }, el(Filters, { total }), held.skipped > 0 ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`) : null),
     t.div(
       { class: line ? 'logbody withpanel' : 'logbody' },
       el(Facets, { data: summary.data }),

@@ -3,7 +3,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { change, count, duration, figure } from '../format.js';
+import { change, count, duration, figure, plural } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle, theme } from '../page.js';
 import { Card, Loaded, Problem, Seen, Skeleton } from '../parts/bits.js';
@@ -68,8 +68,9 @@ export function findingsNote(list) {
 
 /** Never an empty page: what looked, and over how many steps. @param {Findings} list */
 export function noFindings(list) {
+  if (list.detectors.length === 0) return list.steps > 0 ? `No findings yet: no detector has looked at these ${count(list.steps)} steps` : 'No findings yet: no step has been seen';
   const skipped = list.detectors.filter((one) => one.state === 'skipped').length;
-  return `No findings in ${count(list.steps)} steps. ${count(list.detectors.length - skipped)} detectors ran, ${count(skipped)} were skipped.`;
+  return `No findings in ${count(list.steps)} steps. ${plural(list.detectors.length - skipped, 'detector')} ran, ${count(skipped)} ${skipped === 1 ? 'was' : 'were'} skipped`;
 }
 
 /** @param {{numbers: import('../../types/api.js').Number[]}} props */

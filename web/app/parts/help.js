@@ -7,7 +7,7 @@ import { el, t } from '../tags.js';
 import { Icon } from './bits.js';
 
 /** What the map answers to while it has the focus. @type {[string, string][]} */
-const MAP_KEYS = [['arrows', 'One cell'], ['Shift arrows', '50 steps, one node'], ['Home End', 'First, last step'], ['Space', 'Pin or unpin the cell'], ['Enter', 'Open the rank'], ['+ − 0', 'Zoom in, out, reset']];
+const MAP_KEYS = [['arrows', 'One cell'], ['Shift arrows', '50 steps, one node'], ['Home End', 'First, last step'], ['Space', 'Pin or unpin the cell'], ['Enter', 'Open the rank'], ['+ - 0', 'Zoom in, out, reset']];
 
 /** @param {{close: () => void}} props */
 export function Help({ close }) {
@@ -27,5 +27,5 @@ export function Help({ close }) {
 
 /** @param {string} keys @param {string} text */
 function row(keys, text) {
-  return t.div({ key: keys }, t.dt(null, keys.replace('+', ' ').split(' ').filter(Boolean).map((key, i) => t.kbd({ key: i }, key === 'Escape' ? 'Esc' : key === 'Ctrl' ? 'Ctrl' : key))), t.dd(null, text));
+  return t.div({ key: keys }, t.dt(null, keys.split(keys.startsWith('Ctrl') ? '+' : ' ').map((key, i) => t.kbd({ key: i }, key === 'Escape' ? 'Esc' : key))), t.dd(null, text));
 }

@@ -1,5 +1,6 @@
 /** One log line: as a row of the list, and whole in the panel. */
 
+import { TONE } from '../charts/histogram-maths.js';
 import { dateTime, exactTime, firstLine, rankWords, words } from '../format.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
@@ -10,8 +11,6 @@ import { CopyButton, Icon } from './bits.js';
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 
 const AROUND_MS = 10_000;
-/** How each level counts. @type {Record<string, string>} */
-export const TONE = { CRITICAL: 'crit', ERROR: 'crit', WARNING: 'warn', INFO: 'plain', DEBUG: 'quiet', NOTSET: 'quiet' };
 
 /** @param {string} text */
 function coloured(text) {

@@ -1,0 +1,103 @@
+/** The arithmetic of the map: worst wins, no data stays no data, marks keep their least size. */
+
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, ticks, xOf, zoom } from '../../../web/app/charts/scene.js';
+
+const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
+const unpack = (colour) => [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
+
+test('a byte is a ratio, and back within half a level', () => {
+  for (const ratio of [0.5, 0.8, 1, 1.2, 1.9]) assert.ok(Math.abs(ratioOf(level(ratio)) / ratio - 1) < 0.003);
+  assert.equal(ratioOf(MISSING), null);
+});
+
+test('within 8 % a cell is neutral, at 10 % it is not', () => {
+  assert.ok(isNeutral(level(1.07)) && isNeutral(level(0.93)));
+  assert.ok(!isNeutral(level(1.1)) && !isNeutral(level(0.9)) && !isNeutral(MISSING));
+});
+
+test('every theme: neutral is flat, +20 % is far from it, slow is never mistaken for fast', () => {
+  for (const theme of ['light', 'dark']) {
+    const table = palette(theme, 'ratio');
+    const neutral = unpack(table[level(1)]);
+    assert.deepEqual(unpack(table[level(1.07)]), neutral);
+    const distance = (a, b) => Math.hypot(...a.map((part, i) => part - b[i]));
+    assert.ok(distance(unpack(table[level(1.2)]), neutral) > 40);
+    const grey = (ratio) => unpack(table[level(ratio)]).reduce((sum, part, i) => sum + part * [0.3, 0.59, 0.11][i], 0);
+    const away = (ratio) => Math.abs(grey(ratio) - grey(1));
+    assert.ok(away(1.99) > 1.5 * away(0.51), 'the loudest grey is slow');
+  }
+});
+
+test('pixels enlarge columns and keep the ragged last one', () => {
+  const map = { step_lo: 1, step_hi: 9, bin: 4, columns: 3 };
+  const columns = pixelColumns(map, 90);
+  assert.equal(columns[0], 0);
+  assert.equal(columns[39], 0);
+  assert.equal(columns[40], 1);
+  assert.equal(columns[89], 2);
+  assert.deepEqual([...new Set(columns)], [0, 1, 2]);
+});
+
+test('where a resize leaves fewer pixels than columns, the slowest wins and missing never competes', () => {
+  const cells = Uint8Array.from([127, 190, MISSING, 120, 127, 127]);
+  const columns = pixelColumns({ step_lo: 1, step_hi: 6, bin: 1, columns: 6 }, 3);
+  const line = stretch(cells, columns);
+  assert.ok([...line].includes(190));
+  assert.ok(![...line].includes(MISSING));
+  assert.equal(stretch(Uint8Array.from([MISSING]), Uint32Array.from([0]))[0], MISSING);
+});
+
+test('a mark grows over neutral neighbours, never over a mark or a gap', () => {
+  const slow = level(1.5);
+  const fast = level(0.7);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, 127]), 2)], [127, slow, slow]);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, 127, slow]), 2)], [127, slow, slow]);
+  assert.deepEqual([...growMarks(Uint8Array.from([MISSING, slow, MISSING]), 2)], [MISSING, slow, MISSING]);
+  assert.deepEqual([...growMarks(Uint8Array.from([127, slow, fast, 127]), 2)], [127, slow, fast, 127]);
+});
+
+test('a bin is the smallest power of two that leaves no more bins than pixels', () => {
+  assert.equal(binFor(100, 200), 1);
+  assert.equal(binFor(201, 200), 2);
+  assert.equal(binFor(10_000, 900), 16);
+});
+
+test('lanes are at least 3 px high, few ranks get tall ones', () => {
+  const few = layout({ rows: 4, pins: 0, strip: true, maxHeight: 240 });
+  const many = layout({ rows: 80, pins: 5, strip: true, maxHeight: 240 });
+  assert.ok(few.bands.filter((band) => band.kind === 'row').every((band) => band.height >= 18));
+  assert.ok(many.bands.filter((band) => band.kind === 'row').every((band) => band.height >= 3));
+  assert.ok(many.bottom - many.top <= 240);
+  for (let i = 1; i < many.bands.length; i += 1) assert.ok(many.bands[i].y >= many.bands[i - 1].y + many.bands[i - 1].height);
+});
+
+test('steps and pixels agree both ways', () => {
+  const map = { step_lo: 101, step_hi: 400 };
+  for (const step of [101, 250, 400]) assert.equal(stepAt(map, xOf(map, step, 900) + 0.01, 900), step);
+  assert.equal(stepAt(map, -5, 900), 101);
+  assert.equal(stepAt(map, 9999, 900), 400);
+});
+
+test('ticks are round, 1-based and not too many', () => {
+  assert.deepEqual(ticks(1, 400, 8), [50, 100, 150, 200, 250, 300, 350, 400]);
+  assert.ok(ticks(1, 4, 20).every((step) => step >= 1));
+});
+
+test('zooming keeps within the run and ends at the whole', () => {
+  assert.deepEqual(zoom({ low: 1, high: 400 }, { low: 1, high: 400 }, 200, 0.5), [100, 299]);
+  assert.equal(zoom({ low: 100, high: 299 }, { low: 1, high: 400 }, 200, 2), null);
+  const [low] = zoom({ low: 1, high: 400 }, { low: 1, high: 400 }, 1, 0.5);
+  assert.equal(low, 1);
+});
+
+test('a lane in words: its slowest step, how much is slow, how much is missing', () => {
+  const map = { step_lo: 11, bin: 1 };
+  const told = laneSummary(Uint8Array.from([127, level(1.3), level(1.6), MISSING]), map);
+  assert.equal(told.worst, level(1.6));
+  assert.equal(told.step, 13);
+  assert.equal(told.slow, 2 / 3);
+  assert.equal(told.missing, 0.25);
+  assert.deepEqual(rgb('#0a0b0c'), [10, 11, 12]);
+});

@@ -1,0 +1,73 @@
+/** Numbers, ranges and addresses as words: unknown is a dash, and what is written can be read back. */
+
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { stack } from '../../../web/app/charts/histogram-maths.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, percent, plural, ranges, words } from '../../../web/app/format.js';
+import { spans } from '../../../web/app/parts/ansi.js';
+import { visibleRange } from '../../../web/app/parts/range.js';
+import { carried, readCell, readPath, readRange, runPath, withQuery, writeCell } from '../../../web/app/url.js';
+
+test('unknown is a dash, zero is zero', () => {
+  for (const say of [count, figure, duration, percent, change, deviation, bytes]) assert.equal(say(null), '–');
+  assert.equal(figure(0), '0');
+  assert.equal(duration(0), '0 ms');
+});
+
+test('numbers keep two to three digits, their unit and a true minus', () => {
+  assert.equal(figure(742.4), '742');
+  assert.equal(figure(28.44), '28.4');
+  assert.equal(figure(1.414), '1.41');
+  assert.equal(figure(0.0003), '0.0003');
+  assert.equal(duration(0.42), '420 µs');
+  assert.equal(duration(65_000), '65 s');
+  assert.equal(percent(-0.291), '−29 %');
+  assert.equal(change(0.45), '+45 %');
+  assert.equal(deviation(1.24), '+24 %');
+  assert.equal(bytes(26_214_400), '25 MiB');
+  assert.equal(count(4812), '4,812');
+  assert.equal(plural(1, 'rank'), '1 rank');
+});
+
+test('ranks are ranges, names are words', () => {
+  assert.equal(ranges([3, 0, 1, 2, 7, 9, 10]), '0–3, 7, 9, 10');
+  assert.equal(words('slow_compute'), 'Slow compute');
+  assert.equal(words('cpu'), 'CPU');
+  assert.deepEqual(firstLine('a\nb\nc\n'), ['a', 2]);
+  assert.equal(ago(1000, 60_000), '59 s ago');
+});
+
+test('addresses are read as they are written, also odd run ids', () => {
+  for (const run of ['llama-70b', 'a/b c', 'über%2']) {
+    assert.deepEqual(readPath(runPath(run, 'ranks', '5')), { name: 'rank', run, id: '5' });
+    assert.equal(readPath(runPath(run)).run, run);
+  }
+  assert.equal(readPath('').name, 'home');
+  assert.equal(readPath('runs/x/nothing').name, 'unknown');
+  assert.deepEqual(readRange('40-10'), [10, 40]);
+  assert.equal(readRange('x'), null);
+  assert.deepEqual(readCell(writeCell({ rank: 5, step: 4210 })), { rank: 5, step: 4210 });
+  assert.equal(withQuery('runs/x', { sel: '5@42', q: '', steps: null }), 'runs/x?sel=5@42');
+  assert.deepEqual(carried({ steps: '1-2', q: 'x' }), { steps: '1-2' });
+});
+
+test('a list draws only what is seen, also where the scroll range is scaled', () => {
+  const small = visibleRange({ scrollTop: 2000, viewport: 600, count: 1000, row: 20 });
+  assert.ok(small.first <= 100 && small.last >= 130 && small.last - small.first < 50);
+  assert.equal(small.shift, 0);
+  const many = 2_000_000;
+  const end = visibleRange({ scrollTop: 15_000_000 - 600, viewport: 600, count: many, row: 20 });
+  assert.equal(end.last, many);
+  assert.equal(end.height, 15_000_000);
+});
+
+test('terminal colours become looks, other control bytes become visible', () => {
+  assert.deepEqual(spans('\x1b[31mred\x1b[0m plain'), [{ text: 'red', look: 'ansi-red' }, { text: ' plain', look: '' }]);
+  assert.deepEqual(spans('a\x07b\x1b[2Kc'), [{ text: 'a␇b', look: '' }, { text: 'c', look: '' }]);
+});
+
+test('errors stay visible in a histogram however few they are', () => {
+  const parts = stack({ from_ms: 0, to_ms: 1, bucket_ms: 1, levels: { INFO: [100_000], ERROR: [1] } }, 0, 100_001, 44);
+  assert.equal(parts[0].level, 'ERROR');
+  assert.ok(parts[0].height >= 3);
+});
