@@ -191,6 +191,7 @@ class AnalysisLoop:
             run.failure, run.failure_logged = text, now
             log.error("the analysis of %s failed", run_id, exc_info=error)
         run.state = None  # what raised may have left it half changed: read it again
+        run.outcome = Outcome()  # the store will say something else than the last look did
 
         def work(unit: Any) -> None:
             keep_failure(unit, run_id, text)

@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope_server import tables
-from rankscope_server.analysis import Look, Verdict
+from rankscope_server.analysis import Look
 from rankscope_server.store.unit import Unit
 
 UPDATE_PAUSE_NS = 2_000_000_000  # a cost that wobbles is written at most so often
@@ -237,14 +237,7 @@ def _run_columns(unit: Unit, run_id: str, look: Look) -> dict[str, Any]:
         "status": look.status,
         "status_text": look.status_text,
         "answer": _encode(plain(look.answer)).decode(),
-        "verdict": _verdict(look.verdict),
+        "verdict": None if look.verdict is None else _encode(plain(look.verdict)).decode(),
         "detectors": _encode([plain(detector) for detector in look.detectors]).decode(),
         "ended_ns": ended_ns,
     }
-
-
-def _verdict(verdict: Verdict | None) -> str | None:
-    if verdict is None:
-        return None
-    folded = [dataclasses.asdict(item) for item in verdict.folded]
-    return _encode(plain(verdict.finding) | {"folded": folded}).decode()

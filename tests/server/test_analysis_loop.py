@@ -1,0 +1,289 @@
+"""The loop between analysis and store: findings open, change, recover and open again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope import schema
+from rankscope_server import analysis_loop
+from rankscope_server.analysis import Answer, Coverage, Finding, Folded, Look, Verdict
+from rankscope_server.app import create_app
+from rankscope_server.settings import Settings
+from tests.server.conftest import Sender, TestClient, log_line, poster
+from tests.server.seed import seed_with
+
+NOW = 1_700_000_000 * 10**9
+
+
+def make_finding(key: str = "slow/2", **changes: Any) -> Finding:
+    values: dict[str, Any] = {
+        "key": key, "detector": "straggler", "kind": "slow_compute", "severity": "critical",
+        "attempt": 0, "what": "Rank 2 is slow", "why": "1.5x", "next": "look", "confidence": 0.9,
+        "confidence_text": "sure", "would_be_wrong_if": "not", "policy_hash": "abc", "ranks": (2,),
+        "onset_step": 40,
+    }  # fmt: skip
+    return Finding(**values | changes)
+
+
+class Script:
+    """Stands in for the analysis: tests say what the next look sees, and see what it was given."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.verdict: Verdict | None = None
+        self.failure: Exception | None = None
+        self.status: Any = "running"
+        self.states: list[FakeState] = []
+
+    def make(self, run_id: str) -> FakeState:
+        self.states.append(FakeState(run_id, self))
+        return self.states[-1]
+
+
+class FakeState:
+    def __init__(self, run_id: str, script: Script) -> None:
+        self.run_id, self.script = run_id, script
+        self.records: list[schema.AnyRecord] = []
+        self.chunks: list[schema.Chunk] = []
+
+    def apply_record(self, record: schema.AnyRecord) -> None:
+        self.records.append(record)
+
+    def apply_chunk(self, chunk: schema.Chunk, columns: dict[str, Any]) -> None:
+        assert set(columns) == set(schema.CHUNK_COLUMNS[chunk.kind])
+        self.chunks.append(chunk)
+
+    def look(self, now_ns: int) -> Look:
+        if self.script.failure is not None:
+            raise self.script.failure
+        return Look(
+            findings=self.script.findings, detectors=[], verdict=self.script.verdict,
+            answer=Answer("healthy", "All is well"), status=self.script.status,
+            status_text="running", coverage=Coverage(0, 0, 0, (), (), ""),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    found = Script()
+    monkeypatch.setattr(analysis_loop, "RunState", found.make)
+    return found
+
+
+@pytest.fixture
+def look(script: Script, client: TestClient) -> Callable[[], None]:
+    looking: Callable[[], None] = client.app.state.service.analysis.look_now  # type: ignore[attr-defined]
+    return looking
+
+
+@pytest.fixture
+def run(script: Script, sender: Sender) -> Sender:
+    sender.send(log_line("hello"))
+    return sender
+
+
+def history(run: Sender, finding_id: int) -> list[str]:
+    return [event["event"] for event in run.get(f"/findings/{finding_id}")["history"]]
+
+
+def test_the_life_of_a_finding(run: Sender, script: Script, look: Callable[[], None]) -> None:
+    script.findings = [make_finding()]
+    look()
+    look()
+    (found,) = run.get("/findings")["open"]
+    assert (found["state"], found["ranks"], found["what"]) == ("open", [2], "Rank 2 is slow")
+    script.findings = [make_finding(what="Rank 2 is slower", cost_throughput_ratio=0.3)]
+    look()
+    script.findings = []
+    look()
+    answer = run.get("/findings")
+    assert answer["open"] == []
+    (over,) = answer["recovered"]
+    assert (over["id"], over["what"]) == (found["id"], "Rank 2 is slower")
+    assert over["cost_throughput_ratio"] == 0.3
+    script.findings = [make_finding()]
+    look()
+    assert run.get("/findings")["open"][0]["id"] == found["id"]
+    assert history(run, found["id"]) == ["opened", "changed", "recovered", "reopened"]
+    counts = run.get("")["counts"]
+    assert (counts["findings_open"], counts["findings_recovered"]) == (1, 0)
+
+
+def test_a_detector_may_say_that_it_is_over(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    script.findings = [make_finding(state="recovered", ended_step=60)]
+    look()
+    look()
+    (over,) = run.get("/findings")["recovered"]
+    assert over["ended_step"] == 60
+    assert history(run, over["id"]) == ["opened", "recovered"]
+
+
+def test_acknowledged_stays_so_until_it_recovers(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    script.findings = [make_finding()]
+    look()
+    finding_id = run.get("/findings")["open"][0]["id"]
+    path = f"/api/v1/runs/{run.run_id}/findings/{finding_id}/acknowledge"
+    assert run.client.post(path).json()["state"] == "acknowledged"
+    assert run.client.post(path).json()["state"] == "acknowledged"
+    script.findings = [make_finding(what="other words")]
+    look()
+    assert run.get("/findings")["open"][0]["state"] == "acknowledged"
+    script.findings = []
+    look()
+    assert run.get("/findings")["recovered"][0]["id"] == finding_id
+    assert history(run, finding_id) == ["opened", "acknowledged", "changed", "recovered"]
+    missing = f"/api/v1/runs/{run.run_id}/findings/999/acknowledge"
+    assert run.client.post(missing).status_code == 404
+
+
+def test_the_verdict_names_findings_by_their_ids(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    culprit = make_finding("a", what="the cause")
+    victim = make_finding("b", what="the effect", ranks=(), explained_by="a")
+    script.findings = [culprit, victim]
+    values = {field.name: getattr(culprit, field.name) for field in dataclasses.fields(culprit)}
+    script.verdict = Verdict(**values, folded=(Folded("b", "the effect"),))
+    look()
+    ids = {item["what"]: item["id"] for item in run.get("/findings")["open"]}
+    page = run.get("")
+    assert page["verdict"]["id"] == ids["the cause"]
+    assert page["verdict"]["folded"] == [{"id": ids["the effect"], "what": "the effect"}]
+    effect = run.get(f"/findings/{ids['the effect']}")
+    assert effect["explained_by"] == ids["the cause"]
+    assert page["run"]["verdict"]["what"] == "the cause"
+    assert page["answer"] == {"state": "healthy", "text": "All is well", "detail": ""}
+
+
+def test_a_look_that_fails_costs_an_answer_and_nothing_else(
+    run: Sender, script: Script, look: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Sender(run.client, "other")
+    other.send(log_line("x"))
+    script.findings = [make_finding()]
+    look()
+    script.failure = ZeroDivisionError("no steps")
+    look()
+    answer = run.get("")["answer"]
+    assert answer["state"] == "unknown"
+    assert "ZeroDivisionError: no steps" in answer["detail"]
+    assert len(run.get("/findings")["open"]) == 1
+    assert caplog.text.count("the analysis of run failed") == 1
+    look()
+    assert caplog.text.count("the analysis of run failed") == 1, "logged once, not each second"
+    script.failure = None
+    look()
+    assert run.get("")["answer"]["state"] == "healthy"
+    assert other.get("")["answer"]["state"] == "healthy"
+
+
+def test_batches_reach_the_analysis_once_in_order(
+    script: Script, look: Callable[[], None], sender: Sender
+) -> None:
+    for number in range(3):
+        sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}"))
+    look()
+    for number in range(3, 6):
+        body = sender.body(schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}"))
+        for _ in range(2):
+            sender.client.post("/api/v1/ingest", content=body)
+    look()
+    (state,) = script.states
+    assert [record.name for record in state.records] == [f"e{number}" for number in range(6)]
+
+
+def test_a_new_server_gives_the_analysis_the_same(script: Script, settings: Settings) -> None:
+    def run_server(seed: bool) -> FakeState:
+        with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+            loop = client.app.state.service.analysis  # type: ignore[attr-defined]
+            if seed:
+                Sender(client, "demo-run", "first").send(log_line("begin"))
+                loop.look_now()
+                seed_with(poster(client), steps=60, end=False)
+            loop.look_now()
+            return script.states[-1]
+
+    live, rebuilt = run_server(True), run_server(False)
+    assert rebuilt is not live
+    assert rebuilt.chunks == live.chunks
+
+    def kept(state: FakeState) -> list[schema.AnyRecord]:
+        left_out = schema.LogLine | schema.RankState
+        return [record for record in state.records if not isinstance(record, left_out)]
+
+    def newest(state: FakeState) -> dict[int, schema.RankState]:
+        return {r.rank: r for r in state.records if isinstance(r, schema.RankState)}
+
+    assert kept(rebuilt) == kept(live)
+    assert newest(rebuilt) == newest(live)
+
+
+def test_findings_survive_a_restart_without_a_second_opening(
+    script: Script, settings: Settings
+) -> None:
+    script.findings = [make_finding()]
+    for _ in range(3):
+        with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+            sender = Sender(client)
+            if not script.states:
+                sender.send(log_line("x"))
+            client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
+            (found,) = sender.get("/findings")["open"]
+            assert history(sender, found["id"]) == ["opened"]
+
+
+def test_status_and_end_come_from_the_look(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    run.send(schema.RankEnded(attempt=0, rank=0, time_ns=NOW + 5, reason="clean", exit_code=0))
+    script.status = "ended"
+    look()
+    summary = run.get("")["run"]
+    assert summary["status"] == "ended"
+    assert summary["ended_ms"] == pytest.approx((NOW + 5) / 1e6)
+
+
+def test_a_wobbling_cost_is_not_a_history(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    for cost in range(5):
+        script.findings = [make_finding(cost_throughput_ratio=cost / 100)]
+        look()
+    (found,) = run.get("/findings")["open"]
+    assert history(run, found["id"]) == ["opened"]
+
+
+def test_a_run_that_fell_behind_is_read_again(
+    script: Script, look: Callable[[], None], sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name="e0"))
+    look()
+    monkeypatch.setattr(analysis_loop, "MAX_WAITING", 2)
+    for number in range(1, 9):
+        sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}"))
+    look()
+    assert [record.name for record in script.states[-1].records] == [f"e{n}" for n in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def every_field_of_a_finding_is_shown() -> Iterator[None]:
+    """A field that a detector learns to fill must not be lost on its way to the page."""
+    from rankscope_server import shapes
+
+    yield
+    missing = {field.name for field in dataclasses.fields(Finding)} - {"key"}
+    assert missing <= set(shapes.Finding.__struct_fields__)
+
+
+def test_data_folder_is_private(settings: Settings, client: TestClient) -> None:
+    folder = Path(settings.data_dir)
+    assert folder.stat().st_mode & 0o077 == 0
