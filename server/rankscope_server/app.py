@@ -37,8 +37,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
     )
-    app.state.assets = web.assets_directory()
-    app.state.assets_version = web.assets_version(app.state.assets)
+    app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
     app.add_middleware(Guard, settings=settings)  # outermost: refuses before anything is read
     problems.install(app)

@@ -37,6 +37,21 @@ class Page:
     script_hashes: str
 
 
+class Assets:
+    """The folder of the dashboard's files and the version under which they are served now."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.version = assets_version(directory)
+        self._stamp = _stamp(directory)
+
+    def refresh(self) -> None:
+        """Take a new version where a file has changed: developers edit while the server runs."""
+        stamp = _stamp(self.directory)
+        if stamp != self._stamp:
+            self._stamp, self.version = stamp, assets_version(self.directory)
+
+
 def assets_directory() -> Path | None:
     """Return where the dashboard's files lie: in the wheel, else in the checkout."""
     for path in (Path(__file__).parent / "web", Path(__file__).parents[2] / "web"):
@@ -48,9 +63,8 @@ def assets_directory() -> Path | None:
 def assets_version(directory: Path | None) -> str:
     """Return a name that changes with any byte of the assets: their addresses live for ever."""
     digest = hashlib.sha256()
-    for path in sorted(directory.rglob("*")) if directory else ():
-        if path.is_file() and not _is_hidden(path.relative_to(directory or path)):
-            digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    for path in _files(directory):
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -81,14 +95,15 @@ def base_of(path: str) -> str:
 @router.get("/static/{version}/{path:path}")
 def static(request: Request, version: str, path: str) -> Response:
     """Return an asset."""
-    file = find_asset(request.app.state.assets, path)
+    assets: Assets = request.app.state.assets
+    file = find_asset(assets.directory, path)
     if file is None:
         raise not_found(f"no asset {path[:200]!r}", "reload the page")
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     if file.suffix in {".js", ".mjs"}:
         kind = "text/javascript"
     # An address of another version is answered, but must not be kept as if it were that version.
-    cache = IMMUTABLE if version == request.app.state.assets_version else "no-cache"
+    cache = IMMUTABLE if version == assets.version else "no-cache"
     headers = {"Cache-Control": cache}
     if kind == "text/javascript":
         headers["Content-Security-Policy"] = SCRIPT_POLICY
@@ -100,17 +115,14 @@ def page(request: Request, path: str) -> Response:
     """Return the page for any address that is neither data nor an asset."""
     if path.startswith(("api/", "static/")) or path in {"api", "static"}:
         raise not_found(f"no address /{path[:200]}", "see /api/v1/openapi.json for the paths")
-    served = current_page(request)
+    assets: Assets = request.app.state.assets
+    assets.refresh()
+    served = load_page(assets.directory, assets.version)
     base = f'<base href="{base_of(path)}">'
     html = _HEAD.sub(lambda match: match.group(0) + base, served.html, count=1)
     headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy(served)}
     status = 200 if served.html is not MISSING_PAGE else 503
     return Response(html, status, headers, media_type="text/html; charset=utf-8")
-
-
-def current_page(request: Request) -> Page:
-    """Return the page, read again: a developer edits it while the server runs."""
-    return load_page(request.app.state.assets, request.app.state.assets_version)
 
 
 def find_asset(directory: Path | None, path: str) -> Path | None:
@@ -125,6 +137,18 @@ def find_asset(directory: Path | None, path: str) -> Path | None:
     except (OSError, ValueError):  # a name that no file system takes
         return None
     return None if _is_hidden(file.relative_to(root)) else file
+
+
+def _files(directory: Path | None) -> list[Path]:
+    if directory is None:
+        return []
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in found if not _is_hidden(path.relative_to(directory)))
+
+
+def _stamp(directory: Path | None) -> tuple[tuple[str, int, int], ...]:
+    stats = ((path, path.stat()) for path in _files(directory))
+    return tuple((str(path), found.st_mtime_ns, found.st_size) for path, found in stats)
 
 
 def _is_hidden(path: Path) -> bool:

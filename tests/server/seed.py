@@ -51,6 +51,8 @@ class Plan:
     gpus: bool = False
     start_ns: int = 0  # 0: so that the last step ends now
     pause_seconds: float = 0.0  # between batches, to watch pages live
+    hang_seconds: float = 20.0  # a hang began so long ago
+    alive_seconds: float = 0.0  # hung ranks go on to report for so long
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -116,10 +118,14 @@ def seed_with(send: Callable[[bytes], object], **choices: Any) -> str:
             add_steps(plan, times, node, lo, hi)
             send(next_batch(plan.run_id, node))
         time.sleep(plan.pause_seconds)
-    finish(plan, times, nodes, last)
-    for node in nodes:
-        send(next_batch(plan.run_id, node))
-    return plan.run_id
+    deadline = time.monotonic() + (plan.alive_seconds if plan.fault == "hang" else 0.0)
+    while True:
+        finish(plan, times, nodes, last)
+        for node in nodes:
+            send(next_batch(plan.run_id, node))
+        if time.monotonic() >= deadline:
+            return plan.run_id
+        time.sleep(1.0)
 
 
 def make_nodes(plan: Plan) -> list[Node]:
@@ -170,7 +176,10 @@ def make_steps(plan: Plan) -> Steps:
         duration[:, step] = now - started[:, step]
     # Who steps its optimizer faster waits a little in the next step's first call: "other".
     phases["other"] += duration - sum(phases.values()) - blocked
-    offset = plan.start_ns or time.time_ns() - int(now)
+    ended_ns = time.time_ns() - (int(plan.hang_seconds * S) if plan.fault == "hang" else 0)
+    if plan.fault in {"hang", "crash"}:  # the steps after it never happen
+        now = float(started[:, min(plan.slow_from, plan.steps - 1)].max())
+    offset = plan.start_ns or ended_ns - int(now)
     return Steps(started + offset, phases, arrived + offset, ended + offset, blocked, duration)
 
 
@@ -410,7 +419,7 @@ def state(plan: Plan, times: Steps, rank: int, step: int, time_ns: int) -> schem
 
 def finish(plan: Plan, times: Steps, nodes: list[Node], last: int) -> None:
     """Add the end: clean, a crash with its echoes, or a hang that goes on."""
-    now = int((times.started[:, last - 1] + times.duration[:, last - 1]).max()) + S
+    now = int((times.started[:, last - 1] + times.duration[:, last - 1]).max()) + 100 * MS
     for node in nodes:
         for rank in node.ranks:
             if plan.fault == "hang":
@@ -427,17 +436,18 @@ def finish(plan: Plan, times: Steps, nodes: list[Node], last: int) -> None:
 
 
 def hung_state(plan: Plan, times: Steps, rank: int, last: int, now: int) -> schema.RankState:
+    # The collector sees the process alive; no hook of it has run since it began to wait.
     base = state(plan, times, rank, last, now)
     missing = rank == plan.slow_rank
     issued = last * len(BUCKETS) + (0 if missing else 1)
     group = schema.GroupState(
         group=GROUP, issued=issued, ended=last * len(BUCKETS), operation="all_reduce",
-        size_bytes=BUCKETS[0], issued_ns=now - S, call_site="train.py:88 train_step",
+        size_bytes=BUCKETS[0], issued_ns=now, call_site="train.py:88 train_step",
     )  # fmt: skip
     return schema.RankState(
         attempt=0, rank=rank, time_ns=time.time_ns(), step=last + 1,
-        phase="data" if missing else "backward", phase_since_ns=now - S,
-        heartbeat_ns=time.time_ns(), groups=[group], cpu_seconds=base.cpu_seconds,
+        phase="data" if missing else "backward", phase_since_ns=now,
+        heartbeat_ns=now, groups=[group], cpu_seconds=base.cpu_seconds,
         rss_bytes=base.rss_bytes,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def test_every_reference_of_openapi_resolves(document: dict[str, dict[str, objec
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_setting_is_documented(setting: object) -> None:
     name, variable, text = setting.flag, setting.variable, setting.text  # type: ignore[attr-defined]
-    row = next((line for line in DOCS.splitlines() if f"`{name}`" in line), "")
+    row = next((line for line in DOCS.splitlines() if line.startswith(f"| `{name}`")), "")
     assert variable in row
     assert text in row
 

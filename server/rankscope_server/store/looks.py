@@ -18,7 +18,8 @@ from rankscope_server.analysis import Look
 from rankscope_server.store.unit import Unit
 
 UPDATE_PAUSE_NS = 2_000_000_000  # a cost that wobbles is written at most so often
-_NEWS = ("what", "severity", "ranks", "ended_step")  # a change of these is history
+NOTE_PAUSE_NS = 30_000_000_000  # words with a number in them change with every look
+_FACTS = ("severity", "ranks", "ended_step")  # a change of these is history at once
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -30,6 +31,7 @@ class Known:
     state: str
     body: dict[str, Any]
     updated_ns: int
+    noted_ns: int = 0  # the last time that its words went into the history
 
 
 @dataclass(slots=True)
@@ -152,11 +154,15 @@ def _keep_finding(
         return True
     if body == stored.body:
         return False
-    news = any(body.get(name) != stored.body.get(name) for name in _NEWS)
-    if not news and unit.now_ns - stored.updated_ns < UPDATE_PAUSE_NS:
+    facts = any(body.get(name) != stored.body.get(name) for name in _FACTS)
+    words = body.get("what") != stored.body.get("what")
+    if not (facts or words) and unit.now_ns - stored.updated_ns < UPDATE_PAUSE_NS:
         return False
-    _write(unit, key, dataclasses.replace(stored, body=body, state=current), known)
-    if news:
+    note = facts or (words and unit.now_ns - stored.noted_ns > NOTE_PAUSE_NS)
+    noted_ns = unit.now_ns if note else stored.noted_ns
+    changed = dataclasses.replace(stored, body=body, state=current, noted_ns=noted_ns)
+    _write(unit, key, changed, known)
+    if note:
         _history(unit, stored.id, "changed", str(body.get("what", "")))
     return True
 
