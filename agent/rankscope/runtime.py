@@ -38,7 +38,7 @@ class Agent:
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.engine_call_site = -1  # where the backward pass of now was called; -1 not looked up
-        self.engine_arrived_ns = 0  # last collective that the engine issued in this backward
+        self.engine_latest = (0, 0)  # the engine's last collective: slot number, arrived_ns
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
         self._environ = environ
         self._description: dict[str, Any] = {}

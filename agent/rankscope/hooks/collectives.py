@@ -214,7 +214,7 @@ class _Watch:
                 call_site,
             )
             if by_engine:
-                agent.engine_arrived_ns = recorder.last_arrived_ns
+                agent.engine_latest = (number, recorder.last_arrived_ns)
             return number, by_engine
 
         return issued

@@ -99,7 +99,7 @@ class Backward:
         def began() -> int | None:
             if not clock.is_ours():
                 return None
-            agent.engine_arrived_ns = 0
+            agent.engine_latest = (0, 0)
             agent.engine_call_site = -1
             return clock.enter(BACKWARD)
 
@@ -118,12 +118,13 @@ def _add_engine_wait(agent: Agent) -> None:
 
     By then the gradients are done; what remains is waiting. Python never sees that wait.
     """
-    arrived_ns, recorder = agent.engine_arrived_ns, agent.recorder
+    (number, arrived_ns), recorder = agent.engine_latest, agent.recorder
     if arrived_ns and recorder is not None:
-        ended_ns = recorder.latest_end_ns
-        if ended_ns > arrived_ns:
-            agent.clock.add_blocked(min(ended_ns, _now()) - arrived_ns)
-        agent.engine_arrived_ns = 0
+        blocked_ns = min(recorder.latest_end_ns, _now()) - arrived_ns
+        if blocked_ns > 0:
+            agent.clock.add_blocked(blocked_ns)
+            recorder.blocked(number, blocked_ns)
+        agent.engine_latest = (0, 0)
 
 
 class Optimizer:
