@@ -30,10 +30,11 @@ class JournalWriter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._segment = 0
+        present = segments(directory)  # of an earlier writer, whose reader may be behind them
+        self._segment = present[-1][0] + 1 if present else 0
         self._written = 0
         self._retry_at = 0.0
-        self._descriptor = self._open(0)
+        self._descriptor = self._open(self._segment)
         self.dropped = 0  # frames lost because the journal or the disk was full
         self.last_error = ""
 

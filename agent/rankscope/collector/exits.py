@@ -148,7 +148,8 @@ def judge(ended: int, status: ExitStatus | None) -> tuple[Reason, str]:
             "reaped; SIGKILL, os._exit or a lost host look like this"
         )
     if status.signal is not None:
-        return "signal", f"killed by {signal_name(status.signal)}; told by {status.source}"
+        after = ", after an exception left the script" if said == "exception" else ""
+        return "signal", f"killed by {signal_name(status.signal)}{after}; told by {status.source}"
     told = f"exit code {status.exit_code}; told by {status.source}"
     if said == "exception":
         return "exception", told

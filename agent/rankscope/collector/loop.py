@@ -105,7 +105,7 @@ class Collector:
         if a_second_passed:
             self._next_state = now + STATE_SECONDS
             self._once_a_second()
-        self._take_stacks()
+        urgent |= self._take_stacks()
         urgent |= self._end_the_gone()
         rows = sum(followed.rank.num_rows() for followed in self._followed.values())
         if urgent or now >= self._next_flush or rows >= MAX_ROWS or self._outbox.is_full():
@@ -220,7 +220,8 @@ class Collector:
             items, reason = self.refused.get()
             self._ledger.add("upload", reason, items)
 
-    def _take_stacks(self) -> None:
+    def _take_stacks(self) -> bool:
+        any_taken = False
         now = time.monotonic_ns()
         looks = {
             key: look
@@ -236,6 +237,7 @@ class Collector:
             taken = followed.stacks.turn(look, now, is_stuck)
             followed.rank.stacks_offset = followed.stacks.offset
             if taken is not None:
+                any_taken = True
                 text, reason = taken
                 self._outbox.record(
                     schema.Stacks(
@@ -246,6 +248,7 @@ class Collector:
                         reason=reason,
                     )
                 )
+        return any_taken
 
     def _end_the_gone(self) -> bool:
         """Report the ranks that are gone and read to the end."""

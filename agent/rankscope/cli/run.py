@@ -1,0 +1,131 @@
+"""`rankscope run`: launch a command with the agent on."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+
+from rankscope.cli import EXIT_USAGE
+from rankscope.launch.launcher import Launcher, Outcome
+from rankscope.settings import SettingError, Settings, from_environment
+
+EXIT_CANNOT_CREATE = 73  # as in sysexits.h
+
+
+class RunCommand:
+    """Start a command with the agent on, without a change to its script.
+
+    The command's ranks record themselves, a collector beside them samples the node and
+    uploads, and its output is passed on unchanged and indexed. Put `--` before the command.
+
+    Examples:
+      rankscope run --server http://127.0.0.1:8470 -- torchrun --nproc-per-node 8 train.py
+      rankscope run --name "lr sweep 3" -- python -m my_package.train --config small.toml
+
+    Exit codes: the command's own, 128+n if signal n killed it, 127 if it is not found, 126
+    if it cannot be started; 64 wrong usage, 73 the run directory cannot be made.
+    A token for the server is taken from RANKSCOPE_TOKEN only; see docs for all variables.
+    """
+
+    name: ClassVar[str] = "run"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the options."""
+        parser.add_argument(
+            "--server", metavar="URL", help="where to upload to; default $RANKSCOPE_SERVER"
+        )
+        parser.add_argument(
+            "--run-id", metavar="ID", help="name that all nodes of the run share; default: from "
+            "the launcher or Slurm, else made from the time",
+        )  # fmt: skip
+        parser.add_argument(
+            "--name", metavar="NAME", help="title on the dashboard; default: the script's name"
+        )
+        parser.add_argument(
+            "--dir", metavar="DIR", help="base of the run directories, on a local disk; default: "
+            "the user's runtime directory",
+        )  # fmt: skip
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object on stdout at the end"
+        )
+        parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Launch the command and return its exit code."""
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+        def say(text: str) -> None:
+            console.print(f"rankscope: {text}", markup=False)
+
+        command = _command(arguments)
+        if not command:
+            say("no command given: write it behind `--`, as in `rankscope run -- python train.py`")
+            return EXIT_USAGE
+        try:
+            settings = _settings(arguments)
+        except SettingError as error:
+            say(str(error))
+            return EXIT_USAGE
+        try:
+            outcome = Launcher(command, settings, os.environ, say).run()
+        except OSError as error:
+            say(f"the run directory cannot be made: {error}; say --dir DIR on a disk with room")
+            return EXIT_CANNOT_CREATE
+        if arguments.json:
+            Console(soft_wrap=True, highlight=False).print(
+                json.dumps(_as_json(outcome)), markup=False
+            )
+        else:
+            _tell(outcome, say)
+        return outcome.exit_code
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    command: list[str] = list(arguments.command_line)
+    return command[1:] if command[:1] == ["--"] else command
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Return the settings of the environment under those of the options. Raises SettingError."""
+    settings = from_environment(os.environ)
+    chosen = {
+        name: getattr(arguments, name)
+        for name in ("server", "run_id", "name", "dir")
+        if getattr(arguments, name)
+    }
+    if "dir" in chosen:
+        chosen["dir"] = str(Path(chosen["dir"]).absolute())
+    return dataclasses.replace(settings, **chosen)
+
+
+def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
+    where = outcome.url or str(outcome.directory)
+    say(f"run {outcome.run_id} ended with exit code {outcome.exit_code}: {where}")
+    if outcome.left is not None and outcome.left.batches:
+        left = outcome.left
+        say(
+            f"{left.batches} batches ({left.size_bytes / 1e6:.1f} MB) did not reach the server and "
+            f"wait in {left.path}; the next `rankscope run --run-id {outcome.run_id}` sends them"
+        )
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    left = outcome.left
+    return {
+        "run_id": outcome.run_id,
+        "exit_code": outcome.exit_code,
+        "directory": str(outcome.directory),
+        "url": outcome.url or None,
+        "unsent": {
+            "batches": 0 if left is None else left.batches,
+            "bytes": 0 if left is None else left.size_bytes,
+            "path": None if left is None else str(left.path),
+        },
+    }

@@ -1,0 +1,211 @@
+"""From the command line to the exit code: start, watch, pass on, end, say where to look."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import rankscope
+from rankscope import environment, ring, rundir, schema
+from rankscope.collector import ending, exits
+from rankscope.launch import naming
+from rankscope.launch.output import OutputRecords
+from rankscope.launch.supervisor import Left, Supervisor
+from rankscope.launch.tee import Tee
+from rankscope.settings import Settings, to_environment
+
+DRAIN_SECONDS = 10.0
+_HEALTH_SECONDS = 3.0
+_TERMINATE_SECONDS = 6.0
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_INTERRUPTS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launched command ended and where its record is."""
+
+    run_id: str
+    exit_code: int
+    directory: Path
+    url: str  # empty without a server
+    left: Left | None  # what did not reach the server
+
+
+class Launcher:
+    """One launched command. `say` gets lines for people, without the program's name."""
+
+    def __init__(
+        self, command: list[str], settings: Settings, environ: Mapping[str, str], say: Say
+    ) -> None:
+        shared = naming.shared_run_id(command, environ, settings.run_id)
+        self.run_id = shared or naming.new_run_id()
+        self._is_split = not shared and naming.spans_nodes(command)
+        self._command = command
+        self._settings = settings
+        self._say = say
+        self._environ = _child_environment(environ, settings, self.run_id)
+        base = rundir.base_directory(self._environ)
+        self.directory = rundir.run_directory(base, self.run_id)
+        self._node = rundir.node_directory(self.directory)
+        self._supervisor = Supervisor(self.directory, self._environ, say)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._interrupted = False
+
+    def run(self) -> Outcome:
+        """Run the command to its end. Raises OSError if the run directory cannot be made."""
+        self._warn_early()
+        self._prepare()
+        records = OutputRecords(self.directory)
+        records.write(self._run_started())
+        self._supervisor.start()
+        roles = tuple({"default", naming.option(self._command, "--role") or "default"})
+        tee = Tee(lambda stream: records.indexer(stream, roles))
+        try:
+            code = self._run_command(tee)
+        finally:
+            records.close()
+            (self._node / ending.FINISHED).write_text(f"{time.time_ns()}\n")
+        left = self._supervisor.drain(DRAIN_SECONDS)
+        if left is not None and self._interrupted:
+            self._supervisor.terminate(_TERMINATE_SECONDS)
+            left = self._supervisor.left()
+        with contextlib.suppress(OSError):
+            (self._node / ending.LAUNCHER_PID).unlink()
+        url = f"{self._settings.server.rstrip('/')}/runs/{self.run_id}"
+        return Outcome(
+            self.run_id, code, self.directory, url if self._settings.server else "", left
+        )
+
+    # --- before --------------------------------------------------------------------------
+
+    def _warn_early(self) -> None:
+        if not self._settings.server:
+            self._say(
+                "no server is set: this run is recorded to files only. Start one with "
+                "`rankscope serve` and say --server http://HOST:PORT"
+            )
+        else:  # beside the start of the command: a server that is away must not delay it
+            threading.Thread(target=self._check_server, daemon=True).start()
+        if self._is_split:
+            self._say(
+                "several nodes, and no name that they share: give the same --run-id on each node, "
+                "or the server shows one run for each"
+            )
+
+    def _check_server(self) -> None:
+        url = f"{self._settings.server.rstrip('/')}/api/v1/health"
+        try:
+            with urllib.request.urlopen(url, timeout=_HEALTH_SECONDS):
+                return
+        except urllib.error.HTTPError as error:
+            why = f"it answers {error.code} to {url}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = str(getattr(error, "reason", error))
+        self._say(
+            f"the server {self._settings.server} does not answer ({why}); the command starts "
+            f"anyway, up to {self._settings.spool_bytes >> 20} MiB wait in {self._node / 'spool'}"
+        )
+
+    def _prepare(self) -> None:
+        self._node.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._node / ending.FINISHED).unlink(missing_ok=True)
+        own = f"{os.getpid()} {ring.process_start_ticks(os.getpid())}"
+        (self._node / ending.LAUNCHER_PID).write_text(own)
+
+    def _run_started(self) -> schema.RunStarted:
+        return schema.RunStarted(
+            attempt=0,
+            rank=schema.NODE_RANK,
+            time_ns=time.time_ns(),
+            name=self._settings.name or naming.title(self._command),
+            command=environment.command(self._command),
+            launcher=naming.launcher_kind(self._command),
+        )
+
+    # --- the command ---------------------------------------------------------------------
+
+    def _run_command(self, tee: Tee) -> int:
+        with self._signals(tee):
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdout=tee.child_stdout,
+                    stderr=tee.child_stderr,
+                    env=self._environ,
+                )
+            except OSError as error:
+                tee.close_unused()
+                self._say(f"cannot start {self._command[0]!r}: {error.strerror}")
+                return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            tee.start()
+            code = self._wait(self._process)
+            tee.finish()
+        return code if code >= 0 else 128 - code
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the command; its exit is written down before it is reaped."""
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        ticks = ring.process_start_ticks(process.pid)
+        code = process.wait()
+        with contextlib.suppress(OSError):
+            status = exits.from_code(code, "the launcher, its parent")
+            exits.append(self._node / exits.EXITS_FILE, process.pid, status, ticks)
+        return code
+
+    @contextlib.contextmanager
+    def _signals(self, tee: Tee) -> Iterator[None]:
+        """Pass signals on to the command for as long as it runs."""
+
+        def pass_on(number: int, frame: object) -> None:
+            self._interrupted = True
+            # a key at the terminal reaches the whole foreground group, the command included
+            if self._process is not None and not (number in _INTERRUPTS and _in_foreground()):
+                self._process.send_signal(number)
+
+        before = {
+            number: signal.signal(number, pass_on) for number in (*_INTERRUPTS, signal.SIGTERM)
+        }
+        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, frame: tee.resize())
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _child_environment(
+    environ: Mapping[str, str], settings: Settings, run_id: str
+) -> dict[str, str]:
+    """Return the environment of the command: the agent on, its settings, its entry point first."""
+    site = str(Path(rankscope.__file__).parent / "attach" / "site")
+    others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != site]
+    variables = {
+        **environ,
+        **to_environment(settings),
+        "RANKSCOPE": "1",
+        "RANKSCOPE_RUN_ID": run_id,
+    }
+    variables["PYTHONPATH"] = os.pathsep.join([site, *(path for path in others if path)])
+    base = rundir.base_directory(variables).absolute()  # ranks may change their directory
+    return variables | {"RANKSCOPE_DIR": str(base)}
+
+
+def _in_foreground() -> bool:
+    """Return whether we are in the foreground group of a terminal."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
