@@ -31,6 +31,25 @@ const PAGES = {
   environment: { load: () => import('./pages/environment.js'), api: (run) => runPath(run, 'environment') },
 };
 
+/** @type {Promise<void> | undefined} */
+let styles;
+
+/** The style sheet of the pages beyond the overview, once. */
+function pageStyles() {
+  styles ??= new Promise((done, fail) => {
+    const link = document.createElement('link');
+    link.rel = 'stylesheet';
+    link.href = new URL('../pages.css', import.meta.url).href;
+    link.onload = () => done();
+    link.onerror = () => {
+      styles = undefined;
+      fail(new Error('no style sheet'));
+    };
+    document.head.append(link);
+  });
+  return styles;
+}
+
 /** Whether a run still sends: a run that is over needs no stream. @param {Overview | null} overview */
 function isOver(overview) {
   return overview !== null && (overview.run.status === 'ended' || overview.run.status === 'failed');
@@ -57,8 +76,8 @@ function PageFor({ name, props }) {
   const [problem, setProblem] = useState(/** @type {Failure | null} */ (null));
   function load() {
     setProblem(null);
-    PAGES[name].load().then(
-      (module) => setLoaded({ page: module.Page }),
+    Promise.all([PAGES[name].load(), name === 'overview' ? null : pageStyles()]).then(
+      ([module]) => setLoaded({ page: module.Page }),
       () => setProblem(new Failure(0, { what: 'Its program did not arrive', field: null, remedy: 'The server may have been updated: reload the page.', request_id: '' }, 'health')),
     );
   }

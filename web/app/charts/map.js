@@ -71,7 +71,8 @@ function useWidth(ref) {
   useLayoutEffect(() => {
     const element = ref.current;
     if (!element) return undefined;
-    const read = () => setWidth(Math.floor(element.clientWidth));
+    // Hidden behind its table twin it has no width; what it had is kept.
+    const read = () => element.clientWidth > 0 && setWidth(Math.floor(element.clientWidth));
     const observer = new ResizeObserver(read);
     observer.observe(element);
     read();
@@ -230,7 +231,7 @@ function Plot({ run, view, strip }) {
       ref: region,
       role: 'application',
       tabIndex: 0,
-      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text}. Arrow keys move a cell, Space pins it, Enter opens the rank, plus and minus zoom, t shows a table.`,
+      'aria-label': `Map of ${count(map.world_size)} ranks by steps ${count(map.step_lo)} to ${count(map.step_hi)}. ${map.text} Arrow keys move a cell, Space pins it, Enter opens the rank, plus and minus zoom, t shows a table.`,
       style: { height: `${plan.height}px` },
       onPointerMove: (event) => {
         const to = spotAt(event);

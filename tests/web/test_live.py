@@ -1,0 +1,184 @@
+"""Pages follow a run while it goes on: in many tabs, under a prefix, also without a worker."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.seed import seed_run
+from tests.web.conftest import SLOW, Site, Watched
+
+pytestmark = pytest.mark.browser
+
+
+def start(site: Site, run: str, steps: int = 40) -> None:
+    """Begin a run, or continue it up to `steps`; the seed makes it a new collector's batches."""
+    seed_run(
+        site.url, run_id=run, ranks=4, steps=steps, fault="none", end=False, start_ns=BEGAN,
+        seed=steps, steps_per_batch=100,
+    )  # fmt: skip
+
+
+BEGAN = 1_800_000_000_000_000_000
+
+
+def last_step(page: Any) -> str:
+    return str(page.locator(".plotregion").get_attribute("aria-label"))
+
+
+def wait_for_step(page: Any, step: int) -> None:
+    page.locator(f".plotregion[aria-label*='to {step}.']").wait_for(timeout=15_000)
+
+
+def test_new_steps_and_lines_appear_without_reload(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    start(site, "growing")
+    overview = open_page("runs/growing")
+    logs = open_page("runs/growing/logs")
+    wait_for_step(overview.page, 40)
+    overview.page.evaluate("window.notReloaded = true")
+    overview.page.locator(".status[data-freshness=live]").wait_for(timeout=10_000)
+    start(site, "growing", 80)
+    wait_for_step(overview.page, 80)
+    assert overview.page.evaluate("window.notReloaded") is True
+    logs.page.locator(".vrow", has_text="step 80 took").first.wait_for(timeout=15_000)
+    overview.check()
+    logs.check()
+
+
+def test_a_live_change_does_not_move_what_the_reader_points_at(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    start(site, "pointed")
+    page = open_page("runs/pointed/ranks").page
+    wait_for_step(page, 40)
+    box = page.locator(".plotregion").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.move(box["x"] + 205, box["y"] + 100)
+    page.locator(".status[data-freshness=live]").wait_for(timeout=10_000)
+    start(site, "pointed", 80)
+    page.locator(".heldnote").wait_for(timeout=10_000)
+    assert "to 40." in last_step(page)
+    page.mouse.move(5, 5)
+    wait_for_step(page, 80)
+
+
+def test_scrolling_up_stops_the_tail(site: Site, open_page: Callable[..., Watched]) -> None:
+    start(site, "tailed", 400)
+    page = open_page("runs/tailed/logs").page
+    page.locator(".vrow", has_text="step 400 took").first.wait_for(timeout=15_000)
+    page.locator(".vlist").evaluate("list => { list.scrollTop = 100 }")
+    page.locator(".jump").wait_for()
+    before = page.locator(".vlist").evaluate("list => list.scrollTop")
+    start(site, "tailed", 440)
+    page.locator(".jump", has_text="new").wait_for(timeout=15_000)
+    assert page.locator(".vlist").evaluate("list => list.scrollTop") == before
+    page.locator(".jump").click()
+    page.locator(".vrow", has_text="step 440 took").first.wait_for()
+
+
+def test_eight_tabs_share_one_stream(site: Site, open_page: Callable[..., Watched]) -> None:
+    first = open_page(f"runs/{SLOW}/environment")
+    pages = [first.page]
+    for _ in range(7):
+        page = first.context.new_page()
+        page.goto(f"{site.url}/runs/{SLOW}/environment", timeout=20_000)
+        page.locator("#verdict").wait_for(timeout=20_000)
+        pages.append(page)
+    status = pages[-1].evaluate(
+        "fetch(document.baseURI + 'api/v1/health').then(reply => reply.status)"
+    )
+    assert status == 200, "the eighth tab still has a connection"
+
+
+def test_without_a_shared_worker_the_tab_streams_itself(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    start(site, "alone")
+    watched = open_page()
+    watched.context.add_init_script("delete window.SharedWorker")
+    page = watched.go("runs/alone").page
+    page.locator(".status[data-freshness=live]").wait_for(timeout=10_000)
+    start(site, "alone", 60)
+    wait_for_step(page, 60)
+    watched.check()
+
+
+def test_without_any_stream_it_polls_and_says_so(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    start(site, "polled")
+    watched = open_page()
+    watched.context.add_init_script("delete window.SharedWorker; delete window.EventSource")
+    watched.context.add_init_script(
+        "window.EventSource = class { constructor() {} close() {} addEventListener() {} }"
+    )
+    page = watched.go("runs/polled").page
+    page.locator(".status", has_text="polling").wait_for(timeout=12_000)
+    start(site, "polled", 60)
+    wait_for_step(page, 60)
+
+
+def test_deep_pages_work_under_nested_prefixes(
+    site: Site, open_page: Callable[..., Watched]
+) -> None:
+    watched = open_page()
+    with proxy(site.url, "/user/proxy/8787") as url:
+        watched.origin = url
+        watched.go(f"runs/{SLOW}/ranks/5")
+        watched.page.locator("nav.side a", has_text="Logs").click()
+        watched.settled()
+        assert watched.page.url.startswith(f"{url}/runs/{SLOW}/logs")
+        watched.page.reload()
+        watched.settled()
+        watched.check()
+
+
+@contextmanager
+def proxy(target: str, prefix: str) -> Iterator[str]:
+    """Serve `target` under a prefix that it does not know."""
+    there = urlsplit(target)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.startswith(prefix + "/"):
+                self.send_error(404, "outside the prefix")
+                return
+            link = http.client.HTTPConnection(there.hostname or "", there.port, timeout=20)
+            headers = {"Host": there.netloc, "Accept": self.headers.get("Accept", "*/*")}
+            link.request("GET", self.path.removeprefix(prefix), headers=headers)
+            reply = link.getresponse()
+            kept = ("Content-Type", "Content-Security-Policy", "Cache-Control")
+            self.send_response(reply.status)
+            for name in kept:
+                if reply.getheader(name):
+                    self.send_header(name, str(reply.getheader(name)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            try:
+                while part := reply.read1(65_536):
+                    self.wfile.write(part)
+                    self.wfile.flush()
+            except OSError:
+                pass  # the browser closed its stream, or the server was silent for long
+            link.close()
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{prefix}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,128 @@
+"""The map: the slow rank can be seen, a healthy run stays quiet, a pinned cell has an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import HEALTHY, SLOW, SLOW_FROM, SLOW_RANK, STEPS, Watched
+
+pytestmark = pytest.mark.browser
+VISIBLE = 10.0  # CIELAB distance that an eye does not miss
+# Each lane's middle row of pixels, as the canvas holds it.
+READ_LANES = """() => {
+  const canvas = document.querySelector('.plotregion canvas');
+  const box = canvas.getBoundingClientRect();
+  const ratio = canvas.width / box.width;
+  // A copy: reading the page's own canvas often would make the browser complain.
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const context = copy.getContext('2d', {willReadFrequently: true});
+  context.drawImage(canvas, 0, 0);
+  return [...document.querySelectorAll('.gutter .lanename')]
+    .filter((name) => /^Rank \\d+$/.test(name.querySelector('a')?.textContent ?? ''))
+    .map((name) => {
+      const area = name.getBoundingClientRect();
+      const y = Math.round((area.top + area.height / 2 - box.top) * ratio);
+      const pixels = context.getImageData(0, y, canvas.width, 1).data;
+      return {rank: Number(name.querySelector('a').textContent.slice(5)), pixels: [...pixels]};
+    });
+}"""
+
+
+def lanes(page: Any) -> dict[int, list[tuple[int, int, int]]]:
+    found = page.evaluate(READ_LANES)
+    assert found, "no lane is drawn"
+    return {
+        lane["rank"]: [tuple(lane["pixels"][i : i + 3]) for i in range(0, len(lane["pixels"]), 4)]
+        for lane in found
+    }
+
+
+def lab(colour: tuple[int, int, int]) -> tuple[float, float, float]:
+    """Return CIELAB of sRGB, D65."""
+    linear = [
+        (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4)
+        for v in (part / 255 for part in colour)
+    ]
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [sum(m * c for m, c in zip(row, linear, strict=True)) for row in rows]
+    f = [
+        (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116)
+        for v in (xyz[0] / 0.9505, xyz[1], xyz[2] / 1.089)
+    ]
+    return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+
+
+def distance(a: tuple[int, int, int], b: tuple[int, int, int]) -> float:
+    return float(sum((x - y) ** 2 for x, y in zip(lab(a), lab(b), strict=True)) ** 0.5)
+
+
+def neutral_of(all_lanes: dict[int, list[tuple[int, int, int]]]) -> tuple[int, int, int]:
+    """Return the commonest colour: that of work within 8 % of the peers."""
+    pixels = [pixel for lane in all_lanes.values() for pixel in lane]
+    return max(set(pixels), key=pixels.count)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_the_slow_rank_is_visible(
+    open_page: Callable[..., Watched], theme: str, scale: int
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks", theme=theme, device_scale_factor=scale)
+    found = lanes(watched.page)
+    neutral = neutral_of(found)
+    lane = found[SLOW_RANK]
+    start = int(len(lane) * (SLOW_FROM + 1) / STEPS)
+    seen = [distance(pixel, neutral) >= VISIBLE for pixel in lane[start:-2]]
+    assert sum(seen) / len(seen) >= 0.95
+    calm = lane[: int(len(lane) * (SLOW_FROM - 2) / STEPS)]
+    assert sum(distance(pixel, neutral) >= VISIBLE for pixel in calm) / len(calm) < 0.05
+    watched.check()
+
+
+def test_a_healthy_run_stays_quiet(open_page: Callable[..., Watched]) -> None:
+    found = lanes(open_page(f"runs/{HEALTHY}/ranks").page)
+    neutral = neutral_of(found)
+    # The first step is work of its own kind on every rank, yet alike on all: it stays neutral too.
+    pixels = [pixel for lane in found.values() for pixel in lane]
+    coloured = sum(distance(pixel, neutral) >= VISIBLE for pixel in pixels) / len(pixels)
+    assert coloured < 0.005
+
+
+def test_a_click_pins_the_cell_and_its_address_restores_it(
+    open_page: Callable[..., Watched],
+) -> None:
+    watched = open_page(f"runs/{SLOW}/ranks?steps=101-200")
+    page = watched.page
+    box = page.locator(".plotregion").bounding_box()
+    lane = page.locator(".gutter .lanename", has_text=f"Rank {SLOW_RANK}").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.505, lane["y"] + lane["height"] / 2)
+    page.locator(".cellpanel").wait_for()
+    assert f"sel={SLOW_RANK}@151" in page.url
+    assert "steps=101-200" in page.url
+    page.locator(".cellname", has_text="on node").wait_for()
+    told = page.locator(".cellname").inner_text()
+    again = open_page(page.url.removeprefix(f"{watched.origin}/"))
+    again.page.locator(".cellname", has_text="on node").wait_for()
+    assert again.page.locator(".cellname").inner_text() == told
+    assert again.page.locator(".cellbox").is_visible()
+    assert "steps 101 to 200" in again.page.locator(".plotregion").get_attribute("aria-label")
+    again.page.keyboard.press("Escape")
+    assert again.page.locator(".cellpanel").count() == 0
+    assert "sel=" not in again.page.url
+    again.check()
+
+
+def test_dragging_zooms_and_back_undoes_it(open_page: Callable[..., Watched]) -> None:
+    page = open_page(f"runs/{SLOW}/ranks").page
+    box = page.locator(".plotregion").bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.25, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, y, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**/ranks?steps=76-15*")
+    page.go_back()
+    page.wait_for_url("**/ranks")

@@ -1,0 +1,131 @@
+"""Every page, both themes: its answer stands first, nothing fails, nothing leaves the origin."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
+
+pytestmark = pytest.mark.browser
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+WIDTHS = (1024, 1280, 1440, 1920)
+PAGES = {
+    "runs": "runs",
+    "overview": f"runs/{SLOW}",
+    "overview-healthy": f"runs/{HEALTHY}",
+    "overview-fresh": f"runs/{FRESH}",
+    "findings": f"runs/{SLOW}/findings",
+    "finding": f"runs/{SLOW}/findings/first",
+    "ranks": f"runs/{SLOW}/ranks?sel=5@200",
+    "rank": f"runs/{SLOW}/ranks/5",
+    "collectives": f"runs/{SLOW}/collectives",
+    "errors": f"runs/{CRASH}/errors",
+    "logs": f"runs/{SLOW}/logs",
+    "environment": f"runs/{SLOW}/environment",
+}
+MAX_MODULES, MAX_REQUESTS, MAX_FIRST_ROUTE_BYTES = 25, 30, 150 * 1024
+
+
+def path_of(site: Site, name: str) -> str:
+    path = PAGES[name]
+    if path.endswith("/first"):
+        found = site.ask(f"runs/{SLOW}/findings")
+        listed = found["open"] + found["recovered"]
+        if not listed:
+            pytest.skip("the seeded run has no finding")
+        path = path.replace("first", str(listed[0]["id"]))
+    return path
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_whole_and_accessible(
+    site: Site, open_page: Callable[..., Watched], name: str, theme: str
+) -> None:
+    watched = open_page(path_of(site, name), theme=theme)
+    page = watched.page
+    assert watched.sentence().strip()
+    assert page.title().endswith("rankscope")
+    for width in WIDTHS if theme == "dark" else WIDTHS[:1]:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(60)
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{over} px too wide at {width}"
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert violations(page) == []
+    if theme == "light":
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        watched.settled()
+        assert violations(page) == []
+    watched.check()
+
+
+def violations(page: Any) -> list[str]:
+    if not page.evaluate("Boolean(window.axe)"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate(
+        "rules => axe.run(document, {runOnly: rules}).then(result => result.violations)", RULES
+    )
+    return [
+        f"{one['id']}: {node['html'][:160]} ({node['failureSummary'][:300]})"
+        for one in found
+        for node in one["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("run", [SLOW, HEALTHY, CRASH, FRESH])
+def test_first_sentence_is_the_one_of_the_api(
+    site: Site, open_page: Callable[..., Watched], run: str
+) -> None:
+    watched = open_page(f"runs/{run}")
+    for _ in range(20):  # the live run may have moved between the two answers
+        if watched.sentence() == site.sentence(run):
+            break
+        watched.page.wait_for_timeout(250)
+    assert watched.sentence() == site.sentence(run)
+    assert site.sentence(run)[:40] in watched.page.title()
+
+
+def test_first_route_holds_its_budget(site: Site, open_page: Callable[..., Watched]) -> None:
+    watched = open_page(f"runs/{SLOW}")
+    watched.page.wait_for_timeout(800)
+    own = [url for url in watched.requests if url.startswith(site.url)]
+    modules = [url for url in own if url.endswith(".js")]
+    assert len(modules) <= MAX_MODULES, modules
+    assert len(own) <= MAX_REQUESTS, own
+    code = sum(len(gzip.compress(read(url))) for url in own if re.search(r"\.(js|css|woff2)$", url))
+    assert code <= MAX_FIRST_ROUTE_BYTES, f"{code} bytes"
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        content: bytes = reply.read()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("runs/no-such-run", "There is no run"),
+        (f"runs/{SLOW}/ranks/99", "There is no rank 99"),
+        (f"runs/{SLOW}/findings/999999", "There is no finding"),
+        (f"runs/{SLOW}/nothing-here", "There is no such page"),
+    ],
+)
+def test_what_does_not_exist_says_so(
+    open_page: Callable[..., Watched], path: str, words: str
+) -> None:
+    watched = open_page()
+    watched.page.goto(f"{watched.origin}/{path}")
+    heading = watched.page.locator("main h1").first
+    heading.wait_for()
+    assert words in heading.inner_text()
+    assert watched.page.locator("main a").count() > 0, "there is a way on"
