@@ -1,8 +1,12 @@
 """How far each rank's own work lies from its reference, step by step, as a logarithm.
 
 Reference `peers`: the median of the others of its role in the same step. Reference `own`: the
-rank's own median over its first healthy steps, less what the other ranks changed meanwhile; for
-ranks with too few peers, for example pipeline stages.
+rank's own median over its first healthy steps, changed as the others changed meanwhile; for ranks
+with too few peers, for example pipeline stages.
+
+Each step is looked at in several views: all own work, and single phases. A phase is measured
+against the reference of all own work, so that every view says by how much the *step* is longer;
+an excess that lies in one phase stands out there from the noise of the others.
 """
 
 from __future__ import annotations
@@ -22,17 +26,32 @@ Reference: TypeAlias = Literal["peers", "own"]
 Array = NDArray[Any]
 
 
+VIEWS: tuple[str, ...] = ("own", "data", "forward", "backward")
+_LEAST = 0.05  # a step is never called shorter than a twentieth of its reference
+
+
 @dataclass(frozen=True, slots=True)
-class Deviation:
-    """`raw` is ln(own work / reference), ranks x steps; `short` and `long` its rolling medians."""
+class View:
+    """`raw` is ln(1 + excess / reference), ranks x steps; the others are its rolling medians."""
 
     raw: Matrix
     short: Matrix
     long: Matrix
-    base: Array  # own reference per row, in ln ms; NaN where not known
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far every rank lies from its reference, in each view."""
+
+    views: dict[str, View]
     peers: NDArray[np.bool_]  # per row: compared with peers
     roles: tuple[Hashable, ...]  # per row
     first_column: int  # columns before it are warm-up
+
+    @property
+    def own(self) -> View:
+        """Return the view of all own work."""
+        return self.views["own"]
 
 
 def warmup_columns(duration: Array, policy: Policy) -> int:
@@ -50,18 +69,43 @@ def deviation(table: StepTable, roles: Mapping[int, Hashable], policy: Policy) -
     row_roles = tuple(roles.get(rank, "") for rank in table.ranks)
     peers = _have_peers(row_roles, policy)
     warmup = warmup_columns(table.head("duration"), policy)
-    base = _base(table, warmup, policy)
+    base = {name: _base(table, name, warmup, policy) for name in VIEWS}
     _note_reference(table, base, row_roles, warmup)
-    raw, short, long = (table.derived(name) for name in ("raw", "short", "long"))
+    views = {
+        name: View(*(table.derived(f"{name} {part}") for part in ("raw", "short", "long")))
+        for name in VIEWS
+    }
     first = table.clean_columns
     if first < table.num_steps:
-        work = _log_work(table, first, warmup)
-        raw[:, first:] = _compare(work, base, row_roles, peers)
-        short[:, first:] = rolling_median(raw, policy.short_window, first)
-        long[:, first:] = rolling_median(raw, policy.long_window, first)
+        _renew(table, views, base, row_roles, peers, warmup, policy)
         table.mark_clean()
-    first_column = max(0, warmup - table.dropped_steps)
-    return Deviation(raw, short, long, base, peers, row_roles, first_column)
+    return Deviation(views, peers, row_roles, max(0, warmup - table.dropped_steps))
+
+
+def _renew(
+    table: StepTable,
+    views: Mapping[str, View],
+    base: Mapping[str, Array],
+    roles: tuple[Hashable, ...],
+    peers: NDArray[np.bool_],
+    warmup: int,
+    policy: Policy,
+) -> None:
+    """Compute the columns that are not clean."""
+    first = table.clean_columns
+    usual = _normal_steps(table, "own", first, warmup)
+    reference = _reference(usual, base["own"], base["own"], usual, roles, peers)
+    for name, view in views.items():
+        work = usual if name == "own" else _normal_steps(table, name, first, warmup)
+        expected = (
+            reference
+            if name == "own"
+            else _reference(work, base[name], base["own"], usual, roles, peers)
+        )
+        view.raw[:, first:] = np.log(np.fmax(1.0 + (work - expected) / reference, _LEAST))
+        view.raw[:, first:][np.isnan(work - expected)] = np.nan
+        view.short[:, first:] = rolling_median(view.raw, policy.short_window, first)
+        view.long[:, first:] = rolling_median(view.raw, policy.long_window, first)
 
 
 def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_]:
@@ -71,9 +115,9 @@ def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_
     return np.array([sizes[role] >= policy.min_role_size for role in roles], bool)
 
 
-def _base(table: StepTable, warmup: int, policy: Policy) -> Array:
-    """Return ln of each rank's median own work over its first healthy steps."""
-    work = _ln(table.head("own"))
+def _base(table: StepTable, metric: str, warmup: int, policy: Policy) -> Array:
+    """Return each rank's median of a metric over its first healthy steps, in ms."""
+    work = table.head(metric)
     special = table.head_special()
     if special.mean() <= 0.5:
         work = np.where(special, np.nan, work)
@@ -85,21 +129,23 @@ def _base(table: StepTable, warmup: int, policy: Policy) -> Array:
 
 
 def _note_reference(
-    table: StepTable, base: Array, roles: tuple[Hashable, ...], warmup: int
+    table: StepTable, base: Mapping[str, Array], roles: tuple[Hashable, ...], warmup: int
 ) -> None:
     """Throw the derived columns away when what they are compared with has changed."""
+    values = np.stack([base[name] for name in VIEWS])
     kept = table.reference
     if (
         kept is None
         or kept[1:] != (roles, warmup)
-        or not np.array_equal(kept[0], base, equal_nan=True)
+        or not np.array_equal(kept[0], values, equal_nan=True)
     ):
         table.mark_dirty()
-    table.reference = (base, roles, warmup)
+    table.reference = (values, roles, warmup)
 
 
-def _log_work(table: StepTable, first: int, warmup: int) -> Array:
-    work = _ln(table.get("own", first))
+def _normal_steps(table: StepTable, metric: str, first: int, warmup: int) -> Array:
+    """Return a metric from column `first` on, NaN in warm-up and special steps."""
+    work: Array = table.get(metric, first).copy()
     special = table.special()
     if special.mean() <= 0.5:  # where most steps save or evaluate, they are the normal steps
         work[:, special[first:]] = np.nan
@@ -108,22 +154,24 @@ def _log_work(table: StepTable, first: int, warmup: int) -> Array:
     return work
 
 
-def _compare(
-    work: Array, base: Array, roles: tuple[Hashable, ...], peers: NDArray[np.bool_]
+def _reference(
+    work: Array,
+    base: Array,
+    base_own: Array,
+    own: Array,
+    roles: tuple[Hashable, ...],
+    peers: NDArray[np.bool_],
 ) -> Array:
+    """Return what each cell of `work` is expected to be, in ms."""
     result = np.full_like(work, np.nan)
     for role in dict.fromkeys(roles):
         rows = np.array([other == role for other in roles])
         if peers[rows].all():
             needed = max(3, int(np.ceil(0.75 * rows.sum())))
-            result[rows] = work[rows] - others_median(work[rows], needed)
+            result[rows] = others_median(work[rows], needed)
     if not peers.all() and len(roles) > 1:
-        change = work - base[:, None]
+        change = own / base_own[:, None]
         # A change that the others share is global; where they became faster, nobody is slower.
-        common = np.maximum(others_median(change, max(2, int(np.ceil(0.75 * len(roles))))), 0.0)
-        result[~peers] = (change - common)[~peers]
+        common = np.maximum(others_median(change, max(2, int(np.ceil(0.75 * len(roles))))), 1.0)
+        result[~peers] = (base[:, None] * common)[~peers]
     return result
-
-
-def _ln(values: Array) -> Array:
-    return np.log(np.where(values > 0, values, np.nan))

@@ -138,20 +138,26 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         return None
     if not roots and not _transfer_is_overdue(graph, waiters, patience):
         return None
+    victims = tuple(rank for rank in waiters if rank not in roots)
+    direct = tuple(r for r in victims if not roots or set(roots) & set(graph.waits[r].lacks))
+    # Named by the operation that most of them are in; of equals, by the one entered first.
+    names = [graph.waits[rank].name for rank in direct]
     first = min(
-        (rank for rank in waiters if not roots or set(roots) & set(graph.waits[rank].lacks)),
-        key=lambda rank: graph.since_ns[rank],
-        default=waiters[0],
+        direct or tuple(waiters),
+        key=lambda rank: (-names.count(graph.waits[rank].name), graph.since_ns[rank]),
     )
+    operation = graph.waits[first]
     return HangCase(
         roots=roots,
-        operation=graph.waits[first],
-        direct=tuple(
+        operation=operation,
+        direct=direct,
+        alike=tuple(
             rank
-            for rank in waiters
-            if rank not in roots and (not roots or set(roots) & set(graph.waits[rank].lacks))
+            for rank in direct or victims
+            if (graph.waits[rank].name, graph.waits[rank].group)
+            == (operation.name, operation.group)
         ),
-        waiters=tuple(rank for rank in waiters if rank not in roots),
+        waiters=victims,
         waited_seconds=(patience.now_ns(first) - graph.since_ns[first]) / _SECOND,
         idle_seconds={root: patience.idle_seconds(root) for root in roots if root in window.states},
         gone=tuple(root for root in roots if patience.is_gone(root)),

@@ -28,6 +28,7 @@ class HangCase:
     roots: tuple[int, ...]
     operation: Operation
     direct: tuple[int, ...]  # wait for a root itself
+    alike: tuple[int, ...]  # those of them that are in `operation`, or in one of its name
     waiters: tuple[int, ...]  # all who wait
     waited_seconds: float
     idle_seconds: dict[int, float]
@@ -109,18 +110,18 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
         missing = f"{have} not finished what comes before {_operation_text(case)}"
     else:
         verb = "sent nothing to" if operation.lack == "sends nothing" else "taken nothing from"
-        missing = f"{have} {verb} {ranks_text(case.direct[:1] or case.waiters[:1])}"
+        missing = f"{have} {verb} {ranks_text(case.alike)}"
     return f"{who} {'hang' if many else 'hangs'}{in_step}: {'they' if many else 'it'} {missing}"
 
 
 def _why(window: Window, case: HangCase) -> str:
     operation = case.operation
-    behind = len(case.waiters) - len(case.direct)
-    waits = "waits" if len(case.direct) == 1 else "wait"
+    behind = len(case.waiters) - len(case.alike)
+    waits = "waits" if len(case.alike) == 1 else "wait"
     where = (
-        f"{len(case.direct)} of {len(operation.members)} members {waits} in {operation.name}"
+        f"{len(case.alike)} of {len(operation.members)} members {waits} in {operation.name}"
         if operation.sequence
-        else f"{capital(ranks_text(case.direct))} {waits} in {operation.name}"
+        else f"{capital(ranks_text(case.alike))} {waits} in {operation.name}"
     )
     text = f"{where} for {seconds_text(case.waited_seconds)}"
     if behind > 0:
@@ -187,21 +188,21 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
         if stacks is not None:
             lines = stacks.text.strip().splitlines()[:_STACK_LINES]
             facts.append(Evidence(f"Stack of rank {root}:\n" + "\n".join(lines), window.link(root)))
-    if case.direct:
+    if case.alike:
         sites = {
             group.call_site
-            for rank in case.direct
+            for rank in case.alike
             for group in window.states[rank].groups
             if group.group == case.operation.group and group.call_site
         }
         called = f", called at {cut(sorted(sites)[0], 80)}" if len(sites) == 1 else ""
         facts.append(
             Evidence(
-                f"{capital(ranks_text(case.direct))} in {_operation_text(case)}{called}",
-                window.link(case.direct[0]),
+                f"{capital(ranks_text(case.alike))} in {_operation_text(case)}{called}",
+                window.link(case.alike[0]),
             )
         )
-    chain = tuple(rank for rank in case.waiters if rank not in case.direct)
+    chain = tuple(rank for rank in case.waiters if rank not in case.alike)
     if chain:
         facts.append(Evidence(f"Waiting behind them: {ranks_text(chain)}"))
     return tuple(facts)

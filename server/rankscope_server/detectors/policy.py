@@ -46,15 +46,23 @@ class Policy:
     # Steps for which the scatter of a rank is estimated: enough for a stable MAD, recent enough
     # to follow the machine.
     scatter_steps: int = 512
+    # Two stretches of a rank with at most one long window between them are one spell if they
+    # are about equally bad; else the second is another thing that happens to follow.
+    same_size_share: float = 0.6
     # Events shorter than this are dropped (D1.4).
     min_spell_steps: int = 3
-    # An accusation above info needs one long window of bad steps *and* this much time: bursts
-    # of other work on a shared host hit one rank for seconds (measured on 4 ranks, 2 cores).
+    # An accusation above info needs one long window of bad steps *and* this much time: bursts of
+    # other work on a shared host hit one rank for seconds, and two of them may follow each other.
     persistent_steps: int = 20
-    persistent_seconds: float = 6.0
+    persistent_seconds: float = 15.0
+    # D1's own rule, 50 steps, where it stands far out of the noise. Measured on 4 ranks sharing 2
+    # cores: spells of healthy ranks reach 1.6 entry levels, a rank slowed by +60 % 6 to 7.
+    clear_steps: int = 50
+    clear_seconds: float = 8.0
+    clear_strength: float = 4.0
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
-    # slow is slow in every step; contention and hiccups raise the mean but not every step.
-    consistent_share: float = 0.75
+    # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
+    consistent_share: float = 0.80
     # More missing samples than this among the newest steps: no conclusion (1.4).
     recent_steps: int = 100
     max_missing_share: float = 0.30
@@ -62,9 +70,11 @@ class Policy:
     global_share: float = 0.25
     # A special step takes more than this many medians (1.4).
     special_ratio: float = 5.0
-    # Steps before the onset that give the time of a healthy step: few, because a shared host
-    # drifts, yet so many that their median scatters by a fifth of a step's scatter.
+    # Steps before the onset that give the time of a healthy step. The last ones alone, because
+    # a shared host drifts, and three times as many, because a burst may fill the last ones; of
+    # both the lower time counts.
     healthy_steps: int = 40
+    healthy_long_steps: int = 120
     healthy_min_steps: int = 10
     # Phases hold the excess if their own sum explains at least half of it.
     min_explained_share: float = 0.5

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.formulas import MEDIAN_SCATTER, outlier_cut
-from rankscope_server.detectors.deviation import Deviation
+from rankscope_server.detectors.deviation import VIEWS, Deviation, View
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median, scatter
 
@@ -24,13 +24,19 @@ Array = NDArray[Any]
 class Spell:
     """Columns `first` to `last`, both inside; `size` is the median of ln(work / reference)."""
 
+    view: str
     row: int
     first: int
     last: int
     ended: bool
     size: float
     consistent: float  # share of its steps that are bad by half the size
-    cleared: bool  # the whole stretch clears the entry level
+    level: float  # what the whole stretch has to clear
+
+    @property
+    def strength(self) -> float:
+        """Return how far the whole stretch clears its level; above 1 it does."""
+        return self.size / self.level
 
     @property
     def columns(self) -> slice:
@@ -49,27 +55,28 @@ class Levels:
     cut: float
 
 
-def entry_levels(deviation: Deviation, num_steps: int, policy: Policy) -> Levels:
+def entry_levels(
+    view: View, peers: NDArray[np.bool_], first_column: int, num_steps: int, policy: Policy
+) -> Levels:
     """Return where a spell begins: max(floor, z x scatter of the rolling median).
 
     The scatter of a median of W independent steps is 1.25 sigma / sqrt(W). Steps on a shared host
     are not independent, so the scatter of the rolling medians is also measured directly, and the
     larger of both counts. z is that of the number of windows that are looked at.
     """
-    begin = max(deviation.first_column, deviation.raw.shape[1] - policy.scatter_steps)
-    sigma = _pooled(scatter(deviation.raw[:, begin:]))
+    begin = max(first_column, view.raw.shape[1] - policy.scatter_steps)
+    sigma = _pooled(scatter(view.raw[:, begin:]))
     levels, slow = {}, sigma
+    cut = 0.0
     for window, medians in (
-        (policy.short_window, deviation.short),
-        (policy.long_window, deviation.long),
+        (policy.short_window, view.short),
+        (policy.long_window, view.long),
     ):
         noise = sigma * MEDIAN_SCATTER / np.sqrt(window)
-        measured = _pooled(scatter(medians[:, begin:], window))
-        slow = np.fmax(noise, measured)
-        reference = np.where(
-            deviation.peers, 0.0, sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
-        )
-        cut = outlier_cut(len(sigma) * num_steps / window)
+        slow = np.fmax(noise, _pooled(scatter(medians[:, begin:], window)))
+        reference = sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
+        reference[peers] = 0.0
+        cut = outlier_cut(len(VIEWS) * len(sigma) * num_steps / window)
         levels[window] = np.fmax(policy.ln_entry_floor, cut * np.hypot(slow, reference))
     return Levels(levels[policy.short_window], levels[policy.long_window], sigma, slow, cut)
 
@@ -79,23 +86,45 @@ def _pooled(sigma: Array) -> Array:
     return np.fmax(sigma, median(sigma)) if len(sigma) else sigma
 
 
-def find_spells(deviation: Deviation, levels: Levels, policy: Policy) -> list[Spell]:
-    """Return the spells of all rows, in order of row and time."""
+def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Spell]:
+    """Return the proved spells of all rows; where views overlap, the one that shows it best."""
+    found: list[Spell] = []
+    for name, view in deviation.views.items():
+        levels = entry_levels(view, deviation.peers, deviation.first_column, num_steps, policy)
+        found += _spells_in(name, view, levels, deviation.first_column, policy)
+    kept: list[Spell] = []
+    for spell in sorted(found, key=lambda spell: -spell.strength):
+        if spell.strength > 1 and not any(_overlap(spell, other) for other in kept):
+            kept.append(spell)
+    return sorted(kept, key=lambda spell: (spell.row, spell.first))
+
+
+def _overlap(one: Spell, other: Spell) -> bool:
+    return one.row == other.row and one.first <= other.last and other.first <= one.last
+
+
+def _spells_in(
+    name: str, view: View, levels: Levels, first_column: int, policy: Policy
+) -> list[Spell]:
     with np.errstate(invalid="ignore"):
-        entering = (deviation.short > levels.short[:, None]) | (
-            deviation.long > levels.long[:, None]
-        )
-    entering[:, : deviation.first_column] = False
+        entering = (view.short > levels.short[:, None]) | (view.long > levels.long[:, None])
+    entering[:, :first_column] = False
     spells = []
     for row in np.flatnonzero(entering.any(axis=1)).tolist():
-        spells += _spells_of(row, entering[row], deviation, levels, policy)
+        spells += _spells_of(name, row, entering[row], view, levels, first_column, policy)
     return spells
 
 
 def _spells_of(
-    row: int, entering: Array, deviation: Deviation, levels: Levels, policy: Policy
+    name: str,
+    row: int,
+    entering: Array,
+    view: View,
+    levels: Levels,
+    first_column: int,
+    policy: Policy,
 ) -> list[Spell]:
-    short, long = deviation.short[row], deviation.long[row]
+    raw, short, long = view.raw[row], view.short[row], view.long[row]
     share = policy.leave_share
     staying = (short > share * levels.short[row]) | (long > share * levels.long[row])
     staying |= np.isnan(short) & np.isnan(long)  # missing steps end nothing
@@ -105,18 +134,25 @@ def _spells_of(
         entry = at + int(np.argmax(entering[at:]))
         gone = np.flatnonzero(~staying[entry:])
         leave = entry + int(gone[0]) if len(gone) else columns
-        begin = spells[-1].last + 1 if spells else deviation.first_column
-        onset = _stretch(deviation.raw[row], begin, entry, leave, policy)
+        begin = spells[-1].last + 1 if spells else first_column
+        onset = _stretch(raw, begin, entry, leave, policy)
         at = leave + 1
         if onset is None:
             continue
         first, last = onset
-        if spells and first - spells[-1].last <= policy.long_window:  # one spell, a breath between
+        if spells and _goes_on(spells[-1], raw, first, last, policy):
             first = spells.pop().first
-        spell = _spell(row, deviation.raw[row], first, last, leave < columns, levels, policy)
+        spell = _spell(name, row, raw, first, last, leave < columns, levels, policy)
         if spell is not None:
             spells.append(spell)
     return spells
+
+
+def _goes_on(before: Spell, raw: Array, first: int, last: int, policy: Policy) -> bool:
+    """Return whether a stretch belongs to the spell before it, with a breath between."""
+    size = _middle(raw[first : last + 1])
+    alike = min(size, before.size) >= policy.same_size_share * max(size, before.size)
+    return alike and first - before.last <= policy.long_window
 
 
 def _stretch(
@@ -137,7 +173,14 @@ def _stretch(
 
 
 def _spell(
-    row: int, raw: Array, first: int, last: int, ended: bool, levels: Levels, policy: Policy
+    name: str,
+    row: int,
+    raw: Array,
+    first: int,
+    last: int,
+    ended: bool,
+    levels: Levels,
+    policy: Policy,
 ) -> Spell | None:
     inside = raw[first : last + 1]
     known = inside[~np.isnan(inside)]
@@ -148,7 +191,7 @@ def _spell(
     slow = levels.slow_sigma[row] * np.sqrt(min(1.0, policy.long_window / len(known)))
     level = max(policy.ln_entry_floor, levels.cut * float(np.fmax(noise, slow)))
     consistent = float(np.mean(known > size / 2))
-    return Spell(row, first, last, ended, size, consistent, size > level)
+    return Spell(name, row, first, last, ended, size, consistent, level)
 
 
 def turning_point(raw: Array, calm: float, size: float) -> int:

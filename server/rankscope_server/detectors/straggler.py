@@ -16,11 +16,12 @@ from rankscope_server.detectors.finding import (
     Severity,
 )
 from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.spells import Spell, entry_levels, find_spells, turning_point
+from rankscope_server.detectors.spells import Spell, find_spells, turning_point
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.straggler_cost import (
     Cost,
     Excess,
+    calm_columns,
     cost_of,
     excess_of,
     middle,
@@ -47,11 +48,11 @@ class Straggler:
             return DetectorResult(DetectorStatus(self.name, str(self.__doc__), "skipped", *lack))
         roles = _roles(window)
         found = deviation(table, roles, policy)
-        levels = entry_levels(found, table.num_steps + table.dropped_steps, policy)
+        num_steps = table.num_steps + table.dropped_steps
         spells = [
             spell
-            for spell in find_spells(found, levels, policy)
-            if spell.cleared and _is_covered(table, spell, policy)
+            for spell in find_spells(found, num_steps, policy)
+            if _is_covered(table, spell, policy)
         ]
         events, notes = _without_global(_events(spells, policy), found, policy)
         cases = [
@@ -135,18 +136,19 @@ def _case(
 ) -> Case | None:
     """Return what an event amounts to; None below the cost gate or without a phase to blame."""
     table, policy = window.steps, window.policy
-    excess = excess_of(table, found, max(event, key=lambda spell: spell.size), policy)
+    calm = calm_columns(table, spells)
+    excess = excess_of(table, found, max(event, key=lambda spell: spell.size), calm, policy)
     kind = _kind(excess, policy)
     if kind is None:
         return None
     event = [_sharpen(table, found, spell, excess, policy) for spell in event]
     columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
-    cost = cost_of(table, found, event, columns, policy)
+    cost = cost_of(table, found, event, columns, calm, policy)
     worst = max(event, key=lambda spell: spell.size)
     company = _company(event, spells)
     if cost.ratio < policy.cost_info_ratio and company:
         # Slow ranks hide behind each other: alone, none of them costs anything.
-        joint = cost_of(table, found, [*event, *company], columns, policy)
+        joint = cost_of(table, found, [*event, *company], columns, calm, policy)
         share = worst.size / (worst.size + max(spell.size for spell in company))
         if joint.ratio * share > cost.ratio:
             cost = replace(joint, ratio=joint.ratio * share)
@@ -165,6 +167,7 @@ def _case(
         has_peers=bool(found.peers[worst.row]),
         num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
         excess=excess,
+        ratio=float(np.exp(middle(found.own.raw[worst.row, worst.columns]))),
         cost=cost,
         company=tuple(sorted({table.ranks[spell.row] for spell in company})),
         severity=_severity(cost, worst, seconds, policy),
@@ -201,6 +204,8 @@ def _company(event: list[Spell], spells: Sequence[Spell]) -> list[Spell]:
 def _kind(excess: Excess, policy: Policy) -> Kind | None:
     """Return the kind by the phase that holds the excess; None if no phase explains it."""
     explained = sum(max(value, 0.0) for value in excess.by_phase.values())
+    if not excess.total_ms > 0:
+        return None
     if not explained >= policy.min_explained_share * excess.total_ms:
         return None
     data = max(excess.by_phase["data"], 0.0)
@@ -209,10 +214,14 @@ def _kind(excess: Excess, policy: Policy) -> Kind | None:
 
 def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:
     """Return info for what is small, short or not in every step."""
-    lasting = (
-        spell.last - spell.first + 1 >= policy.persistent_steps
-        and seconds >= policy.persistent_seconds
-        and spell.consistent >= policy.consistent_share
+    steps = spell.last - spell.first + 1
+    lasting = spell.consistent >= policy.consistent_share and (
+        (steps >= policy.persistent_steps and seconds >= policy.persistent_seconds)
+        or (
+            steps >= policy.clear_steps
+            and seconds >= policy.clear_seconds
+            and spell.strength >= policy.clear_strength
+        )
     )
     if not lasting or cost.ratio < policy.cost_info_ratio:
         return "info"
@@ -255,7 +264,7 @@ def _equal(found: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return what was compared and found equal, for the verdict of another detector."""
     if any(finding.state == "open" for finding in findings):
         return ()
-    last = found.long[:, -1] if found.long.size else np.zeros(0)
+    last = found.own.long[:, -1] if found.own.long.size else np.zeros(0)
     known = last[~np.isnan(last)]
     if not len(known):
         return ()

@@ -46,11 +46,19 @@ class Excess:
         return self.own_ms - self.reference_ms
 
 
-def healthy_columns(table: StepTable, first: int, begin: int, policy: Policy) -> Array:
-    """Return the normal columns before `first`, not earlier than `begin`."""
-    normal = ~table.special()
+def calm_columns(table: StepTable, spells: Sequence[Spell]) -> NDArray[np.bool_]:
+    """Return which columns are normal steps outside all spells of all ranks."""
+    calm = ~table.special()
+    for spell in spells:
+        calm[spell.columns] = False
+    return calm
+
+
+def healthy_columns(calm: NDArray[np.bool_], first: int, begin: int, policy: Policy) -> Array:
+    """Return the last calm columns before `first`, not earlier than `begin`."""
+    normal = calm.copy()
     normal[:begin] = normal[first:] = False
-    return np.flatnonzero(normal)[-policy.healthy_steps :]
+    return np.flatnonzero(normal)[-policy.healthy_long_steps :]
 
 
 def cost_of(
@@ -58,10 +66,10 @@ def cost_of(
     deviation: Deviation,
     spells: Sequence[Spell],
     columns: slice,
+    calm: NDArray[np.bool_],
     policy: Policy,
-    aside: Sequence[int] = (),
 ) -> Cost:
-    """Return what the ranks of `spells` cost over `columns`; rows `aside` count for neither side.
+    """Return what the ranks of `spells` cost over `columns`.
 
     Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
     how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
@@ -76,17 +84,21 @@ def cost_of(
     if not inside.any():
         return Cost(0.0, float("nan"), None)
     now = float(np.median(step[inside]))
-    healthy = healthy_columns(table, columns.start, deviation.first_column, policy)
+    healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
     healthy = healthy[~np.isnan(step[healthy])]
-    gap = _gap(table, deviation, rows, aside)
+    gap = _gap(table, deviation, rows)
     extra = float(np.nansum(gap[inside]))
     total = float(np.sum(step[inside]))
     if len(healthy) < policy.healthy_min_steps:
         return Cost(throughput_loss(total, total - extra), now, None)
     extra -= float(np.nanmean(np.append(gap[healthy], 0.0))) * int(inside.sum())
-    before = float(np.median(step[healthy])) * _common_change(table, rows, healthy, inside)
+    lately = healthy[-policy.healthy_steps :]
+    before = min(
+        float(np.median(step[then])) * _common_change(table, rows, then, inside)
+        for then in (healthy, lately)
+    )
     ratio = min(throughput_loss(total, total - extra), throughput_loss(now, before))
-    return Cost(ratio, now, before)
+    return Cost(ratio, now, float(np.median(step[lately])))
 
 
 def _common_change(table: StepTable, rows: Sequence[int], healthy: Array, inside: Array) -> float:
@@ -98,17 +110,15 @@ def _common_change(table: StepTable, rows: Sequence[int], healthy: Array, inside
     return change if np.isfinite(change) else 1.0
 
 
-def _gap(
-    table: StepTable, deviation: Deviation, rows: Sequence[int], aside: Sequence[int]
-) -> Array:
+def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int]) -> Array:
     """Return for each column the ms that the job waits because of `rows`, at least 0."""
     own = table.get("own")
     if len(set(deviation.roles)) > 1:
-        reference = own[rows] / np.exp(deviation.raw[rows])
+        reference = own[rows] / np.exp(deviation.own.raw[rows])
         excess: Array = np.fmax.reduce(np.fmax(own[rows] - reference, 0.0), axis=0)
         return excess
     others = np.ones(len(own), bool)
-    others[list(rows) + list(aside)] = False
+    others[list(rows)] = False
     if not others.any():
         return np.zeros(own.shape[1])
     slowest = np.fmax.reduce(own[rows], axis=0)
@@ -116,7 +126,13 @@ def _gap(
     return gap
 
 
-def excess_of(table: StepTable, deviation: Deviation, spell: Spell, policy: Policy) -> Excess:
+def excess_of(
+    table: StepTable,
+    deviation: Deviation,
+    spell: Spell,
+    calm: NDArray[np.bool_],
+    policy: Policy,
+) -> Excess:
     """Return where the excess of a spell lies."""
     row, columns = spell.row, spell.columns
     if deviation.peers[row]:
@@ -127,11 +143,12 @@ def excess_of(table: StepTable, deviation: Deviation, spell: Spell, policy: Poli
             values = table.get(metric)[peers, columns]
             return middle(others_median(values, 2)[at])
     else:
-        healthy = healthy_columns(table, spell.first, deviation.first_column, policy)
+        healthy = healthy_columns(calm, spell.first, deviation.first_column, policy)
 
         def reference(metric: str) -> float:
             head = table.head(metric)[row, : policy.warmup_max_steps + policy.baseline_steps]
-            return middle(table.get(metric)[row, healthy] if len(healthy) else head)
+            lately = healthy[-policy.healthy_steps :]
+            return middle(table.get(metric)[row, lately] if len(lately) else head)
 
     now = {name: middle(table.get(name)[row, columns]) for name in ("own", "cpu", *OWN_PHASES)}
     then = {name: reference(name) for name in now}

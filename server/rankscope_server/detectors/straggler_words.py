@@ -41,6 +41,7 @@ class Case:
     has_peers: bool
     num_peers: int
     excess: Excess
+    ratio: float  # own work / reference, median over the spell
     cost: Cost
     company: tuple[int, ...]  # other ranks that are slow meanwhile
     severity: Severity
@@ -96,7 +97,7 @@ def _what(window: Window, case: Case) -> str:
     who = capital(place_text(case.ranks, window.hosts(case.ranks)))
     many = len(case.ranks) > 1
     if case.kind == "slow_compute":
-        ratio = times_text(float(np.exp(case.spell.size)))
+        ratio = times_text(case.ratio)
         than = f"their {_reference_text(case)}" if many else f"its {_reference_text(case)}"
         if not case.has_peers:
             than = "before"
