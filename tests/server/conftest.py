@@ -45,6 +45,7 @@ class ServerProcess:
             str(self.folder), "--ready-file", str(self.ready), *self.flags,
         ]  # fmt: skip
         self.ready.unlink(missing_ok=True)  # a killed server leaves it
+        self.close()
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environ
         )
