@@ -93,6 +93,9 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
         return Failure(*who, role, text, ended.last_step, ended=ended)
     if any(error.rank == ended.rank and error.where != "thread" for error in errors):
         return None  # the exception says more than the exit code that it led to
+    if (ended.exit_code or 0) - 128 in _STOP_SIGNALS:  # it took the signal and left in order
+        text = f"left on {signal_name((ended.exit_code or 0) - 128)}"
+        return Failure(*who, "teardown", text, ended.last_step, ended=ended)
     if ended.reason in ("exit_code", "exception") and ended.exit_code != 0:
         code = "" if ended.exit_code is None else f" with code {ended.exit_code}"
         text = f"exited{code} without an exception that was seen"
