@@ -9,11 +9,15 @@ from rankscope_server.analysis.answers import (
     SilentRank,
     Verdict,
 )
+from rankscope_server.analysis.budget import Budget, BudgetRow, budget
+from rankscope_server.analysis.reference import Ratios, ratios
 from rankscope_server.analysis.state import RunState
 from rankscope_server.detectors.finding import DetectorStatus, Evidence, Finding
 
 __all__ = [
     "Answer",
+    "Budget",
+    "BudgetRow",
     "Coverage",
     "DetectorStatus",
     "Evidence",
@@ -21,7 +25,10 @@ __all__ = [
     "Folded",
     "Look",
     "LossRow",
+    "Ratios",
     "RunState",
     "SilentRank",
     "Verdict",
+    "budget",
+    "ratios",
 ]

@@ -70,6 +70,8 @@ class Policy:
     global_share: float = 0.25
     # A special step takes more than this many medians (1.4).
     special_ratio: float = 5.0
+    # Cost and phases of a long spell are those of its last steps: what it costs now.
+    cost_steps: int = 512
     # Steps before the onset that give the time of a healthy step. The last ones alone, because
     # a shared host drifts, and three times as many, because a burst may fill the last ones; of
     # both the lower time counts.

@@ -181,7 +181,7 @@ def _sharpen(
     phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
     begin = max(found.first_column, spell.first - policy.short_window)
     stop = min(spell.last, spell.first + policy.long_window) + 1
-    raw = phase_excess(table, found, spell.row, phase)[begin:stop]
+    raw = phase_excess(table, found, spell.row, phase, slice(begin, stop))
     calm = middle(raw[: spell.first - begin]) if spell.first > begin else 0.0
     size = middle(raw[spell.first - begin :])
     if not size > calm:

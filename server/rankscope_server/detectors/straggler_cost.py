@@ -17,6 +17,7 @@ from rankscope_server.detectors.spells import Spell
 from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
 
 Array = NDArray[Any]
+_STEP_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,52 +78,55 @@ def cost_of(
     step time against that before the onset, changed as the work of the other ranks changed.
     """
     rows = sorted({spell.row for spell in spells})
-    step = median(table.get("duration"), 0)
-    inside = np.zeros(table.num_steps, bool)
-    inside[columns] = True
-    inside &= ~table.special() & ~np.isnan(step)
-    if not inside.any():
-        return Cost(0.0, float("nan"), None)
-    now = float(np.median(step[inside]))
+    inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
-    healthy = healthy[~np.isnan(step[healthy])]
-    gap = _gap(table, deviation, rows)
-    extra = float(np.nansum(gap[inside]))
-    total = float(np.sum(step[inside]))
+    step, gap = _step_ms(table, inside), _gap(table, deviation, rows, inside)
+    known = ~np.isnan(step) & ~np.isnan(gap)
+    if not known.any():
+        return Cost(0.0, float("nan"), None)
+    now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
     if len(healthy) < policy.healthy_min_steps:
         return Cost(throughput_loss(total, total - extra), now, None)
-    extra -= float(np.nanmean(np.append(gap[healthy], 0.0))) * int(inside.sum())
+    usual_gap = _gap(table, deviation, rows, healthy)
+    extra -= float(np.nanmean(np.append(usual_gap, 0.0))) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
     before = min(
-        float(np.median(step[then])) * _common_change(table, rows, then, inside)
+        middle(_step_ms(table, then)) * _common_change(table, rows, then, inside)
         for then in (healthy, lately)
     )
     ratio = min(throughput_loss(total, total - extra), throughput_loss(now, before))
-    return Cost(ratio, now, float(np.median(step[lately])))
+    return Cost(ratio, now, middle(_step_ms(table, lately)))
 
 
-def _common_change(table: StepTable, rows: Sequence[int], healthy: Array, inside: Array) -> float:
+def _step_ms(table: StepTable, columns: Array) -> Array:
+    """Return the time of the job's steps: ranks end a step together, so some of them will do."""
+    rows = np.arange(0, len(table.row_of), 1 + len(table.row_of) // _STEP_ROWS)
+    return median(table.get("duration")[np.ix_(rows, columns)], 0)
+
+
+def _common_change(table: StepTable, rows: Sequence[int], then: Array, now: Array) -> float:
     """Return by how much the own work of the ranks outside `rows` changed, as a ratio."""
-    own = np.delete(table.get("own"), rows, axis=0)
-    if not len(own):
+    others = np.setdiff1d(np.arange(len(table.row_of)), rows)
+    if not len(others):
         return 1.0
-    change = middle(median(own[:, inside]) / median(own[:, healthy]))
+    own = table.get("own")
+    change = middle(median(own[np.ix_(others, now)]) / median(own[np.ix_(others, then)]))
     return change if np.isfinite(change) else 1.0
 
 
-def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int]) -> Array:
-    """Return for each column the ms that the job waits because of `rows`, at least 0."""
+def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array) -> Array:
+    """Return for each of `columns` the ms that the job waits because of `rows`, at least 0."""
     own = table.get("own")
+    mine = own[np.ix_(rows, columns)]
     if len(set(deviation.roles)) > 1:
-        reference = own[rows] / np.exp(deviation.own.raw[rows])
-        excess: Array = np.fmax.reduce(np.fmax(own[rows] - reference, 0.0), axis=0)
+        reference = mine / np.exp(deviation.own.raw[np.ix_(rows, columns)])
+        excess: Array = np.fmax.reduce(np.fmax(mine - reference, 0.0), axis=0)
         return excess
-    others = np.ones(len(own), bool)
-    others[list(rows)] = False
-    if not others.any():
-        return np.zeros(own.shape[1])
-    slowest = np.fmax.reduce(own[rows], axis=0)
-    gap: Array = np.fmax(slowest - np.fmax.reduce(own[others], axis=0), 0.0)
+    others = np.setdiff1d(np.arange(len(own)), rows)
+    if not len(others):
+        return np.zeros(len(columns))
+    slowest = np.fmax.reduce(own[np.ix_(others, columns)], axis=0)
+    gap: Array = np.fmax(np.fmax.reduce(mine, axis=0) - slowest, 0.0)
     return gap
 
 
@@ -134,7 +138,8 @@ def excess_of(
     policy: Policy,
 ) -> Excess:
     """Return where the excess of a spell lies."""
-    row, columns = spell.row, spell.columns
+    row = spell.row
+    columns = slice(max(spell.first, spell.last + 1 - policy.cost_steps), spell.last + 1)
     if deviation.peers[row]:
         peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
         at = peers.index(row)
@@ -163,13 +168,15 @@ def excess_of(
     )
 
 
-def phase_excess(table: StepTable, deviation: Deviation, row: int, phase: str) -> Array:
+def phase_excess(
+    table: StepTable, deviation: Deviation, row: int, phase: str, columns: slice
+) -> Array:
     """Return own work of a phase less its peers' median, per column; without peers as it is."""
     if not deviation.peers[row]:
-        alone: Array = table.get(phase)[row]
+        alone: Array = table.get(phase)[row, columns]
         return alone
     peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
-    values = table.get(phase)[peers]
+    values = table.get(phase)[peers, columns]
     excess: Array = (values - others_median(values, 2))[peers.index(row)]
     return excess
 
