@@ -16,6 +16,7 @@ from rankscope_server.settings import Settings
 
 COOKIE = "rankscope_session"
 # Without a token: that it lives, how to sign in, and the dashboard's own files, which hold no data.
+_SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 _OPEN_PATHS = ("/api/v1/health", "/api/v1/ready", "/api/v1/session")
 
 
@@ -48,6 +49,12 @@ class Guard:
                 421, f"this server does not answer to the name {host[:100]!r}", "Host",
                 "name it in --allowed-hosts, or use the address that the server prints",
             )  # fmt: skip
+        if request.method not in _SAFE_METHODS and self._is_foreign(request, host):
+            # A page of somebody else may send requests here, though it cannot read the answers.
+            return Problem(
+                403, "this request comes from a page of another site", "Origin",
+                "use the dashboard of this server",
+            )  # fmt: skip
         path = request.url.path
         guarded = path.startswith("/api/") or path == "/metrics"
         if (
@@ -61,6 +68,13 @@ class Guard:
             401, "this server wants a token", "Authorization",
             "send Authorization: Bearer with the value of RANKSCOPE_TOKEN, or sign in",
         )  # fmt: skip
+
+    def _is_foreign(self, request: Request, host: str) -> bool:
+        origin = request.headers.get("origin")
+        if origin is None:  # no browser
+            return False
+        name = host_name(origin.partition("://")[2])
+        return name != host and (self._hosts is None or name not in self._hosts)
 
 
 def signed_in(headers: Headers, token: str) -> bool:

@@ -79,6 +79,15 @@ def test_loopback_names_are_answered(client: TestClient, host: str) -> None:
     assert client.get("/api/v1/runs", headers={"Host": host}).status_code == 200
 
 
+def test_a_page_of_another_site_changes_nothing(client: TestClient) -> None:
+    body = Sender(client).body(log_line("x"))
+    for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+        reply = client.post("/api/v1/ingest", content=body, headers={"Origin": origin})
+        assert reply.status_code == 403
+    own = client.post("/api/v1/ingest", content=body, headers={"Origin": "http://127.0.0.1:8787"})
+    assert own.status_code == 200
+
+
 def test_more_names_may_be_allowed() -> None:
     settings = Settings(host="10.0.0.5", allowed_hosts="train.example, Box")
     hosts = allowed_hosts(settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from rankscope_server.replies import documented, send
 from rankscope_server.service import service_of
@@ -22,6 +22,7 @@ from rankscope_server.shapes import (
     Samples,
     Throughput,
 )
+from rankscope_server.views import budget as budget_views
 from rankscope_server.views import collectives as collective_views
 from rankscope_server.views import errors as error_views
 from rankscope_server.views import map as map_views
@@ -36,7 +37,9 @@ MAX_STEP = 1 << 48
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 From = Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)]
 To = Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)]
+Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)]
 Rank = Annotated[int | None, Query(ge=0, le=1 << 20)]
+Attempt = Annotated[int | None, Query(ge=0, le=1 << 20)]
 Width = Annotated[int, Query(ge=1, le=step_views.MAX_COLUMNS)]
 
 
@@ -87,17 +90,16 @@ def throughput(
 def budget(
     request: Request,
     run: str,
-    last: Annotated[int, Query(ge=1, le=step_views.MAX_BUDGET_STEPS)] = 100,
+    last: Annotated[int, Query(ge=1, le=budget_views.MAX_STEPS)] = 100,
 ) -> Response:
     """Return where a step goes."""
     with service_of(request).read() as connection:
-        row = run_row(connection, run)
-        body = step_views.budget(connection, run, row.step, last)
+        body = budget_views.budget(connection, run_row(connection, run), last)
     return send(request, body, body.rows)
 
 
 @router.get("/ranks", **documented(Ranks))
-def ranks(request: Request, run: str, attempt: int | None = None) -> Response:
+def ranks(request: Request, run: str, attempt: Attempt = None) -> Response:
     """List the ranks of an attempt."""
     service = service_of(request)
     with service.read() as connection:
@@ -109,7 +111,7 @@ def ranks(request: Request, run: str, attempt: int | None = None) -> Response:
 
 
 @router.get("/ranks/{rank}", **documented(RankDetail))
-def rank(request: Request, run: str, rank: int) -> Response:
+def rank(request: Request, run: str, rank: Annotated[int, Path(ge=0, le=1 << 20)]) -> Response:
     """Return one rank in full."""
     service = service_of(request)
     with service.read() as connection:
@@ -161,8 +163,8 @@ def samples(
     kind: str = "host",
     host: str = "",
     names: str = "",
-    from_ms: float | None = None,
-    to_ms: float | None = None,
+    from_ms: Milliseconds = None,
+    to_ms: Milliseconds = None,
     width: Width = 600,
 ) -> Response:
     """Return host or GPU samples."""

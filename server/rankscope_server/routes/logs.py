@@ -14,6 +14,7 @@ from rankscope_server.views import logs as log_views
 from rankscope_server.views.runs import run_row
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
+Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)]
 Limit = Annotated[int, Query(ge=1, le=log_views.MAX_LIMIT)]
 
 
@@ -28,8 +29,8 @@ def logs(
     min_level: str = "",
     stream: str = "",
     logger: str = "",
-    from_ms: float | None = None,
-    to_ms: float | None = None,
+    from_ms: Milliseconds = None,
+    to_ms: Milliseconds = None,
     after: Annotated[int | None, Query(ge=0, lt=1 << 62)] = None,
     limit: Limit = 500,
     cursor: str | None = None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from rankscope_server.problems import not_found
 from rankscope_server.replies import documented, send
@@ -21,14 +22,20 @@ from rankscope_server.store.looks import acknowledge
 from rankscope_server.views import environment as environment_views
 from rankscope_server.views import findings as finding_views
 from rankscope_server.views.overview import overview
-from rankscope_server.views.runs import list_runs, run_row
+from rankscope_server.views.runs import MAX_LIMIT, list_runs, run_row
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
+FindingId = Annotated[int, Path(ge=0, lt=1 << 62)]
+Attempt = Annotated[int | None, Query(ge=0, le=1 << 20)]
 
 
 @router.get("/runs", **documented(Runs))
 def runs(
-    request: Request, q: str = "", status: str = "", limit: int = 50, offset: int = 0
+    request: Request,
+    q: str = "",
+    status: str = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
+    offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
 ) -> Response:
     """List runs, newest first."""
     with service_of(request).read() as connection:
@@ -55,7 +62,7 @@ def findings(request: Request, run: str) -> Response:
 
 
 @router.get("/runs/{run}/findings/{id}", **documented(FindingDetail))
-def finding(request: Request, run: str, id: int) -> Response:
+def finding(request: Request, run: str, id: FindingId) -> Response:
     """Return a finding with its history."""
     with service_of(request).read() as connection:
         run_row(connection, run)
@@ -64,7 +71,7 @@ def finding(request: Request, run: str, id: int) -> Response:
 
 
 @router.post("/runs/{run}/findings/{id}/acknowledge", **documented(FindingDetail))
-def acknowledge_finding(request: Request, run: str, id: int) -> Response:
+def acknowledge_finding(request: Request, run: str, id: FindingId) -> Response:
     """Mark a finding as seen by a person; it stays open until it recovers."""
     service = service_of(request)
     if not service.writer.run(lambda unit: acknowledge(unit, run, id)):
@@ -76,7 +83,7 @@ def acknowledge_finding(request: Request, run: str, id: int) -> Response:
 
 
 @router.get("/runs/{run}/environment", **documented(EnvironmentAnswer))
-def environment(request: Request, run: str, attempt: int | None = None) -> Response:
+def environment(request: Request, run: str, attempt: Attempt = None) -> Response:
     """Return what differs between the environments of the ranks."""
     with service_of(request).read() as connection:
         row = run_row(connection, run)

@@ -23,6 +23,15 @@ from rankscope_server.store.unit import Unit
 # Not in the journal of a batch: logs lie in their blocks, of states only the newest counts.
 _NOT_JOURNALLED = (schema.LogLine, schema.RankState)
 _encode = msgspec.msgpack.Encoder().encode
+# Built once: to build a statement costs more than to run it.
+_SELECT_BATCH = sa.select(tables.batch.c.id).where(
+    tables.batch.c.producer_id == sa.bindparam("producer_id"),
+    tables.batch.c.sequence == sa.bindparam("sequence"),
+)
+_SELECT_PRODUCER = sa.select(tables.producer.c.id).where(
+    tables.producer.c.run_id == sa.bindparam("run_id"),
+    tables.producer.c.producer == sa.bindparam("producer"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +70,7 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
     connection = unit.connection
     producer_id = _producer(connection, batch)
     known = connection.scalar(
-        sa.select(tables.batch.c.id).where(
-            tables.batch.c.producer_id == producer_id, tables.batch.c.sequence == batch.sequence
-        )
+        _SELECT_BATCH, {"producer_id": producer_id, "sequence": batch.sequence}
     )
     if known is not None:
         return Stored(duplicate=True)
@@ -78,6 +85,10 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
     )
     batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
     ranks = RankRows(connection, batch.run_id, unit.now_ns)
+    ranks.load(
+        {(record.attempt, record.rank) for record in batch.records if record.rank >= 0}
+        | {(judged.chunk.attempt, judged.chunk.rank) for judged in batch.chunks}
+    )
     changed, num_lines = store_records(unit, batch, producer_id, ranks)
     changed |= _store_chunks(unit, batch, batch_id, ranks)
     ranks.flush()
@@ -89,9 +100,7 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
 def _producer(connection: sa.Connection, batch: JudgedBatch) -> int:
     table = tables.producer
     known = connection.scalar(
-        sa.select(table.c.id).where(
-            table.c.run_id == batch.run_id, table.c.producer == batch.producer
-        )
+        _SELECT_PRODUCER, {"run_id": batch.run_id, "producer": batch.producer}
     )
     if known is not None:
         return int(known)

@@ -15,6 +15,11 @@ from rankscope_server.store.engine import upsert
 
 _COLUMNS = [column.name for column in tables.rank.columns]
 _REPLACED = tuple(column.name for column in tables.rank.columns if not column.primary_key)
+_SELECT_RANKS = sa.select(tables.rank).where(
+    tables.rank.c.run_id == sa.bindparam("run"),
+    tables.rank.c.attempt == sa.bindparam("number"),
+    tables.rank.c.rank.in_(sa.bindparam("ranks", expanding=True)),
+)
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -27,13 +32,24 @@ class Seen:
 
 
 class RankRows:
-    """Merges what a batch says about ranks into their rows."""
+    """Merges what a batch says about ranks into their rows; `load` first those it speaks of."""
 
     def __init__(self, connection: sa.Connection, run_id: str, now_ns: int) -> None:
         self._connection, self._run_id, self._now_ns = connection, run_id, now_ns
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self.attempts: dict[int, Seen] = {}
         self.step = 0
+
+    def load(self, keys: set[tuple[int, int]]) -> None:
+        """Read the rows of (attempt, rank) at once."""
+        ranks: dict[int, list[int]] = {}
+        for attempt, rank in keys:
+            ranks.setdefault(attempt, []).append(rank)
+        for attempt, numbers in ranks.items():
+            for at in range(0, len(numbers), 500):  # SQLite bounds the number of parameters
+                chosen = {"run": self._run_id, "number": attempt, "ranks": numbers[at : at + 500]}
+                for row in self._connection.execute(_SELECT_RANKS, chosen):
+                    self._rows[attempt, row.rank] = dict(row._mapping)
 
     def seen(self, attempt: int, rank: int, time_ns: int, step: int = 0, host: str = "") -> None:
         """Note that a rank was alive at `time_ns` in `step`."""
@@ -90,13 +106,7 @@ class RankRows:
     def _row(self, attempt: int, rank: int) -> dict[str, Any]:
         key = (attempt, rank)
         if key not in self._rows:
-            table = tables.rank.c
-            stored = self._connection.execute(
-                sa.select(tables.rank).where(
-                    table.run_id == self._run_id, table.attempt == attempt, table.rank == rank
-                )
-            ).first()
-            self._rows[key] = dict(stored._mapping) if stored else self._new(attempt, rank)
+            self._rows[key] = self._new(attempt, rank)
         return self._rows[key]
 
     def _new(self, attempt: int, rank: int) -> dict[str, Any]:

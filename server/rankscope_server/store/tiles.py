@@ -22,7 +22,7 @@ BLOCK_RANKS = 64
 MAX_BLOCKS_PER_CHUNK = 512
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TileKey = tuple[str, int, str, int, int]  # run, attempt, metric, step block, rank block
+TileKey = tuple[str, int, int, int]  # run, attempt, step block, rank block
 
 _MS = 1e-6
 PHASE_METRICS = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluation", "other")
@@ -61,12 +61,21 @@ def metrics_of_steps(columns: dict[str, Column]) -> dict[str, Array]:
     return values
 
 
+_SELECT_TILES = sa.select(tables.step_tile.c.metric, tables.step_tile.c.data).where(
+    tables.step_tile.c.run_id == sa.bindparam("run_id"),
+    tables.step_tile.c.metric.in_(METRICS),
+    tables.step_tile.c.step_block == sa.bindparam("step_block"),
+    tables.step_tile.c.rank_block == sa.bindparam("rank_block"),
+    tables.step_tile.c.attempt == sa.bindparam("attempt"),
+)
+
+
 class TileWriter:
     """Gathers cells for one transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._tiles: dict[TileKey, Array] = {}
+        self._tiles: dict[TileKey, dict[str, Array]] = {}
 
     def add(
         self, run_id: str, attempt: int, rank: int, steps: Array, values: dict[str, Array]
@@ -77,48 +86,35 @@ class TileWriter:
         for block in np.unique(blocks).tolist():
             inside = blocks == block
             columns = steps[inside] % BLOCK_STEPS
-            for metric in METRICS:
-                key = (run_id, attempt, metric, block, rank_block)
-                self._tile(key, row)[row, columns] = values[metric][inside]
+            tiles = self._tiles_of((run_id, attempt, block, rank_block), row)
+            for metric, tile in tiles.items():
+                tile[row, columns] = values[metric][inside]
 
     def flush(self) -> None:
         """Write every tile that changed."""
-        upsert(
-            self._connection,
-            tables.step_tile,
-            [
-                {
-                    "run_id": run_id, "attempt": attempt, "metric": metric,
-                    "step_block": step_block, "rank_block": rank_block, "data": pack_array(tile),
-                }
-                for (run_id, attempt, metric, step_block, rank_block), tile in self._tiles.items()
-            ],
-            ("data",),
-        )  # fmt: skip
+        rows = [
+            {
+                "run_id": run_id, "attempt": attempt, "metric": metric, "step_block": step_block,
+                "rank_block": rank_block, "data": pack_array(tile),
+            }
+            for (run_id, attempt, step_block, rank_block), tiles in self._tiles.items()
+            for metric, tile in tiles.items()
+        ]  # fmt: skip
+        upsert(self._connection, tables.step_tile, rows, ("data",))
         self._tiles.clear()
 
-    def _tile(self, key: TileKey, row: int) -> Array:
-        tile = self._tiles.get(key)
-        if tile is None:
-            tile = self._load(key)
-        if len(tile) <= row:
-            tile = np.concatenate([tile, _missing(key[2], row + 1 - len(tile))])
-        self._tiles[key] = tile
-        return tile
-
-    def _load(self, key: TileKey) -> Array:
-        table = tables.step_tile.c
-        run_id, attempt, metric, step_block, rank_block = key
-        data = self._connection.scalar(
-            sa.select(table.data).where(
-                table.run_id == run_id,
-                table.metric == metric,
-                table.step_block == step_block,
-                table.rank_block == rank_block,
-                table.attempt == attempt,
-            )
-        )
-        return _missing(metric, 0) if data is None else _rows(data, metric)
+    def _tiles_of(self, key: TileKey, row: int) -> dict[str, Array]:
+        tiles = self._tiles.get(key)
+        if tiles is None:
+            names = ("run_id", "attempt", "step_block", "rank_block")
+            found = self._connection.execute(_SELECT_TILES, dict(zip(names, key, strict=True)))
+            tiles = {metric: _missing(metric, 0) for metric in METRICS}
+            tiles |= {metric: _rows(data, metric) for metric, data in found}
+            self._tiles[key] = tiles
+        for metric, tile in tiles.items():
+            if len(tile) <= row:
+                tiles[metric] = np.concatenate([tile, _missing(metric, row + 1 - len(tile))])
+        return tiles
 
 
 def read_blocks(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope_server.ingest.records import MAX_RANK
 from rankscope_server.problems import Problem
 from rankscope_server.shapes import (
     Capped,
@@ -239,9 +240,12 @@ def _parse_ranks(text: str) -> tuple[tuple[int, int], ...]:
     for item in _items(text):
         lo, dash, hi = item.partition("-") if not item.startswith("-") else (item, "", "")
         try:
-            ranges.append((int(lo), int(hi) if dash else int(lo)))
+            ends = int(lo), int(hi) if dash else int(lo)
         except ValueError as error:
             raise Problem(422, f"{item[:20]!r} is not a rank", "rank", "use 0,2 or 4-7") from error
+        if max(map(abs, ends)) > MAX_RANK:
+            raise Problem(422, f"rank {item[:20]} is out of range", "rank", f"use 0 to {MAX_RANK}")
+        ranges.append(ends)
     return tuple(ranges)
 
 
@@ -250,8 +254,4 @@ def _items(text: str) -> tuple[str, ...]:
 
 
 def _ns(ms: float | None) -> int | None:
-    if ms is None:
-        return None
-    if not 0 <= ms < 4e12:
-        raise Problem(422, "not a time", "from_ms", "use milliseconds since the epoch")
-    return int(ms * 1e6)
+    return None if ms is None else int(ms * 1e6)

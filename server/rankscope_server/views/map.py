@@ -173,9 +173,14 @@ def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peer
     """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
     rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt)}
     height = max([run.world_size, *(rank + 1 for rank in rows)])
+    attempts = tables.attempt.c
+    begin = connection.scalar(
+        sa.select(sa.func.min(attempts.step_lo)).where(attempts.run_id == run.run_id)
+    )
+    lo = int(begin or 1)  # `ratios` leaves the warm-up out by itself
+    hi = lo + EARLY_STEPS
     onset = onset_step(run)
-    lo, hi = WARM_UP_STEPS + 1, WARM_UP_STEPS + EARLY_STEPS
-    if onset is not None and onset - lo >= WARM_UP_STEPS:
+    if onset is not None and onset - lo >= 2 * WARM_UP_STEPS:
         hi = min(hi, onset - 1)
     metrics = _planes_of(metric)
     early = _value(metric, load_range(connection, run.run_id, metrics, lo, hi))
@@ -197,14 +202,8 @@ def _value(metric: str, planes: dict[str, Array]) -> Array:
     return planes[metric] if blocked is None else planes[metric] - np.nan_to_num(blocked)
 
 
-def _compare(peers: Peers, values: Array) -> Any:
-    try:
-        return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
-    except NotImplementedError:
-        known_columns = ~np.isnan(values).all(axis=0)
-        medians = np.full(values.shape, np.nan)
-        medians[:, known_columns] = np.nanmedian(values[:, known_columns], axis=0)
-        return Ratios(values / medians, medians, ("peers",) * len(values))
+def _compare(peers: Peers, values: Array) -> Ratios:
+    return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
 
 
 def _fold_steps(

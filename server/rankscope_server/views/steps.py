@@ -1,4 +1,4 @@
-"""Step times of a run: ranges of tiles, the throughput strip, where a step goes."""
+"""Step times of a run: ranges of tiles, the throughput strip."""
 
 from __future__ import annotations
 
@@ -7,34 +7,20 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.shapes import Budget, BudgetRow, Throughput
+from rankscope_server.detectors.policy import POLICY
+from rankscope_server.shapes import Throughput
 from rankscope_server.store.tiles import (
     BLOCK_STEPS,
-    BLOCKED_METRICS,
-    PHASE_METRICS,
     STARTED,
     dtype_of,
     read_blocks,
 )
-from rankscope_server.views.names import duration_text, percent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_COLUMNS = 4_096
-MAX_BUDGET_STEPS = 5_000
-MAX_BUDGET_ROWS = 12
 BASELINE_STEPS = 200
 RECENT_STEPS = 50
-WARM_UP_STEPS = 5
-BUDGET_PARTS = (
-    "data",
-    "forward",
-    "backward",
-    "optimizer",
-    "checkpoint",
-    "evaluation",
-    "other",
-    "waiting",
-)
+WARM_UP_STEPS = POLICY.warmup_steps
 
 
 def load_range(
@@ -151,67 +137,4 @@ def throughput(
         before_ms=before,
         now_ms=now,
         onset_step=onset,
-    )
-
-
-def budget(connection: sa.Connection, run_id: str, last_step: int, last: int) -> Budget:
-    """Return where the steps go: phases without waiting, and the waiting for peers apart."""
-    last = min(max(last, 1), MAX_BUDGET_STEPS)
-    lo = max(1, last_step - last + 1)
-    metrics = ("step", *PHASE_METRICS, *BLOCKED_METRICS)
-    planes = load_range(connection, run_id, metrics, lo, last_step)
-    means = {metric: quiet(np.nanmean, plane, axis=1) for metric, plane in planes.items()}
-    ranks = [rank for rank, value in enumerate(means["step"].tolist()) if not np.isnan(value)]
-    rows = [_budget_row(rank, means) for rank in ranks]
-    # Rows of phases may not fill the step: what no phase holds is "other", never dropped.
-    rows.sort(key=lambda row: -(row.total_ms - row.parts["waiting"]))
-    shown = rows if len(rows) <= MAX_BUDGET_ROWS else [*rows[: MAX_BUDGET_ROWS - 1], rows[-1]]
-    summary = [_median_row(rows)] if len(rows) > 1 else []
-    return Budget(
-        step_lo=lo,
-        step_hi=last_step,
-        rows=summary + shown,
-        parts=list(BUDGET_PARTS),
-        text=_budget_text(rows, last_step - lo + 1),
-    )
-
-
-def _budget_row(rank: int, means: dict[str, Array]) -> BudgetRow:
-    def mean(metric: str) -> float:
-        value = means[metric][rank]
-        return 0.0 if np.isnan(value) else float(value)
-
-    parts = {
-        metric: max(
-            mean(metric) - (mean(f"{metric}_blocked") if f"{metric}_blocked" in means else 0), 0
-        )
-        for metric in PHASE_METRICS
-    }
-    parts["waiting"] = sum(mean(metric) for metric in BLOCKED_METRICS)
-    total = mean("step")
-    parts["other"] += max(total - sum(parts.values()), 0.0)
-    rounded = {name: round(parts[name], 3) for name in BUDGET_PARTS}
-    return BudgetRow(label=f"Rank {rank}", rank=rank, total_ms=round(total, 3), parts=rounded)
-
-
-def _median_row(rows: list[BudgetRow]) -> BudgetRow:
-    parts = {
-        name: round(float(np.median([row.parts[name] for row in rows])), 3) for name in BUDGET_PARTS
-    }
-    total = round(sum(parts.values()), 3)  # a row's parts add up to its total, always
-    return BudgetRow(label="Median of ranks", rank=None, total_ms=total, parts=parts)
-
-
-def _budget_text(rows: list[BudgetRow], steps: int) -> str:
-    if not rows:
-        return "No step data yet."
-    total = float(np.median([row.total_ms for row in rows]))
-    busiest = rows[0]
-    if len(rows) == 1 or total <= 0:
-        return f"A step takes {duration_text(busiest.total_ms)} (mean of {steps} steps)."
-    waiting = float(np.median([row.parts["waiting"] for row in rows])) / total
-    work = busiest.total_ms - busiest.parts["waiting"]
-    return (
-        f"A step takes {duration_text(total)}; the median rank waits {percent(waiting)} of it for "
-        f"peers; rank {busiest.rank} works longest, {duration_text(work)}."
     )

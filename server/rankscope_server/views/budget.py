@@ -1,0 +1,73 @@
+"""Where a step goes: reads what the pure arithmetic of `analysis.budget` needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope_server.analysis.budget import PARTS
+from rankscope_server.analysis.budget import budget as split_budget
+from rankscope_server.shapes import Budget, BudgetRow, json_object
+from rankscope_server.store.tiles import BLOCKED_METRICS, PHASE_METRICS
+from rankscope_server.views.overview import rank_rows
+from rankscope_server.views.steps import BASELINE_STEPS, WARM_UP_STEPS, load_range
+
+MAX_STEPS = 5_000
+_METRICS = ("step", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
+
+
+def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
+    """Return where the last steps go, and went before the verdict's onset."""
+    hi = run.step
+    lo = max(1, hi - min(max(last, 1), MAX_STEPS) + 1)
+    verdict = json_object(run.verdict) or {}
+    onset = verdict.get("onset_step")
+    if onset is not None and lo < onset <= hi:
+        lo = onset  # healthy steps must not soften what is wrong now
+    planes = load_range(connection, run.run_id, _METRICS, lo, hi)
+    width = planes["step"].shape[1]
+    before = None
+    if onset is not None and onset - WARM_UP_STEPS > WARM_UP_STEPS + 1:
+        first = max(WARM_UP_STEPS + 1, onset - BASELINE_STEPS)
+        earlier = load_range(connection, run.run_id, _METRICS, first, onset - 1)
+        planes = _beside(earlier, planes)
+        before = slice(0, earlier["step"].shape[1])
+    height = len(planes["step"])
+    total = planes["step"].shape[1]
+    stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
+    found = split_budget(
+        planes,
+        range(height),
+        [stages.get(rank, -1) for rank in range(height)],
+        [rank for rank in verdict.get("ranks", []) if rank < height],
+        before,
+        slice(total - width, total),
+    )
+    return Budget(
+        step_lo=lo,
+        step_hi=hi,
+        rows=[
+            BudgetRow(
+                label=row.label.capitalize(),
+                rank=row.rank,
+                total_ms=round(row.total_ms, 3),
+                parts={name: round(value, 3) for name, value in row.parts.items()},
+            )
+            for row in found.rows
+        ],
+        parts=list(PARTS),
+        text=found.text + ".",
+    )
+
+
+def _beside(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    height = max(len(left["step"]), len(right["step"]))
+
+    def tall(plane: Any) -> Any:
+        return np.pad(plane, ((0, height - len(plane)), (0, 0)), constant_values=np.nan)
+
+    return {
+        name: np.concatenate([tall(left[name]), tall(right[name])], axis=1) for name in _METRICS
+    }
