@@ -13,10 +13,9 @@ from typing import ClassVar
 from rich.console import Console
 
 from rankscope.cli import EXIT_USAGE
+from rankscope.collector.upload import Server
 from rankscope.launch.launcher import Launcher, Outcome
 from rankscope.settings import SettingError, Settings, from_environment
-
-EXIT_CANNOT_CREATE = 73  # as in sysexits.h
 
 
 class RunCommand:
@@ -30,7 +29,7 @@ class RunCommand:
       rankscope run --name "lr sweep 3" -- python -m my_package.train --config small.toml
 
     Exit codes: the command's own, 128+n if signal n killed it, 127 if it is not found, 126
-    if it cannot be started; 64 wrong usage, 73 the run directory cannot be made.
+    if it cannot be started; 64 wrong usage.
     A token for the server is taken from RANKSCOPE_TOKEN only; see docs for all variables.
     """
 
@@ -73,11 +72,7 @@ class RunCommand:
         except SettingError as error:
             say(str(error))
             return EXIT_USAGE
-        try:
-            outcome = Launcher(command, settings, os.environ, say).run()
-        except OSError as error:
-            say(f"the run directory cannot be made: {error}; say --dir DIR on a disk with room")
-            return EXIT_CANNOT_CREATE
+        outcome = Launcher(command, settings, os.environ, say).run()
         if arguments.json:
             Console(soft_wrap=True, highlight=False).print(
                 json.dumps(_as_json(outcome)), markup=False
@@ -102,7 +97,13 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     }
     if "dir" in chosen:
         chosen["dir"] = str(Path(chosen["dir"]).absolute())
-    return dataclasses.replace(settings, **chosen)
+    settings = dataclasses.replace(settings, **chosen)
+    if settings.server:
+        try:
+            Server(settings.server, settings.token)
+        except ValueError as error:
+            raise SettingError(str(error)) from error
+    return settings
 
 
 def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:

@@ -47,11 +47,13 @@ class Life:
         self._kills: deque[tuple[float, int]] = deque()
 
     def turn(self) -> None:
-        """Begin to watch the process as soon as it is known who it is."""
-        if self.is_gone:
-            return
-        if self._is_watched:
+        """Look at what moves slowly; to be called about once a second."""
+        if self._is_watched and not self.is_gone:
             self._count_kills()
+
+    def begin(self) -> None:
+        """Begin to watch the process as soon as it is known who it is."""
+        if self.is_gone or self._is_watched:
             return
         rank, now = self.rank, self._clock()
         if not rank.has_header and now - self._begun < _NO_HEADER_SECONDS:

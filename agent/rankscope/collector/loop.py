@@ -98,8 +98,10 @@ class Collector:
         a_second_passed = now >= self._next_state
         self._find(latest_only=not a_second_passed)
         urgent = self._take_deaths()
-        for followed in self._followed.values():
+        for followed in list(self._followed.values()):
             self._read(followed)
+            if self._is_much():
+                self.commit()
         self._more = not self._launcher.read(self._outbox.forward)
         self._more |= any(followed.has_more for followed in self._followed.values())
         if a_second_passed:
@@ -107,10 +109,13 @@ class Collector:
             self._once_a_second()
         urgent |= self._take_stacks()
         urgent |= self._end_the_gone()
-        rows = sum(followed.rank.num_rows() for followed in self._followed.values())
-        if urgent or now >= self._next_flush or rows >= MAX_ROWS or self._outbox.is_full():
+        if urgent or now >= self._next_flush or self._is_much():
             self._next_flush = now + self._settings.flush_seconds
             self.commit()
+
+    def _is_much(self) -> bool:
+        rows = sum(followed.rank.num_rows() for followed in self._followed.values())
+        return rows >= MAX_ROWS or self._outbox.is_full()
 
     def sleep(self) -> None:
         """Wait for the next turn, not at all if there is more to read."""
@@ -185,6 +190,7 @@ class Collector:
 
     def _read(self, followed: Followed) -> None:
         """Read one rank. Files that make our code fail are left alone, the others go on."""
+        followed.life.begin()
         gone = followed.life.is_gone
         if followed.failures >= _FAILURES_TO_ABANDON:
             followed.has_more, followed.is_drained = False, gone

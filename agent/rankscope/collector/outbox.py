@@ -153,6 +153,7 @@ class SpoolingOutbox:
                 with contextlib.suppress(OSError):
                     entry.path.unlink()
             if not self._disk_failed:
+                self._say_disk_failed(error)
                 logger.warning(
                     "no batch can be written to %s: %s. Batches wait in memory; what does not fit "
                     "there is dropped and counted", self._node_directory, error,
@@ -163,6 +164,19 @@ class SpoolingOutbox:
             logger.warning("batches can be written to %s again", self._node_directory)
         self._disk_failed = False
         return entry
+
+    def _say_disk_failed(self, error: OSError) -> None:
+        """Tell it to the server too: the log lies on the same disk."""
+        fields = {"reason": str(error), "directory": str(self._node_directory)}
+        self.record(
+            schema.Event(
+                attempt=0,
+                rank=schema.NODE_RANK,
+                time_ns=self._wall_ns(),
+                name="collector cannot write to its disk",
+                fields=fields,
+            )
+        )
 
     def _to_memory(self) -> Entry:
         self._memory_sequence += 1

@@ -102,7 +102,7 @@ class Spool:
         for in_memory, limit in ((False, self._limit_bytes), (True, MAX_MEMORY_BYTES)):
             waiting = [entry for entry in self._entries if (entry.path is None) is in_memory]
             size = sum(entry.num_bytes for entry in waiting)
-            for entry in waiting:
+            for entry in waiting[:-1]:  # the newest stays, be it larger than the limit alone
                 if size <= limit:
                     break
                 if entry is self._in_flight:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from rankscope.collector.spool import Entry, Spool
@@ -37,6 +38,20 @@ class Answer:
     status: int
     text: str
     retry_after_seconds: float = 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        """It is an answer of ingest, not of some proxy that says 200 to everything."""
+        return "accepted_records" in self.fields
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object of the answer, empty if it is none."""
+        try:
+            fields = json.loads(self.text)
+        except ValueError:
+            return {}
+        return fields if isinstance(fields, dict) else {}
 
     @property
     def is_refusal(self) -> bool:
@@ -146,7 +161,7 @@ class Uploader(threading.Thread):
             self._refused(entry, f"spool file unreadable: {error}")
             return
         answer = self._server.post(body)
-        if answer.status == 200:
+        if answer.status == 200 and answer.is_ours:
             self._accepted(entry, answer)
         elif answer.is_refusal:
             self._refused(entry, f"HTTP {answer.status}: {_what(answer.text)}")
@@ -161,7 +176,7 @@ class Uploader(threading.Thread):
                 time.monotonic() - self._failing_since,
             )
         self._failures = 0
-        if '"refused":[]' not in answer.text.replace(" ", ""):
+        if answer.fields.get("refused"):
             logger.warning(
                 "the server refused parts of batch %d: %.2000s", entry.sequence, answer.text
             )

@@ -64,10 +64,17 @@ class Launcher:
         self._interrupted = False
 
     def run(self) -> Outcome:
-        """Run the command to its end. Raises OSError if the run directory cannot be made."""
+        """Run the command to its end, watched if at all possible."""
+        try:
+            self._prepare()
+            records = OutputRecords(self.directory)
+        except OSError as error:
+            self._say(
+                f"not watched: {error}; the command runs all the same. Say --dir DIR on a disk "
+                "with room"
+            )
+            return Outcome(self.run_id, self._run_command(None), self.directory, "", None)
         self._warn_early()
-        self._prepare()
-        records = OutputRecords(self.directory)
         records.write(self._run_started())
         self._supervisor.start()
         roles = tuple({"default", naming.option(self._command, "--role") or "default"})
@@ -76,7 +83,8 @@ class Launcher:
             code = self._run_command(tee)
         finally:
             records.close()
-            (self._node / ending.FINISHED).write_text(f"{time.time_ns()}\n")
+            with contextlib.suppress(OSError):
+                (self._node / ending.FINISHED).write_text(f"{time.time_ns()}\n")
         left = self._supervisor.drain(DRAIN_SECONDS)
         if left is not None and self._interrupted:
             self._supervisor.terminate(_TERMINATE_SECONDS)
@@ -136,22 +144,25 @@ class Launcher:
 
     # --- the command ---------------------------------------------------------------------
 
-    def _run_command(self, tee: Tee) -> int:
+    def _run_command(self, tee: Tee | None) -> int:
         with self._signals(tee):
             try:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdout=tee.child_stdout,
-                    stderr=tee.child_stderr,
+                    stdout=tee.child_stdout if tee else None,
+                    stderr=tee.child_stderr if tee else None,
                     env=self._environ,
                 )
             except OSError as error:
-                tee.close_unused()
+                if tee is not None:
+                    tee.close_unused()
                 self._say(f"cannot start {self._command[0]!r}: {error.strerror}")
                 return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            tee.start()
+            if tee is not None:
+                tee.start()
             code = self._wait(self._process)
-            tee.finish()
+            if tee is not None:
+                tee.finish()
         return code if code >= 0 else 128 - code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
@@ -165,7 +176,7 @@ class Launcher:
         return code
 
     @contextlib.contextmanager
-    def _signals(self, tee: Tee) -> Iterator[None]:
+    def _signals(self, tee: Tee | None) -> Iterator[None]:
         """Pass signals on to the command for as long as it runs."""
 
         def pass_on(number: int, frame: object) -> None:
@@ -177,7 +188,9 @@ class Launcher:
         before = {
             number: signal.signal(number, pass_on) for number in (*_INTERRUPTS, signal.SIGTERM)
         }
-        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, frame: tee.resize())
+        if tee is not None:
+            resize = tee.resize
+            before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, frame: resize())
         try:
             yield
         finally:

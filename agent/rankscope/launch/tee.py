@@ -126,7 +126,10 @@ def _open(stream: Stream, sink: int) -> _Channel:
 
 
 def _same_place(first: int, second: int) -> bool:
-    one, other = os.fstat(first), os.fstat(second)
+    try:
+        one, other = os.fstat(first), os.fstat(second)
+    except OSError:  # one of them is closed
+        return False
     return (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
 
 

@@ -1,0 +1,124 @@
+"""A small real server: stores batches once, and can be slow, unwilling or away."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from typing import Any
+
+import zstandard
+
+from rankscope import schema
+from rankscope.chunk import decode_chunk
+
+
+class Receiver:
+    """Answers POST /api/v1/ingest. `answer` (status, text) replaces the 200 while it is set."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.answer: tuple[int, str] | None = None
+        self.delay_seconds = 0.0
+        self.drop_answers = 0  # store so many batches and close the connection unanswered
+        self.batches: dict[tuple[str, int], schema.Batch] = {}
+        self.arrived: dict[tuple[str, int], float] = {}
+        self.num_posts = 0
+        self.headers: dict[str, str] = {}
+        self._raw: dict[tuple[str, int], bytes] = {}
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", port), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def take(self, body: bytes) -> None:
+        raw = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+        batch = schema.decode_batch(raw)
+        key = (batch.producer, batch.sequence)
+        with self._lock:
+            # a number must never be given to two batches
+            assert self._raw.setdefault(key, raw) == raw, f"two batches are {key}"
+            self.batches[key] = batch
+            self.arrived.setdefault(key, time.time())
+
+    def records(self, kind: type[Any]) -> list[Any]:
+        with self._lock:
+            batches = list(self.batches.values())
+        decoded = [schema.decode_record(raw) for batch in batches for raw in batch.records]
+        return [record for record in decoded if isinstance(record, kind)]
+
+    def rows(self, kind: str, *names: str) -> list[tuple[Any, ...]]:
+        """Return (rank, values of the named columns...) of all chunks of a kind."""
+        with self._lock:
+            batches = list(self.batches.values())
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            for chunk in batch.chunks:
+                if chunk.kind == kind:
+                    columns = decode_chunk(chunk.data)
+                    assert set(columns) == set(schema.CHUNK_COLUMNS[kind])
+                    values = [list(columns[name]) for name in names]
+                    rows += [(chunk.rank, *row) for row in zip(*values, strict=True)]
+        return rows
+
+    def losses(self) -> dict[tuple[str, str], int]:
+        """Return the last total of each source and reason."""
+        return {(loss.source, loss.reason): loss.count for loss in self.records(schema.Loss)}
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no error here."""
+
+
+def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            assert self.path == "/api/v1/ingest", self.path
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(receiver.delay_seconds)
+            receiver.num_posts += 1
+            receiver.headers = dict(self.headers)
+            status, text = receiver.answer or (
+                200,
+                json.dumps({"accepted_records": 1, "refused": []}),
+            )
+            if status == 200:
+                receiver.take(body)
+                if receiver.drop_answers:
+                    receiver.drop_answers -= 1
+                    self.close_connection = True
+                    return
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Be quiet."""
+
+    return Handler
