@@ -45,6 +45,8 @@ class Hang:
                 case = _case(window, graph, tangle, patience)
                 if case is not None:
                     findings.append(hang_finding(window, case))
+        if _has_failed(window):  # who waits now, waits because of that: root-cause names it
+            findings = [finding for finding in findings if finding.key in window.before]
         findings = _with_memory(window, findings)
         return DetectorResult(
             DetectorStatus(self.name, str(self.__doc__), "ran"),
@@ -115,13 +117,20 @@ class Patience:
         )
 
 
+def _has_failed(window: Window) -> bool:
+    """Return whether a rank of this attempt has raised or died."""
+    return any(ended.reason != "clean" for ended in window.ended.values()) or any(
+        error.where in ("main", "fatal_signal") for error in window.errors
+    )
+
+
 def _slow_step_seconds(window: Window) -> float:
-    """Return the p99 of recent step times: a rank may compute for a whole slow step."""
+    """Return how long a slow step of late takes."""
     table = window.steps
     times = table.get("duration", max(0, table.num_steps - _RECENT_STEPS))
     times = times[:, ~table.special(max(0, table.num_steps - _RECENT_STEPS))]
     known = times[~np.isnan(times)]
-    return float(np.quantile(known, 0.99)) / 1e3 if len(known) else 0.0
+    return float(np.quantile(known, window.policy.slow_step_share)) / 1e3 if len(known) else 0.0
 
 
 def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) -> HangCase | None:
