@@ -22,6 +22,7 @@ PAGES = {
     "overview": f"runs/{SLOW}",
     "overview-healthy": f"runs/{HEALTHY}",
     "overview-fresh": f"runs/{FRESH}",
+    "overview-crash": f"runs/{CRASH}",
     "findings": f"runs/{SLOW}/findings",
     "finding": f"runs/{SLOW}/findings/first",
     "ranks": f"runs/{SLOW}/ranks?sel=5@200",

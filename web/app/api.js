@@ -44,10 +44,21 @@ export async function ask(path, options = {}) {
   if (options.etag) headers['If-None-Match'] = options.etag;
   let response;
   try {
-    response = await fetch(root + apiHref(path), { headers, method: options.method ?? 'GET', signal: options.signal, cache: 'no-store' });
+    response = await fetch(root + apiHref(path), {
+      headers,
+      method: options.method ?? 'GET',
+      signal: options.signal,
+      cache: 'no-store',
+    });
   } catch (problem) {
     if (!options.signal?.aborted) stale.value = true;
-    throw options.signal?.aborted ? problem : new Failure(0, { what: 'The server does not answer', field: null, remedy: 'It is tried again by itself.', request_id: '' }, path);
+    throw options.signal?.aborted
+      ? problem
+      : new Failure(
+          0,
+          { what: 'The server does not answer', field: null, remedy: 'It is tried again by itself.', request_id: '' },
+          path,
+        );
   }
   stale.value = false;
   heardAt.value = Date.now();
@@ -64,7 +75,12 @@ async function readError(response) {
   } catch {
     // not JSON: a proxy spoke, not rankscope
   }
-  return { what: `The server answered ${response.status} ${response.statusText}`.trim(), field: null, remedy: '', request_id: response.headers.get('X-Request-ID') ?? '' };
+  return {
+    what: `The server answered ${response.status} ${response.statusText}`.trim(),
+    field: null,
+    remedy: '',
+    request_id: response.headers.get('X-Request-ID') ?? '',
+  };
 }
 
 const SETTLE_MS = 150; // hints come in bursts; one request serves them
@@ -81,7 +97,9 @@ const QUIET_MS = 20_000; // a hint can be lost; an ETag makes asking cheap
  * @returns {Answer<T>}
  */
 export function useApi(path, options = {}) {
-  const [answer, setAnswer] = useState(/** @type {Omit<Answer<T>, 'refresh'>} */ ({ data: null, error: null, pending: path !== null, path: null }));
+  const [answer, setAnswer] = useState(
+    /** @type {Omit<Answer<T>, 'refresh'>} */ ({ data: null, error: null, pending: path !== null, path: null }),
+  );
   const held = useRef({ etag: /** @type {string | null} */ (null), path: /** @type {string | null} */ (null) });
   const refresh = useRef(() => {});
   const { topic = null, everyMs = 0 } = options;
@@ -121,8 +139,16 @@ export function useApi(path, options = {}) {
       } catch (problem) {
         if (control.signal.aborted) return;
         failures += 1;
-        const error = problem instanceof Failure ? problem : new Failure(0, { what: String(problem), field: null, remedy: '', request_id: '' }, path ?? '');
-        setAnswer((old) => ({ data: old.path === path || error.status === 0 ? old.data : null, error, pending: false, path: old.path }));
+        const error =
+          problem instanceof Failure
+            ? problem
+            : new Failure(0, { what: String(problem), field: null, remedy: '', request_id: '' }, path ?? '');
+        setAnswer((old) => ({
+          data: old.path === path || error.status === 0 ? old.data : null,
+          error,
+          pending: false,
+          path: old.path,
+        }));
       }
       busy = false;
       if (control.signal.aborted) return;

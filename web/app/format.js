@@ -15,7 +15,8 @@ export function figure(value) {
   if (value == null || !Number.isFinite(value)) return UNKNOWN;
   const size = Math.abs(value);
   if (size >= 100) return signed(grouped.format(value));
-  if (size > 0 && size < 0.01) return signed(size < 1e-4 ? value.toExponential(1).replace('.0e', 'e') : String(Number(value.toPrecision(2))));
+  if (size > 0 && size < 0.01)
+    return signed(size < 1e-4 ? value.toExponential(1).replace('.0e', 'e') : String(Number(value.toPrecision(2))));
   return signed(value.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3).replace(/\.?0+$/, '') || '0');
 }
 
@@ -111,6 +112,22 @@ export function rankWords(ranks) {
   return ranks.length === 0 ? '' : `${ranks.length === 1 ? 'rank' : 'ranks'} ${ranges(ranks)}`;
 }
 
+/** A clause as a sentence: a capital first, a full stop last. @param {string} text */
+export function sentence(text) {
+  if (!text) return '';
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?:]$/.test(text) ? '' : '.');
+}
+
+/** How long something holds, as a clock: "9:42", "1:04:10". @param {number} ms */
+export function stopwatch(ms) {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  const two = (/** @type {number} */ value) => String(value).padStart(2, '0');
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60
+    ? `${minutes}:${two(seconds % 60)}`
+    : `${count(Math.floor(minutes / 60))}:${two(minutes % 60)}:${two(seconds % 60)}`;
+}
+
 /** A count and its noun. @param {number} n @param {string} noun @param {string} [many] */
 export function plural(n, noun, many = `${noun}s`) {
   return `${count(n)} ${n === 1 ? noun : many}`;
@@ -118,7 +135,10 @@ export function plural(n, noun, many = `${noun}s`) {
 
 /** An identifier as words: "slow_compute" is "Slow compute". @param {string} name */
 export function words(name) {
-  const text = name.replaceAll(/[_-]+/g, ' ').replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os)\b/gi, (word) => word.toUpperCase()).replace('iowait', 'IO wait');
+  const text = name
+    .replaceAll(/[_-]+/g, ' ')
+    .replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os)\b/gi, (word) => word.toUpperCase())
+    .replace('iowait', 'IO wait');
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 

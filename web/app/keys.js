@@ -41,7 +41,9 @@ export function spell(event) {
 
 /** @param {EventTarget | null} target */
 function isField(target) {
-  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+  return (
+    target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName))
+  );
 }
 
 /** @param {KeyboardEvent} event */

@@ -66,7 +66,17 @@ function App() {
   return el(
     Shell,
     { run: missing ? '' : run, overview: overview.data, apiPath: known ? known.api(run, id) : 'runs' },
-    missing ? el(NoSuchRun, { run }) : known ? el(PageFor, { key: `${name} ${run} ${id}`, name, props: { run, id, overview, topic: run ? `run:${run}` : null } }) : name === 'unknown' ? el(NoSuchPage, { at: id, run }) : null,
+    missing
+      ? el(NoSuchRun, { run })
+      : known
+        ? el(PageFor, {
+            key: `${name} ${run} ${id}`,
+            name,
+            props: { run, id, overview, topic: run ? `run:${run}` : null },
+          })
+        : name === 'unknown'
+          ? el(NoSuchPage, { at: id, run })
+          : null,
   );
 }
 
@@ -78,7 +88,19 @@ function PageFor({ name, props }) {
     setProblem(null);
     Promise.all([PAGES[name].load(), name === 'overview' ? null : pageStyles()]).then(
       ([module]) => setLoaded({ page: module.Page }),
-      () => setProblem(new Failure(0, { what: 'Its program did not arrive', field: null, remedy: 'The server may have been updated: reload the page.', request_id: '' }, 'health')),
+      () =>
+        setProblem(
+          new Failure(
+            0,
+            {
+              what: 'Its program did not arrive',
+              field: null,
+              remedy: 'The server may have been updated: reload the page.',
+              request_id: '',
+            },
+            'health',
+          ),
+        ),
     );
   }
   useEffect(load, [name]);
@@ -90,7 +112,15 @@ function PageFor({ name, props }) {
 /** @param {{run: string}} props */
 function NoSuchRun({ run }) {
   useEffect(() => setTitle(`No run ${run}`), [run]);
-  return t.div({ class: 'card padded' }, t.h1(null, `There is no run “${run}”`), el(Empty, { title: 'It may have been deleted, or its first record has not arrived yet. This page looks again by itself.' }, t.p(null, t.a({ href: 'runs', class: 'button' }, 'All runs'))));
+  return t.div(
+    { class: 'card padded' },
+    t.h1(null, `There is no run “${run}”`),
+    el(
+      Empty,
+      { title: 'It may have been deleted, or its first record has not arrived yet. This page looks again by itself.' },
+      t.p(null, t.a({ href: 'runs', class: 'button' }, 'All runs')),
+    ),
+  );
 }
 
 /** @param {{at: string, run: string}} props */
@@ -99,7 +129,14 @@ function NoSuchPage({ at, run }) {
   return t.div(
     { class: 'card padded' },
     t.h1(null, 'There is no such page'),
-    el(Empty, { title: `Nothing is kept at “${at}”.` }, t.p(null, t.a({ href: run ? runPath(run) : path('runs'), class: 'button' }, run ? 'The run’s overview' : 'All runs'))),
+    el(
+      Empty,
+      { title: `Nothing is kept at “${at}”.` },
+      t.p(
+        null,
+        t.a({ href: run ? runPath(run) : path('runs'), class: 'button' }, run ? 'The run’s overview' : 'All runs'),
+      ),
+    ),
   );
 }
 

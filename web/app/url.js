@@ -63,6 +63,12 @@ export function readRange(text) {
   return low <= high ? [low, high] : [high, low];
 }
 
+/** "5@4210" or "5" as the rank that is selected. @param {string | undefined} text @returns {number | null} */
+export function readRank(text) {
+  const found = /^(\d+)(@\d+)?$/.exec(text ?? '');
+  return found ? Number(found[1]) : null;
+}
+
 /** "5@4210" as a cell. @param {string | undefined} text @returns {{rank: number, step: number} | null} */
 export function readCell(text) {
   const found = /^(\d+)@(\d+)$/.exec(text ?? '');

@@ -15,14 +15,18 @@ export function Histogram({ data }) {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
   const [drag, setDrag] = useState(/** @type {[number, number] | null} */ (null));
   const slices = Math.max(0, ...Object.values(data.levels).map((counts) => counts.length));
-  const totals = Array.from({ length: slices }, (_, i) => Object.values(data.levels).reduce((sum, counts) => sum + (counts[i] ?? 0), 0));
+  const totals = Array.from({ length: slices }, (_, i) =>
+    Object.values(data.levels).reduce((sum, counts) => sum + (counts[i] ?? 0), 0),
+  );
   const most = Math.max(1, ...totals);
   const shareAt = (/** @type {PointerEvent} */ event) => {
     const area = /** @type {HTMLElement} */ (box.current).getBoundingClientRect();
     return Math.max(0, Math.min(1, (event.clientX - area.left) / area.width));
   };
   const timeAt = (/** @type {number} */ share) => data.from_ms + share * (data.to_ms - data.from_ms);
-  const told = Object.entries(data.levels).map(([level, counts]) => `${count(counts.reduce((a, b) => a + b, 0))} ${level}`);
+  const told = Object.entries(data.levels).map(
+    ([level, counts]) => `${count(counts.reduce((a, b) => a + b, 0))} ${level}`,
+  );
   return t.div(
     { class: 'histogram' },
     t.div(
@@ -38,7 +42,12 @@ export function Histogram({ data }) {
         },
         onPointerMove: (event) => drag && setDrag([drag[0], shareAt(event)]),
         onPointerUp: () => {
-          if (drag && Math.abs(drag[0] - drag[1]) > 0.005) setQuery({ from: Math.floor(timeAt(Math.min(...drag))), to: Math.ceil(timeAt(Math.max(...drag))), line: null });
+          if (drag && Math.abs(drag[0] - drag[1]) > 0.005)
+            setQuery({
+              from: Math.floor(timeAt(Math.min(...drag))),
+              to: Math.ceil(timeAt(Math.max(...drag))),
+              line: null,
+            });
           setDrag(null);
         },
         onPointerCancel: () => setDrag(null),
@@ -50,12 +59,31 @@ export function Histogram({ data }) {
           return stack(data, i, most, HEIGHT).map((part) => {
             const height = Math.min(part.height, y);
             y -= height;
-            return t.rect({ key: `${i}${part.level}`, class: `h-${TONE[part.level] ?? 'plain'}`, x: i + 0.08, y, width: 0.84, height });
+            return t.rect({
+              key: `${i}${part.level}`,
+              class: `h-${TONE[part.level] ?? 'plain'}`,
+              x: i + 0.08,
+              y,
+              width: 0.84,
+              height,
+            });
           });
         }),
       ),
-      drag ? t.div({ class: 'brush', style: { left: `${Math.min(...drag) * 100}%`, width: `${Math.abs(drag[0] - drag[1]) * 100}%`, height: '100%' } }) : null,
+      drag
+        ? t.div({
+            class: 'brush',
+            style: {
+              left: `${Math.min(...drag) * 100}%`,
+              width: `${Math.abs(drag[0] - drag[1]) * 100}%`,
+              height: '100%',
+            },
+          })
+        : null,
     ),
-    t.div({ class: 'histaxis', 'aria-hidden': 'true' }, [0, 0.25, 0.5, 0.75, 1].map((share) => t.span({ key: share }, timeOfDay(timeAt(share))))),
+    t.div(
+      { class: 'histaxis', 'aria-hidden': 'true' },
+      [0, 0.25, 0.5, 0.75, 1].map((share) => t.span({ key: share }, timeOfDay(timeAt(share)))),
+    ),
   );
 }

@@ -4,35 +4,80 @@ import { useState } from 'preact/hooks';
 import { count, deviation, percent } from '../format.js';
 import { setQuery } from '../router.js';
 import { t } from '../tags.js';
-import { levelWords } from './map.js';
+import { levelWords } from './cursor.js';
 import { decodeBytes, laneSummary, ratioOf } from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} MapData */
 
 const SHOWN = 200;
 /** @type {[string, string][]} */
-const COLUMNS = [['label', 'Lane'], ['worst', 'Slowest'], ['step', 'At step'], ['slow', 'Steps over +8 %'], ['missing', 'No data']];
+const COLUMNS = [
+  ['label', 'Lane'],
+  ['worst', 'Slowest'],
+  ['step', 'At step'],
+  ['slow', 'Steps over +8 %'],
+  ['missing', 'No data'],
+];
 
 /** @param {{map: MapData, run: string}} props */
 export function MapTable({ map }) {
   const [sort, setSort] = useState('worst');
   const cells = decodeBytes(map.cells);
-  const lanes = map.rows.map((row, i) => ({ row, ...laneSummary(cells.subarray(i * map.columns, (i + 1) * map.columns), map) }));
+  const lanes = map.rows.map((row, i) => ({
+    row,
+    ...laneSummary(cells.subarray(i * map.columns, (i + 1) * map.columns), map),
+  }));
   const by = (/** @type {any} */ lane) => (sort === 'label' ? -lane.row.rank_lo : (lane[sort] ?? -1));
   const sorted = [...lanes].sort((a, b) => by(b) - by(a));
   return t.div(
     { class: 'scroll maptable', tabIndex: 0, role: 'region', 'aria-label': 'The map as a table' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, COLUMNS.map(([key, title]) => t.th({ key, class: key === 'label' ? '' : 'num', 'aria-sort': sort === key ? 'descending' : undefined }, t.button({ type: 'button', class: 'sort', onClick: () => setSort(key) }, title, sort === key ? ' ▾' : ''))))),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          COLUMNS.map(([key, title]) =>
+            t.th(
+              { key, class: key === 'label' ? '' : 'num', 'aria-sort': sort === key ? 'descending' : undefined },
+              t.button({ type: 'button', class: 'sort', onClick: () => setSort(key) }, title, sort === key ? ' ▾' : ''),
+            ),
+          ),
+        ),
+      ),
       t.tbody(
         null,
         sorted.slice(0, SHOWN).map((lane) =>
           t.tr(
             { key: lane.row.rank_lo },
-            t.td(null, lane.row.label, lane.row.host && !lane.row.label.includes(lane.row.host) ? t.span({ class: 'faint' }, ` ${lane.row.host}`) : null),
-            t.td({ class: 'num' }, lane.worst === null ? t.span({ class: 'faint' }, 'no data') : map.unit === 'ratio' ? deviation(ratioOf(lane.worst)) : levelWords(map, lane.worst)),
-            t.td({ class: 'num' }, lane.worst === null ? '' : t.button({ type: 'button', class: 'link', onClick: () => setQuery({ sel: `${lane.row.rank_lo}@${lane.step}` }) }, count(lane.step))),
+            t.td(
+              null,
+              lane.row.label,
+              lane.row.host && !lane.row.label.includes(lane.row.host)
+                ? t.span({ class: 'faint' }, ` ${lane.row.host}`)
+                : null,
+            ),
+            t.td(
+              { class: 'num' },
+              lane.worst === null
+                ? t.span({ class: 'faint' }, 'no data')
+                : map.unit === 'ratio'
+                  ? deviation(ratioOf(lane.worst))
+                  : levelWords(map, lane.worst),
+            ),
+            t.td(
+              { class: 'num' },
+              lane.worst === null
+                ? ''
+                : t.button(
+                    {
+                      type: 'button',
+                      class: 'link',
+                      onClick: () => setQuery({ sel: `${lane.row.rank_lo}@${lane.step}` }),
+                    },
+                    count(lane.step),
+                  ),
+            ),
             t.td({ class: 'num' }, map.unit === 'ratio' ? percent(lane.slow) : '–'),
             t.td({ class: 'num' }, percent(lane.missing)),
           ),

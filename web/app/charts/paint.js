@@ -1,7 +1,19 @@
 /** Draws the map on a canvas: throughput strip, pinned lanes, lanes, axis. No element per cell. */
 
 import { count, figure, percent, timeOfDay } from '../format.js';
-import { AXIS_HEIGHT, growMarks, HATCH, MISSING, pack, palette, pixelColumns, rgb, stretch, ticks, xOf } from './scene.js';
+import {
+  AXIS_HEIGHT,
+  growMarks,
+  HATCH,
+  MISSING,
+  pack,
+  palette,
+  pixelColumns,
+  rgb,
+  stretch,
+  ticks,
+  xOf,
+} from './scene.js';
 
 /** @typedef {import('../../types/api.js').Map} RankMap */
 /** @typedef {import('../../types/api.js').Throughput} Throughput */
@@ -11,6 +23,7 @@ import { AXIS_HEIGHT, growMarks, HATCH, MISSING, pack, palette, pixelColumns, rg
 /** @typedef {{map: RankMap, lanes: Lanes, strip: Throughput | null, plan: Layout, theme: 'light' | 'dark', width: number, colours: Record<string, string>}} Scene */
 
 const HATCH_PITCH = 6;
+const LEAST_CHANGE = 0.02; // of throughput; less is noise and gets no number
 
 /** The colours that a canvas needs, as the style sheet resolves them now. @param {HTMLElement} within */
 export function tokens(within) {
@@ -58,7 +71,16 @@ function paintLanes(context, { map, lanes, plan, theme, width }, ratio) {
     const top = Math.round(band.y * ratio);
     const height = Math.round((band.y + band.height) * ratio) - top;
     const image = context.createImageData(pixels, height);
-    fill(new Uint32Array(image.data.buffer), { line: grown, columns, missing: lane.missing, height, table, hatch, ratio, top });
+    fill(new Uint32Array(image.data.buffer), {
+      line: grown,
+      columns,
+      missing: lane.missing,
+      height,
+      table,
+      hatch,
+      ratio,
+      top,
+    });
     context.putImageData(image, 0, top);
   }
 }
@@ -89,6 +111,7 @@ function paintStrip(context, scene, strip, top, height) {
   const speed = strip.step_median_ms.map((ms) => (ms ? 1000 / ms : null));
   const before = strip.before_ms ? 1000 / strip.before_ms : null;
   const current = strip.now_ms ? 1000 / strip.now_ms : null;
+  const changed = before && current && Math.abs(current / before - 1) >= LEAST_CHANGE && strip.onset_step;
   const most = Math.max(...speed.map((value) => value ?? 0), before ?? 0) * 1.12;
   if (!(most > 0)) return;
   const yOf = (/** @type {number} */ value) => top + height - (value / most) * (height - 6);
@@ -104,14 +127,25 @@ function paintStrip(context, scene, strip, top, height) {
     const [slow, fast] = [strip.step_max_ms[i], strip.step_min_ms[i]];
     if (!slow || !fast) continue;
     const y = yOf(Math.min(most, 1000 / fast));
-    context.fillRect(xOf(map, strip.step[i], width), y, Math.max(1, (strip.bin / (map.step_hi - map.step_lo + 1)) * width), Math.max(1, yOf(1000 / slow) - y));
+    context.fillRect(
+      xOf(map, strip.step[i], width),
+      y,
+      Math.max(1, (strip.bin / (map.step_hi - map.step_lo + 1)) * width),
+      Math.max(1, yOf(1000 / slow) - y),
+    );
   }
   context.save();
   context.globalAlpha = 0.1;
   context.fillStyle = colours.fg2;
   for (let i = 0; i < speed.length; i += 1) {
     const value = speed[i];
-    if (value !== null) context.fillRect(xOf(map, strip.step[i], width), yOf(value), xOf(map, strip.step[i] + strip.bin, width) - xOf(map, strip.step[i], width), top + height - yOf(value));
+    if (value !== null)
+      context.fillRect(
+        xOf(map, strip.step[i], width),
+        yOf(value),
+        xOf(map, strip.step[i] + strip.bin, width) - xOf(map, strip.step[i], width),
+        top + height - yOf(value),
+      );
   }
   context.restore();
   context.strokeStyle = colours.fg2;
@@ -130,7 +164,7 @@ function paintStrip(context, scene, strip, top, height) {
     }
   }
   context.stroke();
-  if (before && current && strip.onset_step) {
+  if (before && changed) {
     context.strokeStyle = colours.fg3;
     context.setLineDash([3, 3]);
     context.beginPath();
@@ -139,11 +173,18 @@ function paintStrip(context, scene, strip, top, height) {
     context.stroke();
     context.setLineDash([]);
   }
-  if (before && current) {
+  if (current) {
     context.font = `11px ${colours.font}`;
     context.textAlign = 'right';
-    if (strip.onset_step) label(context, colours, `before ${figure(before)}`, width - 4, yOf(before) - 4, colours.fg3);
-    label(context, colours, `now ${figure(current)}`, width - 4, Math.min(top + height - 4, yOf(current) + 15), colours.fg);
+    if (before && changed) label(context, colours, `before ${figure(before)}`, width - 4, yOf(before) - 4, colours.fg3);
+    label(
+      context,
+      colours,
+      `${changed ? 'now' : 'lately'} ${figure(current)}`,
+      width - 4,
+      Math.min(top + height - 4, yOf(current) + 15),
+      colours.fg,
+    );
   }
 }
 
@@ -177,7 +218,10 @@ function paintMarks(context, scene) {
   const stripBand = plan.bands.find((band) => band.kind === 'strip');
   if (!onset || !stripBand || !strip) return;
   const { before_ms: before, now_ms: current } = strip;
-  const text = before && current ? `${percent(before / current - 1)} at step ${count(onset.step)}` : `step ${count(onset.step)}`;
+  const text =
+    before && current && Math.abs(before / current - 1) >= LEAST_CHANGE
+      ? `${percent(before / current - 1)} at step ${count(onset.step)}`
+      : `step ${count(onset.step)}`;
   const x = xOf(map, onset.step, width);
   context.font = `600 11px ${colours.font}`;
   const right = x + 8 + context.measureText(text).width < width;
@@ -211,7 +255,12 @@ function paintAxis(context, scene) {
     context.lineTo(Math.round(x) + 0.5, plan.bottom + 4);
     context.stroke();
     const time = timeAt(map, step);
-    if (time !== null) context.fillText(timeOfDay(time).slice(0, clockDigits(map)), Math.max(24, Math.min(width - 24, x)), plan.bottom + AXIS_HEIGHT - 6);
+    if (time !== null)
+      context.fillText(
+        timeOfDay(time).slice(0, clockDigits(map)),
+        Math.max(24, Math.min(width - 24, x)),
+        plan.bottom + AXIS_HEIGHT - 6,
+      );
   }
   if (onset && onsetX !== null) {
     context.font = `600 11px ${colours.font}`;
@@ -229,7 +278,10 @@ function paintAxis(context, scene) {
 /** Seconds only where the view is short. @param {RankMap} map */
 function clockDigits(map) {
   const known = map.time_ms.filter((time) => time !== null);
-  return known.length > 1 && /** @type {number} */ (known[known.length - 1]) - /** @type {number} */ (known[0]) > 3_600_000 ? 5 : 8;
+  return known.length > 1 &&
+    /** @type {number} */ (known[known.length - 1]) - /** @type {number} */ (known[0]) > 3_600_000
+    ? 5
+    : 8;
 }
 
 /** Wall time of a step's column. @param {RankMap} map @param {number} step */

@@ -13,14 +13,42 @@ export const DEAD_BAND = 0.08;
  *  (light theme) or as bright (dark theme), so the sign can be read without hue.
  * @type {Record<Theme, [number, string][]>} */
 const DIVERGING = {
-  light: [[-0.5, '#6ea8de'], [-0.25, '#9cc4e8'], [-0.1, '#d3e4f3'], [-0.08, '#f0f2f5'], [0.08, '#f0f2f5'], [0.1, '#fbd9ab'], [0.25, '#f7aa54'], [0.5, '#d95f02'], [1, '#7a1e04']],
-  dark: [[-0.5, '#2f74cf'], [-0.25, '#2a5590'], [-0.1, '#223a5a'], [-0.08, '#1c2128'], [0.08, '#1c2128'], [0.1, '#5c3f22'], [0.25, '#a8601c'], [0.5, '#eb8c24'], [1, '#ffe296']],
+  light: [
+    [-0.5, '#6ea8de'],
+    [-0.25, '#9cc4e8'],
+    [-0.1, '#d3e4f3'],
+    [-0.08, '#f0f2f5'],
+    [0.08, '#f0f2f5'],
+    [0.1, '#fbd9ab'],
+    [0.25, '#f7aa54'],
+    [0.5, '#d95f02'],
+    [1, '#7a1e04'],
+  ],
+  dark: [
+    [-0.5, '#2f74cf'],
+    [-0.25, '#2a5590'],
+    [-0.1, '#223a5a'],
+    [-0.08, '#1c2128'],
+    [0.08, '#1c2128'],
+    [0.1, '#5c3f22'],
+    [0.25, '#a8601c'],
+    [0.5, '#eb8c24'],
+    [1, '#ffe296'],
+  ],
 };
 
 /** Durations: one hue, more always stands out more. @type {Record<Theme, [number, string][]>} */
 const SEQUENTIAL = {
-  light: [[0, '#eef2f7'], [0.5, '#6c9bd1'], [1, '#103a75']],
-  dark: [[0, '#1a222d'], [0.5, '#2f6bb3'], [1, '#cfe3ff']],
+  light: [
+    [0, '#eef2f7'],
+    [0.5, '#6c9bd1'],
+    [1, '#103a75'],
+  ],
+  dark: [
+    [0, '#1a222d'],
+    [0.5, '#2f6bb3'],
+    [1, '#cfe3ff'],
+  ],
 };
 
 /** @type {Record<Theme, {base: string, line: string}>} */
@@ -73,7 +101,10 @@ export function pack([r, g, b]) {
 export function palette(theme, unit) {
   const table = new Uint32Array(256);
   for (let level = 0; level < MISSING; level += 1) {
-    const colour = unit === 'ratio' ? between(DIVERGING[theme], 2 ** ((level - NEUTRAL) / 127) - 1) : between(SEQUENTIAL[theme], level / 254);
+    const colour =
+      unit === 'ratio'
+        ? between(DIVERGING[theme], 2 ** ((level - NEUTRAL) / 127) - 1)
+        : between(SEQUENTIAL[theme], level / 254);
     table[level] = pack(colour);
   }
   table[MISSING] = pack(rgb(HATCH[theme].base));
@@ -250,5 +281,10 @@ export function laneSummary(cells, map) {
     if (!isNeutral(level) && level > NEUTRAL) coloured += 1;
   }
   const known = cells.length - missing;
-  return { worst: worst < 0 ? null : worst, step: map.step_lo + at * map.bin, slow: known ? coloured / known : null, missing: cells.length ? missing / cells.length : 0 };
+  return {
+    worst: worst < 0 ? null : worst,
+    step: map.step_lo + at * map.bin,
+    slow: known ? coloured / known : null,
+    missing: cells.length ? missing / cells.length : 0,
+  };
 }

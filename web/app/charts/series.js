@@ -42,24 +42,52 @@ export function Series(props) {
   const known = high.filter((value) => value !== null);
   const last = line ? line[line.length - 1] : high[high.length - 1];
   const summary = `${title}: ${amount(unit, last)} now, from ${amount(unit, Math.min(.../** @type {number[]} */ (low.filter((value) => value !== null))))} to ${amount(unit, Math.max(.../** @type {number[]} */ (known)))}`;
-  return t.figure({ class: 'series' }, t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, amount(unit, last))), t.div({ ref: box, role: 'img', 'aria-label': known.length > 0 ? summary : `${title}: no data` }));
+  return t.figure(
+    { class: 'series' },
+    t.figcaption(null, t.b(null, title), t.span({ class: 'faint' }, amount(unit, last))),
+    t.div({ ref: box, role: 'img', 'aria-label': known.length > 0 ? summary : `${title}: no data` }),
+  );
 }
 
 /** @param {SeriesProps} props @param {HTMLElement} element @returns {import('uplot').Options} */
 function options({ unit, time, line }, element) {
   const colours = tokens(element);
-  const axis = { stroke: colours.fg3, grid: { stroke: colours.line, width: 1 }, ticks: { show: false }, font: `11px ${colours.font}` };
+  const axis = {
+    stroke: colours.fg3,
+    grid: { stroke: colours.line, width: 1 },
+    ticks: { show: false },
+    font: `11px ${colours.font}`,
+  };
   return {
     width: element.clientWidth,
     height: HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 1) * 1.08, 1e-9)] } },
+    scales: {
+      x: { time: false },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 1) * 1.08, 1e-9)] },
+    },
     axes: [
-      { ...axis, size: 24, space: 80, values: (_, ticks) => ticks.map((value) => (time ? timeOfDay(value) : count(value))) },
-      { ...axis, size: 58, space: 28, ...(unit === 'bytes' ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}), values: (_, ticks) => ticks.map((value) => amount(unit, value)) },
+      {
+        ...axis,
+        size: 24,
+        space: 80,
+        values: (_, ticks) => ticks.map((value) => (time ? timeOfDay(value) : count(value))),
+      },
+      {
+        ...axis,
+        size: 58,
+        space: 28,
+        ...(unit === 'bytes' ? { incrs: Array.from({ length: 50 }, (_, power) => 2 ** power) } : {}),
+        values: (_, ticks) => ticks.map((value) => amount(unit, value)),
+      },
     ],
-    series: [{}, { stroke: line ? 'transparent' : colours.accent, width: 1, points: { show: false } }, { stroke: 'transparent', points: { show: false } }, { stroke: line ? colours.accent : 'transparent', width: 1.25, points: { show: false } }],
+    series: [
+      {},
+      { stroke: line ? 'transparent' : colours.accent, width: 1, points: { show: false } },
+      { stroke: 'transparent', points: { show: false } },
+      { stroke: line ? colours.accent : 'transparent', width: 1.25, points: { show: false } },
+    ],
     bands: [{ series: [1, 2], fill: colours.line }],
   };
 }

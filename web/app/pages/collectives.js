@@ -18,12 +18,34 @@ export function Page({ run, topic }) {
   const answer = /** @type {import('../api.js').Answer<Collectives>} */ (useApi(path, { topic, on: ['steps'] }));
   const data = answer.data;
   useEffect(() => setTitle(data?.text ?? 'Collectives', run), [data?.text]);
-  if (!data) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the collectives' }) : el(Skeleton, { height: 240, waitsFor: 'the collectives' });
+  if (!data)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the collectives' })
+      : el(Skeleton, { height: 240, waitsFor: 'the collectives' });
   return t.div(
     { class: 'stack' },
     t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text || 'Collectives')),
     data.rows.length === 0
-      ? t.div({ class: 'card padded' }, el(Empty, { title: 'No collective was recorded.' }, t.p(null, 'A run with one rank has none. In others the hooks may be off: the rank’s page says what each hook uses.')))
-      : el(Card, { title: 'By operation, group and size', note: 'exposed: ms per step in which compute waited for it', tools: t.a({ href: csvHref(path) }, 'CSV') }, el(CollectivesTable, { data, brief: false }), el(CappedNote, { capped: data.capped, noun: 'kinds' })),
+      ? t.div(
+          { class: 'card padded' },
+          el(
+            Empty,
+            { title: 'No collective was recorded.' },
+            t.p(
+              null,
+              'A run with one rank has none. In others the hooks may be off: the rank’s page says what each hook uses.',
+            ),
+          ),
+        )
+      : el(
+          Card,
+          {
+            title: 'By operation, group and size',
+            note: 'exposed: ms per step in which compute waited for it',
+            tools: t.a({ href: csvHref(path) }, 'CSV'),
+          },
+          el(CollectivesTable, { data, brief: false }),
+          el(CappedNote, { capped: data.capped, noun: 'kinds' }),
+        ),
   );
 }

@@ -15,15 +15,35 @@ import { runPath } from '../url.js';
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, topic }) {
   const path = runPath(run, 'environment');
-  const answer = /** @type {import('../api.js').Answer<EnvironmentAnswer>} */ (useApi(path, { topic, on: ['environment', 'ranks'] }));
+  const answer = /** @type {import('../api.js').Answer<EnvironmentAnswer>} */ (
+    useApi(path, { topic, on: ['environment', 'ranks'] })
+  );
   const data = answer.data;
   useEffect(() => setTitle(data?.text ?? 'Environment', run), [data?.text]);
-  if (!data) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the environment' }) : el(Skeleton, { height: 240, waitsFor: 'the environment' });
+  if (!data)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the environment' })
+      : el(Skeleton, { height: 240, waitsFor: 'the environment' });
   return t.div(
     { class: 'stack' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text), data.missing.length > 0 ? t.p({ class: 'bad' }, `No snapshot from ${rankWords(data.missing)}.`) : null),
+    t.header(
+      { class: 'pagehead' },
+      t.h1({ id: 'verdict' }, data.text),
+      data.missing.length > 0 ? t.p({ class: 'bad' }, `No snapshot from ${rankWords(data.missing)}.`) : null,
+    ),
     data.differences.length > 0
-      ? el(Card, { title: 'What differs', note: plural(data.differences.length, 'fact'), tools: t.a({ href: csvHref(path) }, 'CSV') }, t.div({ class: 'differences' }, data.differences.map((one) => el(Difference, { key: one.fact, difference: one, total: data.ranks.length }))))
+      ? el(
+          Card,
+          {
+            title: 'What differs',
+            note: plural(data.differences.length, 'fact'),
+            tools: t.a({ href: csvHref(path) }, 'CSV'),
+          },
+          t.div(
+            { class: 'differences' },
+            data.differences.map((one) => el(Difference, { key: one.fact, difference: one, total: data.ranks.length })),
+          ),
+        )
       : null,
     el(Common, { data }),
   );
@@ -47,10 +67,21 @@ function Difference({ difference, total }) {
         t.li(
           { key: one.value, class: one === majority || expected ? '' : 'odd' },
           t.code(null, one.value === '' ? '(empty)' : one.value),
-          t.span({ class: 'faint' }, `${rankWords(one.ranks)}${total > 8 ? ` (${count(one.ranks.length)} of ${count(total)})` : ''}`),
+          t.span(
+            { class: 'faint' },
+            `${rankWords(one.ranks)}${total > 8 ? ` (${count(one.ranks.length)} of ${count(total)})` : ''}`,
+          ),
         ),
       ),
-      values.length > VALUES_SHOWN && !all ? t.li(null, t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `All ${count(values.length)} values`)) : null,
+      values.length > VALUES_SHOWN && !all
+        ? t.li(
+            null,
+            t.button(
+              { type: 'button', class: 'link', onClick: () => setAll(true) },
+              `All ${count(values.length)} values`,
+            ),
+          )
+        : null,
     ),
   );
 }
@@ -65,11 +96,44 @@ function Common({ data }) {
     {
       title: data.ranks.length === 1 ? 'Facts of its one rank' : 'Where all ranks agree',
       note: `${count(data.common.length)} facts, ${data.ranks.length > 0 ? rankWords(data.ranks) : 'no rank yet'}`,
-      tools: [t.input({ key: 'q', type: 'search', placeholder: 'Find a fact', 'aria-label': 'Find a fact', value: text, onInput: (event) => setText(event.currentTarget.value), onChange: () => setQuery({ q: text }, { replace: true }) }), el(CopyButton, { key: 'c', text: () => facts.map((one) => `${one.fact}=${one.value}`).join('\n'), what: 'the facts', class: 'link' })],
+      tools: [
+        t.input({
+          key: 'q',
+          type: 'search',
+          placeholder: 'Find a fact',
+          'aria-label': 'Find a fact',
+          value: text,
+          onInput: (event) => setText(event.currentTarget.value),
+          onChange: () => setQuery({ q: text }, { replace: true }),
+        }),
+        el(CopyButton, {
+          key: 'c',
+          text: () => facts.map((one) => `${one.fact}=${one.value}`).join('\n'),
+          what: 'the facts',
+          class: 'link',
+        }),
+      ],
     },
     facts.length > 0
-      ? t.div({ class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Common facts' }, t.table({ class: 'table keyvalue' }, t.thead({ class: 'sr' }, t.tr(null, t.th(null, 'Fact'), t.th(null, 'Value'))), t.tbody(null, facts.map((one) => t.tr({ key: one.fact }, t.td(null, one.fact), t.td(null, t.code(null, one.value)))))))
-      : t.p({ class: 'note padded' }, data.common.length === 0 ? 'No rank has sent a snapshot yet.' : `None of ${count(data.common.length)} facts holds “${text}”.`),
-    data.missing.length > 0 ? t.p({ class: 'note padded' }, `Without a snapshot: ranks ${ranges(data.missing)}.`) : null,
+      ? t.div(
+          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Common facts' },
+          t.table(
+            { class: 'table keyvalue' },
+            t.thead({ class: 'sr' }, t.tr(null, t.th(null, 'Fact'), t.th(null, 'Value'))),
+            t.tbody(
+              null,
+              facts.map((one) => t.tr({ key: one.fact }, t.td(null, one.fact), t.td(null, t.code(null, one.value)))),
+            ),
+          ),
+        )
+      : t.p(
+          { class: 'note padded' },
+          data.common.length === 0
+            ? 'No rank has sent a snapshot yet.'
+            : `None of ${count(data.common.length)} facts holds “${text}”.`,
+        ),
+    data.missing.length > 0
+      ? t.p({ class: 'note padded' }, `Without a snapshot: ranks ${ranges(data.missing)}.`)
+      : null,
   );
 }

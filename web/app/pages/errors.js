@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { count, dateTime, plural, rankWords } from '../format.js';
+import { count, dateTime, plural, rankWords, sentence } from '../format.js';
 import { setTitle } from '../page.js';
 import { Card, CopyButton, Icon, Problem, Skeleton } from '../parts/bits.js';
 import { el, t } from '../tags.js';
@@ -21,20 +21,40 @@ export function Page({ run, topic, overview }) {
   const groups = answer.data?.groups ?? [];
   const root = groups.find((group) => group.role === 'initiating') ?? groups[0];
   const lines = overview.data?.counts.log_lines;
-  const sentence = !answer.data ? '' : root ? `${root.type} on ${rankWords(root.ranks)}${root.role === 'initiating' && groups.length > 1 ? ' started it' : ''}` : `No errors${lines ? ` in ${plural(lines, 'log line')}` : ''}`;
-  useEffect(() => setTitle(sentence || 'Errors', run), [sentence]);
-  if (!answer.data) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the errors' }) : el(Skeleton, { height: 240, waitsFor: 'the errors' });
+  const answerText = !answer.data
+    ? ''
+    : root
+      ? `${root.type} on ${rankWords(root.ranks)}${root.role === 'initiating' && groups.length > 1 ? ' started it' : ''}`
+      : `No errors${lines ? ` in ${plural(lines, 'log line')}` : ''}`;
+  useEffect(() => setTitle(answerText || 'Errors', run), [answerText]);
+  if (!answer.data)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the errors' })
+      : el(Skeleton, { height: 240, waitsFor: 'the errors' });
   return t.div(
     { class: 'stack' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), root ? t.p({ class: 'faint' }, `${plural(groups.length, 'cause')}, ${plural(groups.reduce((sum, group) => sum + group.count, 0), 'error')} `, t.a({ href: csvHref(path) }, 'CSV')) : null),
-    groups.length === 0 ? t.div({ class: 'card padded' }, t.p({ class: 'lead' }, 'No exception left a script or a thread, and no collective raised one.')) : null,
+    t.header(
+      { class: 'pagehead' },
+      t.h1({ id: 'verdict' }, answerText),
+      root
+        ? t.p(
+            { class: 'faint' },
+            `${plural(groups.length, 'cause')}, ${plural(
+              groups.reduce((sum, group) => sum + group.count, 0),
+              'error',
+            )} `,
+            t.a({ href: csvHref(path) }, 'CSV'),
+          )
+        : null,
+    ),
+    groups.length === 0
+      ? t.div(
+          { class: 'card padded' },
+          t.p({ class: 'lead' }, 'No exception left a script or a thread, and no collective raised one.'),
+        )
+      : null,
     groups.map((group) => el(ErrorCard, { key: group.id, group, run, open: group === root })),
   );
-}
-
-/** @param {string} text */
-function sentence(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? '' : '.');
 }
 
 /** @param {{group: ErrorGroup, run: string, open: boolean}} props */
@@ -43,12 +63,42 @@ function ErrorCard({ group, run, open }) {
     Card,
     {
       class: `error is-${group.role}`,
-      title: [el(Icon, { key: 'i', name: group.role === 'initiating' ? 'critical' : group.role === 'cascade' ? 'info' : 'warning' }), ` ${group.type}`],
+      title: [
+        el(Icon, {
+          key: 'i',
+          name: group.role === 'initiating' ? 'critical' : group.role === 'cascade' ? 'info' : 'warning',
+        }),
+        ` ${group.type}`,
+      ],
       note: `${ROLE[group.role]}. ${plural(group.count, 'error')} on ${rankWords(group.ranks)}, first at ${dateTime(group.first_ms)}${group.step ? `, step ${count(group.step)}` : ''}`,
-      tools: [t.a({ key: 'l', href: withQuery(runPath(run, 'logs'), { from: Math.round(group.first_ms - AROUND_MS), to: Math.round(group.first_ms + AROUND_MS) }) }, 'Logs at that time'), group.ranks.length > 0 ? t.a({ key: 'r', href: runPath(run, 'ranks', String(group.ranks[0])) }, `Rank ${group.ranks[0]}`) : null],
+      tools: [
+        t.a(
+          {
+            key: 'l',
+            href: withQuery(runPath(run, 'logs'), {
+              from: Math.round(group.first_ms - AROUND_MS),
+              to: Math.round(group.first_ms + AROUND_MS),
+            }),
+          },
+          'Logs at that time',
+        ),
+        group.ranks.length > 0
+          ? t.a({ key: 'r', href: runPath(run, 'ranks', String(group.ranks[0])) }, `Rank ${group.ranks[0]}`)
+          : null,
+      ],
     },
     t.p({ class: 'errormessage' }, group.message || 'It carries no message.'),
-    group.traceback ? t.details({ class: 'tracebox', open }, t.summary(null, 'Traceback'), t.div({ class: 'tracehead' }, el(CopyButton, { text: group.traceback, what: 'the traceback', class: 'link' })), t.pre({ class: 'trace', tabIndex: 0 }, group.traceback)) : null,
+    group.traceback
+      ? t.details(
+          { class: 'tracebox', open },
+          t.summary(null, 'Traceback'),
+          t.div(
+            { class: 'tracehead' },
+            el(CopyButton, { text: group.traceback, what: 'the traceback', class: 'link' }),
+          ),
+          t.pre({ class: 'trace', tabIndex: 0 }, group.traceback),
+        )
+      : null,
     t.p({ class: 'note padded' }, [group.why_role, group.why_grouped].filter(Boolean).map(sentence).join(' ')),
   );
 }

@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, dateTime, percent, ranges, rankWords, words } from '../format.js';
+import { count, dateTime, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Ago, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
 import { Acknowledge, kindWords, Reasons, report, spanWords } from '../parts/finding.js';
@@ -15,16 +15,33 @@ import { useFindingKeys } from './overview.js';
 
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, id, topic }) {
-  const answer = /** @type {import('../api.js').Answer<FindingDetail>} */ (useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict'] }));
-  const all = /** @type {import('../api.js').Answer<Findings>} */ (useApi(runPath(run, 'findings'), { topic, on: ['findings'] }));
+  const answer = /** @type {import('../api.js').Answer<FindingDetail>} */ (
+    useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict'] })
+  );
+  const all = /** @type {import('../api.js').Answer<Findings>} */ (
+    useApi(runPath(run, 'findings'), { topic, on: ['findings'] })
+  );
   const finding = answer.data;
   useFindingKeys(run, all.data?.open.map((one) => one.id) ?? [], Number(id));
   useEffect(() => setTitle(finding?.what ?? 'Finding', run), [finding?.what]);
   if (!finding) {
-    if (answer.error?.status === 404) return t.div({ class: 'card padded' }, t.h1(null, `There is no finding ${id}`), el(Empty, { title: answer.error.detail.what }, t.a({ class: 'button', href: runPath(run, 'findings') }, 'The run’s findings')));
-    return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'this finding' }) : el(Skeleton, { height: 300, waitsFor: 'the finding' });
+    if (answer.error?.status === 404)
+      return t.div(
+        { class: 'card padded' },
+        t.h1(null, `There is no finding ${id}`),
+        el(
+          Empty,
+          { title: answer.error.detail.what },
+          t.a({ class: 'button', href: runPath(run, 'findings') }, 'The run’s findings'),
+        ),
+      );
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'this finding' })
+      : el(Skeleton, { height: 300, waitsFor: 'the finding' });
   }
-  const culprit = all.data ? [...all.data.open, ...all.data.recovered].find((one) => one.id === finding.explained_by) : null;
+  const culprit = all.data
+    ? [...all.data.open, ...all.data.recovered].find((one) => one.id === finding.explained_by)
+    : null;
   return t.div(
     { class: 'stack' },
     t.section(
@@ -33,49 +50,103 @@ export function Page({ run, id, topic }) {
         { class: 'verdicthead' },
         t.div(
           { class: 'verdictsay' },
-          t.p({ class: 'kicker' }, el(Severity, { severity: finding.severity, text: kindWords(finding.kind) }), t.span({ class: 'pill' }, finding.state)),
+          t.p(
+            { class: 'kicker' },
+            el(Severity, { severity: finding.severity, text: kindWords(finding.kind) }),
+            t.span({ class: 'pill' }, finding.state),
+          ),
           t.h1({ id: 'verdict' }, finding.what),
-          t.p({ class: 'why' }, finding.why),
-          culprit ? t.p(null, 'Explained by ', t.a({ href: runPath(run, 'findings', String(culprit.id)) }, culprit.what), '.') : null,
+          t.p({ class: 'why' }, sentence(finding.why)),
+          culprit
+            ? t.p(null, 'Explained by ', t.a({ href: runPath(run, 'findings', String(culprit.id)) }, culprit.what), '.')
+            : null,
         ),
-        finding.cost_throughput_ratio === null ? null : t.div({ class: 'verdictcost' }, t.p({ class: 'big' }, percent(finding.cost_throughput_ratio)), t.p(null, 'of throughput lost')),
+        finding.cost_throughput_ratio === null
+          ? null
+          : t.div(
+              { class: 'verdictcost' },
+              t.p({ class: 'big' }, percent(finding.cost_throughput_ratio)),
+              t.p(null, 'of throughput lost'),
+            ),
       ),
-      el(Reasons, { finding, run }),
+      el(Reasons, { finding, run, all: true }),
       t.div(
         { class: 'verdictfoot' },
-        t.p({ class: 'also' }, finding.confidence === null ? '' : t.b(null, `${Math.round(finding.confidence * 100)} % sure. `), finding.confidence_text),
+        t.p(
+          { class: 'also' },
+          finding.confidence === null ? '' : t.b(null, `${Math.round(finding.confidence * 100)} % sure`),
+          sentence(finding.confidence_text.replace(/^(high|medium|low): /, '')),
+        ),
         t.div(
           { class: 'buttons' },
-          finding.onset_step ? t.a({ class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: finding.ranks.length > 0 ? `${finding.ranks[0]}@${finding.onset_step}` : null }) }, 'Show on the map') : null,
-          finding.onset_ms ? t.a({ class: 'button', href: withQuery(runPath(run, 'logs'), { from: Math.round(finding.onset_ms - 10_000), to: Math.round(finding.onset_ms + 10_000) }) }, 'Logs at its start') : null,
+          finding.ranks.length > 0
+            ? t.a(
+                { class: 'button', href: runPath(run, 'ranks', String(finding.ranks[0])) },
+                `Open rank ${finding.ranks[0]}`,
+              )
+            : null,
+          finding.onset_step
+            ? t.a(
+                {
+                  class: 'button',
+                  href: withQuery(runPath(run, 'ranks'), {
+                    sel: finding.ranks.length > 0 ? `${finding.ranks[0]}@${finding.onset_step}` : null,
+                  }),
+                },
+                'Show on the map',
+              )
+            : null,
+          finding.onset_ms
+            ? t.a(
+                {
+                  class: 'button',
+                  href: withQuery(runPath(run, 'logs'), {
+                    from: Math.round(finding.onset_ms - 10_000),
+                    to: Math.round(finding.onset_ms + 10_000),
+                  }),
+                },
+                'Logs at its start',
+              )
+            : null,
           el(CopyButton, { text: () => report(finding, run), label: 'Copy report', what: 'as text' }),
           el(Acknowledge, { finding, run, changed: answer.refresh }),
         ),
       ),
     ),
-    t.div(
-      { class: 'pair' },
-      el(
-        Card,
-        { title: 'Facts' },
-        t.dl(
-          { class: 'facts tall' },
-          fact('When', spanWords(finding) || '–'),
-          fact('Started', finding.onset_ms ? dateTime(finding.onset_ms) : '–'),
-          fact('Ranks', finding.ranks.length > 0 ? ranges(finding.ranks) : 'none named'),
-          fact('Hosts', finding.hosts.join(', ') || '–'),
-          fact('Group', finding.group ?? '–'),
-          fact('Attempt', count(finding.attempt)),
-          fact('Cost', finding.cost_rank_hours_per_day === null ? 'not known' : `${count(finding.cost_rank_hours_per_day)} rank-hours a day`),
-          fact('Detector', finding.detector),
-          fact('Policy', finding.policy_hash || '–'),
+    el(
+      Card,
+      { title: 'Facts' },
+      t.dl(
+        { class: 'facts wide' },
+        fact('When', spanWords(finding) || '–'),
+        fact('Started', finding.onset_ms ? dateTime(finding.onset_ms) : '–'),
+        fact('Ranks', finding.ranks.length > 0 ? ranges(finding.ranks) : 'none named'),
+        fact('Hosts', finding.hosts.join(', ') || '–'),
+        fact('Group', finding.group ?? '–'),
+        fact('Attempt', count(finding.attempt)),
+        fact(
+          'Cost',
+          finding.cost_rank_hours_per_day === null
+            ? 'not known'
+            : `${count(finding.cost_rank_hours_per_day)} rank-hours a day`,
         ),
-        finding.ranks.length > 0 ? t.p({ class: 'padded' }, t.a({ href: runPath(run, 'ranks', String(finding.ranks[0])) }, `Open ${rankWords(finding.ranks.slice(0, 1))}`)) : null,
+        fact('Detector', finding.detector),
+        fact('Policy', finding.policy_hash || '–'),
       ),
-      el(
-        Card,
-        { title: 'History' },
-        t.ol({ class: 'history' }, finding.history.map((one, i) => t.li({ key: i }, t.span({ class: 'faint nowrap' }, el(Ago, { ms: one.time_ms })), t.b(null, words(one.event)), t.span(null, one.text)))),
+    ),
+    el(
+      Card,
+      { title: 'History' },
+      t.ol(
+        { class: 'history' },
+        finding.history.map((one, i) =>
+          t.li(
+            { key: i },
+            t.span({ class: 'faint nowrap' }, el(Ago, { ms: one.time_ms })),
+            t.b(null, words(one.event)),
+            t.span(null, one.text),
+          ),
+        ),
       ),
     ),
   );

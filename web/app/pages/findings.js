@@ -15,18 +15,39 @@ import { noFindings, useFindingKeys } from './overview.js';
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, topic }) {
   const path = runPath(run, 'findings');
-  const answer = /** @type {import('../api.js').Answer<Findings>} */ (useApi(path, { topic, on: ['findings', 'verdict'] }));
+  const answer = /** @type {import('../api.js').Answer<Findings>} */ (
+    useApi(path, { topic, on: ['findings', 'verdict'] })
+  );
   const list = useRef(/** @type {HTMLDivElement | null} */ (null));
   const { shown, held } = useHeld(answer.data, list, path);
   useFindingKeys(run, shown?.open.map((one) => one.id) ?? []);
-  const sentence = !shown ? '' : shown.open.length === 0 ? noFindings(shown) : `${plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered.length)} recovered` : ''}`;
+  const sentence = !shown
+    ? ''
+    : shown.open.length === 0
+      ? noFindings(shown)
+      : `${plural(shown.open.length, 'open finding')}${shown.recovered.length > 0 ? `, ${count(shown.recovered.length)} recovered` : ''}`;
   useEffect(() => setTitle(sentence || 'Findings', run), [sentence]);
-  if (!shown) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the findings' }) : el(Skeleton, { height: 240, waitsFor: 'the findings' });
+  if (!shown)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the findings' })
+      : el(Skeleton, { height: 240, waitsFor: 'the findings' });
   return t.div(
     { class: 'stack', ref: list },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), held ? t.p({ class: 'note', role: 'status' }, 'New findings are in; they show when you stop pointing.') : null),
-    shown.open.length > 0 ? el(Card, { title: 'Open, by cost', tools: t.a({ href: csvHref(path) }, 'CSV') }, el(FindingsTable, { findings: shown.open, run })) : null,
-    shown.recovered.length > 0 ? el(Card, { title: 'Recovered' }, el(FindingsTable, { findings: shown.recovered, run })) : null,
+    t.header(
+      { class: 'pagehead' },
+      t.h1({ id: 'verdict' }, sentence),
+      held ? t.p({ class: 'note', role: 'status' }, 'New findings are in; they show when you stop pointing.') : null,
+    ),
+    shown.open.length > 0
+      ? el(
+          Card,
+          { title: 'Open, by cost', tools: t.a({ href: csvHref(path) }, 'CSV') },
+          el(FindingsTable, { findings: shown.open, run }),
+        )
+      : null,
+    shown.recovered.length > 0
+      ? el(Card, { title: 'Recovered' }, el(FindingsTable, { findings: shown.recovered, run }))
+      : null,
     el(
       Card,
       { title: 'Who looked', note: 'a detector without its input is skipped, which is not the same as healthy' },
@@ -39,7 +60,9 @@ export function Page({ run, topic }) {
             t.b(null, one.name),
             t.span({ class: 'pill' }, one.state),
             t.span(null, one.text),
-            one.state !== 'ran' && one.reason ? t.span({ class: 'reason' }, one.reason, one.remedy ? `. ${one.remedy}` : '') : null,
+            one.state !== 'ran' && one.reason
+              ? t.span({ class: 'reason' }, one.reason, one.remedy ? `. ${one.remedy}` : '')
+              : null,
           ),
         ),
       ),

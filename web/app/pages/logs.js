@@ -20,7 +20,12 @@ import { runPath, withQuery } from '../url.js';
 const ROW = 20;
 const FACET_SHOWN = 8;
 /** @type {[string, number][]} */
-const SPANS = [['last minute', 60_000], ['last 10 minutes', 600_000], ['last hour', 3_600_000], ['last day', 86_400_000]];
+const SPANS = [
+  ['last minute', 60_000],
+  ['last 10 minutes', 600_000],
+  ['last hour', 3_600_000],
+  ['last day', 86_400_000],
+];
 
 /** The API path of the filters in force. @param {string} run @param {Record<string, string>} now */
 function logsPath(run, now) {
@@ -33,7 +38,9 @@ export function Page({ run, topic, overview, ended }) {
   const now = query.value;
   const base = logsPath(run, now);
   const live = !ended && !now.to;
-  const summary = /** @type {import('../api.js').Answer<Logs>} */ (useApi(withQuery(base, { limit: 1 }), { topic: live ? topic : null, on: ['logs'] }));
+  const summary = /** @type {import('../api.js').Answer<Logs>} */ (
+    useApi(withQuery(base, { limit: 1 }), { topic: live ? topic : null, on: ['logs'] })
+  );
   const held = useLogLines(base, { topic, live });
   const [following, setFollowing] = useState(true);
   const [active, setActive] = useState(-1);
@@ -66,23 +73,69 @@ export function Page({ run, topic, overview, ended }) {
   const line = open >= 0 ? held.lines[open] : null;
   return t.div(
     { class: 'logs' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence), el(SearchField, {}), el(Spans, {}), t.a({ class: 'button small', href: csvHref(base) }, 'CSV')),
+    t.header(
+      { class: 'pagehead' },
+      t.h1({ id: 'verdict' }, sentence),
+      el(SearchField, {}),
+      el(Spans, {}),
+      t.a({ class: 'button small', href: csvHref(base) }, 'CSV'),
+    ),
     summary.data?.histogram ? el(Histogram, { data: summary.data.histogram }) : t.div({ class: 'histogram blank' }),
-    t.div({ class: 'logtools' }, el(Filters, { total }), held.skipped > 0 ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`) : null),
+    t.div(
+      { class: 'logtools' },
+      el(Filters, { total }),
+      held.skipped > 0
+        ? t.span({ class: 'note' }, `${count(held.skipped)} skipped, all are stored and searchable`)
+        : null,
+    ),
     t.div(
       { class: line ? 'logbody withpanel' : 'logbody' },
       el(Facets, { data: summary.data }),
       t.div(
         { class: 'loglist card' },
         held.error ? el(Problem, { error: held.error, retry: () => location.reload(), what: 'the lines' }) : null,
-        held.lines.length === 0 && !held.error ? (held.pending ? el(Skeleton, { height: 300, waitsFor: 'the lines' }) : el(NoLines, { all, now })) : null,
-        held.lines.length > 0
-          ? el(VirtualList, { items: held.lines, row: ROW, keyOf: (/** @type {LogRow} */ one) => one.id, draw: LogLineRow, label: 'Log lines, oldest first', follow: following, onFollow: setFollowing, onTop: held.loadOlder, active: active >= 0 ? active : open, onActive: setActive, onOpen: show })
+        held.lines.length === 0 && !held.error
+          ? held.pending
+            ? el(Skeleton, { height: 300, waitsFor: 'the lines' })
+            : el(NoLines, { all, now })
           : null,
-        live && !following && held.lines.length > 0 ? t.button({ type: 'button', class: 'button primary jump', onClick: () => setFollowing(true) }, held.fresh > 0 ? `Jump to live, ${count(held.fresh)} new` : 'Jump to live') : null,
-        live ? t.p({ class: 'tailnote' }, t.span({ class: following ? 'dot live' : 'dot', 'aria-hidden': 'true' }), following ? 'following' : 'paused: the list moves again at its end') : null,
+        held.lines.length > 0
+          ? el(VirtualList, {
+              items: held.lines,
+              row: ROW,
+              keyOf: (/** @type {LogRow} */ one) => one.id,
+              draw: LogLineRow,
+              label: 'Log lines, oldest first',
+              follow: following,
+              onFollow: setFollowing,
+              onTop: held.loadOlder,
+              active: active >= 0 ? active : open,
+              onActive: setActive,
+              onOpen: show,
+            })
+          : null,
+        live && !following && held.lines.length > 0
+          ? t.button(
+              { type: 'button', class: 'button primary jump', onClick: () => setFollowing(true) },
+              held.fresh > 0 ? `Jump to live, ${count(held.fresh)} new` : 'Jump to live',
+            )
+          : null,
+        live
+          ? t.p(
+              { class: 'tailnote' },
+              t.span({ class: following ? 'dot live' : 'dot', 'aria-hidden': 'true' }),
+              following ? 'following' : 'paused: the list moves again at its end',
+            )
+          : null,
       ),
-      line ? el(LogPanel, { line, run, close: () => setQuery({ line: null }), step: (way) => show(Math.max(0, Math.min(held.lines.length - 1, open + way))) }) : null,
+      line
+        ? el(LogPanel, {
+            line,
+            run,
+            close: () => setQuery({ line: null }),
+            step: (way) => show(Math.max(0, Math.min(held.lines.length - 1, open + way))),
+          })
+        : null,
     ),
   );
 }
@@ -91,7 +144,9 @@ export function Page({ run, topic, overview, ended }) {
 function sentenceOf(total, all, now) {
   const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
   if (!filtered) return all === 0 || (all === null && total === 0) ? 'No log lines yet' : plural(total, 'log line');
-  return all === null ? `${plural(total, 'line')} match` : `${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
+  return all === null
+    ? `${plural(total, 'line')} match`
+    : `${count(total)} of ${plural(Math.max(all, total), 'line')} ${total === 1 ? 'matches' : 'match'}`;
 }
 
 function SearchField() {
@@ -102,12 +157,28 @@ function SearchField() {
     const timer = setTimeout(() => setQuery({ q: text, line: null }, { replace: true }), 300);
     return () => clearTimeout(timer);
   }, [text]);
-  return t.input({ type: 'search', class: 'wide', placeholder: 'Search all lines', 'aria-label': 'Search all log lines of this run', value: text, onInput: (event) => setText(event.currentTarget.value) });
+  return t.input({
+    type: 'search',
+    class: 'wide',
+    placeholder: 'Search all lines',
+    'aria-label': 'Search all log lines of this run',
+    value: text,
+    onInput: (event) => setText(event.currentTarget.value),
+  });
 }
 
 function Spans() {
   return t.select(
-    { 'aria-label': 'Time span', value: '', onChange: (event) => setQuery({ from: event.currentTarget.value ? Date.now() - Number(event.currentTarget.value) : null, to: null, line: null }) },
+    {
+      'aria-label': 'Time span',
+      value: '',
+      onChange: (event) =>
+        setQuery({
+          from: event.currentTarget.value ? Date.now() - Number(event.currentTarget.value) : null,
+          to: null,
+          line: null,
+        }),
+    },
     t.option({ value: '' }, query.value.from || query.value.to ? 'time as chosen' : 'all time'),
     SPANS.map(([title, ms]) => t.option({ key: title, value: String(ms) }, title)),
   );
@@ -117,7 +188,13 @@ function Spans() {
 function Facets({ data }) {
   if (!data) return t.div({ class: 'facets' });
   /** @type {[string, [string | number, number][]][]} */
-  const groups = [['level', data.facets.level], ['rank', data.facets.rank], ['stream', data.facets.stream], ['logger', data.facets.logger], ['host', data.facets.host]];
+  const groups = [
+    ['level', data.facets.level],
+    ['rank', data.facets.rank],
+    ['stream', data.facets.stream],
+    ['logger', data.facets.logger],
+    ['host', data.facets.host],
+  ];
   return t.nav(
     { class: 'facets', 'aria-label': 'Filters' },
     groups.map(([name, values]) => (values.length > 0 ? el(Facet, { key: name, name, values }) : null)),
@@ -128,24 +205,43 @@ function Facets({ data }) {
 function Facet({ name, values }) {
   const [all, setAll] = useState(false);
   const chosen = query.value[name];
-  const word = (/** @type {string | number} */ value) => (name === 'rank' ? (value === -1 ? 'node' : `rank ${value}`) : String(value) || '(none)');
+  const word = (/** @type {string | number} */ value) =>
+    name === 'rank' ? (value === -1 ? 'node' : `rank ${value}`) : String(value) || '(none)';
   return t.div(
     { class: 'facet' },
     t.p({ class: 'sidetitle' }, name),
     values.slice(0, all ? values.length : FACET_SHOWN).map(([value, lines]) =>
       t.button(
-        { key: value, type: 'button', class: 'facetvalue', 'aria-pressed': chosen === String(value), title: word(value), onClick: () => setQuery({ [name]: chosen === String(value) ? null : value, line: null }) },
+        {
+          key: value,
+          type: 'button',
+          class: 'facetvalue',
+          'aria-pressed': chosen === String(value),
+          title: word(value),
+          onClick: () => setQuery({ [name]: chosen === String(value) ? null : value, line: null }),
+        },
         t.span(null, word(value)),
         t.span({ class: 'faint' }, count(lines)),
       ),
     ),
-    values.length > FACET_SHOWN && !all ? t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `all ${values.length}`) : null,
+    values.length > FACET_SHOWN && !all
+      ? t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, `all ${values.length}`)
+      : null,
   );
 }
 
 /** @param {{all: number | null, now: Record<string, string>}} props */
 function NoLines({ all, now }) {
   const filtered = ['q', 'rank', 'level', 'host', 'logger', 'stream', 'from', 'to'].some((key) => now[key]);
-  if (filtered) return el(Empty, { title: all === null ? 'No line matches.' : `0 of ${plural(all, 'line')} match.` }, t.p(null, 'Drop a filter above to widen it.'));
-  return el(Empty, { title: 'No log lines yet. Everything that the logging module gets is recorded by itself; to send your own:' }, el(Command, { text: 'logging.getLogger().addHandler(rankscope.LoggingHandler())' }));
+  if (filtered)
+    return el(
+      Empty,
+      { title: all === null ? 'No line matches.' : `0 of ${plural(all, 'line')} match.` },
+      t.p(null, 'Drop a filter above to widen it.'),
+    );
+  return el(
+    Empty,
+    { title: 'No log lines yet. Everything that the logging module gets is recorded by itself; to send your own:' },
+    el(Command, { text: 'logging.getLogger().addHandler(rankscope.LoggingHandler())' }),
+  );
 }

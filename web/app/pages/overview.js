@@ -23,23 +23,60 @@ import { carried, readCell, readRange, runPath, withQuery } from '../url.js';
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
 export function Page({ run, overview, topic, ended }) {
   const data = overview.data;
-  const findings = /** @type {import('../api.js').Answer<Findings>} */ (useApi(runPath(run, 'findings'), { topic, on: ['findings', 'verdict'] }));
+  const findings = /** @type {import('../api.js').Answer<Findings>} */ (
+    useApi(runPath(run, 'findings'), { topic, on: ['findings', 'verdict'] })
+  );
   useEffect(() => {
     if (data) setTitle(shortAnswer(data.verdict, data.answer), data.run.name || run);
   }, [data]);
   const open = findings.data?.open ?? [];
-  useFindingKeys(run, open.map((one) => one.id));
-  if (!data) return overview.error ? el(Problem, { error: overview.error, retry: overview.refresh, what: 'this run' }) : el(Skeleton, { height: 260, waitsFor: 'the verdict' });
+  useFindingKeys(
+    run,
+    open.map((one) => one.id),
+  );
+  if (!data)
+    return overview.error
+      ? el(Problem, { error: overview.error, retry: overview.refresh, what: 'this run' })
+      : el(Skeleton, { height: 260, waitsFor: 'the verdict' });
   return t.div(
     { class: 'stack' },
-    data.verdict ? el(VerdictCard, { verdict: data.verdict, coverage: data.coverage, run, changed: overview.refresh }) : el(AnswerCard, { answer: data.answer, coverage: data.coverage, run, ended }),
+    data.verdict
+      ? el(VerdictCard, { verdict: data.verdict, coverage: data.coverage, run, ended, changed: overview.refresh })
+      : el(AnswerCard, { answer: data.answer, coverage: data.coverage, run, ended }),
+    data.verdict && (data.verdict.kind === 'hang' || data.verdict.kind === 'crash')
+      ? el(Lazy, {
+          key: 'grid',
+          load: () => import('../parts/grid.js'),
+          pick: 'RankGrid',
+          props: { run, verdict: data.verdict, topic },
+        })
+      : null,
     data.numbers.length > 0 ? el(Numbers, { numbers: data.numbers.slice(0, 3) }) : null,
-    el(MapCard, { run, topic, maxHeight: 236 }),
-    t.div({ class: 'pair' }, el(BudgetCard, { run, topic }), el(Seen, { height: 150, children: () => el(CollectivesCard, { run, topic }) })),
+    el(MapCard, { run, topic, maxHeight: 236, ranks: data.run.world_size ?? 0 }),
+    t.div(
+      { class: 'pair' },
+      el(BudgetCard, { run, topic }),
+      el(Seen, { height: 150, children: () => el(CollectivesCard, { run, topic }) }),
+    ),
     el(
       Card,
-      { title: 'Findings, by cost', note: findings.data ? findingsNote(findings.data) : '', tools: [t.a({ key: 'c', href: csvHref(runPath(run, 'findings')) }, 'CSV'), t.a({ key: 'a', href: withQuery(runPath(run, 'findings'), carried(query.value)) }, 'All findings')] },
-      Loaded({ answer: findings, height: 60, what: 'the findings', children: (list) => (list.open.length + list.recovered.length > 0 ? el(FindingsTable, { findings: [...list.open, ...list.recovered].slice(0, 8), run }) : t.p({ class: 'note padded' }, noFindings(list))) }),
+      {
+        title: 'Findings, by cost',
+        note: findings.data ? findingsNote(findings.data) : '',
+        tools: [
+          t.a({ key: 'c', href: csvHref(runPath(run, 'findings')) }, 'CSV'),
+          t.a({ key: 'a', href: withQuery(runPath(run, 'findings'), carried(query.value)) }, 'All findings'),
+        ],
+      },
+      Loaded({
+        answer: findings,
+        height: 60,
+        what: 'the findings',
+        children: (list) =>
+          list.open.length + list.recovered.length > 0
+            ? el(FindingsTable, { findings: [...list.open, ...list.recovered].slice(0, 8), run })
+            : t.p({ class: 'note padded' }, noFindings(list)),
+      }),
     ),
   );
 }
@@ -68,7 +105,10 @@ export function findingsNote(list) {
 
 /** Never an empty page: what looked, and over how many steps. @param {Findings} list */
 export function noFindings(list) {
-  if (list.detectors.length === 0) return list.steps > 0 ? `No findings yet: no detector has looked at these ${count(list.steps)} steps` : 'No findings yet: no step has been seen';
+  if (list.detectors.length === 0)
+    return list.steps > 0
+      ? `No findings yet: no detector has looked at these ${count(list.steps)} steps`
+      : 'No findings yet: no step has been seen';
   const skipped = list.detectors.filter((one) => one.state === 'skipped').length;
   return `No findings in ${count(list.steps)} steps. ${plural(list.detectors.length - skipped, 'detector')} ran, ${count(skipped)} ${skipped === 1 ? 'was' : 'were'} skipped`;
 }
@@ -81,15 +121,29 @@ function Numbers({ numbers }) {
       t.div(
         { key: one.key },
         t.dt(null, one.label),
-        t.dd(null, t.span({ class: 'figure' }, one.value === null ? 'not known' : one.unit === 'ratio' ? figure(one.value * 100) : figure(one.value)), ' ', t.span({ class: 'unit' }, one.value === null ? '' : one.unit === 'ratio' ? '%' : one.unit)),
-        t.dd({ class: 'faint' }, one.change_ratio !== null && Math.abs(one.change_ratio) >= 0.005 ? t.b({ class: 'changed' }, change(one.change_ratio), ' ') : null, one.reference_text),
+        t.dd(
+          null,
+          t.span(
+            { class: 'figure' },
+            one.value === null ? 'not known' : one.unit === 'ratio' ? figure(one.value * 100) : figure(one.value),
+          ),
+          ' ',
+          t.span({ class: 'unit' }, one.value === null ? '' : one.unit === 'ratio' ? '%' : one.unit),
+        ),
+        t.dd(
+          { class: 'faint' },
+          one.change_ratio !== null && Math.abs(one.change_ratio) >= 0.005
+            ? t.b({ class: 'changed' }, change(one.change_ratio), ' ')
+            : null,
+          one.reference_text,
+        ),
       ),
     ),
   );
 }
 
-/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, metric?: string, tools?: import('../tags.js').Children}} props */
-export function MapCard({ run, topic, maxHeight, metric, tools }) {
+/** The map in its card, with its legend and its table twin. @param {{run: string, topic: string | null, maxHeight: number, ranks: number, metric?: string, tools?: import('../tags.js').Children}} props */
+export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
   const [map, setMap] = useState(/** @type {MapData | null} */ (null));
   const [table, setTable] = useState(false);
   const range = readRange(query.value.steps);
@@ -103,15 +157,34 @@ export function MapCard({ run, topic, maxHeight, metric, tools }) {
       note: map ? map.text : '',
       tools: [
         tools,
-        range ? t.button({ key: 'z', type: 'button', class: 'link', onClick: () => setQuery({ steps: null }) }, `Steps ${count(range[0])}–${count(range[1])}: show all`) : null,
+        range
+          ? t.button(
+              { key: 'z', type: 'button', class: 'link', onClick: () => setQuery({ steps: null }) },
+              `Steps ${count(range[0])}–${count(range[1])}: show all`,
+            )
+          : null,
         el(Legend, { key: 'l', map }),
-        t.button({ key: 't', type: 'button', class: 'link', onClick: () => setTable(!table), 'aria-pressed': table }, table ? 'Map' : 'Table'),
-        maxHeight < 400 ? t.a({ key: 'e', href: withQuery(runPath(run, 'ranks'), carried(query.value)) }, 'Explore') : null,
+        t.button(
+          { key: 't', type: 'button', class: 'link', onClick: () => setTable(!table), 'aria-pressed': table },
+          table ? 'Map' : 'Table',
+        ),
+        maxHeight < 400
+          ? t.a({ key: 'e', href: withQuery(runPath(run, 'ranks'), carried(query.value)) }, 'Explore')
+          : null,
       ],
     },
-    t.div({ hidden: table }, el(RankMap, { run, topic, maxHeight, metric, onData: setMap })),
-    table && map ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } }) : null,
-    selected ? el(Lazy, { key: 'cell', load: () => import('../parts/cell.js'), pick: 'CellPanel', props: { run, cell: selected } }) : null,
+    t.div({ hidden: table }, el(RankMap, { run, topic, maxHeight, ranks, metric, onData: setMap })),
+    table && map
+      ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } })
+      : null,
+    selected
+      ? el(Lazy, {
+          key: 'cell',
+          load: () => import('../parts/cell.js'),
+          pick: 'CellPanel',
+          props: { run, cell: selected },
+        })
+      : null,
   );
 }
 
@@ -121,7 +194,17 @@ function Legend({ map }) {
   const dark = theme.value;
   return t.span(
     { class: 'legend', 'data-theme': dark },
-    map.unit === 'ratio' ? [t.span({ key: 'a' }, '−50 %, faster'), t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }), t.span({ key: 'c' }, '+100 %, slower')] : [t.span({ key: 'a' }, duration(map.value_lo)), t.span({ key: 'b', class: 'rampbar sequential', 'aria-hidden': 'true' }), t.span({ key: 'c' }, duration(map.value_hi))],
+    map.unit === 'ratio'
+      ? [
+          t.span({ key: 'a' }, '−50 %, faster'),
+          t.span({ key: 'b', class: 'rampbar', 'aria-hidden': 'true' }),
+          t.span({ key: 'c' }, '+100 %, slower'),
+        ]
+      : [
+          t.span({ key: 'a' }, duration(map.value_lo)),
+          t.span({ key: 'b', class: 'rampbar sequential', 'aria-hidden': 'true' }),
+          t.span({ key: 'c' }, duration(map.value_hi)),
+        ],
     t.span({ class: 'hatchmark', 'aria-hidden': 'true' }),
     t.span(null, 'no data'),
   );
@@ -152,7 +235,9 @@ const BUDGET_SHOWN = 5;
 
 /** @param {{run: string, topic: string | null}} props */
 export function BudgetCard({ run, topic }) {
-  const answer = /** @type {import('../api.js').Answer<Budget>} */ (useApi(runPath(run, 'budget'), { topic, on: ['steps', 'verdict'] }));
+  const answer = /** @type {import('../api.js').Answer<Budget>} */ (
+    useApi(runPath(run, 'budget'), { topic, on: ['steps', 'verdict'] })
+  );
   const data = answer.data;
   const [all, setAll] = useState(false);
   const most = Math.max(1e-9, ...(data?.rows.map((row) => row.total_ms) ?? []));
@@ -169,9 +254,25 @@ export function BudgetCard({ run, topic }) {
           ? t.p({ class: 'note padded' }, budget.text || 'No finished step yet.')
           : t.div(
               { class: 'budget' },
-              (all ? budget.rows : budget.rows.slice(0, BUDGET_SHOWN)).map((row) => el(BudgetBar, { key: row.label, row, parts: used, most, run })),
-              budget.rows.length > BUDGET_SHOWN ? t.button({ type: 'button', class: 'link more', onClick: () => setAll(!all) }, all ? 'Show fewer' : `Show ${budget.rows.length - BUDGET_SHOWN} more, from most own work to least`) : null,
-              t.ul({ class: 'partlegend' }, used.map((part) => t.li({ key: part }, t.span({ class: `swatch t-${look(part)[0]}`, 'aria-hidden': 'true' }), look(part)[1]))),
+              (all ? budget.rows : budget.rows.slice(0, BUDGET_SHOWN)).map((row) =>
+                el(BudgetBar, { key: row.label, row, parts: used, most, run }),
+              ),
+              budget.rows.length > BUDGET_SHOWN
+                ? t.button(
+                    { type: 'button', class: 'link more', onClick: () => setAll(!all) },
+                    all ? 'Show fewer' : `Show ${budget.rows.length - BUDGET_SHOWN} more, from most own work to least`,
+                  )
+                : null,
+              t.ul(
+                { class: 'partlegend' },
+                used.map((part) =>
+                  t.li(
+                    { key: part },
+                    t.span({ class: `swatch t-${look(part)[0]}`, 'aria-hidden': 'true' }),
+                    look(part)[1],
+                  ),
+                ),
+              ),
             ),
     }),
   );
@@ -179,16 +280,29 @@ export function BudgetCard({ run, topic }) {
 
 /** @param {{row: BudgetRow, parts: string[], most: number, run: string}} props */
 function BudgetBar({ row, parts, most, run }) {
-  const told = parts.filter((part) => row.parts[part] > 0).map((part) => `${look(part)[1]} ${duration(row.parts[part])}`);
+  const told = parts
+    .filter((part) => row.parts[part] > 0)
+    .map((part) => `${look(part)[1]} ${duration(row.parts[part])}`);
   return t.div(
     { class: 'bar' },
-    t.span({ class: 'barlabel' }, row.rank === null ? row.label : t.a({ class: 'quiet', href: runPath(run, 'ranks', String(row.rank)) }, row.label)),
+    t.span(
+      { class: 'barlabel' },
+      row.rank === null ? row.label : t.a({ class: 'quiet', href: runPath(run, 'ranks', String(row.rank)) }, row.label),
+    ),
     t.span(
       { class: 'bartrack', role: 'img', 'aria-label': `${row.label}: ${told.join(', ')}` },
       parts.map((part) => {
         const share = (row.parts[part] ?? 0) / most;
         if (!(share > 0)) return null;
-        return t.span({ key: part, class: `seg t-${look(part)[0]}`, title: `${look(part)[1]}: ${duration(row.parts[part])}`, style: { width: `${share * 100}%` } }, share > 0.07 ? figure(row.parts[part]) : '');
+        return t.span(
+          {
+            key: part,
+            class: `seg t-${look(part)[0]}`,
+            title: `${look(part)[1]}: ${duration(row.parts[part])}`,
+            style: { width: `${share * 100}%` },
+          },
+          share > 0.07 ? figure(row.parts[part]) : '',
+        );
       }),
     ),
     t.span({ class: 'bartotal' }, duration(row.total_ms)),
@@ -197,37 +311,78 @@ function BudgetBar({ row, parts, most, run }) {
 
 /** @param {{run: string, topic: string | null}} props */
 function CollectivesCard({ run, topic }) {
-  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (useApi(runPath(run, 'collectives'), { topic, on: ['steps'] }));
+  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (
+    useApi(runPath(run, 'collectives'), { topic, on: ['steps'] })
+  );
   return el(
     Card,
     { title: 'Collectives', note: 'ms exposed per step', tools: t.a({ href: runPath(run, 'collectives') }, 'All') },
-    Loaded({ answer, height: 150, what: 'the collectives', children: (data) => (data.rows.length === 0 ? t.p({ class: 'note padded' }, data.text) : el(CollectivesTable, { data: { ...data, rows: data.rows.slice(0, 5) }, brief: true })) }),
+    Loaded({
+      answer,
+      height: 150,
+      what: 'the collectives',
+      children: (data) =>
+        data.rows.length === 0
+          ? t.p({ class: 'note padded' }, data.text)
+          : el(CollectivesTable, { data: { ...data, rows: data.rows.slice(0, 5) }, brief: true }),
+    }),
   );
 }
 
 /** @param {{data: Collectives, brief: boolean}} props */
 export function CollectivesTable({ data, brief }) {
   const most = Math.max(1e-9, ...data.rows.map((row) => row.exposed_ms_per_step ?? 0));
-  const size = (/** @type {number | null} */ bytes) => (bytes === null ? '–' : bytes >= 1 << 20 ? `${figure(bytes / (1 << 20))} MiB` : bytes >= 1024 ? `${figure(bytes / 1024)} KiB` : `${bytes} B`);
+  const size = (/** @type {number | null} */ bytes) =>
+    bytes === null
+      ? '–'
+      : bytes >= 1 << 20
+        ? `${figure(bytes / (1 << 20))} MiB`
+        : bytes >= 1024
+          ? `${figure(bytes / 1024)} KiB`
+          : `${bytes} B`;
   return t.div(
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Collectives' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th(null, 'Operation'), t.th(null, 'Group'), t.th({ class: 'num' }, 'Size'), brief ? null : t.th({ class: 'num' }, 'Count'), t.th({ class: 'num' }, 'p50'), t.th({ class: 'num' }, 'p99'), brief ? null : t.th({ class: 'num' }, 'Longest'), t.th({ class: 'num' }, 'Exposed'), t.th({ class: 'w-bar' }, t.span({ class: 'sr' }, 'Share')))),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th(null, 'Operation'),
+          t.th(null, 'Group'),
+          t.th({ class: 'num' }, 'Size'),
+          brief ? null : t.th({ class: 'num' }, 'Count'),
+          t.th({ class: 'num' }, 'p50'),
+          t.th({ class: 'num' }, 'p99'),
+          brief ? null : t.th({ class: 'num' }, 'Longest'),
+          t.th({ class: 'num' }, 'Exposed'),
+          t.th({ class: 'w-bar' }, t.span({ class: 'sr' }, 'Share')),
+        ),
+      ),
       t.tbody(
         null,
         data.rows.map((row, i) =>
           t.tr(
             { key: i },
             t.td(null, t.code(null, row.operation)),
-            t.td({ class: 'clip', title: row.group }, row.group, row.num_ranks ? t.span({ class: 'faint' }, ` ${count(row.num_ranks)}`) : null),
+            t.td(
+              { class: 'clip', title: row.group },
+              row.group,
+              row.num_ranks ? t.span({ class: 'faint' }, ` ${count(row.num_ranks)}`) : null,
+            ),
             t.td({ class: 'num nowrap' }, size(row.size_bytes)),
             brief ? null : t.td({ class: 'num' }, count(row.count)),
             t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
             t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
             brief ? null : t.td({ class: 'num nowrap' }, duration(row.max_ms)),
             t.td({ class: 'num' }, t.b(null, figure(row.exposed_ms_per_step))),
-            t.td(null, t.span({ class: 'minitrack', 'aria-hidden': 'true' }, t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }))),
+            t.td(
+              null,
+              t.span(
+                { class: 'minitrack', 'aria-hidden': 'true' },
+                t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
+              ),
+            ),
           ),
         ),
       ),

@@ -17,14 +17,19 @@ import { carried, readCell, runPath, withQuery } from '../url.js';
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, id, topic, overview }) {
   const path = runPath(run, 'ranks', id);
-  const answer = /** @type {import('../api.js').Answer<RankDetail>} */ (useApi(path, { topic, on: ['ranks', 'steps', 'errors'] }));
+  const answer = /** @type {import('../api.js').Answer<RankDetail>} */ (
+    useApi(path, { topic, on: ['ranks', 'steps', 'errors'] })
+  );
   const data = answer.data;
   const selected = readCell(query.value.sel);
   const sentence = data ? rankSentence(data, overview.data) : '';
   useEffect(() => setTitle(sentence || `Rank ${id}`, run), [sentence]);
   if (!data) {
-    if (answer.error && answer.error.status >= 400 && answer.error.status < 500) return el(NoRank, { run, id, overview: overview.data, what: answer.error.detail.what });
-    return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: `rank ${id}` }) : el(Skeleton, { height: 240, waitsFor: `rank ${id}` });
+    if (answer.error && answer.error.status >= 400 && answer.error.status < 500)
+      return el(NoRank, { run, id, overview: overview.data, what: answer.error.detail.what });
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: `rank ${id}` })
+      : el(Skeleton, { height: 240, waitsFor: `rank ${id}` });
   }
   const size = overview.data?.run.world_size ?? data.world_size ?? 0;
   return t.div(
@@ -32,22 +37,79 @@ export function Page({ run, id, topic, overview }) {
     t.header(
       { class: 'pagehead' },
       t.h1({ id: 'verdict' }, sentence),
-      t.p({ class: 'faint' }, `Rank ${data.rank} on ${data.host}, process ${data.pid ?? 'unknown'}, attempt ${data.attempt}. Last heard `, el(Ago, { ms: data.last_seen_ms }), data.exit_text ? `. ${data.exit_text}` : ''),
+      t.p(
+        { class: 'faint' },
+        `Rank ${data.rank} on ${data.host}, process ${data.pid ?? 'unknown'}, attempt ${data.attempt}. Last heard `,
+        el(Ago, { ms: data.last_seen_ms }),
+        data.exit_text ? `. ${data.exit_text}` : '',
+      ),
       t.div(
         { class: 'buttons' },
-        data.rank > 0 ? t.a({ class: 'button small', href: withQuery(runPath(run, 'ranks', String(data.rank - 1)), carried(query.value)) }, `Rank ${data.rank - 1}`) : null,
-        data.rank + 1 < size ? t.a({ class: 'button small', href: withQuery(runPath(run, 'ranks', String(data.rank + 1)), carried(query.value)) }, `Rank ${data.rank + 1}`) : null,
+        data.rank > 0
+          ? t.a(
+              {
+                class: 'button small',
+                href: withQuery(runPath(run, 'ranks', String(data.rank - 1)), carried(query.value)),
+              },
+              `Rank ${data.rank - 1}`,
+            )
+          : null,
+        data.rank + 1 < size
+          ? t.a(
+              {
+                class: 'button small',
+                href: withQuery(runPath(run, 'ranks', String(data.rank + 1)), carried(query.value)),
+              },
+              `Rank ${data.rank + 1}`,
+            )
+          : null,
         t.a({ class: 'button small', href: withQuery(runPath(run, 'ranks'), carried(query.value)) }, 'All ranks'),
         t.a({ class: 'button small', href: withQuery(runPath(run, 'logs'), { rank: data.rank }) }, 'Its logs'),
       ),
     ),
-    selected && selected.rank === data.rank ? t.section({ class: 'card' }, el(CellPanel, { run, cell: selected })) : null,
+    selected && selected.rank === data.rank
+      ? t.section({ class: 'card' }, el(CellPanel, { run, cell: selected }))
+      : null,
     el(Card, { title: 'Now' }, el(Facts, { data })),
-    el(Card, { title: 'Process groups', note: 'the last sequence this rank entered, and the last that ended' }, el(Groups, { data })),
-    data.stacks.length > 0 ? el(Card, { title: 'Stacks', note: `innermost frame first; ${data.stacks[0].reason || 'taken'} at ${dateTime(data.stacks[0].time_ms)}`, tools: el(CopyButton, { text: () => data.stacks[0].text, what: 'the stacks', class: 'link' }) }, t.pre({ class: 'trace', tabIndex: 0 }, data.stacks[0].text)) : null,
-    el(Lazy, { key: id, load: () => import('../parts/samples.js'), pick: 'RankSamples', props: { run, rank: data.rank, host: data.host, topic } }),
-    el(Card, { title: 'Last collectives', note: 'newest first', tools: t.a({ href: csvHref(withQuery(runPath(run, 'collectives', 'records'), { rank: data.rank })) }, 'CSV') }, Loaded({ answer, height: 100, what: 'the collectives', children: () => el(Records, { data }) })),
-    el(Card, { title: 'How it is watched', note: 'what each hook uses, or why it is skipped' }, t.dl({ class: 'facts tall' }, Object.entries(data.sources).map(([name, source]) => fact(words(name), source)))),
+    el(
+      Card,
+      { title: 'Process groups', note: 'the last sequence this rank entered, and the last that ended' },
+      el(Groups, { data }),
+    ),
+    data.stacks.length > 0
+      ? el(
+          Card,
+          {
+            title: 'Stacks',
+            note: `innermost frame first; ${data.stacks[0].reason || 'taken'} at ${dateTime(data.stacks[0].time_ms)}`,
+            tools: el(CopyButton, { text: () => data.stacks[0].text, what: 'the stacks', class: 'link' }),
+          },
+          t.pre({ class: 'trace', tabIndex: 0 }, data.stacks[0].text),
+        )
+      : null,
+    el(Lazy, {
+      key: id,
+      load: () => import('../parts/samples.js'),
+      pick: 'RankSamples',
+      props: { run, rank: data.rank, host: data.host, topic },
+    }),
+    el(
+      Card,
+      {
+        title: 'Last collectives',
+        note: 'newest first',
+        tools: t.a({ href: csvHref(withQuery(runPath(run, 'collectives', 'records'), { rank: data.rank })) }, 'CSV'),
+      },
+      Loaded({ answer, height: 100, what: 'the collectives', children: () => el(Records, { data }) }),
+    ),
+    el(
+      Card,
+      { title: 'How it is watched', note: 'what each hook uses, or why it is skipped' },
+      t.dl(
+        { class: 'facts tall' },
+        Object.entries(data.sources).map(([name, source]) => fact(words(name), source)),
+      ),
+    ),
   );
 }
 
@@ -58,7 +120,8 @@ export function rankSentence(data, overview) {
   const name = `Rank ${data.rank}`;
   if (data.state === 'failed') return `${name} failed${data.end_detail ? `: ${data.end_detail}` : ''}`;
   if (data.state === 'silent') return `${name} is silent`;
-  if (data.state === 'stuck') return `${name} is stuck${data.phase ? ` in ${data.phase}` : ''} at step ${count(data.step)}`;
+  if (data.state === 'stuck')
+    return `${name} is stuck${data.phase ? ` in ${data.phase}` : ''} at step ${count(data.step)}`;
   if (data.state === 'ended') return `${name} ended after step ${count(data.step)}`;
   if (!data.step) return `${name} is registered, no step yet`;
   return `${name} runs, step ${count(data.step)}; no finding names it`;
@@ -67,7 +130,15 @@ export function rankSentence(data, overview) {
 /** @param {{run: string, id: string, overview: Overview | null, what: string}} props */
 function NoRank({ run, id, overview, what }) {
   const size = overview?.run.world_size;
-  return t.div({ class: 'card padded' }, t.h1(null, `There is no rank ${id}`), el(Empty, { title: size ? `This run has ranks 0 to ${size - 1}.` : what }, t.a({ class: 'button', href: runPath(run, 'ranks') }, 'All ranks')));
+  return t.div(
+    { class: 'card padded' },
+    t.h1(null, `There is no rank ${id}`),
+    el(
+      Empty,
+      { title: size ? `This run has ranks 0 to ${size - 1}.` : what },
+      t.a({ class: 'button', href: runPath(run, 'ranks') }, 'All ranks'),
+    ),
+  );
 }
 
 /** @param {{data: RankDetail}} props */
@@ -80,7 +151,9 @@ function Facts({ data }) {
     fact('In it since', data.phase_since_ms ? dateTime(data.phase_since_ms) : '–'),
     fact('Local rank', data.local_rank === null ? '–' : `${data.local_rank} of ${data.local_world_size ?? '?'}`),
     fact('Backend', data.backend || '–'),
-    data.stage === null ? null : fact('Pipeline', `stage ${data.stage} of ${data.num_stages ?? '?'}, ${data.schedule || 'schedule unknown'}`),
+    data.stage === null
+      ? null
+      : fact('Pipeline', `stage ${data.stage} of ${data.num_stages ?? '?'}, ${data.schedule || 'schedule unknown'}`),
     fact('CPU time', data.cpu_seconds === null ? '–' : `${count(data.cpu_seconds)} s`),
     fact('Memory', bytes(data.rss_bytes)),
     fact('Registered', dateTime(data.registered_ms)),
@@ -94,17 +167,40 @@ function Groups({ data }) {
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Process groups' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th(null, 'Group'), t.th({ class: 'num' }, 'Ranks'), t.th({ class: 'num' }, 'Entered'), t.th({ class: 'num' }, 'Ended'), t.th(null, 'Last entered'))),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th(null, 'Group'),
+          t.th({ class: 'num' }, 'Ranks'),
+          t.th({ class: 'num' }, 'Entered'),
+          t.th({ class: 'num' }, 'Ended'),
+          t.th(null, 'Last entered'),
+        ),
+      ),
       t.tbody(
         null,
         data.groups.map((group) =>
           t.tr(
             { key: group.group },
-            t.td({ class: 'clip', title: `${group.group} ${group.description} ${group.backend}` }, group.description || group.group, t.span({ class: 'faint' }, ` ${group.backend}`)),
+            t.td(
+              { class: 'clip', title: `${group.group} ${group.description} ${group.backend}` },
+              group.description || group.group,
+              t.span({ class: 'faint' }, ` ${group.backend}`),
+            ),
             t.td({ class: 'num' }, count(group.ranks.length)),
             t.td({ class: 'num' }, count(group.issued)),
-            t.td({ class: 'num' }, group.issued !== null && group.ended !== null && group.issued > group.ended ? t.b({ class: 'changed' }, count(group.ended)) : count(group.ended)),
-            t.td({ class: 'wide' }, t.code(null, group.operation), group.call_site ? t.span({ class: 'faint' }, ` ${group.call_site}`) : null),
+            t.td(
+              { class: 'num' },
+              group.issued !== null && group.ended !== null && group.issued > group.ended
+                ? t.b({ class: 'changed' }, count(group.ended))
+                : count(group.ended),
+            ),
+            t.td(
+              { class: 'wide' },
+              t.code(null, group.operation),
+              group.call_site ? t.span({ class: 'faint' }, ` ${group.call_site}`) : null,
+            ),
           ),
         ),
       ),
@@ -119,7 +215,21 @@ function Records({ data }) {
     { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'Last collectives' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th({ class: 'num' }, 'Step'), t.th({ class: 'num' }, 'Sequence'), t.th(null, 'Operation'), t.th({ class: 'num' }, 'Size'), t.th({ class: 'num' }, 'Entered'), t.th({ class: 'num' }, 'Took'), t.th({ class: 'num' }, 'Blocked'), t.th(null, 'State'), t.th(null, 'Called from'))),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th({ class: 'num' }, 'Step'),
+          t.th({ class: 'num' }, 'Sequence'),
+          t.th(null, 'Operation'),
+          t.th({ class: 'num' }, 'Size'),
+          t.th({ class: 'num' }, 'Entered'),
+          t.th({ class: 'num' }, 'Took'),
+          t.th({ class: 'num' }, 'Blocked'),
+          t.th(null, 'State'),
+          t.th(null, 'Called from'),
+        ),
+      ),
       t.tbody(
         null,
         data.collectives.map((row, i) =>
@@ -127,10 +237,20 @@ function Records({ data }) {
             { key: i },
             t.td({ class: 'num' }, count(row.step)),
             t.td({ class: 'num' }, count(row.sequence)),
-            t.td({ class: 'nowrap' }, t.code(null, row.operation), row.peer_rank === null ? null : t.span({ class: 'faint' }, ` rank ${row.peer_rank}`)),
+            t.td(
+              { class: 'nowrap' },
+              t.code(null, row.operation),
+              row.peer_rank === null ? null : t.span({ class: 'faint' }, ` rank ${row.peer_rank}`),
+            ),
             t.td({ class: 'num nowrap' }, bytes(row.size_bytes)),
             t.td({ class: 'num nowrap' }, exactTime(row.arrived_ms)),
-            t.td({ class: 'num nowrap' }, duration(row.duration_ms), row.end_is_upper_bound ? t.span({ class: 'faint', title: 'The end was seen late: this is the most it took' }, ' at most') : null),
+            t.td(
+              { class: 'num nowrap' },
+              duration(row.duration_ms),
+              row.end_is_upper_bound
+                ? t.span({ class: 'faint', title: 'The end was seen late: this is the most it took' }, ' at most')
+                : null,
+            ),
             t.td({ class: 'num nowrap' }, duration(row.blocked_ms)),
             t.td(null, row.state === 'ended' ? 'ended' : t.b({ class: 'changed' }, row.state)),
             t.td({ class: 'wide clip', title: row.call_site }, row.call_site),

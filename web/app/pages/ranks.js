@@ -7,14 +7,22 @@ import { setTitle } from '../page.js';
 import { Ago, Card, Loaded, useHeld } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
-import { carried, runPath, withQuery } from '../url.js';
+import { carried, readRank, runPath, withQuery } from '../url.js';
 import { MapCard } from './overview.js';
 
 /** @typedef {import('../../types/api.js').Ranks} Ranks */
 /** @typedef {import('../../types/api.js').RankRow} RankRow */
 
 /** What the map can show. @type {[string, string][]} */
-const METRICS = [['own_work', 'Own work'], ['step', 'Whole step'], ['data', 'Data'], ['forward', 'Forward'], ['backward', 'Backward'], ['optimizer', 'Optimizer'], ['blocked', 'Blocked on peers']];
+const METRICS = [
+  ['own_work', 'Own work'],
+  ['step', 'Whole step'],
+  ['data', 'Data'],
+  ['forward', 'Forward'],
+  ['backward', 'Backward'],
+  ['optimizer', 'Optimizer'],
+  ['blocked', 'Blocked on peers'],
+];
 const SHOWN = 200;
 const BAD = new Set(['stuck', 'failed', 'silent']);
 
@@ -29,15 +37,45 @@ export function Page({ run, topic, overview }) {
   useEffect(() => setTitle(sentence || 'Ranks', run), [sentence]);
   return t.div(
     { class: 'stack' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, sentence || 'Ranks by steps'), overview.data ? t.p({ class: 'faint' }, overview.data.coverage.text) : null),
+    t.header(
+      { class: 'pagehead' },
+      t.h1({ id: 'verdict' }, sentence || 'Ranks by steps'),
+      overview.data ? t.p({ class: 'faint' }, overview.data.coverage.text) : null,
+    ),
     el(MapCard, {
       run,
       topic,
       maxHeight: 480,
+      ranks: overview.data?.run.world_size ?? 0,
       metric,
-      tools: t.select({ key: 'm', 'aria-label': 'What the map shows', value: metric, onChange: (event) => setQuery({ metric: event.currentTarget.value === 'own_work' ? null : event.currentTarget.value }) }, METRICS.map(([name, title]) => t.option({ key: name, value: name }, title))),
+      tools: t.select(
+        {
+          key: 'm',
+          'aria-label': 'What the map shows',
+          value: metric,
+          onChange: (event) =>
+            setQuery({ metric: event.currentTarget.value === 'own_work' ? null : event.currentTarget.value }),
+        },
+        METRICS.map(([name, title]) => t.option({ key: name, value: name }, title)),
+      ),
     }),
-    t.div({ ref: list }, el(Card, { title: 'Where every rank is', note: shown ? plural(shown.ranks.length, 'rank') : '', tools: t.a({ href: csvHref(path) }, 'CSV') }, Loaded({ answer: { ...answer, data: shown }, height: 160, what: 'the ranks', children: (data) => el(RankTable, { ranks: data.ranks, run }) }))),
+    t.div(
+      { ref: list },
+      el(
+        Card,
+        {
+          title: 'Where every rank is',
+          note: shown ? plural(shown.ranks.length, 'rank') : '',
+          tools: t.a({ href: csvHref(path) }, 'CSV'),
+        },
+        Loaded({
+          answer: { ...answer, data: shown },
+          height: 160,
+          what: 'the ranks',
+          children: (data) => el(RankTable, { ranks: data.ranks, run }),
+        }),
+      ),
+    ),
   );
 }
 
@@ -47,13 +85,16 @@ export function ranksSentence(data) {
   if (data.ranks.length === 0) return 'No rank has registered yet';
   const bad = data.ranks.filter((rank) => BAD.has(rank.state));
   if (bad.length === 0) return `${plural(data.ranks.length, 'rank')}, none stuck, failed or silent`;
-  return bad.length === 1 ? `Rank ${bad[0].rank} is ${bad[0].state}` : `${count(bad.length)} of ${count(data.ranks.length)} ranks are stuck, failed or silent`;
+  return bad.length === 1
+    ? `Rank ${bad[0].rank} is ${bad[0].state}`
+    : `${count(bad.length)} of ${count(data.ranks.length)} ranks are stuck, failed or silent`;
 }
 
 /** @param {{ranks: RankRow[], run: string}} props */
 function RankTable({ ranks, run }) {
   const [all, setAll] = useState(false);
-  const attention = (/** @type {RankRow} */ rank) => (BAD.has(rank.state) ? 0 : 1);
+  const selected = readRank(query.value.sel);
+  const attention = (/** @type {RankRow} */ rank) => (rank.rank === selected ? -1 : BAD.has(rank.state) ? 0 : 1);
   const sorted = [...ranks].sort((a, b) => attention(a) - attention(b) || a.rank - b.rank);
   const rows = all ? sorted : sorted.slice(0, SHOWN);
   const staged = ranks.some((rank) => rank.stage !== null);
@@ -61,15 +102,43 @@ function RankTable({ ranks, run }) {
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Ranks' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th(null, 'Rank'), t.th(null, 'State'), t.th(null, 'Host'), staged ? t.th({ class: 'num' }, 'Stage') : null, t.th({ class: 'num' }, 'Step'), t.th(null, 'Phase'), t.th({ class: 'num' }, 'CPU'), t.th({ class: 'num' }, 'Memory'), t.th({ class: 'num' }, 'Last heard'), t.th(null, 'End'))),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th(null, 'Rank'),
+          t.th(null, 'State'),
+          t.th(null, 'Host'),
+          staged ? t.th({ class: 'num' }, 'Stage') : null,
+          t.th({ class: 'num' }, 'Step'),
+          t.th(null, 'Phase'),
+          t.th({ class: 'num' }, 'CPU'),
+          t.th({ class: 'num' }, 'Memory'),
+          t.th({ class: 'num' }, 'Last heard'),
+          t.th(null, 'End'),
+        ),
+      ),
       t.tbody(
         null,
         rows.map((rank) =>
           t.tr(
-            { key: rank.rank },
-            t.td({ class: 'nowrap' }, t.a({ href: withQuery(runPath(run, 'ranks', String(rank.rank)), carried(query.value)) }, `Rank ${count(rank.rank)}`)),
-            t.td({ class: 'nowrap' }, t.span({ class: `state is-${rank.state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), rank.state)),
-            t.td({ class: 'clip', title: rank.host }, rank.host, rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`)),
+            { key: rank.rank, class: rank.rank === selected ? 'here' : '' },
+            t.td(
+              { class: 'nowrap' },
+              t.a(
+                { href: withQuery(runPath(run, 'ranks', String(rank.rank)), carried(query.value)) },
+                `Rank ${count(rank.rank)}`,
+              ),
+            ),
+            t.td(
+              { class: 'nowrap' },
+              t.span({ class: `state is-${rank.state}` }, t.span({ class: 'dot', 'aria-hidden': 'true' }), rank.state),
+            ),
+            t.td(
+              { class: 'clip', title: rank.host },
+              rank.host,
+              rank.local_rank === null ? null : t.span({ class: 'faint' }, ` local ${rank.local_rank}`),
+            ),
             staged ? t.td({ class: 'num' }, rank.stage === null ? '–' : count(rank.stage)) : null,
             t.td({ class: 'num' }, rank.step ? count(rank.step) : t.span({ class: 'faint' }, 'none')),
             t.td(null, rank.phase ? words(rank.phase) : t.span({ class: 'faint' }, '–')),
@@ -81,6 +150,12 @@ function RankTable({ ranks, run }) {
         ),
       ),
     ),
-    sorted.length > rows.length ? t.p({ class: 'note padded' }, `First ${count(rows.length)} of ${count(sorted.length)} ranks. `, t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, 'Show all')) : null,
+    sorted.length > rows.length
+      ? t.p(
+          { class: 'note padded' },
+          `First ${count(rows.length)} of ${count(sorted.length)} ranks. `,
+          t.button({ type: 'button', class: 'link', onClick: () => setAll(true) }, 'Show all'),
+        )
+      : null,
   );
 }

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { count, duration, percent, plural } from '../format.js';
+import { count, duration, percent, plural, words } from '../format.js';
 import { now, setTitle } from '../page.js';
 import { Ago, Card, Command, Empty, Icon, Problem, Severity, Skeleton, useHeld } from '../parts/bits.js';
 import { query, setQuery } from '../router.js';
@@ -31,29 +31,80 @@ export function Page() {
   const { shown } = useHeld(answer.data, list, path);
   const urgent = shown?.runs.filter(needsAttention) ?? [];
   const filtered = q !== '' || status !== '';
-  const sentence = !shown ? '' : shown.total === 0 && !filtered ? 'No runs yet' : urgent.length > 0 ? `${plural(urgent.length, 'run')} ${urgent.length === 1 ? 'needs' : 'need'} attention` : filtered ? `${plural(shown.total, 'run')} found` : 'No run needs attention';
+  const sentence = !shown
+    ? ''
+    : shown.total === 0 && !filtered
+      ? 'No runs yet'
+      : urgent.length > 0
+        ? `${plural(urgent.length, 'run')} ${urgent.length === 1 ? 'needs' : 'need'} attention`
+        : filtered
+          ? `${plural(shown.total, 'run')} found`
+          : 'No run needs attention';
   useEffect(() => setTitle(sentence || 'Runs'), [sentence]);
-  if (!shown) return answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the runs' }) : el(Skeleton, { height: 240, waitsFor: 'the runs' });
+  if (!shown)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the runs' })
+      : el(Skeleton, { height: 240, waitsFor: 'the runs' });
   if (shown.total === 0 && !filtered) return el(NoRuns, {});
   return t.div(
     { class: `stack ${answer.error ? 'greyed' : ''}`, ref: list },
     t.section(
       { class: `verdict card ${urgent.length > 0 ? 'is-warning' : 'is-healthy'}` },
-      t.div({ class: 'verdicthead' }, t.div({ class: 'verdictsay' }, t.p({ class: 'kicker' }, el(Icon, { name: urgent.length > 0 ? 'warning' : 'ok' }), 'Now'), t.h1({ id: 'verdict' }, sentence))),
-      urgent.length > 0 ? t.ul({ class: 'urgent' }, urgent.map((run) => el(Urgent, { key: run.run_id, run }))) : null,
+      t.div(
+        { class: 'verdicthead' },
+        t.div(
+          { class: 'verdictsay' },
+          t.p({ class: 'kicker' }, el(Icon, { name: urgent.length > 0 ? 'warning' : 'ok' }), 'Now'),
+          t.h1({ id: 'verdict' }, sentence),
+        ),
+      ),
+      urgent.length > 0
+        ? t.ul(
+            { class: 'urgent' },
+            urgent.map((run) => el(Urgent, { key: run.run_id, run })),
+          )
+        : null,
     ),
     el(
       Card,
-      { title: 'All runs', note: `${count(shown.total)}${filtered ? ' match' : ''}, newest first`, tools: [el(Filters, { key: 'f' }), t.a({ key: 'c', href: csvHref(path) }, 'CSV')] },
+      {
+        title: 'All runs',
+        note: `${count(shown.total)}${filtered ? ' match' : ''}, newest first`,
+        tools: [el(Filters, { key: 'f' }), t.a({ key: 'c', href: csvHref(path) }, 'CSV')],
+      },
       t.div(
         { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'All runs' },
         t.table(
           { class: 'table' },
-          t.thead(null, t.tr(null, t.th(null, 'Run'), t.th(null, 'Status'), t.th(null, 'Verdict'), t.th({ class: 'num' }, 'Ranks'), t.th({ class: 'num' }, 'Step'), t.th({ class: 'num' }, 'Started'), t.th({ class: 'num' }, 'Length'))),
-          t.tbody(null, shown.runs.map((run) => el(RunRow, { key: run.run_id, run }))),
+          t.thead(
+            null,
+            t.tr(
+              null,
+              t.th(null, 'Run'),
+              t.th(null, 'Status'),
+              t.th(null, 'Verdict'),
+              t.th({ class: 'num' }, 'Ranks'),
+              t.th({ class: 'num' }, 'Step'),
+              t.th({ class: 'num' }, 'Started'),
+              t.th({ class: 'num' }, 'Length'),
+            ),
+          ),
+          t.tbody(
+            null,
+            shown.runs.map((run) => el(RunRow, { key: run.run_id, run })),
+          ),
         ),
       ),
-      shown.runs.length === 0 ? t.p({ class: 'note padded' }, 'No run matches. ', t.button({ type: 'button', class: 'link', onClick: () => setQuery({ q: null, status: null, offset: null }) }, 'Show all runs')) : null,
+      shown.runs.length === 0
+        ? t.p(
+            { class: 'note padded' },
+            'No run matches. ',
+            t.button(
+              { type: 'button', class: 'link', onClick: () => setQuery({ q: null, status: null, offset: null }) },
+              'Show all runs',
+            ),
+          )
+        : null,
       shown.total > PAGE_SIZE ? el(Pager, { offset, total: shown.total }) : null,
     ),
   );
@@ -78,10 +129,14 @@ function Urgent({ run }) {
   const { verdict } = run;
   return t.li(
     null,
-    verdict ? el(Severity, { severity: verdict.severity }) : el(Severity, { severity: 'warning', text: run.status_text }),
+    verdict
+      ? el(Severity, { severity: verdict.severity })
+      : el(Severity, { severity: 'warning', text: words(run.status) }),
     t.a({ href: runPath(run.run_id), class: 'strong' }, run.name || run.run_id),
     t.span(null, verdict ? verdict.what : run.status_text),
-    verdict?.cost_throughput_ratio ? t.span({ class: 'bad nowrap' }, `${percent(verdict.cost_throughput_ratio)} of throughput`) : null,
+    verdict?.cost_throughput_ratio
+      ? t.span({ class: 'bad nowrap' }, `${percent(verdict.cost_throughput_ratio)} of throughput`)
+      : null,
   );
 }
 
@@ -90,9 +145,35 @@ function RunRow({ run }) {
   const end = run.ended_ms ?? (LIVE.has(run.status) ? now.value : run.last_seen_ms);
   return t.tr(
     null,
-    t.td({ class: 'wide' }, t.a({ href: runPath(run.run_id) }, run.name || run.run_id), run.name && run.name !== run.run_id ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`) : null),
-    t.td({ class: 'nowrap' }, t.span({ class: `state is-${run.status}`, title: run.status_text }, t.span({ class: 'dot', 'aria-hidden': 'true' }), run.status)),
-    t.td({ class: 'wide' }, run.verdict ? t.span({ class: 'verdictline' }, t.span({ class: `severity is-${run.verdict.severity}`, title: run.verdict.severity }, el(Icon, { name: run.verdict.severity }), t.span({ class: 'sr' }, run.verdict.severity)), t.span(null, run.verdict.what)) : t.span({ class: 'faint' }, run.status === 'starting' ? 'not enough steps yet' : 'nothing found')),
+    t.td(
+      { class: 'wide' },
+      t.a({ href: runPath(run.run_id) }, run.name || run.run_id),
+      run.name && !run.name.includes(run.run_id)
+        ? t.code({ class: 'faint runid' }, ` ${run.run_id.slice(0, 12)}`)
+        : null,
+    ),
+    t.td(
+      { class: 'nowrap' },
+      t.span(
+        { class: `state is-${run.status}`, title: run.status_text },
+        t.span({ class: 'dot', 'aria-hidden': 'true' }),
+        run.status,
+      ),
+    ),
+    t.td(
+      { class: 'wide' },
+      run.verdict
+        ? t.span(
+            { class: 'verdictline' },
+            t.span(
+              { class: `severity is-${run.verdict.severity}`, title: run.verdict.severity },
+              el(Icon, { name: run.verdict.severity }),
+              t.span({ class: 'sr' }, run.verdict.severity),
+            ),
+            t.span(null, run.verdict.what),
+          )
+        : t.span({ class: 'faint' }, run.status === 'starting' ? 'not enough steps yet' : 'nothing found'),
+    ),
     t.td({ class: 'num' }, count(run.world_size)),
     t.td({ class: 'num' }, run.step ? count(run.step) : t.span({ class: 'faint' }, 'none yet')),
     t.td({ class: 'num nowrap' }, el(Ago, { ms: run.started_ms })),
@@ -103,13 +184,30 @@ function RunRow({ run }) {
 function Filters() {
   const [text, setText] = useState(query.value.q ?? '');
   useEffect(() => {
-    const timer = setTimeout(() => (text || query.value.q) && setQuery({ q: text, offset: null }, { replace: true }), 250);
+    const timer = setTimeout(
+      () => (text || query.value.q) && setQuery({ q: text, offset: null }, { replace: true }),
+      250,
+    );
     return () => clearTimeout(timer);
   }, [text]);
   return t.form(
     { class: 'filters', role: 'search', onSubmit: (event) => event.preventDefault() },
-    t.input({ type: 'search', placeholder: 'Name, id or host', 'aria-label': 'Find runs by name, id or host', value: text, onInput: (event) => setText(event.currentTarget.value) }),
-    t.select({ 'aria-label': 'Status', value: query.value.status ?? '', onChange: (event) => setQuery({ status: event.currentTarget.value, offset: null }) }, t.option({ value: '' }, 'any status'), STATUSES.map((name) => t.option({ key: name, value: name }, name))),
+    t.input({
+      type: 'search',
+      placeholder: 'Name, id or host',
+      'aria-label': 'Find runs by name, id or host',
+      value: text,
+      onInput: (event) => setText(event.currentTarget.value),
+    }),
+    t.select(
+      {
+        'aria-label': 'Status',
+        value: query.value.status ?? '',
+        onChange: (event) => setQuery({ status: event.currentTarget.value, offset: null }),
+      },
+      t.option({ value: '' }, 'any status'),
+      STATUSES.map((name) => t.option({ key: name, value: name }, name)),
+    ),
   );
 }
 
@@ -118,7 +216,23 @@ function Pager({ offset, total }) {
   return t.div(
     { class: 'pager' },
     t.span({ class: 'faint' }, `${count(offset + 1)}–${count(Math.min(total, offset + PAGE_SIZE))} of ${count(total)}`),
-    t.button({ type: 'button', class: 'button small', disabled: offset === 0, onClick: () => setQuery({ offset: Math.max(0, offset - PAGE_SIZE) || null }) }, 'Newer'),
-    t.button({ type: 'button', class: 'button small', disabled: offset + PAGE_SIZE >= total, onClick: () => setQuery({ offset: offset + PAGE_SIZE }) }, 'Older'),
+    t.button(
+      {
+        type: 'button',
+        class: 'button small',
+        disabled: offset === 0,
+        onClick: () => setQuery({ offset: Math.max(0, offset - PAGE_SIZE) || null }),
+      },
+      'Newer',
+    ),
+    t.button(
+      {
+        type: 'button',
+        class: 'button small',
+        disabled: offset + PAGE_SIZE >= total,
+        onClick: () => setQuery({ offset: offset + PAGE_SIZE }),
+      },
+      'Older',
+    ),
   );
 }

@@ -25,7 +25,13 @@ export function spans(text) {
 
 /** @param {Span[]} found @param {string} text @param {string} look */
 function push(found, text, look) {
-  if (text) found.push({ text: text.replace(CONTROL, (byte) => String.fromCharCode(byte === '\x7f' ? 0x2421 : 0x2400 + byte.charCodeAt(0))), look });
+  if (text)
+    found.push({
+      text: text.replace(CONTROL, (byte) =>
+        String.fromCharCode(byte === '\x7f' ? 0x2421 : 0x2400 + byte.charCodeAt(0)),
+      ),
+      look,
+    });
 }
 
 /** @param {string} look @param {string} codes */

@@ -23,19 +23,31 @@ const FILLED = new Set(['critical', 'warning']);
 /** A mark; its meaning stands beside it in words. @param {{name: string, size?: number}} props */
 export function Icon({ name, size = 12 }) {
   const kind = FILLED.has(name) ? 'filled' : 'drawn';
-  return t.svg({ class: `icon ${kind} is-${name}`, viewBox: '0 0 16 16', width: size, height: size, 'aria-hidden': 'true' }, t.path({ d: PATHS[name] ?? PATHS.unknown }));
+  return t.svg(
+    { class: `icon ${kind} is-${name}`, viewBox: '0 0 16 16', width: size, height: size, 'aria-hidden': 'true' },
+    t.path({ d: PATHS[name] ?? PATHS.unknown }),
+  );
 }
 
 /** Severity as shape, word and colour. @param {{severity: string, text?: string}} props */
 export function Severity({ severity, text }) {
-  return t.span({ class: `severity is-${severity}` }, el(Icon, { name: severity }), t.span(null, text ?? words(severity)));
+  return t.span(
+    { class: `severity is-${severity}` },
+    el(Icon, { name: severity }),
+    t.span(null, text ?? words(severity)),
+  );
 }
 
 /** A card with a heading. @param {{title: Children, note?: Children, tools?: Children, class?: string, id?: string, children?: Children}} props */
 export function Card(props) {
   return t.section(
     { class: `card ${props.class ?? ''}`, id: props.id },
-    t.header({ class: 'cardhead' }, t.h2(null, props.title), props.note ? t.p({ class: 'note' }, props.note) : null, props.tools ? t.div({ class: 'tools' }, props.tools) : null),
+    t.header(
+      { class: 'cardhead' },
+      t.h2(null, props.title),
+      props.note ? t.p({ class: 'note' }, props.note) : null,
+      props.tools ? t.div({ class: 'tools' }, props.tools) : null,
+    ),
     props.children,
   );
 }
@@ -61,9 +73,19 @@ export function CopyButton({ text, label = 'Copy', what = 'text', class: look = 
     announce(done ? 'Copied' : 'The browser refused to copy: select the text and press Ctrl C');
   }
   if (state === 'manual') {
-    return t.input({ class: 'manualcopy', readOnly: true, value: content(), 'aria-label': `${what}: press Ctrl C to copy`, ref: (field) => field?.select(), onBlur: () => setState('idle') });
+    return t.input({
+      class: 'manualcopy',
+      readOnly: true,
+      value: content(),
+      'aria-label': `${what}: press Ctrl C to copy`,
+      ref: (field) => field?.select(),
+      onBlur: () => setState('idle'),
+    });
   }
-  return t.button({ type: 'button', class: `${look} copy`, onClick: press, 'aria-label': `${label} ${what}` }, state === 'done' ? 'Copied' : label);
+  return t.button(
+    { type: 'button', class: `${look} copy`, onClick: press, 'aria-label': `${label} ${what}` },
+    state === 'done' ? 'Copied' : label,
+  );
 }
 
 /** A command in mono with its copy button. @param {{text: string}} props */
@@ -78,7 +100,10 @@ export function Skeleton({ height, waitsFor }) {
     const timer = setTimeout(() => setSlow(true), 2000);
     return () => clearTimeout(timer);
   }, []);
-  return t.div({ class: 'skeleton', style: { minHeight: `${height}px` } }, slow ? t.p({ class: 'note' }, `Waiting for ${waitsFor}`) : null);
+  return t.div(
+    { class: 'skeleton', style: { minHeight: `${height}px` } },
+    slow ? t.p({ class: 'note' }, `Waiting for ${waitsFor}`) : null,
+  );
 }
 
 /** A part that could not load. The rest of the page works. @param {{error: import('../api.js').Failure, retry: () => void, what: string}} props */
@@ -122,7 +147,9 @@ export function Seen({ height, children }) {
   const [seen, setSeen] = useState(false);
   useEffect(() => {
     if (!box.current || seen) return undefined;
-    const observer = new IntersectionObserver((entries) => entries.some((one) => one.isIntersecting) && setSeen(true), { rootMargin: '200px' });
+    const observer = new IntersectionObserver((entries) => entries.some((one) => one.isIntersecting) && setSeen(true), {
+      rootMargin: '0px',
+    });
     observer.observe(box.current);
     return () => observer.disconnect();
   }, [seen]);
@@ -132,7 +159,10 @@ export function Seen({ height, children }) {
 /** A list that was cut says so. @param {{capped: import('../../types/api.js').Capped | null | undefined, noun: string}} props */
 export function CappedNote({ capped, noun }) {
   if (!capped) return null;
-  return t.p({ class: 'note' }, `First ${capped.shown.toLocaleString('en-US')} of ${capped.total.toLocaleString('en-US')} ${noun}.`);
+  return t.p(
+    { class: 'note' },
+    `First ${capped.shown.toLocaleString('en-US')} of ${capped.total.toLocaleString('en-US')} ${noun}.`,
+  );
 }
 
 const HOLD_MS = 10_000;

@@ -2,8 +2,8 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, duration, percent, timeOfDay, words } from '../format.js';
-import { announce } from '../page.js';
+import { count, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
+import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
@@ -20,7 +20,23 @@ const ANSWER_MARK = { culprit: 'critical', healthy: 'ok', waiting: 'info', unkno
 export function AnswerCard({ answer, coverage, run }) {
   return t.section(
     { class: `verdict card is-${answer.state}` },
-    t.div({ class: 'verdicthead' }, t.div({ class: 'verdictsay' }, t.p({ class: 'kicker' }, el(Icon, { name: ANSWER_MARK[answer.state] }), answer.state === 'healthy' ? 'Nothing found' : answer.state === 'waiting' ? 'Not enough evidence yet' : 'No verdict'), t.h1({ id: 'verdict' }, answer.text), answer.detail ? t.p({ class: 'why' }, answer.detail) : null)),
+    t.div(
+      { class: 'verdicthead' },
+      t.div(
+        { class: 'verdictsay' },
+        t.p(
+          { class: 'kicker' },
+          el(Icon, { name: ANSWER_MARK[answer.state] }),
+          answer.state === 'healthy'
+            ? 'Nothing found'
+            : answer.state === 'waiting'
+              ? 'Not enough evidence yet'
+              : 'No verdict',
+        ),
+        t.h1({ id: 'verdict' }, answer.text),
+        answer.detail ? t.p({ class: 'why' }, answer.detail) : null,
+      ),
+    ),
     el(CoverageLine, { coverage, run }),
   );
 }
@@ -33,38 +49,105 @@ export function CoverageLine({ coverage, run }) {
     { class: `coverage ${partial ? 'partial' : ''}` },
     t.span({ class: 'hatchmark', 'aria-hidden': 'true' }),
     t.span(null, coverage.text),
-    silent.length > 0 ? t.a({ href: runPath(run, 'ranks', ...(silent.length === 1 ? [String(silent[0].rank)] : [])) }, silent.length === 1 ? `Open rank ${silent[0].rank}` : 'Open the ranks') : null,
-    losses.length > 0 ? t.details({ class: 'losses' }, t.summary(null, `${count(losses.reduce((sum, loss) => sum + loss.count, 0))} records lost, with reasons`), t.ul(null, losses.map((loss) => t.li({ key: `${loss.host}${loss.rank}${loss.source}${loss.reason}` }, `${loss.rank >= 0 ? `Rank ${loss.rank}` : loss.host}: ${count(loss.count)} of ${loss.source}, ${loss.reason}`)))) : null,
+    silent.length > 0
+      ? t.a(
+          { href: runPath(run, 'ranks', ...(silent.length === 1 ? [String(silent[0].rank)] : [])) },
+          silent.length === 1 ? `Open rank ${silent[0].rank}` : 'Open the ranks',
+        )
+      : null,
+    losses.length > 0
+      ? t.details(
+          { class: 'losses' },
+          t.summary(null, `${count(losses.reduce((sum, loss) => sum + loss.count, 0))} records lost, with reasons`),
+          t.ul(
+            null,
+            losses.map((loss) =>
+              t.li(
+                { key: `${loss.host}${loss.rank}${loss.source}${loss.reason}` },
+                `${loss.rank >= 0 ? `Rank ${loss.rank}` : loss.host}: ${count(loss.count)} of ${loss.source}, ${loss.reason}`,
+              ),
+            ),
+          ),
+        )
+      : null,
   );
 }
 
 /** The verdict: the answer in one sentence, then why, what was ruled out, what to do.
- * @param {{verdict: Verdict, coverage: Coverage, run: string, changed: () => void, number?: {value: string, unit: string} | null}} props */
-export function VerdictCard({ verdict, coverage, run, changed }) {
+ * @param {{verdict: Verdict, coverage: Coverage, run: string, ended: boolean, changed: () => void}} props */
+export function VerdictCard({ verdict, coverage, run, ended, changed }) {
   const folded = verdict.state === 'acknowledged';
   const [open, setOpen] = useState(false);
   const full = !folded || open;
   const cost = verdict.cost_throughput_ratio;
+  const stuckSince = verdict.kind === 'hang' && !ended && verdict.state !== 'recovered' ? verdict.onset_ms : null;
   return t.section(
     { class: `verdict card is-${verdict.severity} ${folded ? 'acknowledged' : ''}` },
     t.div(
       { class: 'verdicthead' },
       t.div(
         { class: 'verdictsay' },
-        t.p({ class: 'kicker' }, el(Severity, { severity: verdict.severity, text: kindWords(verdict.kind) }), el(Confidence, { finding: verdict, run }), folded ? t.span({ class: 'pill' }, 'acknowledged') : null),
+        t.p(
+          { class: 'kicker' },
+          el(Severity, { severity: verdict.severity, text: kindWords(verdict.kind) }),
+          el(Confidence, { finding: verdict, run }),
+          folded ? t.span({ class: 'pill' }, 'acknowledged') : null,
+        ),
         t.h1({ id: 'verdict' }, verdict.what),
-        t.p({ class: 'why' }, verdict.why),
+        t.p({ class: 'why' }, sentence(verdict.why)),
       ),
-      cost === null ? null : t.div({ class: 'verdictcost' }, t.p({ class: 'big' }, percent(cost)), t.p(null, 'of throughput lost'), verdict.cost_rank_hours_per_day ? t.p({ class: 'faint' }, `${count(verdict.cost_rank_hours_per_day)} rank-hours a day`) : null, verdict.onset_step ? t.p({ class: 'faint', title: timeOfDay(verdict.onset_ms) }, `since step ${count(verdict.onset_step)}`) : null),
+      stuckSince !== null
+        ? el(StuckFor, { since: stuckSince, step: verdict.onset_step })
+        : cost === null
+          ? null
+          : t.div(
+              { class: 'verdictcost' },
+              t.p({ class: 'big' }, percent(cost)),
+              t.p(null, 'of throughput lost'),
+              verdict.cost_rank_hours_per_day
+                ? t.p({ class: 'faint' }, `${count(verdict.cost_rank_hours_per_day)} rank-hours a day`)
+                : null,
+              verdict.onset_step
+                ? t.p({ class: 'faint', title: timeOfDay(verdict.onset_ms) }, `since step ${count(verdict.onset_step)}`)
+                : null,
+            ),
     ),
     full ? el(Reasons, { finding: verdict, run }) : null,
     t.div(
       { class: 'verdictfoot' },
-      t.div({ class: 'also' }, verdict.folded.length > 0 ? t.p(null, 'Also found: ', verdict.folded.map((one, i) => [i ? ', ' : '', one.id === null ? one.what : t.a({ key: one.id, href: runPath(run, 'findings', String(one.id)) }, one.what)])) : null, el(CoverageLine, { coverage, run })),
+      t.div(
+        { class: 'also' },
+        verdict.folded.length > 0
+          ? t.p(
+              null,
+              'Also found: ',
+              verdict.folded.map((one, i) => [
+                i ? ', ' : '',
+                one.id === null
+                  ? one.what
+                  : t.a({ key: one.id, href: runPath(run, 'findings', String(one.id)) }, one.what),
+              ]),
+            )
+          : null,
+        el(CoverageLine, { coverage, run }),
+      ),
       t.div(
         { class: 'buttons' },
-        folded ? t.button({ type: 'button', class: 'button', onClick: () => setOpen(!open) }, open ? 'Show less' : 'Show all') : null,
-        verdict.ranks.length > 0 ? t.a({ class: folded ? 'button' : 'button primary', href: withQuery(runPath(run, 'ranks', String(verdict.ranks[0])), carried(query.value)) }, `Open rank ${verdict.ranks[0]}`) : null,
+        folded
+          ? t.button(
+              { type: 'button', class: 'button', onClick: () => setOpen(!open) },
+              open ? 'Show less' : 'Show all',
+            )
+          : null,
+        verdict.ranks.length > 0
+          ? t.a(
+              {
+                class: folded ? 'button' : 'button primary',
+                href: withQuery(runPath(run, 'ranks', String(verdict.ranks[0])), carried(query.value)),
+              },
+              `Open rank ${verdict.ranks[0]}`,
+            )
+          : null,
         el(CopyButton, { text: () => report(verdict, run), label: 'Copy report', what: 'as text' }),
         el(Acknowledge, { finding: verdict, run, changed }),
       ),
@@ -75,21 +158,76 @@ export function VerdictCard({ verdict, coverage, run, changed }) {
 /** How sure, and where to read why. @param {{finding: Finding, run: string}} props */
 export function Confidence({ finding, run }) {
   if (finding.confidence === null) return null;
-  return t.a({ class: 'confidence', href: runPath(run, 'findings', String(finding.id)), title: finding.confidence_text || 'How sure the detector is' }, `${Math.round(finding.confidence * 100)} % sure`);
+  return t.a(
+    {
+      class: 'confidence',
+      href: runPath(run, 'findings', String(finding.id)),
+      title: finding.confidence_text || 'How sure the detector is',
+    },
+    `${Math.round(finding.confidence * 100)} % sure`,
+  );
 }
 
-/** Why, what was ruled out, what to do. @param {{finding: Finding, run: string}} props */
-export function Reasons({ finding }) {
+/** One fact, with the way to its view; a traceback folds to its last line. @param {{one: Finding['evidence'][0]}} props */
+function EvidenceText({ one }) {
+  const lines = one.text.trimEnd().split('\n');
+  const short = lines[lines.length - 1];
+  const line = one.link ? t.a({ href: one.link }, short) : short;
+  return lines.length === 1
+    ? line
+    : t.div(
+        null,
+        line,
+        t.details(null, t.summary(null, `${lines.length} lines`), t.pre({ class: 'trace', tabIndex: 0 }, one.text)),
+      );
+}
+
+/** @param {{finding: Finding, run: string, hidden: number}} props */
+function More({ finding, run, hidden }) {
+  return hidden > 0
+    ? t.p({ class: 'note' }, t.a({ href: runPath(run, 'findings', String(finding.id)) }, `${hidden} more`))
+    : null;
+}
+
+const SHOWN = 4;
+
+/** Why, what was ruled out, what to do. @param {{finding: Finding, run: string, all?: boolean}} props */
+export function Reasons({ finding, run, all = false }) {
+  const most = all ? Number.MAX_SAFE_INTEGER : SHOWN;
   return t.div(
     { class: 'reasons' },
-    finding.evidence.length > 0 ? t.div(null, t.h2(null, 'Why we think so'), t.ol({ class: 'evidence' }, finding.evidence.map((one, i) => t.li({ key: i }, one.link ? t.a({ href: one.link }, one.text) : one.text)))) : null,
-    finding.ruled_out.length > 0 ? t.div(null, t.h2(null, 'Ruled out'), t.ul({ class: 'ruledout' }, finding.ruled_out.map((text, i) => t.li({ key: i }, el(Icon, { name: 'ok' }), t.span(null, text))))) : null,
+    finding.evidence.length > 0
+      ? t.div(
+          null,
+          t.h2(null, 'Why we think so'),
+          t.ol(
+            { class: 'evidence' },
+            finding.evidence.slice(0, most).map((one, i) => t.li({ key: i }, el(EvidenceText, { one }))),
+          ),
+          el(More, { finding, run, hidden: finding.evidence.length - most }),
+        )
+      : null,
+    finding.ruled_out.length > 0
+      ? t.div(
+          null,
+          t.h2(null, 'Ruled out'),
+          t.ul(
+            { class: 'ruledout' },
+            finding.ruled_out
+              .slice(0, most)
+              .map((text, i) => t.li({ key: i }, el(Icon, { name: 'ok' }), t.span(null, upperFirst(text)))),
+          ),
+          el(More, { finding, run, hidden: finding.ruled_out.length - most }),
+        )
+      : null,
     t.div(
       null,
       t.h2(null, 'What to do'),
-      finding.next ? t.p(null, finding.next) : null,
+      finding.next ? t.p(null, sentence(finding.next)) : null,
       finding.next_command ? el(Command, { text: finding.next_command }) : null,
-      finding.would_be_wrong_if ? t.p({ class: 'wrongif' }, t.b(null, 'Wrong if '), lowerFirst(finding.would_be_wrong_if)) : null,
+      finding.would_be_wrong_if
+        ? t.p({ class: 'wrongif' }, t.b(null, 'Wrong if '), sentenceEnd(lowerFirst(finding.would_be_wrong_if)))
+        : null,
     ),
   );
 }
@@ -107,7 +245,14 @@ export function Acknowledge({ finding, run, changed }) {
       setNote(String(problem instanceof Error ? problem.message : problem));
     }
   }
-  return t.span(null, t.button({ type: 'button', class: 'button', onClick: send, title: 'Seen: it folds to two lines and stays listed' }, 'Acknowledge'), note ? t.span({ class: 'note bad', role: 'status' }, ` ${note}`) : null);
+  return t.span(
+    null,
+    t.button(
+      { type: 'button', class: 'button', onClick: send, title: 'Seen: it folds to two lines and stays listed' },
+      'Acknowledge',
+    ),
+    note ? t.span({ class: 'note bad', role: 'status' }, ` ${note}`) : null,
+  );
 }
 
 /** A finding as text to paste. @param {Finding} finding @param {string} run */
@@ -128,8 +273,24 @@ export function report(finding, run) {
 /** @param {string} kind */
 export function kindWords(kind) {
   /** @type {Record<string, string>} */
-  const known = { slow_compute: 'Straggler: slow compute', slow_data: 'Straggler: slow data', slow_communication: 'Slow communication', hang: 'Hang', crash: 'Crash' };
+  const known = {
+    slow_compute: 'Straggler: slow compute',
+    slow_data: 'Straggler: slow data',
+    slow_communication: 'Slow communication',
+    hang: 'Hang',
+    crash: 'Crash',
+  };
   return known[kind] ?? words(kind);
+}
+
+/** @param {string} text */
+function sentenceEnd(text) {
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}
+
+/** @param {string} text */
+function upperFirst(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** @param {string} text */
@@ -147,14 +308,34 @@ export function spanWords(finding) {
 
 /** Findings as rows, victims folded under their culprit. @param {{findings: Finding[], run: string}} props */
 export function FindingsTable({ findings, run }) {
-  const culprits = findings.filter((one) => one.explained_by === null || !findings.some((other) => other.id === one.explained_by));
-  const victims = (/** @type {Finding} */ culprit) => findings.filter((one) => one.explained_by === culprit.id && one !== culprit);
+  const culprits = findings.filter(
+    (one) => one.explained_by === null || !findings.some((other) => other.id === one.explained_by),
+  );
+  const victims = (/** @type {Finding} */ culprit) =>
+    findings.filter((one) => one.explained_by === culprit.id && one !== culprit);
   return t.div(
     { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Findings' },
     t.table(
       { class: 'table' },
-      t.thead(null, t.tr(null, t.th({ class: 'w-sev' }, 'Severity'), t.th(null, 'Finding'), t.th({ class: 'w-when' }, 'When'), t.th({ class: 'w-state' }, 'State'), t.th({ class: 'num w-state' }, 'Throughput lost'), t.th({ class: 'num w-state' }, 'Updated'))),
-      t.tbody(null, culprits.flatMap((one) => [el(FindingRow, { key: one.id, finding: one, run, victim: false }), ...victims(one).map((victim) => el(FindingRow, { key: victim.id, finding: victim, run, victim: true }))])),
+      t.thead(
+        null,
+        t.tr(
+          null,
+          t.th({ class: 'w-sev' }, 'Severity'),
+          t.th(null, 'Finding'),
+          t.th({ class: 'w-when' }, 'When'),
+          t.th({ class: 'w-state' }, 'State'),
+          t.th({ class: 'num w-state' }, 'Throughput lost'),
+          t.th({ class: 'num w-state' }, 'Updated'),
+        ),
+      ),
+      t.tbody(
+        null,
+        culprits.flatMap((one) => [
+          el(FindingRow, { key: one.id, finding: one, run, victim: false }),
+          ...victims(one).map((victim) => el(FindingRow, { key: victim.id, finding: victim, run, victim: true })),
+        ]),
+      ),
     ),
   );
 }
@@ -164,10 +345,19 @@ function FindingRow({ finding, run, victim }) {
   return t.tr(
     { class: victim ? 'victim' : '' },
     t.td(null, el(Severity, { severity: finding.severity })),
-    t.td({ class: 'wide' }, victim ? t.span({ class: 'faint' }, 'because of it: ') : null, t.a({ href: runPath(run, 'findings', String(finding.id)) }, finding.what)),
+    t.td(
+      { class: 'wide' },
+      victim ? t.span({ class: 'faint' }, 'because of it: ') : null,
+      t.a({ href: runPath(run, 'findings', String(finding.id)) }, finding.what),
+    ),
     t.td({ class: 'nowrap' }, spanWords(finding)),
     t.td(null, words(finding.state)),
-    t.td({ class: 'num' }, finding.cost_throughput_ratio === null ? t.span({ class: 'faint' }, 'not known') : percent(finding.cost_throughput_ratio)),
+    t.td(
+      { class: 'num' },
+      finding.cost_throughput_ratio === null
+        ? t.span({ class: 'faint' }, 'not known')
+        : percent(finding.cost_throughput_ratio),
+    ),
     t.td({ class: 'num nowrap' }, el(Ago, { ms: finding.updated_ms })),
   );
 }
@@ -178,7 +368,12 @@ export function shortAnswer(verdict, answer) {
   return text.length > 70 ? `${text.slice(0, 68)}…` : text;
 }
 
-/** A stuck time for people. @param {number | null} sinceMs @param {number} nowMs */
-export function stuckFor(sinceMs, nowMs) {
-  return sinceMs === null ? '' : duration(nowMs - sinceMs);
+/** A clock that counts while nothing moves. @param {{since: number, step: number | null}} props */
+function StuckFor({ since, step }) {
+  return t.div(
+    { class: 'verdictcost' },
+    t.p({ class: 'big' }, stopwatch(now.value - since)),
+    t.p(null, now.value - since < 3_600_000 ? 'minutes stuck' : 'hours stuck'),
+    t.p({ class: 'faint' }, `since ${timeOfDay(since)}${step ? `, step ${count(step)}` : ''}`),
+  );
 }

@@ -51,7 +51,16 @@ export function VirtualList({ items, row, keyOf, draw, label, follow, onFollow, 
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(view.viewport / row) - 1);
     /** @type {Record<string, number>} */
-    const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: page, PageUp: -page, Home: -items.length, End: items.length };
+    const moves = {
+      ArrowDown: 1,
+      j: 1,
+      ArrowUp: -1,
+      k: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -items.length,
+      End: items.length,
+    };
     if (event.key in moves) {
       const from = active < 0 ? Math.min(items.length - 1, Math.floor(view.scrollTop / row)) : active;
       onActive(Math.max(0, Math.min(items.length - 1, from + moves[event.key])));
@@ -83,7 +92,17 @@ export function VirtualList({ items, row, keyOf, draw, label, follow, onFollow, 
       items.slice(first, last).map((item, i) => {
         const index = first + i;
         return t.div(
-          { key: keyOf(item), id: `row-${index}`, role: 'option', 'aria-selected': index === active, 'aria-posinset': index + 1, 'aria-setsize': items.length, class: index === active ? 'vrow active' : 'vrow', style: { transform: `translateY(${index * row + shift}px)` }, onClick: () => onOpen(index) },
+          {
+            key: keyOf(item),
+            id: `row-${index}`,
+            role: 'option',
+            'aria-selected': index === active,
+            'aria-posinset': index + 1,
+            'aria-setsize': items.length,
+            class: index === active ? 'vrow active' : 'vrow',
+            style: { transform: `translateY(${index * row + shift}px)` },
+            onClick: () => onOpen(index),
+          },
           draw(item),
         );
       }),

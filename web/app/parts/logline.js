@@ -46,15 +46,47 @@ export function LogPanel({ line, run, close, step }) {
     t.header(
       { class: 'cardhead' },
       t.h2(null, `${line.level} from ${author(line)}`),
-      t.div({ class: 'tools' }, t.button({ type: 'button', class: 'link', onClick: () => step(-1) }, 'Older'), t.button({ type: 'button', class: 'link', onClick: () => step(1) }, 'Newer'), t.button({ type: 'button', class: 'iconbutton', onClick: close, 'aria-label': 'Close the panel' }, el(Icon, { name: 'cross' }))),
+      t.div(
+        { class: 'tools' },
+        t.button({ type: 'button', class: 'link', onClick: () => step(-1) }, 'Older'),
+        t.button({ type: 'button', class: 'link', onClick: () => step(1) }, 'Newer'),
+        t.button(
+          { type: 'button', class: 'iconbutton', onClick: close, 'aria-label': 'Close the panel' },
+          el(Icon, { name: 'cross' }),
+        ),
+      ),
     ),
     t.pre({ class: 'trace', tabIndex: 0 }, coloured(line.message)),
     t.div(
       { class: 'buttons padded' },
       el(CopyButton, { text: line.message, what: 'the message' }),
-      t.button({ type: 'button', class: 'button', onClick: () => setQuery({ from: Math.round(line.time_ms - AROUND_MS), to: Math.round(line.time_ms + AROUND_MS), q: null, level: null, rank: null, logger: null, stream: null, host: null }) }, 'All lines around it'),
-      rank === null ? null : t.a({ class: 'button', href: withQuery(runPath(run, 'ranks', String(rank)), {}) }, `Open rank ${rank}`),
-      rank !== null && line.step ? t.a({ class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: `${rank}@${line.step}` }) }, `Step ${line.step} on the map`) : null,
+      t.button(
+        {
+          type: 'button',
+          class: 'button',
+          onClick: () =>
+            setQuery({
+              from: Math.round(line.time_ms - AROUND_MS),
+              to: Math.round(line.time_ms + AROUND_MS),
+              q: null,
+              level: null,
+              rank: null,
+              logger: null,
+              stream: null,
+              host: null,
+            }),
+        },
+        'All lines around it',
+      ),
+      rank === null
+        ? null
+        : t.a({ class: 'button', href: withQuery(runPath(run, 'ranks', String(rank)), {}) }, `Open rank ${rank}`),
+      rank !== null && line.step
+        ? t.a(
+            { class: 'button', href: withQuery(runPath(run, 'ranks'), { sel: `${rank}@${line.step}` }) },
+            `Step ${line.step} on the map`,
+          )
+        : null,
     ),
     t.dl(
       { class: 'facts tall' },
@@ -78,8 +110,44 @@ export function Filters({ total }) {
   if (set.length === 0) return null;
   return t.p(
     { class: 'filterline' },
-    set.map((key) => t.button({ key, type: 'button', class: 'chip', onClick: () => setQuery(key === 'time' ? { from: null, to: null, line: null } : { [key]: null }), 'aria-label': `Drop the filter ${key}` }, key === 'time' ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}` : key === 'q' ? `“${now.q}”` : `${key} ${now[key]}`, el(Icon, { name: 'cross', size: 9 }))),
-    set.length > 1 || total === 0 ? t.button({ type: 'button', class: 'link', onClick: () => setQuery({ q: null, rank: null, level: null, host: null, logger: null, stream: null, from: null, to: null, line: null }) }, 'Drop all') : null,
+    set.map((key) =>
+      t.button(
+        {
+          key,
+          type: 'button',
+          class: 'chip',
+          onClick: () => setQuery(key === 'time' ? { from: null, to: null, line: null } : { [key]: null }),
+          'aria-label': `Drop the filter ${key}`,
+        },
+        key === 'time'
+          ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}`
+          : key === 'q'
+            ? `“${now.q}”`
+            : `${key} ${now[key]}`,
+        el(Icon, { name: 'cross', size: 9 }),
+      ),
+    ),
+    set.length > 1 || total === 0
+      ? t.button(
+          {
+            type: 'button',
+            class: 'link',
+            onClick: () =>
+              setQuery({
+                q: null,
+                rank: null,
+                level: null,
+                host: null,
+                logger: null,
+                stream: null,
+                from: null,
+                to: null,
+                line: null,
+              }),
+          },
+          'Drop all',
+        )
+      : null,
   );
 }
 

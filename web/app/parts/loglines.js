@@ -25,7 +25,18 @@ export function join(older, newer, drop) {
  * @param {{topic: string | null, live: boolean}} options live: newer lines are added as they come
  */
 export function useLogLines(base, { topic, live }) {
-  const [held, setHeld] = useState(/** @type {Held} */ ({ lines: [], total: 0, fresh: 0, skipped: 0, older: null, error: null, pending: true, path: '' }));
+  const [held, setHeld] = useState(
+    /** @type {Held} */ ({
+      lines: [],
+      total: 0,
+      fresh: 0,
+      skipped: 0,
+      older: null,
+      error: null,
+      pending: true,
+      path: '',
+    }),
+  );
   const lastId = useRef(0);
   const busy = useRef(false);
 
@@ -41,9 +52,19 @@ export function useLogLines(base, { topic, live }) {
         const got = await ask(withQuery(base, { limit: PAGE }), { signal: control.signal });
         const page = /** @type {Logs} */ (got?.data);
         lastId.current = page.last_id;
-        setHeld({ lines: [...page.lines].reverse(), total: page.total, fresh: 0, skipped, older: page.next_cursor, error: null, pending: false, path: base });
+        setHeld({
+          lines: [...page.lines].reverse(),
+          total: page.total,
+          fresh: 0,
+          skipped,
+          older: page.next_cursor,
+          error: null,
+          pending: false,
+          path: base,
+        });
       } catch (problem) {
-        if (!control.signal.aborted && problem instanceof Failure) setHeld((old) => ({ ...old, error: problem, pending: false, path: base }));
+        if (!control.signal.aborted && problem instanceof Failure)
+          setHeld((old) => ({ ...old, error: problem, pending: false, path: base }));
       }
     }
 
@@ -60,7 +81,14 @@ export function useLogLines(base, { topic, live }) {
         const behind = page.capped ? page.capped.total - page.capped.shown : 0;
         lastId.current = Math.max(lastId.current, page.last_id);
         if (behind > PAGE) await newest(behind);
-        else if (page.lines.length > 0) setHeld((old) => ({ ...old, lines: join(old.lines, page.lines, 'old'), total: old.total + page.lines.length, fresh: old.fresh + page.lines.length, error: null }));
+        else if (page.lines.length > 0)
+          setHeld((old) => ({
+            ...old,
+            lines: join(old.lines, page.lines, 'old'),
+            total: old.total + page.lines.length,
+            fresh: old.fresh + page.lines.length,
+            error: null,
+          }));
         waiting = waiting || (behind > 0 && behind <= PAGE);
       } catch {
         // the next hint or poll asks again
@@ -74,7 +102,10 @@ export function useLogLines(base, { topic, live }) {
 
     busy.current = false;
     newest(0);
-    const stop = topic && live ? follow(topic, (change) => (change === null || change.changed.includes('logs')) && tail()) : () => {};
+    const stop =
+      topic && live
+        ? follow(topic, (change) => (change === null || change.changed.includes('logs')) && tail())
+        : () => {};
     return () => {
       control.abort();
       stop();
@@ -88,7 +119,11 @@ export function useLogLines(base, { topic, live }) {
     try {
       const got = await ask(withQuery(base, { limit: PAGE, cursor: older }));
       const page = /** @type {Logs} */ (got?.data);
-      setHeld((old) => (old.path === base ? { ...old, lines: join([...page.lines].reverse(), old.lines, 'new'), older: page.next_cursor } : old));
+      setHeld((old) =>
+        old.path === base
+          ? { ...old, lines: join([...page.lines].reverse(), old.lines, 'new'), older: page.next_cursor }
+          : old,
+      );
     } catch {
       // scrolling again asks again
     }

@@ -27,15 +27,38 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
     if (number) {
       const value = Number(number[2]);
       const kind = number[1]?.[0];
-      if (kind !== 's' && value < world) items.push({ text: `Rank ${value}`, note: 'its page', to: withQuery(runPath(run, 'ranks', String(value)), keep) });
-      if (kind !== 'r' && value >= 1 && value <= lastStep) items.push({ text: `Step ${count(value)}`, note: 'on the map', to: withQuery(runPath(run, 'ranks'), { ...keep, steps: `${Math.max(1, value - 50)}-${value + 50}` }) });
+      if (kind !== 's' && value < world)
+        items.push({
+          text: `Rank ${value}`,
+          note: 'its page',
+          to: withQuery(runPath(run, 'ranks', String(value)), keep),
+        });
+      if (kind !== 'r' && value >= 1 && value <= lastStep)
+        items.push({
+          text: `Step ${count(value)}`,
+          note: 'on the map',
+          to: withQuery(runPath(run, 'ranks'), { ...keep, steps: `${Math.max(1, value - 50)}-${value + 50}` }),
+        });
     }
-    for (const host of hosts) if (wanted && host.toLowerCase().includes(wanted)) items.push({ text: host, note: 'its log lines', to: withQuery(runPath(run, 'logs'), { host }) });
-    for (const entry of MENU.flatMap((group) => group.entries)) if (entry.title.toLowerCase().includes(wanted)) items.push({ text: entry.title, note: 'page', to: withQuery(runPath(run, entry.part), keep) });
-    for (const one of findings) if (one.what.toLowerCase().includes(wanted)) items.push({ text: one.what, note: 'finding', to: runPath(run, 'findings', String(one.id)) });
+    for (const host of hosts)
+      if (wanted && host.toLowerCase().includes(wanted))
+        items.push({ text: host, note: 'its log lines', to: withQuery(runPath(run, 'logs'), { host }) });
+    for (const entry of MENU.flatMap((group) => group.entries))
+      if (entry.title.toLowerCase().includes(wanted))
+        items.push({ text: entry.title, note: 'page', to: withQuery(runPath(run, entry.part), keep) });
+    for (const one of findings)
+      if (one.what.toLowerCase().includes(wanted))
+        items.push({ text: one.what, note: 'finding', to: runPath(run, 'findings', String(one.id)) });
   }
-  for (const one of runs) if (`${one.name} ${one.run_id}`.toLowerCase().includes(wanted) && one.run_id !== run) items.push({ text: one.name || one.run_id, note: `run, ${one.status}`, to: runPath(one.run_id) });
-  if (run && wanted) items.push({ text: `Search the logs for “${text.trim()}”`, note: 'log lines', to: withQuery(runPath(run, 'logs'), { q: text.trim() }) });
+  for (const one of runs)
+    if (`${one.name} ${one.run_id}`.toLowerCase().includes(wanted) && one.run_id !== run)
+      items.push({ text: one.name || one.run_id, note: `run, ${one.status}`, to: runPath(one.run_id) });
+  if (run && wanted)
+    items.push({
+      text: `Search the logs for “${text.trim()}”`,
+      note: 'log lines',
+      to: withQuery(runPath(run, 'logs'), { q: text.trim() }),
+    });
   items.push({ text: 'All runs', note: 'page', to: 'runs' });
   return items.slice(0, SHOWN);
 }
@@ -49,14 +72,28 @@ export function Palette({ run, overview, close }) {
   const findings = /** @type {import('../api.js').Answer<Findings>} */ (useApi(run ? runPath(run, 'findings') : null));
   useEffect(() => dialog.current?.showModal(), []);
   const summary = overview?.run;
-  const items = suggest(text, { run, world: summary?.world_size ?? 0, lastStep: summary?.step ?? 0, hosts: summary?.hosts ?? [], runs: runs.data?.runs ?? [], findings: findings.data ? [...findings.data.open, ...findings.data.recovered] : [], keep: carried(query.value) });
+  const items = suggest(text, {
+    run,
+    world: summary?.world_size ?? 0,
+    lastStep: summary?.step ?? 0,
+    hosts: summary?.hosts ?? [],
+    runs: runs.data?.runs ?? [],
+    findings: findings.data ? [...findings.data.open, ...findings.data.recovered] : [],
+    keep: carried(query.value),
+  });
   const here = Math.min(at, items.length - 1);
   function pick(/** @type {Item} */ item) {
     dialog.current?.close();
     go(item.to);
   }
   return t.dialog(
-    { class: 'float palette', ref: dialog, onClose: close, 'aria-label': 'Go to anything', onClick: (event) => event.target === dialog.current && dialog.current?.close() },
+    {
+      class: 'float palette',
+      ref: dialog,
+      onClose: close,
+      'aria-label': 'Go to anything',
+      onClick: (event) => event.target === dialog.current && dialog.current?.close(),
+    },
     t.input({
       type: 'text',
       role: 'combobox',
@@ -81,7 +118,21 @@ export function Palette({ run, overview, close }) {
     }),
     t.ul(
       { id: 'palette-list', role: 'listbox', 'aria-label': 'Suggestions' },
-      items.map((item, i) => t.li({ key: `${item.to} ${item.text}`, id: `palette-${i}`, role: 'option', 'aria-selected': i === here, class: i === here ? 'here' : '', onClick: () => pick(item), onPointerMove: () => setAt(i) }, t.span(null, item.text), t.span({ class: 'faint' }, item.note))),
+      items.map((item, i) =>
+        t.li(
+          {
+            key: `${item.to} ${item.text}`,
+            id: `palette-${i}`,
+            role: 'option',
+            'aria-selected': i === here,
+            class: i === here ? 'here' : '',
+            onClick: () => pick(item),
+            onPointerMove: () => setAt(i),
+          },
+          t.span(null, item.text),
+          t.span({ class: 'faint' }, item.note),
+        ),
+      ),
     ),
   );
 }

@@ -18,19 +18,55 @@ const MOST = 6;
 /** @param {{run: string, rank: number, host: string, topic: string | null}} props */
 export function RankSamples({ run, rank, host, topic }) {
   const live = { topic, on: ['steps', 'ranks'] };
-  const ofHost = /** @type {import('../api.js').Answer<Samples>} */ (useApi(withQuery(runPath(run, 'samples'), { kind: 'host', host, names: HOST_NAMES.join(','), width: WIDTH }), live));
-  const ofGpu = /** @type {import('../api.js').Answer<Samples>} */ (useApi(withQuery(runPath(run, 'samples'), { kind: 'gpu', host, names: GPU_NAMES.join(','), width: WIDTH }), live));
-  const metrics = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (useApi(withQuery(runPath(run, 'metrics'), { width: WIDTH }), live));
+  const ofHost = /** @type {import('../api.js').Answer<Samples>} */ (
+    useApi(withQuery(runPath(run, 'samples'), { kind: 'host', host, names: HOST_NAMES.join(','), width: WIDTH }), live)
+  );
+  const ofGpu = /** @type {import('../api.js').Answer<Samples>} */ (
+    useApi(withQuery(runPath(run, 'samples'), { kind: 'gpu', host, names: GPU_NAMES.join(','), width: WIDTH }), live)
+  );
+  const metrics = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (
+    useApi(withQuery(runPath(run, 'metrics'), { width: WIDTH }), live)
+  );
   const numbers = metrics.data?.series.filter((one) => one.rank === rank && one.step.length > 1) ?? [];
-  const samples = [...(ofGpu.data?.series ?? []), ...(ofHost.data?.series ?? [])].filter((one) => one.time_ms.length > 1);
+  const samples = [...(ofGpu.data?.series ?? []), ...(ofHost.data?.series ?? [])].filter(
+    (one) => one.time_ms.length > 1,
+  );
   if (numbers.length === 0 && samples.length === 0) return null;
   return el(
     Card,
-    { title: 'Over time', note: `numbers the script logged, and samples of ${host}; a band holds the least and the largest of its slice` },
+    {
+      title: 'Over time',
+      note: `numbers the script logged, and samples of ${host}; a band holds the least and the largest of its slice`,
+    },
     t.div(
       { class: 'charts' },
-      numbers.slice(0, MOST).map((one) => el(Series, { key: `m${one.name}`, title: words(one.name), x: one.step, low: one.min, high: one.max, line: one.value, unit: '', time: false })),
-      samples.slice(0, MOST).map((one) => el(Series, { key: `${one.gpu} ${one.name}`, title: one.gpu === null ? words(one.name.replace(/_(ratio|bytes)$/, '')) : `GPU ${one.gpu} ${words(one.name.replace(/_(ratio|celsius|mhz)$/, '')).toLowerCase()}`, x: one.time_ms, low: one.min, high: one.max, line: null, unit: one.unit, time: true })),
+      numbers.slice(0, MOST).map((one) =>
+        el(Series, {
+          key: `m${one.name}`,
+          title: words(one.name),
+          x: one.step,
+          low: one.min,
+          high: one.max,
+          line: one.value,
+          unit: '',
+          time: false,
+        }),
+      ),
+      samples.slice(0, MOST).map((one) =>
+        el(Series, {
+          key: `${one.gpu} ${one.name}`,
+          title:
+            one.gpu === null
+              ? words(one.name.replace(/_(ratio|bytes)$/, ''))
+              : `GPU ${one.gpu} ${words(one.name.replace(/_(ratio|celsius|mhz)$/, '')).toLowerCase()}`,
+          x: one.time_ms,
+          low: one.min,
+          high: one.max,
+          line: null,
+          unit: one.unit,
+          time: true,
+        }),
+      ),
     ),
   );
 }

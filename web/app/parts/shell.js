@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from 'preact/hooks';
 import { apiHref, useApi } from '../api.js';
-import { ago, count } from '../format.js';
+import { ago, count, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { connection, heardAt, stale } from '../live.js';
 import { announce, copy, now, spoken, switchTheme, theme } from '../page.js';
@@ -21,7 +21,15 @@ export const MENU = [
     title: 'Run',
     entries: [
       { name: 'overview', title: 'Overview', part: '', key: 'o' },
-      { name: 'findings', title: 'Findings', part: 'findings', key: 'f', count: (run) => run.counts.findings_open, noun: 'open', tone: 'crit' },
+      {
+        name: 'findings',
+        title: 'Findings',
+        part: 'findings',
+        key: 'f',
+        count: (run) => run.counts.findings_open,
+        noun: 'open',
+        tone: 'crit',
+      },
     ],
   },
   {
@@ -34,13 +42,31 @@ export const MENU = [
   {
     title: 'What broke',
     entries: [
-      { name: 'errors', title: 'Errors', part: 'errors', key: 'e', count: (run) => run.counts.errors, noun: 'errors', tone: 'warn' },
+      {
+        name: 'errors',
+        title: 'Errors',
+        part: 'errors',
+        key: 'e',
+        count: (run) => run.counts.errors,
+        noun: 'errors',
+        tone: 'warn',
+      },
       { name: 'logs', title: 'Logs', part: 'logs', key: 'l' },
     ],
   },
   {
     title: 'The machines',
-    entries: [{ name: 'environment', title: 'Environment', part: 'environment', key: 'u', count: (run) => run.counts.environment_differences, noun: 'differences', tone: 'warn' }],
+    entries: [
+      {
+        name: 'environment',
+        title: 'Environment',
+        part: 'environment',
+        key: 'u',
+        count: (run) => run.counts.environment_differences,
+        noun: 'differences',
+        tone: 'warn',
+      },
+    ],
   },
 ];
 
@@ -62,7 +88,13 @@ export function Shell({ run, overview, apiPath, children }) {
       { keys: '?', text: 'Keys of this page', run: () => setFloating('help') },
       { keys: 'y', text: 'Copy the link of this view', run: copyLink },
       { keys: 'Escape', text: 'Unpin, close, leave a field', run: () => query.value.sel && setQuery({ sel: null }) },
-      ...(inRun ? MENU.flatMap((group) => group.entries).map((entry) => ({ keys: `g ${entry.key}`, text: `Go to ${entry.title.toLowerCase()}`, run: () => go(menuHref(run, entry.part)) })) : []),
+      ...(inRun
+        ? MENU.flatMap((group) => group.entries).map((entry) => ({
+            keys: `g ${entry.key}`,
+            text: `Go to ${entry.title.toLowerCase()}`,
+            run: () => go(menuHref(run, entry.part)),
+          }))
+        : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
     ],
     [run],
@@ -70,12 +102,26 @@ export function Shell({ run, overview, apiPath, children }) {
   return t.div(
     { class: inRun ? 'shell' : 'shell bare' },
     t.a({ class: 'skip', href: '#main' }, 'Skip to the answer'),
-    el(Header, { run, overview, apiPath, openPalette: () => setFloating('palette'), openHelp: () => setFloating('help') }),
+    el(Header, {
+      run,
+      overview,
+      apiPath,
+      openPalette: () => setFloating('palette'),
+      openHelp: () => setFloating('help'),
+    }),
     inRun ? el(Sidebar, { run, overview }) : null,
     t.main({ id: 'main', tabIndex: -1, class: 'page' }, children),
     t.div({ class: 'sr', role: 'status', 'aria-live': 'polite' }, spoken.value),
-    floating === 'palette' ? el(Lazy, { load: () => import('./palette.js'), pick: 'Palette', props: { run, overview, close: () => setFloating('none') } }) : null,
-    floating === 'help' ? el(Lazy, { load: () => import('./help.js'), pick: 'Help', props: { close: () => setFloating('none') } }) : null,
+    floating === 'palette'
+      ? el(Lazy, {
+          load: () => import('./palette.js'),
+          pick: 'Palette',
+          props: { run, overview, close: () => setFloating('none') },
+        })
+      : null,
+    floating === 'help'
+      ? el(Lazy, { load: () => import('./help.js'), pick: 'Help', props: { close: () => setFloating('none') } })
+      : null,
   );
 }
 
@@ -115,17 +161,51 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
   const summary = overview?.run;
   return t.header(
     { class: 'top' },
-    t.a({ class: 'brand', href: 'runs' }, t.svg({ class: 'logo', viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, t.path({ class: 'l1', d: 'M1 4h9' }), t.path({ class: 'l2', d: 'M1 8h14' }), t.path({ class: 'l3', d: 'M1 12h7' })), 'rankscope'),
+    t.a(
+      { class: 'brand', href: 'runs' },
+      t.svg(
+        { class: 'logo', viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' },
+        t.path({ class: 'l1', d: 'M1 4h9' }),
+        t.path({ class: 'l2', d: 'M1 8h14' }),
+        t.path({ class: 'l3', d: 'M1 12h7' }),
+      ),
+      'rankscope',
+    ),
     t.nav(
       { class: 'crumbs', 'aria-label': 'Breadcrumb' },
-      run ? [t.a({ href: 'runs', key: 'runs' }, 'Runs'), t.span({ class: 'faint', 'aria-hidden': 'true', key: 's' }, '/'), t.a({ class: 'runname', href: runPath(run), key: 'run', title: run }, summary?.name || run), summary?.name && summary.name !== run ? t.code({ class: 'runid faint', key: 'id' }, run.length > 14 ? `${run.slice(0, 12)}…` : run) : null] : null,
+      run
+        ? [
+            t.a({ href: 'runs', key: 'runs' }, 'Runs'),
+            t.span({ class: 'faint', 'aria-hidden': 'true', key: 's' }, '/'),
+            t.a({ class: 'runname', href: runPath(run), key: 'run', title: run }, summary?.name || run),
+            summary?.name && summary.name !== run
+              ? t.code({ class: 'runid faint', key: 'id' }, run.length > 14 ? `${run.slice(0, 12)}…` : run)
+              : null,
+          ]
+        : null,
     ),
     el(Status, { overview }),
     t.div(
       { class: 'actions' },
-      t.button({ type: 'button', class: 'searchbox', onClick: openPalette }, el(Icon, { name: 'search' }), t.span({ class: 'long' }, 'Search ranks, steps, errors'), t.kbd(null, 'Ctrl K')),
-      t.a({ class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` }, 'JSON'),
-      t.button({ type: 'button', class: 'button small', onClick: switchTheme, 'aria-label': `Switch to the ${theme.value === 'dark' ? 'light' : 'dark'} theme` }, theme.value === 'dark' ? 'Light' : 'Dark'),
+      t.button(
+        { type: 'button', class: 'searchbox', onClick: openPalette },
+        el(Icon, { name: 'search' }),
+        t.span({ class: 'long' }, 'Search ranks, steps, errors'),
+        t.kbd(null, 'Ctrl K'),
+      ),
+      t.a(
+        { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },
+        'JSON',
+      ),
+      t.button(
+        {
+          type: 'button',
+          class: 'button small',
+          onClick: switchTheme,
+          'aria-label': `Switch to the ${theme.value === 'dark' ? 'light' : 'dark'} theme`,
+        },
+        theme.value === 'dark' ? 'Light' : 'Dark',
+      ),
       t.button({ type: 'button', class: 'button small', onClick: openHelp, 'aria-label': 'Keys of this page' }, '?'),
     ),
   );
@@ -136,15 +216,25 @@ function Status({ overview }) {
   const summary = overview?.run;
   const away = stale.value;
   const over = summary ? summary.status === 'ended' || summary.status === 'failed' : false;
+  const alive = summary?.status === 'running' || summary?.status === 'starting' || summary?.status === 'stuck';
   const state = away ? 'stale' : over ? 'over' : connection.value;
-  const freshness = away ? `stale, last data ${ago(heardAt.value, now.value)}` : over || !summary ? '' : connection.value === 'live' ? 'live' : connection.value === 'polling' ? 'polling' : '';
-  const text = [summary?.status_text, freshness].filter(Boolean).join(', ');
-  if (!text) return t.div({ class: 'status' });
+  const look = state === 'live' && !alive ? 'quiet' : state;
+  const freshness = away
+    ? `stale, last data ${ago(heardAt.value, now.value)}`
+    : !alive
+      ? ''
+      : connection.value === 'live'
+        ? 'live'
+        : connection.value === 'polling'
+          ? 'polling'
+          : '';
+  if (!summary && !away) return t.div({ class: 'status' });
+  const text = [summary ? words(summary.status) : '', freshness].filter(Boolean).join(', ');
   return t.div(
     { class: `status is-${summary?.status ?? 'none'}`, 'data-freshness': state },
-    t.span({ class: `dot ${state}`, 'aria-hidden': 'true' }),
-    t.span({ class: 'statustext', title: text }, text),
-    summary?.step && !summary.status_text.includes(count(summary.step)) && !summary.status_text.includes(String(summary.step)) ? t.span({ class: 'faint' }, `step ${count(summary.step)}`) : null,
+    t.span({ class: `dot ${look}`, 'aria-hidden': 'true' }),
+    t.span({ class: 'statustext', title: summary?.status_text ?? '' }, text),
+    summary?.step ? t.span({ class: 'faint' }, `step ${count(summary.step)}`) : null,
   );
 }
 
@@ -153,20 +243,34 @@ function Sidebar({ run, overview }) {
   const here = section(place.value.name);
   return t.nav(
     { class: 'side', 'aria-label': 'Pages of this run' },
-    t.div({ class: 'sidestick' }, MENU.map((group) =>
-      t.div(
-        { class: 'sidegroup', key: group.title },
-        t.p({ class: 'sidetitle' }, group.title),
-        group.entries.map((entry) => {
-          const number = overview && entry.count ? entry.count(overview) : 0;
-          return t.a(
-            { key: entry.name, href: menuHref(run, entry.part), class: here === entry.name ? 'sidelink here' : 'sidelink', 'aria-current': here === entry.name ? 'page' : undefined },
-            t.span(null, entry.title),
-            number > 0 ? t.span({ class: `badge ${entry.tone}`, title: `${count(number)} ${entry.noun}` }, count(number), t.span({ class: 'sr' }, ` ${entry.noun}`)) : null,
-          );
-        }),
+    t.div(
+      { class: 'sidestick' },
+      MENU.map((group) =>
+        t.div(
+          { class: 'sidegroup', key: group.title },
+          t.p({ class: 'sidetitle' }, group.title),
+          group.entries.map((entry) => {
+            const number = overview && entry.count ? entry.count(overview) : 0;
+            return t.a(
+              {
+                key: entry.name,
+                href: menuHref(run, entry.part),
+                class: here === entry.name ? 'sidelink here' : 'sidelink',
+                'aria-current': here === entry.name ? 'page' : undefined,
+              },
+              t.span(null, entry.title),
+              number > 0
+                ? t.span(
+                    { class: `badge ${entry.tone}`, title: `${count(number)} ${entry.noun}` },
+                    count(number),
+                    t.span({ class: 'sr' }, ` ${entry.noun}`),
+                  )
+                : null,
+            );
+          }),
+        ),
       ),
-    )),
+    ),
   );
 }
 

@@ -1,0 +1,165 @@
+/** The map's one cursor: what it reads, where keys lead it, what it draws over the canvas. */
+
+import { useEffect, useState } from 'preact/hooks';
+import { useApi } from '../api.js';
+import { count, deviation, duration, percent, timeOfDay } from '../format.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+import { timeAt } from './paint.js';
+import { MISSING, ratioOf, stepAt, xOf } from './scene.js';
+
+/** @typedef {import('../../types/api.js').Map} MapData */
+/** @typedef {import('./scene.js').Band} Band */
+/** @typedef {{band: Band, step: number, x: number}} Spot */
+/** @typedef {{map: MapData, lanes: import('./paint.js').Lanes, plan: import('./scene.js').Layout, width: number}} View */
+
+/** What a spot holds, in numbers. @param {View} view @param {Spot} spot */
+export function readSpot({ map, lanes }, { band, step }) {
+  const column = Math.min(map.columns - 1, Math.floor((step - map.step_lo) / map.bin));
+  const pin = band.kind === 'pin' ? map.pinned[band.index] : null;
+  const row = pin ? { label: pin.label, rank_lo: pin.rank, rank_hi: pin.rank, host: pin.host } : map.rows[band.index];
+  const lane = band.kind === 'pin' ? lanes.pins[band.index] : lanes.rows[band.index];
+  const level = lane.cells[column];
+  const first = map.step_lo + column * map.bin;
+  const last = Math.min(map.step_hi, first + map.bin - 1);
+  return { row, level, missing: lane.missing[column] / 255, first, last, time: timeAt(map, step) };
+}
+
+/** A level as words: "+24 %", "at least +100 %", "no data". @param {MapData} map @param {number} level */
+export function levelWords(map, level) {
+  if (level === MISSING) return 'no data';
+  if (map.unit === 'ms')
+    return duration((map.value_lo ?? 0) + ((map.value_hi ?? 0) - (map.value_lo ?? 0)) * (level / 254));
+  const text = deviation(ratioOf(level));
+  return level >= 254 ? `${text} or more` : level <= 0 ? `${text} or less` : text;
+}
+
+/** Where a key leads. @param {string} key @param {boolean} shift
+ * @param {{here: number, step: number, map: MapData, lanesOnly: Band[]}} from @returns {{lane: number, step: number} | null} */
+export function moveSpot(key, shift, { here, step, map, lanesOnly }) {
+  const across = shift ? 50 : map.bin;
+  const hostOf = (/** @type {number} */ lane) => {
+    const band = lanesOnly[lane];
+    return band.kind === 'pin' ? `pin ${band.index}` : map.rows[band.index].host;
+  };
+  const nextLane = (/** @type {1 | -1} */ way) => {
+    let lane = here + way;
+    if (shift) while (lanesOnly[lane] && hostOf(lane) === hostOf(here)) lane += way;
+    return lane;
+  };
+  const page = Math.max(1, Math.floor(lanesOnly.length / 4));
+  /** @type {Record<string, [number, number]>} */
+  const moves = {
+    ArrowLeft: [here, step - across],
+    ArrowRight: [here, step + across],
+    ArrowUp: [key === 'ArrowUp' ? nextLane(-1) : here, step],
+    ArrowDown: [key === 'ArrowDown' ? nextLane(1) : here, step],
+    Home: [here, map.step_lo],
+    End: [here, map.step_hi],
+    PageUp: [here - page, step],
+    PageDown: [here + page, step],
+  };
+  const to = moves[key];
+  if (!to) return null;
+  return {
+    lane: Math.max(0, Math.min(lanesOnly.length - 1, to[0])),
+    step: Math.max(map.step_lo, Math.min(map.step_hi, to[1])),
+  };
+}
+
+/** The lane that shows a rank: its own pinned lane first. @param {View} view @param {number} rank */
+export function bandOf({ map, plan }, rank) {
+  const pinned = plan.bands.find((band) => band.kind === 'pin' && map.pinned[band.index].rank === rank);
+  return (
+    pinned ??
+    plan.bands.find(
+      (band) => band.kind === 'row' && map.rows[band.index].rank_lo <= rank && rank <= map.rows[band.index].rank_hi,
+    ) ??
+    null
+  );
+}
+
+/** A box around the pinned cell, or around the lane where only a rank is selected. @param {{view: View, rank: number, step: number | null}} props */
+export function Selection({ view, rank, step }) {
+  const { map, width } = view;
+  const band = bandOf(view, rank);
+  if (!band) return null;
+  if (step === null)
+    return t.div({
+      class: 'cellbox',
+      style: { left: '-2px', top: `${band.y - 2}px`, width: `${width + 4}px`, height: `${band.height + 4}px` },
+    });
+  if (step < map.step_lo || step > map.step_hi) return null;
+  const first = map.step_lo + Math.floor((step - map.step_lo) / map.bin) * map.bin;
+  const left = xOf(map, first, width);
+  const wide = Math.max(6, xOf(map, first + map.bin, width) - left);
+  return t.div({
+    class: 'cellbox',
+    style: { left: `${left - 2}px`, top: `${band.y - 2}px`, width: `${wide + 4}px`, height: `${band.height + 4}px` },
+  });
+}
+
+/** @param {{view: View, run: string, spot: import('@preact/signals').Signal<Spot | null>, brush: import('@preact/signals').Signal<[number, number] | null>}} props */
+export function Cursor({ view, spot, brush, run }) {
+  const { map, plan, width } = view;
+  const range = brush.value;
+  if (range) {
+    return t.div(
+      {
+        class: 'brush',
+        style: { left: `${range[0]}px`, width: `${range[1] - range[0]}px`, height: `${plan.bottom}px` },
+      },
+      t.span(null, `steps ${count(stepAt(map, range[0], width))}–${count(stepAt(map, range[1], width))}`),
+    );
+  }
+  const at = spot.value;
+  if (!at) return null;
+  const read = readSpot(view, at);
+  const x = xOf(map, at.step, width);
+  const onLeft = x > width - 250;
+  const style = {
+    top: `${Math.max(0, Math.min(plan.height - 84, at.band.y + at.band.height + 8))}px`,
+    ...(onLeft ? { right: `${width - x + 12}px` } : { left: `${x + 12}px` }),
+  };
+  return t.div(
+    { class: 'cursor' },
+    t.div({ class: 'crosshair', style: { left: `${x}px`, height: `${plan.bottom}px` } }),
+    t.div({ class: 'lanehair', style: { top: `${at.band.y}px`, height: `${at.band.height}px` } }),
+    t.div(
+      { class: 'tip', style },
+      t.b(null, read.row.label),
+      read.row.host && !read.row.label.includes(read.row.host) ? ` on ${read.row.host}` : '',
+      t.br(null),
+      map.bin > 1 ? `steps ${count(read.first)}–${count(read.last)}, worst of them` : `step ${count(read.first)}`,
+      read.time ? `, ${timeOfDay(read.time)}` : '',
+      t.br(null),
+      t.b(null, levelWords(map, read.level)),
+      map.unit === 'ratio' && read.level !== MISSING ? ' from the peers’ median' : '',
+      read.missing > 0 && read.level !== MISSING
+        ? t.span({ class: 'faint' }, `, ${percent(read.missing)} without data`)
+        : '',
+      map.bin === 1 && read.row.rank_lo === read.row.rank_hi
+        ? el(Exact, { run, rank: read.row.rank_lo, step: read.first })
+        : null,
+    ),
+  );
+}
+
+/** Exact numbers, asked for once the pointer rests. @param {{run: string, rank: number, step: number}} props */
+function Exact({ run, rank, step }) {
+  const [rested, setRested] = useState('');
+  const here = `${rank}@${step}`;
+  useEffect(() => {
+    const timer = setTimeout(() => setRested(here), 180);
+    return () => clearTimeout(timer);
+  }, [here]);
+  const answer = useApi(rested === here ? withQuery(runPath(run, 'cell'), { rank, step }) : null);
+  const cell = /** @type {import('../../types/api.js').Cell | null} */ (answer.data);
+  const known = cell && cell.rank === rank && cell.step === step && cell.own_work_ms !== null;
+  return t.span(
+    { class: 'exact' },
+    known
+      ? `${duration(cell.own_work_ms)} of own work${cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`}`
+      : ' ',
+  );
+}
