@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope import ring, schema
+from rankscope.collector.offsets import RankOffsets
+from rankscope.collector.rings import SETTLE_NS, CollectiveFollower, StepFollower
+from tests.agent.collector.fake_rank import FakeRank
+
+GROUPS = {1: "0"}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeRank:
+    return FakeRank(tmp_path, 0, num_slots=1024)
+
+
+def follower(fake: FakeRank, offsets: RankOffsets | None = None) -> CollectiveFollower:
+    reader = ring.RingReader(fake.ring.path, ring.COLLECTIVE_FIELDS)
+    return CollectiveFollower(reader, offsets or RankOffsets())
+
+
+def later() -> int:
+    return time.monotonic_ns() + SETTLE_NS + 1
+
+
+def read(
+    of: CollectiveFollower, *, now: int | None = None, gone: bool = False
+) -> tuple[list[int], int]:
+    slots, lost, _ = of.read(now or later(), GROUPS, gone=gone)
+    return slots["sequence"].tolist(), lost
+
+
+def test_a_slot_is_taken_when_its_end_has_settled(fake: FakeRank) -> None:
+    of = follower(fake)
+    first, second = fake.issue(), fake.issue()
+    assert read(of) == ([], 0)
+    fake.end(second)
+    assert read(of, now=time.monotonic_ns()) == ([], 0)  # blocked_ns may still come
+    assert read(of) == ([2], 0)
+    fake.end(first)
+    assert read(of) == ([1], 0)
+    assert read(of) == ([], 0)
+
+
+def test_what_is_left_is_taken_as_it_is_when_the_rank_is_gone(fake: FakeRank) -> None:
+    of = follower(fake)
+    fake.issue()
+    at = fake.ring.offset(fake.issue())
+    ring.U64.pack_into(fake.ring.buffer, at, 0)  # killed in mid-write
+    slots, lost, more = of.read(time.monotonic_ns(), None, gone=True)
+    assert (slots["state"].tolist(), lost, more) == ([schema.ISSUED], 1, False)
+
+
+def test_going_on_from_offsets_takes_each_slot_once(fake: FakeRank) -> None:
+    of, seen = follower(fake), []
+    open_numbers = []
+    for turn in range(20):
+        for _ in range(30):
+            number = fake.issue()
+            if number % 7:
+                fake.end(number)
+            else:
+                open_numbers.append(number)
+        if turn % 3 == 0 and open_numbers:
+            fake.end(open_numbers.pop(0))
+        seen += read(of)[0]
+        offsets = RankOffsets()
+        of.save(offsets)
+        of = follower(fake, offsets)
+    seen += read(of, gone=True)[0]
+    assert sorted(seen) == list(range(1, 601))
+
+
+def test_overwritten_slots_are_counted(fake: FakeRank) -> None:
+    of = follower(fake)
+    open_one = fake.issue()
+    assert read(of) == ([], 0)
+    for _ in range(3000):
+        fake.end(fake.issue())
+    sequences, lost = read(of)
+    assert sequences == list(range(3001 - 1023, 3002))
+    assert lost == 3001 - 1024
+    assert open_one == 0
+
+
+def test_an_open_slot_is_taken_before_the_ring_comes_round(fake: FakeRank) -> None:
+    of = follower(fake)
+    fake.issue()
+    for _ in range(900):
+        fake.end(fake.issue())
+    slots, lost, _ = of.read(later(), GROUPS, gone=False)
+    assert slots["state"].tolist()[:2] == [schema.ISSUED, schema.ENDED]
+    assert lost == 0
+
+
+def test_a_group_whose_backend_tells_no_end(fake: FakeRank) -> None:
+    of = follower(fake)
+    for _ in range(300):
+        fake.issue(state=schema.RETURNED)
+    assert read(of) == ([], 0)
+    assert len(read(of, now=time.monotonic_ns() + 3 * 10**9)[0]) == 300
+
+
+def test_a_slot_waits_for_the_name_of_its_group(fake: FakeRank) -> None:
+    of = follower(fake)
+    fake.end(fake.issue(group_id=9))
+    assert read(of) == ([], 0)
+    slots, _, _ = of.read(later(), {9: "late"}, gone=False)
+    assert len(slots) == 1
+
+
+def test_a_head_that_a_late_thread_set_back(fake: FakeRank) -> None:
+    of = follower(fake)
+    for _ in range(5):
+        fake.end(fake.issue())
+    ring.U64.pack_into(fake.ring.buffer, ring.HEAD_AT, 3)
+    assert read(of)[0] == [1, 2, 3]
+    assert read(of, gone=True)[0] == [4, 5]
+
+
+@pytest.mark.parametrize("head", [5000, 1 << 40, (1 << 64) - 1])
+def test_a_head_that_the_slots_cannot_have(fake: FakeRank, head: int) -> None:
+    of = follower(fake)
+    fake.end(fake.issue())
+    ring.U64.pack_into(fake.ring.buffer, ring.HEAD_AT, head)
+    with pytest.raises(ring.RingDamaged):
+        read(of)
+
+
+def test_many_open_slots_are_looked_at_less_often(tmp_path: Path) -> None:
+    fake = FakeRank(tmp_path, 0, num_slots=16384)
+    of = follower(fake)
+    numbers = [fake.issue() for _ in range(2500)]
+    read(of)
+    for number in numbers:
+        fake.end(number)
+    seen = [len(read(of)[0]) for _ in range(5)]
+    assert sum(seen) == 2500
+    assert seen.count(0) == 4
+
+
+def test_standing_of_the_groups(fake: FakeRank) -> None:
+    of = follower(fake)
+    fake.end(fake.issue(sequence=1))
+    fake.issue(sequence=2, size_bytes=77)
+    fake.end(fake.issue(sequence=5, group_id=2, operation=schema.OPERATIONS.index("broadcast")))
+    recv = schema.OPERATIONS.index("recv")
+    fake.issue(sequence=3, flags=schema.FLAG_P2P, operation=recv, peer_rank=3)
+    read(of)
+    states = of.tracker.states({1: "0", 2: "tp"}, {1: "train.py:1 f"}, lambda ns: ns)
+    by_name = {state.group: state for state in states}
+    world = by_name["0"]
+    assert (world.issued, world.ended, world.size_bytes) == (2, 1, 77)
+    assert (world.p2p_operation, world.p2p_peer) == ("recv", 3)
+    assert world.p2p_issued_ns > 0
+    assert (by_name["tp"].issued, by_name["tp"].ended) == (5, 5)
+    assert by_name["tp"].operation == "broadcast"
+    assert of.tracker.oldest_inside_ns == world.issued_ns
+    again = follower(fake, RankOffsets(read_to=4, open_ranges=[1, 1, 3, 1]))  # after a restart
+    read(again)
+    assert again.tracker.states({1: "0", 2: "tp"}, {1: "train.py:1 f"}, lambda ns: ns) == states
+
+
+def test_steps(fake: FakeRank) -> None:
+    of = StepFollower(ring.RingReader(fake.steps.path, ring.STEP_FIELDS), RankOffsets())
+    for _ in range(1500):
+        fake.step()
+    slots, lost, more = of.read()
+    assert slots["step"].tolist() == list(range(1500 - 1024 + 1, 1501))
+    assert (lost, more) == (1500 - 1024, False)
+    offsets = RankOffsets()
+    of.save(offsets)
+    assert offsets.steps_to == 1500
+    assert np.all(slots["ended_ns"] > slots["started_ns"])

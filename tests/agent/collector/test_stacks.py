@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankscope import ring
+from rankscope.collector.stacks import CALM_NS, Look, StackTaker, send_stack_signal
+from rankscope.ring import process_start_ticks
+
+SECOND = 10**9
+STUCK = Look(
+    pid=1, start_ticks=2, stack_signal=39, ended=ring.RUNNING, heartbeat_ns=SECOND,
+    oldest_open_ns=0, oldest_inside_ns=0,
+)  # fmt: skip
+
+
+class Rank:
+    """A taker, a clock, and a rank that answers each signal with these stacks."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "stacks"
+        self.answer = "File a.py line 1\n"
+        self.sent: list[tuple[int, int, int]] = []
+        self.now = 10 * SECOND
+        self.taker = StackTaker(self.path, 0, self.send, int(2.5 * SECOND))
+
+    def send(self, *what: int) -> bool:
+        self.sent.append(what)
+        with self.path.open("a") as file:
+            file.write(self.answer)
+        return True
+
+    def run(self, look: Look, seconds: float, *, is_stuck: bool = True) -> list[tuple[str, str]]:
+        taken = []
+        for _ in range(int(seconds * 5)):
+            self.now += SECOND // 5
+            if (found := self.taker.turn(look, self.now, is_stuck)) is not None:
+                taken.append(found)
+        return taken
+
+
+def test_three_per_incident_two_seconds_apart_equal_ones_once(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    ((text, reason),) = rank.run(STUCK, 30)
+    assert text == "File a.py line 1"
+    assert reason.startswith("no sign of life for")
+    assert rank.sent == [(1, 2, 39)] * 3
+    moving = replace(STUCK, heartbeat_ns=rank.now + 10 * CALM_NS)
+    assert not rank.run(moving, 70)
+    rank.answer = "File b.py line 2\n"
+    later = replace(STUCK, heartbeat_ns=rank.now)
+    assert [text for text, _ in rank.run(later, 4)] == ["File b.py line 2"]
+
+
+def test_a_new_stack_is_only_the_new_part(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.run(STUCK, 1)
+    rank.answer = "File c.py line 3\n"
+    assert [text for text, _ in rank.run(STUCK, 4)] == ["File c.py line 3"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        replace(STUCK, stack_signal=0),
+        replace(STUCK, ended=ring.CLEAN),
+        replace(STUCK, heartbeat_ns=10**15),
+        replace(STUCK, heartbeat_ns=0),
+    ],
+)
+def test_no_signal(tmp_path: Path, look: Look) -> None:
+    rank = Rank(tmp_path)
+    assert not rank.run(look, 30)
+    assert not rank.sent
+
+
+def test_silence_alone_is_no_hang(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    assert not rank.run(STUCK, 30, is_stuck=False)
+    inside = replace(STUCK, oldest_inside_ns=SECOND)
+    ((_, reason),) = rank.run(inside, 30, is_stuck=False)
+    assert reason.startswith("inside a collective for")
+
+
+def test_a_rank_that_writes_nothing_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.answer = ""
+    assert not rank.run(STUCK, 30)
+    assert len(rank.sent) == 3
+
+
+SCRIPT = """
+import faulthandler, os, signal, sys, time
+if sys.argv[2] != "bare":
+    faulthandler.register(39, file=open(sys.argv[1], "a"), all_threads=True, chain=False)
+if sys.argv[2] == "exec":
+    os.execv(sys.executable, [sys.executable, "-c", "import time; print('up', flush=True);"
+                              "time.sleep(600)"])
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def start(path: Path, kind: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path), kind], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_real_process_writes_its_stacks(tmp_path: Path) -> None:
+    process = start(tmp_path / "stacks", "handler")
+    assert send_stack_signal(process.pid, process_start_ticks(process.pid), 39)
+    deadline = time.monotonic() + 10
+    while "most recent call first" not in (tmp_path / "stacks").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["bare", "exec"])
+def test_never_to_a_process_whose_default_action_would_kill_it(tmp_path: Path, kind: str) -> None:
+    process = start(tmp_path / "stacks", kind)
+    assert not send_stack_signal(process.pid, process_start_ticks(process.pid), 39)
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+def test_never_to_another_process_with_the_same_number(tmp_path: Path) -> None:
+    process = start(tmp_path / "stacks", "handler")
+    ticks = process_start_ticks(process.pid)
+    assert not send_stack_signal(process.pid, ticks + 1, 39)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not send_stack_signal(process.pid, ticks, 39)
