@@ -24,7 +24,19 @@ router = APIRouter(prefix="/api/v1", tags=["ingest"])
 _encode = msgspec.json.Encoder().encode
 
 
-@router.post("/ingest", summary="Store one batch", **documented(IngestAnswer))
+_BODY = {
+    "description": "One `rankscope.schema.Batch`, optionally with Content-Encoding zstd.",
+    "required": True,
+    "content": {"application/msgpack": {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+@router.post(
+    "/ingest",
+    summary="Store one batch",
+    openapi_extra={"requestBody": _BODY},
+    **documented(IngestAnswer),
+)
 async def ingest(request: Request) -> Response:
     """Store a msgpack `Batch`; answer after it is durable."""
     service, started = service_of(request), time.perf_counter()

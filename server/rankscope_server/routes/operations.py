@@ -68,7 +68,13 @@ def session(request: Request) -> Response:
     return send(request, Session(required=bool(token), signed_in=carried))
 
 
-@router.post("/session", **documented(Session))
+_SIGN_IN = {
+    "required": True,
+    "content": {"application/json": {"schema": msgspec.json.schema(SignIn)["$defs"]["SignIn"]}},
+}
+
+
+@router.post("/session", openapi_extra={"requestBody": _SIGN_IN}, **documented(Session))
 async def sign_in(request: Request) -> Response:
     """Trade the token for a cookie that no script can read."""
     token = service_of(request).settings.token
