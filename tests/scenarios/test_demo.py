@@ -1,0 +1,97 @@
+"""`rankscope demo` as a script uses it: one JSON object, the right culprit, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.conftest import processes_of
+
+pytestmark = pytest.mark.multiproc
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "demo", "--data-dir", str(tmp_path / "data"),
+         *arguments],
+        env=os.environ | {"HOME": str(tmp_path), "DEMO_OF": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def run_once(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    process = start(tmp_path, "--once", "--json", *arguments)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode in (0, 1), err
+    answer: dict[str, Any] = json.loads(out)  # the only thing on standard output
+    assert process.returncode == (0 if answer["match"] else 1)
+    assert set(answer) >= {"truth", "verdict", "match", "url"}
+    assert not _left(tmp_path)
+    return answer
+
+
+def _left(tmp_path: Path) -> list[str]:
+    deadline = time.monotonic() + 10
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return processes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "strategy"),
+    [("slow_compute", "ddp"), ("slow_data", "pipeline"), ("hang", "pipeline"), ("crash", "ddp")],
+)
+def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
+    answer = run_once(tmp_path, "--fault", fault, "--strategy", strategy)
+    truth, verdict = answer["truth"], answer["verdict"]
+    assert truth["fault"] == fault
+    assert answer["match"], answer
+    assert (verdict["kind"], verdict["ranks"]) == (fault, [truth["rank"]])
+    assert abs(verdict["onset_step"] - truth["start_step"]) <= 3
+    assert 0 < verdict["cost_throughput_ratio"] <= 1
+    assert verdict["what"]
+    assert verdict["why"]
+    assert verdict["next"]
+    accused = {rank for finding in answer["findings"] for rank in finding["ranks"]
+               if finding["severity"] != "info"}  # fmt: skip
+    assert accused == {truth["rank"]}
+    if fault == "hang":
+        assert answer["named_after_seconds"] < 10
+
+
+def test_a_clean_run_has_no_finding(tmp_path: Path) -> None:
+    answer = run_once(tmp_path, "--fault", "none", "--ranks", "2")
+    assert answer["truth"] is None
+    assert answer["verdict"] is None
+    assert answer["match"]
+    assert [f for f in answer["findings"] if f["severity"] != "info"] == []
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    process = start(tmp_path, "--fault", "none")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert "Rankscope watches 4 ranks" in first
+    deadline = time.monotonic() + 60
+    while len(processes_of(tmp_path)) < 7 and time.monotonic() < deadline:
+        time.sleep(0.2)  # demo, server, launcher, torchrun and ranks
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "have ended" in out
+    assert not _left(tmp_path)
+
+
+def test_bad_flags_say_what_is_possible(tmp_path: Path) -> None:
+    process = start(tmp_path, "--fault", "slow")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 64
+    assert "slow_compute" in err

@@ -1,0 +1,117 @@
+"""What the documents say is true: tables equal the code, paths exist, commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankscope import cli, environment
+from rankscope.hooks import HOOKS
+from rankscope.settings import SETTINGS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"),
+                    ROOT / "reference_trainer" / "README.md"])  # fmt: skip
+LOCAL_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+SOURCE_PATH = re.compile(
+    r"`((?:agent|server|web|tests|benchmarks|docs|reference_trainer)/[\w./-]+)`"
+)
+
+
+def shell_lines(document: Path) -> list[str]:
+    """Return the commands of all sh blocks, comments and continuations removed."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", document.read_text(), re.M | re.S)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    lines = (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_exist(document: Path) -> None:
+    text = document.read_text()
+    for link in LOCAL_LINK.findall(text):
+        assert (document.parent / link).exists(), link
+    for path in SOURCE_PATH.findall(text):
+        assert (ROOT / path).exists(), path
+
+
+def test_settings_table_is_the_code() -> None:
+    text = (ROOT / "docs" / "attach.md").read_text()
+    rows = [f"| `{s.variable}` | `{s.default}` | {s.help} |" for s in SETTINGS]
+    assert [line for line in text.splitlines() if line.startswith("| `RANKSCOPE_")] == rows
+
+
+def test_privacy_names_every_variable_that_is_recorded() -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    for name in (*environment._PREFIXES, *environment._NAMES):
+        assert f"`{name}`" in text, name
+    for part in environment._SECRET_PARTS:
+        assert part in text
+
+
+def test_every_hook_has_a_sentence_and_a_name_of_its_own() -> None:
+    assert len({hook.name for hook in HOOKS}) == len(HOOKS)
+    for hook in HOOKS:
+        assert (hook.__doc__ or "").strip().endswith(".")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_and_commands_exist(document: Path) -> None:
+    commands = {command.name for command in map(lambda row: cli._load(*row), cli._MODULES)}
+    for line in shell_lines(document):
+        words = shlex.split(line.rstrip("& "))
+        if words[0] == "make":
+            done = subprocess.run(
+                ["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        elif words[0] == "rankscope":
+            assert words[1] in commands, line
+
+
+@pytest.mark.multiproc
+def test_the_readmes_three_lines_work(tmp_path: Path) -> None:
+    """Run them as they stand, in a directory with some train.py, on another port."""
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(3): dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
+    )
+    lines = shell_lines(ROOT / "README.md")
+    serve = next(line for line in lines if line.startswith("rankscope serve"))
+    run = next(line for line in lines if line.startswith("rankscope run"))
+    port = "18787"
+    variables = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_DATA_HOME": str(tmp_path),
+        "RANKSCOPE_DIR": str(tmp_path / "runs"),
+    }
+    server = subprocess.Popen(
+        [*shlex.split(serve.rstrip("& ")), "--port", port],
+        env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        assert port in server.stdout.readline()
+        deadline = time.monotonic() + 20
+        command = shlex.split(run.replace("8787", port))
+        done = subprocess.run(
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() < deadline + 100
+        assert "/runs/" in done.stdout + done.stderr  # it says where to look
+    finally:
+        server.terminate()
+        server.wait(20)
+        assert server.stdout is not None
+        server.stdout.close()
