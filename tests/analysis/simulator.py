@@ -399,3 +399,35 @@ def spoil(items: Sequence[Item], seed: int, lost: float = 0.01) -> list[Item]:
 def without_fault(job: Job) -> Job:
     """Return the same job, healthy."""
     return replace(job, faults=())
+
+
+def wide(own_ms: np.ndarray, per_chunk: int = 50) -> list[Item]:
+    """Return a data-parallel job of many ranks from its own work, ranks x steps.
+
+    The program of a thousand ranks would take minutes; here every step lasts as long as its
+    slowest rank, and the others are blocked in backward for the rest.
+    """
+    num_ranks, num_steps = own_ms.shape
+    duration = own_ms.max(0) + 2.0
+    started = START_NS + np.concatenate([[0], np.cumsum(duration * MS)[:-1]]).astype(np.int64)
+    items: list[Item] = []
+    for rank in range(num_ranks):
+        who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
+        items.append((START_NS, schema.RankRegistered(
+            **who, world_size=num_ranks, local_rank=rank % 8, local_world_size=8,
+            node_rank=rank // 8, host=f"node-{rank // 8}", pid=rank,
+        )))  # fmt: skip
+        for begin in range(0, num_steps, per_chunk):
+            part = slice(begin, min(begin + per_chunk, num_steps))
+            own, whole = own_ms[rank, part], duration[part]
+            columns: dict[str, Column] = {
+                name: np.zeros(len(own), np.int64) for name in schema.STEP_COLUMNS
+            }
+            columns["step"] = np.arange(part.start, part.stop) + 1
+            columns["started_ns"] = started[part]
+            columns["duration_ns"] = (whole * MS).astype(np.int64)
+            columns["forward_ns"] = (own / 3 * MS).astype(np.int64)
+            columns["backward_ns"] = ((whole - own / 3) * MS).astype(np.int64)
+            columns["backward_blocked_ns"] = ((whole - own) * MS).astype(np.int64)
+            items.append((int(started[part.stop - 1]), _chunk("steps", rank, columns)))
+    return sorted(items, key=lambda item: item[0])

@@ -68,8 +68,6 @@ class Policy:
     max_missing_share: float = 0.30
     # Onsets of more ranks than this at once are global, no rank is accused (D1).
     global_share: float = 0.25
-    # A special step takes more than this many medians (1.4).
-    special_ratio: float = 5.0
     # Cost and phases of a long spell are those of its last steps: what it costs now.
     cost_steps: int = 512
     # Steps before the onset that give the time of a healthy step. The last ones alone, because
@@ -85,6 +83,9 @@ class Policy:
     # An operation is late after 3 x its p99 (D2.6). The floor is D2's 2 s plus the second that a
     # state may be old, which leaves the 10 s to a named culprit three reports of slack.
     hang_p99_multiple: float = 3.0
+    # A rank may also compute for a whole slow step. Of steps the p95 counts: they are few, and
+    # the p99 of a hundred steps is the one that hung before.
+    slow_step_share: float = 0.95
     hang_floor_seconds: float = 3.0
     # Yet never so late that a p99 spoilt by an earlier stall hides the next one.
     hang_ceiling_seconds: float = 120.0

@@ -18,6 +18,7 @@ from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median, scatter
 
 Array = NDArray[Any]
+_LEAST_NOISE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,7 @@ class Spell:
     ended: bool
     size: float
     consistent: float  # share of its steps that are bad by half the size
-    level: float  # what the whole stretch has to clear
-
-    @property
-    def strength(self) -> float:
-        """Return how far the whole stretch clears its level; above 1 it does."""
-        return self.size / self.level
+    strength: float  # size / what noise alone would reach over such a stretch
 
     @property
     def columns(self) -> slice:
@@ -94,7 +90,7 @@ def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Sp
         found += _spells_in(name, view, levels, deviation.first_column, policy)
     kept: list[Spell] = []
     for spell in sorted(found, key=lambda spell: -spell.strength):
-        if spell.strength > 1 and not any(_overlap(spell, other) for other in kept):
+        if not any(_overlap(spell, other) for other in kept):
             kept.append(spell)
     return sorted(kept, key=lambda spell: (spell.row, spell.first))
 
@@ -189,9 +185,11 @@ def _spell(
     size = float(np.median(known))
     noise = levels.sigma[row] * MEDIAN_SCATTER / np.sqrt(len(known))
     slow = levels.slow_sigma[row] * np.sqrt(min(1.0, policy.long_window / len(known)))
-    level = max(policy.ln_entry_floor, levels.cut * float(np.fmax(noise, slow)))
+    strength = size / max(levels.cut * float(np.fmax(noise, slow)), _LEAST_NOISE)
+    if strength <= 1 or size <= policy.ln_entry_floor:
+        return None
     consistent = float(np.mean(known > size / 2))
-    return Spell(name, row, first, last, ended, size, consistent, level)
+    return Spell(name, row, first, last, ended, size, consistent, strength)
 
 
 def turning_point(raw: Array, calm: float, size: float) -> int:

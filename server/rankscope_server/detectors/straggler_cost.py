@@ -116,10 +116,10 @@ def _common_change(table: StepTable, rows: Sequence[int], then: Array, now: Arra
 
 def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array) -> Array:
     """Return for each of `columns` the ms that the job waits because of `rows`, at least 0."""
-    own = table.get("own")
-    mine = own[np.ix_(rows, columns)]
+    own, culprits = table.get("own"), np.array(rows)
+    mine = own[np.ix_(culprits, columns)]
     if len(set(deviation.roles)) > 1:
-        reference = mine / np.exp(deviation.own.raw[np.ix_(rows, columns)])
+        reference = mine / np.exp(deviation.own.raw[np.ix_(culprits, columns)])
         excess: Array = np.fmax.reduce(np.fmax(mine - reference, 0.0), axis=0)
         return excess
     others = np.setdiff1d(np.arange(len(own)), rows)

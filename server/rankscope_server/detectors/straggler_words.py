@@ -77,7 +77,7 @@ def finding_of(window: Window, case: Case) -> Finding:
         ruled_out=_ruled_out(case),
         would_be_wrong_if=_wrong_if(case),
         policy_hash=window.policy.hash,
-        victims=tuple(r for r in window.steps.ranks if r not in {*case.ranks, *case.company}),
+        victims=tuple(sorted(set(window.steps.ranks) - {*case.ranks, *case.company})),
     )
 
 

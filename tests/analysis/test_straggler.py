@@ -1,0 +1,266 @@
+"""Stragglers: found when there, silent when not. Simulation; seeds are the test's own."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rankscope_server.analysis import Finding, Look, RunState
+from tests.analysis.simulator import (
+    CALM,
+    START_NS,
+    Fault,
+    Item,
+    Job,
+    Recording,
+    analyse,
+    apply,
+    record,
+    spoil,
+    wide,
+    without_fault,
+)
+
+SEEDS = range(20)
+
+
+def say(text: str) -> None:
+    """Show a measured result with `pytest -s`."""
+    sys.stdout.write(text + "\n")
+
+
+def above_info(look: Look) -> list[Finding]:
+    return [finding for finding in look.findings if finding.severity != "info"]
+
+
+def draw(seed: int, kind: str, num_stages: int) -> Job:
+    chance = random.Random(seed)
+    fault = Fault(kind, chance.randrange(4), chance.randint(80, 160), chance.uniform(0.5, 1.0))  # type: ignore[arg-type]
+    return Job(num_stages=num_stages, seed=seed, faults=(fault,))
+
+
+def mean_step(recording: Recording, from_step: int) -> float:
+    times = [log.ended_ms - log.started_ms for log in recording.machine.ranks[0].log]
+    return float(np.mean(times[from_step - 1 :]))
+
+
+def look_at(items: Sequence[Item]) -> Look:
+    state = RunState("run")
+    apply(state, items)
+    return state.look(START_NS + 10**12)
+
+
+@pytest.mark.parametrize(("num_stages", "seeds"), [(1, 40), (4, 20)])
+def test_healthy_runs_on_a_noisy_host_accuse_nobody(num_stages: int, seeds: int) -> None:
+    notes = 0
+    for seed in range(seeds):
+        look = analyse(record(Job(seed=seed, num_stages=num_stages)))
+        assert not above_info(look), (seed, above_info(look))
+        assert look.verdict is None
+        assert look.answer.state == "healthy"
+        notes += len(look.findings)
+    say(f"{seeds} healthy runs, {num_stages} stages: nothing above info, {notes} notes")
+
+
+@pytest.mark.parametrize("num_stages", [1, 4])
+@pytest.mark.parametrize("kind", ["slow_compute", "slow_data"])
+def test_a_slow_rank_is_named_with_kind_and_onset(num_stages: int, kind: str) -> None:
+    hits, onsets = 0, []
+    for seed in SEEDS:
+        job = draw(seed, kind, num_stages)
+        fault = job.faults[0]
+        look = analyse(record(job))
+        others = [f for f in above_info(look) if f.ranks != (fault.rank,)]
+        assert not others, (seed, others)
+        verdict = look.verdict
+        if verdict is not None and (verdict.kind, verdict.ranks) == (kind, (fault.rank,)):
+            hits += 1
+            assert verdict.onset_step is not None
+            onsets.append(abs(verdict.onset_step - fault.start))
+    say(f"{kind}, {num_stages} stages: {hits} of {len(SEEDS)}, onset errors {sorted(onsets)}")
+    assert hits >= 0.95 * len(SEEDS)
+    assert np.quantile(onsets, 0.9) <= 3
+
+
+@pytest.mark.parametrize("num_stages", [1, 4])
+def test_the_cost_is_the_difference_to_the_same_run_without_the_fault(num_stages: int) -> None:
+    errors = []
+    for seed in range(6):
+        job = Job(num_stages=num_stages, seed=seed, noise=CALM, steps=200,
+                  faults=(Fault("slow_compute", seed % 4, 90, 0.3 + 0.1 * seed),))  # fmt: skip
+        slow, healthy = record(job), record(without_fault(job))
+        truth = 1 - mean_step(healthy, 90) / mean_step(slow, 90)
+        verdict = analyse(slow).verdict
+        assert verdict is not None
+        assert verdict.cost_throughput_ratio is not None
+        errors.append(verdict.cost_throughput_ratio - truth)
+    say(f"cost errors in points, {num_stages} stages: {[round(100 * e, 1) for e in errors]}")
+    assert max(map(abs, errors)) <= 0.03
+
+
+def test_a_spell_that_is_over_recovers_with_its_last_step() -> None:
+    job = Job(noise=CALM, faults=(Fault("slow_compute", 2, 60, 0.8, steps=150),))
+    (finding,) = above_info(analyse(record(job)))
+    assert finding.state == "recovered"
+    assert finding.ended_step is not None
+    assert abs(finding.ended_step - 209) <= 3
+    assert analyse(record(job)).verdict is None
+
+
+def test_a_short_spell_is_a_note() -> None:
+    job = Job(noise=CALM, faults=(Fault("slow_compute", 2, 100, 0.8, steps=10),))
+    findings = analyse(record(job)).findings
+    assert [(f.severity, f.ranks, f.onset_step, f.ended_step) for f in findings] == [
+        ("info", (2,), 100, 109)
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_with_too_few_peers_a_rank_is_compared_with_its_own_past(num_ranks: int) -> None:
+    job = Job(num_ranks=num_ranks, faults=(Fault("slow_compute", 1, 120, 0.8),))
+    verdict = analyse(record(job)).verdict
+    assert verdict is not None
+    assert verdict.ranks == (1,)
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - 120) <= 3
+    assert "before" in verdict.what
+    assert "no peers" in verdict.confidence_text
+
+
+def test_without_peers_a_fault_from_the_first_step_names_nobody() -> None:
+    job = Job(num_stages=4, noise=CALM, faults=(Fault("slow_compute", 1, 1, 0.8),))
+    assert not analyse(record(job)).findings
+
+
+def test_with_peers_a_fault_from_the_first_step_is_found() -> None:
+    job = Job(num_ranks=8, noise=CALM, steps=200, faults=(Fault("slow_compute", 5, 1, 0.8),))
+    verdict = analyse(record(job)).verdict
+    assert verdict is not None
+    assert verdict.ranks == (5,)
+
+
+@pytest.mark.parametrize("num_stages", [1, 4])
+def test_when_all_become_slower_nobody_is_accused(num_stages: int) -> None:
+    faults = tuple(Fault("slow_compute", rank, 120, 0.8) for rank in range(4))
+    assert not above_info(analyse(record(Job(num_stages=num_stages, faults=faults))))
+
+
+def test_two_equally_slow_ranks_do_not_hide_behind_each_other() -> None:
+    faults = (Fault("slow_compute", 1, 80, 0.6), Fault("slow_compute", 6, 110, 0.6))
+    look = analyse(record(Job(num_ranks=8, noise=CALM, steps=250, faults=faults)))
+    assert {f.ranks for f in above_info(look)} == {(1,), (6,)}
+
+
+def test_checkpoints_of_one_rank_are_not_slowness() -> None:
+    job = Job(noise=CALM, checkpoint_every=20)
+    assert not analyse(record(job)).findings
+
+
+def test_a_resumed_run_has_its_own_step_numbers() -> None:
+    job = Job(noise=CALM, first_step=5001, faults=(Fault("slow_data", 3, 100, 0.6),))
+    verdict = analyse(record(job)).verdict
+    assert verdict is not None
+    assert verdict.onset_step == 5100
+
+
+def test_missing_steps_are_no_health() -> None:
+    recording = record(Job(noise=CALM, steps=120))
+    chance = random.Random(1)
+    items = [
+        item
+        for item in [*recording.registrations(), *recording.steps(per_chunk=1)]
+        if not isinstance(item[1], tuple) or chance.random() > 0.45
+    ]
+    look = look_at(items)
+    straggler = next(status for status in look.detectors if status.name == "straggler")
+    assert straggler.state == "skipped"
+    assert "missing" in straggler.reason
+    assert look.answer.state == "unknown"
+
+
+def test_one_percent_lost_and_doubled_changes_nothing_that_is_said() -> None:
+    job = draw(3, "slow_compute", 1)
+    recording = record(job)
+    items = [*recording.registrations(), *recording.steps(per_chunk=1)]
+    verdict = look_at(spoil(items, seed=5)).verdict
+    assert verdict is not None
+    assert verdict.ranks == (job.faults[0].rank,)
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - job.faults[0].start) <= 3
+
+
+def noisy_work(num_ranks: int, num_steps: int, seed: int) -> np.ndarray:
+    chance = np.random.default_rng(seed)
+    work = 100 * np.exp(chance.normal(0, 0.02, (num_ranks, num_steps)))
+    drift = np.exp(np.cumsum(chance.normal(0, 0.005, num_steps)))
+    hiccups = np.where(chance.random((num_ranks, num_steps)) < 0.01 / num_ranks, 2.0, 1.0)
+    return np.asarray(work * drift * hiccups)
+
+
+@pytest.mark.parametrize(("num_ranks", "seeds"), [(64, 5), (1024, 2)])
+def test_wide_healthy_jobs_accuse_nobody(num_ranks: int, seeds: int) -> None:
+    for seed in range(seeds):
+        look = look_at(wide(noisy_work(num_ranks, 200, seed)))
+        assert not above_info(look), seed
+
+
+@pytest.mark.parametrize("num_ranks", [64, 1024])
+def test_a_tenth_slower_rank_of_many_is_found(num_ranks: int) -> None:
+    work = noisy_work(num_ranks, 200, seed=7)
+    work[37, 120:] *= 1.15
+    verdict = look_at(wide(work)).verdict
+    assert verdict is not None
+    assert verdict.ranks == (37,)
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - 121) <= 3
+
+
+def test_one_look_at_a_thousand_ranks_takes_well_below_a_second() -> None:
+    items = wide(noisy_work(1024, 300, seed=1), per_chunk=299)
+    state = RunState("wide")
+    apply(state, items[:-1024])
+    state.look(START_NS + 10**12)
+    apply(state, items[-1024:])
+    began = time.perf_counter()
+    state.look(START_NS + 10**12 + 10**9)
+    took = time.perf_counter() - began
+    say(f"look at 1,024 ranks after one new step: {1000 * took:.0f} ms")
+    assert took < 1.0
+
+
+def test_looks_on_the_way_do_not_change_the_last_one() -> None:
+    items = record(draw(2, "slow_compute", 4)).items()
+    watched, once = RunState("run"), RunState("run")
+    for begin in range(0, len(items), 37):
+        apply(watched, items[begin : begin + 37])
+        watched.look(START_NS + 10**12)
+    apply(once, items)
+    end = START_NS + 10**12
+    assert watched.look(end).findings == once.look(end).findings
+
+
+def test_order_does_not_matter() -> None:
+    items = record(draw(4, "slow_data", 1)).items()
+    shuffled = spoil(items, seed=9, lost=0.0)
+    assert look_at(items).findings == look_at(shuffled).findings
+
+
+def test_sentences_name_rank_step_reference_and_cost() -> None:
+    job = Job(noise=CALM, faults=(Fault("slow_compute", 2, 140, 0.9),))
+    verdict = analyse(record(job)).verdict
+    assert verdict is not None
+    assert verdict.what == (
+        "Rank 2 on node-0 computes 1.8 times as slow as its 3 peers since step 140"
+    )
+    assert "forward" in verdict.why
+    assert "rank-hours a day" in verdict.why
+    assert verdict.next
+    assert verdict.would_be_wrong_if
+    assert any("Slow data" in text for text in verdict.ruled_out)
+    assert verdict.evidence[0].link == "runs/sim/ranks?sel=2@140"
+    assert verdict.policy_hash
