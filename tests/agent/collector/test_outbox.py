@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+
+from rankscope import schema
+from rankscope.collector import offsets as progress
+from rankscope.collector.losses import Ledger
+from rankscope.collector.offsets import Offsets, RankOffsets, from_ranges, to_ranges
+from rankscope.collector.outbox import SpoolingOutbox
+from rankscope.collector.spool import Entry, Spool
+
+LINE = schema.LogLine(attempt=0, rank=0, time_ns=1, level=20, message="hello")
+
+
+class Box:
+    """An outbox with its spool, as one life of the collector has them."""
+
+    def __init__(self, node: Path, limit: int = 1 << 20) -> None:
+        self.node = node
+        self.spool = Spool(node / "spool", limit)
+        known = [progress.load(node), self.spool.recovered]
+        self.start = max(
+            (offsets for offsets in known if offsets is not None),
+            key=lambda offsets: offsets.sequence,
+            default=Offsets("producer-1"),
+        )
+        self.ledger = Ledger(self.start.losses)
+        self.outbox = SpoolingOutbox("run", "host", node, self.spool, self.start, self.ledger)
+
+    def commit(self, read_to: int = 0, message: str = "hello") -> None:
+        self.outbox.record(msgspec.structs.replace(LINE, message=message))
+        self.outbox.commit({"0/0.1": RankOffsets(read_to=read_to)}, [], [])
+
+    def drain(self) -> list[schema.Batch]:
+        batches = []
+        while (entry := self.spool.take(0.0)) is not None:
+            batches.append(decoded(entry))
+            self.spool.done(entry)
+        return batches
+
+
+def decoded(entry: Entry) -> schema.Batch:
+    raw = zstandard.ZstdDecompressor().decompressobj().decompress(entry.body())
+    return schema.decode_batch(raw)
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_numbers_go_on_over_lives(tmp_path: Path) -> None:
+    first = Box(tmp_path)
+    first.commit(10)
+    first.commit(20)
+    assert [batch.sequence for batch in first.drain()] == [1, 2]
+    second = Box(tmp_path)
+    assert second.start.files["0/0.1"].read_to == 20
+    second.commit(30)
+    (batch,) = second.drain()
+    assert (batch.producer, batch.sequence) == ("producer-1", 3)
+
+
+def test_killed_between_the_file_and_the_copy_of_the_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path)
+    box.commit(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "save", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            box.commit(20)
+    again = Box(tmp_path)
+    assert again.start.files["0/0.1"].read_to == 20  # from the header of the spool file
+    assert [batch.sequence for batch in again.drain()] == [1, 2]
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_killed_before_the_file_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(tmp_path)
+    box.commit(10)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            box.commit(20)
+    again = Box(tmp_path)
+    assert again.start.files["0/0.1"].read_to == 10
+    assert not list((tmp_path / "spool").glob("*.tmp"))
+    again.commit(20)
+    assert [batch.sequence for batch in again.drain()] == [1, 2]
+
+
+def test_without_any_file_a_new_producer_begins(tmp_path: Path) -> None:
+    Box(tmp_path).commit(10)
+    for path in (tmp_path / "spool").glob("*.batch"):
+        path.write_bytes(b"noise")
+    (tmp_path / progress.OFFSETS_FILE).write_bytes(b"{")
+    box = Box(tmp_path)
+    assert box.start.files == {}
+    assert box.spool.num_damaged == 1
+    assert box.spool.take(0.0) is None
+
+
+def test_full_disk_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(tmp_path)
+    box.commit(10)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", no_space)
+        box.commit(20, "in memory")
+        box.commit(30, "in memory")
+        safe = box.outbox.safe()
+        assert safe is None or safe.files["0/0.1"].read_to == 10  # no journal may be deleted
+    first, second, third = box.drain()
+    assert first.producer == "producer-1"
+    assert second.producer == third.producer != "producer-1"
+    kinds = [type(schema.decode_record(raw)).__name__ for raw in second.records]
+    assert kinds == ["LogLine", "Event"]  # it is said, once
+    safe = box.outbox.safe()
+    assert safe is not None
+    assert safe.files["0/0.1"].read_to == 30  # all is acknowledged
+    box.commit(40)
+    (batch,) = box.drain()
+    assert (batch.producer, batch.sequence) == ("producer-1", 2)
+    assert Box(tmp_path).start.files["0/0.1"].read_to == 40
+
+
+def test_memory_is_bounded_and_says_what_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(tmp_path)
+    monkeypatch.setattr("rankscope.collector.spool.MAX_MEMORY_BYTES", 3000)
+    monkeypatch.setattr("os.replace", no_space)
+    for number in range(40):
+        box.commit(number)
+    kept = box.drain()
+    assert len(kept) < 40
+    totals = {(loss.source, loss.reason): loss.count for loss in box.ledger.totals()}
+    assert totals["spool", "disk full"] >= 40 - len(kept)
+
+
+def test_what_was_dropped_is_named_in_later_batches_and_later_lives(tmp_path: Path) -> None:
+    box = Box(tmp_path, limit=2000)
+    for number in range(20):
+        box.commit(number)
+    waiting, size = box.spool.waiting()
+    assert waiting < 20
+    assert size <= 2000
+    box.commit(99)
+    again = Box(tmp_path)
+    again.ledger.add("spool", "spool full", 1)
+    again.commit(100)
+    last = again.drain()[-1]
+    losses = [r for raw in last.records if isinstance(r := schema.decode_record(raw), schema.Loss)]
+    assert losses[0].count >= 20 - waiting + 1
+
+
+def test_the_batch_that_is_being_sent_is_not_dropped(tmp_path: Path) -> None:
+    box = Box(tmp_path, limit=2000)
+    box.commit(0, "first")
+    sending = box.spool.take(0.0)
+    assert sending is not None
+    for number in range(20):
+        box.commit(number)
+    assert decoded(sending).sequence == 1
+    box.spool.done(sending)
+    assert sending.path is not None
+    assert not sending.path.exists()
+
+
+def test_take_waits_for_a_batch(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    begun = time.monotonic()
+    assert box.spool.take(0.1) is None
+    assert time.monotonic() - begun >= 0.09
+
+
+def test_ranges() -> None:
+    numbers = np.array([3, 4, 5, 9, 20, 21], dtype=np.int64)
+    flat = to_ranges(numbers)
+    assert flat == [3, 3, 9, 1, 20, 2]
+    assert from_ranges(flat, 100).tolist() == numbers.tolist()
+    assert to_ranges(numbers[:0]) == []
+    assert from_ranges([], 100).tolist() == []
+    assert len(from_ranges([0, 1 << 50], 100)) == 100  # a file is not trusted
+
+
+def test_ledger_sends_totals_when_they_change() -> None:
+    ledger = Ledger(wall_ns=lambda: 5)
+    ledger.add("journal", "torn frame", 2, attempt=1, rank=3)
+    ledger.add("journal", "torn frame", 0)
+    (loss,) = ledger.take_records()
+    assert (loss.attempt, loss.rank, loss.source, loss.count) == (1, 3, "journal", 2)
+    assert ledger.take_records() == []
+    ledger.add("journal", "torn frame", 1, attempt=1, rank=3)
+    assert [loss.count for loss in ledger.take_records()] == [3]
+    ledger.say_all_again()
+    assert len(ledger.take_records()) == 1
+    assert [loss.count for loss in Ledger(ledger.totals()).totals()] == [3]

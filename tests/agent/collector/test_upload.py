@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from rankscope import schema
+from rankscope.collector.spool import Entry, Spool
+from rankscope.collector.upload import Answer, Server, Uploader
+from tests.agent.collector.processes import wait_for
+from tests.agent.collector.receiver import Receiver
+
+
+def batch(sequence: int) -> bytes:
+    body = schema.encode(
+        schema.Batch(
+            schema_version=1, run_id="r", producer="p", sequence=sequence, host="h", sent_ns=1
+        )
+    )
+    return zstandard.ZstdCompressor().compress(body)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://host:port", "http://host:99999", "//"]
+)
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ValueError, match=r"RANKSCOPE_SERVER|[Pp]ort"):
+        Server(url, "")
+
+
+def test_the_address_may_leave_out_what_is_clear(receiver: Receiver) -> None:
+    for url in (receiver.url, receiver.url + "/", receiver.url.removeprefix("http://")):
+        server = Server(url, "")
+        assert server.post(batch(1)).status == 200
+        server.close()
+
+
+def test_the_connection_is_kept_and_mended(receiver: Receiver) -> None:
+    server = Server(receiver.url, "")
+    assert server.post(batch(1)).status == 200
+    first = server._connection
+    assert server.post(batch(2)).status == 200
+    assert server._connection is first
+    receiver.drop_answers = 1  # stored, and closed without an answer
+    assert server.post(batch(3)).status == 200
+    assert len(receiver.batches) == 3
+    server.close()
+
+
+def test_network_errors_are_answers(receiver: Receiver) -> None:
+    assert Server("http://127.0.0.1:1", "").post(b"").status == 0
+    receiver.delay_seconds = 0.5
+    answer = Server(receiver.url, "", timeout_seconds=0.1).post(batch(1))
+    assert answer.status == 0
+    assert "timed out" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [(400, True), (404, True), (413, True), (422, True), (401, False), (408, False),
+     (429, False), (500, False), (503, False), (302, False), (0, False)],
+)  # fmt: skip
+def test_what_is_a_refusal(status: int, refusal: bool) -> None:
+    assert Answer(status, "").is_refusal is refusal
+
+
+def test_a_proxy_that_says_200_to_everything_is_not_believed(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    spool.offer(Entry(1, 1, 1, None, batch(1)))
+    uploader = Uploader(Server(receiver.url, ""), spool, lambda items, why: None, lambda: 0.0)
+    real = receiver.take
+    receiver.take = lambda body: None  # type: ignore[method-assign]
+    receiver.answer = (200, "<html>welcome to the hotel</html>")
+    uploader.start()
+    wait_for(lambda: receiver.num_posts >= 2)
+    assert spool.waiting()[0] == 1
+    receiver.take, receiver.answer = real, None  # type: ignore[method-assign]
+    wait_for(lambda: spool.waiting()[0] == 0)
+    assert list(receiver.batches) == [("p", 1)]
+
+
+def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Receiver) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    path = tmp_path / "1.batch"
+    path.write_bytes(b"noise")
+    refused: list[tuple[int, str]] = []
+    spool.offer(Entry(1, 7, 5, path))
+    spool.offer(Entry(2, 7, 5, tmp_path / "gone.batch"))
+    spool.offer(Entry(3, 1, 1, None, batch(3)))
+    uploader = Uploader(Server(receiver.url, ""), spool, lambda *what: refused.append(what))
+    uploader.start()
+    wait_for(lambda: receiver.batches)
+    assert refused == [(7, "spool file unreadable: not a spool file")]
+    time.sleep(0.05)
+    assert not path.exists()
