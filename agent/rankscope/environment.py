@@ -17,6 +17,8 @@ _NAMES = frozenset({
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED",
     "LD_PRELOAD", "LD_LIBRARY_PATH", "CUBLAS_WORKSPACE_CONFIG",
 })  # fmt: skip
+# of one process by design: they would differ between healthy ranks
+_OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})
 _SECRET_PARTS = ("TOKEN", "SECRET", "PASS", "CRED", "KEY", "AUTH")
 _LIBRARIES = (
     "torch", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "megatron",
@@ -75,6 +77,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         if (name in _NAMES or name.startswith(_PREFIXES))
+        and name not in _OF_ONE_PROCESS
         and not any(part in name for part in _SECRET_PARTS)
     }
 
