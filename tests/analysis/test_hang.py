@@ -285,12 +285,16 @@ def test_after_the_job_is_stopped_the_hang_is_still_what_happened() -> None:
     apply(state, recording.items())
     apply(state, recording.states(at_ms))
     before = state.look(START_NS + int(at_ms * MS))
+    ends: list[Item] = []
     for rank in range(4):
         now = recording.clock_ns(rank, at_ms + 50)
-        state.apply_record(
-            schema.RankEnded(attempt=0, rank=rank, time_ns=now, reason="signal", signal=15)
-        )
+        ended = schema.RankEnded(attempt=0, rank=rank, time_ns=now, reason="signal", signal=15)
+        ends.append((now, ended))
+    apply(state, ends)
     after = state.look(START_NS + int((at_ms + 1000) * MS))
+    replayed = RunState("run")
+    apply(replayed, [*recording.items(), *recording.states(at_ms), *ends])
+    assert replayed.look(START_NS + int((at_ms + 1000) * MS)).verdict == after.verdict
     assert before.verdict is not None
     assert after.verdict is not None
     assert after.verdict.key == before.verdict.key

@@ -45,8 +45,7 @@ class Hang:
                 case = _case(window, graph, tangle, patience)
                 if case is not None:
                     findings.append(hang_finding(window, case))
-        if _has_failed(window):  # who waits now, waits because of that: root-cause names it
-            findings = [finding for finding in findings if finding.key in window.before]
+        findings = [finding for finding in findings if not _follows_failure(window, finding)]
         findings = _with_memory(window, findings)
         return DetectorResult(
             DetectorStatus(self.name, str(self.__doc__), "ran"),
@@ -117,11 +116,17 @@ class Patience:
         )
 
 
-def _has_failed(window: Window) -> bool:
-    """Return whether a rank of this attempt has raised or died."""
-    return any(ended.reason != "clean" for ended in window.ended.values()) or any(
-        error.where in ("main", "fatal_signal") for error in window.errors
-    )
+def _follows_failure(window: Window, finding: Finding) -> bool:
+    """Return whether a rank failed before this could be a hang: root-cause names that rank.
+
+    Who waits then waits because of the failure. A hang that was one before keeps standing: that
+    the job was stopped in the end, or that victims gave up, is its consequence.
+    """
+    failed = [error.time_ns for error in window.errors if error.where in ("main", "fatal_signal")]
+    failed += [ended.time_ns for ended in window.ended.values() if ended.reason != "clean"]
+    if not failed or finding.onset_ms is None:
+        return bool(failed)
+    return min(failed) / 1e6 - finding.onset_ms < window.policy.hang_floor_seconds * 1e3
 
 
 def _slow_step_seconds(window: Window) -> float:

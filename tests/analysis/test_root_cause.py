@@ -1,0 +1,271 @@
+"""Crashes: the rank that failed first is named, echoes and teardown are not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rankscope import schema
+from rankscope_server.analysis import Look, RunState
+from rankscope_server.detectors import failures
+from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
+
+ECHOES = (
+    ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
+     "peer [127.0.0.1]:48213"),
+    ("torch.distributed.DistBackendError", "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils"
+     ".hpp:275, remote process exited or there was a network error"),
+    ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"),
+    ("torch.distributed.DistNetworkError", "failed to recv, got 0 bytes"),
+    ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+)  # fmt: skip
+CAUSES = (
+    ("ValueError", "cannot decode the batch of step 41: record ends after 17 of 65 bytes"),
+    ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
+    ("OSError", "[Errno 28] No space left on device"),
+    ("KeyError", "'optimizer'"),
+    ("rankscope_trainer.faults.crash.FaultInjectedError", "rank 2 cannot decode the batch"),
+)
+
+
+def run(num_ranks: int = 4, num_hosts: int = 1) -> RunState:
+    recording = record(Job(num_ranks=num_ranks, num_hosts=num_hosts, noise=CALM, steps=45))
+    state = RunState("run")
+    apply(state, recording.items())
+    apply(state, recording.states(recording.last_ms))
+    return state
+
+
+def at(milliseconds: float) -> int:
+    return START_NS + int((60_000 + milliseconds) * MS)
+
+
+def raised(rank: int, ms: float, kind: str, message: str) -> schema.ErrorRaised:
+    return schema.ErrorRaised(
+        attempt=0, rank=rank, time_ns=at(ms), type=kind, message=message, step=41,
+        traceback=f'Traceback\n  File "train.py", line 7\n{kind}: {message}',
+    )  # fmt: skip
+
+
+def ended(rank: int, ms: float, **how: object) -> schema.RankEnded:
+    return schema.RankEnded(attempt=0, rank=rank, time_ns=at(ms), last_step=41, **how)  # type: ignore[arg-type]
+
+
+def look_after(state: RunState, records: list[schema.AnyRecord], seed: int = 0) -> Look:
+    random.Random(seed).shuffle(records)
+    for one in [*records, *records[:3]]:
+        state.apply_record(one)
+    return state.look(at(10_000))
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_first_exception_is_the_cause_and_lost_connections_are_echoes(
+    cause: tuple[str, str],
+) -> None:
+    for seed in range(6):
+        chance = random.Random(seed)
+        culprit = chance.randrange(8)
+        records: list[schema.AnyRecord] = [raised(culprit, 0, *cause)]
+        records.append(ended(culprit, 40, reason="exception", exit_code=1))
+        for rank in set(range(8)) - {culprit}:
+            if chance.random() < 0.6:
+                records.append(raised(rank, chance.uniform(5, 900), *chance.choice(ECHOES)))
+                records.append(ended(rank, 1000, reason="exception", exit_code=1))
+            else:
+                records.append(ended(rank, 1500, reason="signal", signal=15))
+        look = look_after(run(8, num_hosts=2), records, seed)
+        assert look.verdict is not None
+        assert (look.verdict.kind, look.verdict.ranks) == ("crash", (culprit,)), seed
+        assert cause[0] in look.verdict.what
+        assert look.verdict.onset_step == 41
+        assert look.verdict.confidence >= 0.9
+        assert look.status == "failed"
+
+
+def test_a_killed_rank_without_an_error_is_the_cause() -> None:
+    records: list[schema.AnyRecord] = [
+        ended(2, 0, reason="signal", signal=9, detail="out-of-memory event of the cgroup"),
+        raised(0, 30, *ECHOES[0]),
+        ended(0, 60, reason="exception", exit_code=1),
+        ended(1, 400, reason="signal", signal=15),
+        ended(3, 400, reason="signal", signal=15),
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (2,)
+    assert "SIGKILL" in look.verdict.what
+    assert "memory" in look.verdict.next
+    assert set(look.verdict.victims) == {0, 1, 3}
+
+
+def test_a_crash_is_known_before_its_echoes_arrive() -> None:
+    look = look_after(run(), [ended(3, 0, reason="signal", signal=11)])
+    assert look.verdict is not None
+    assert look.verdict.ranks == (3,)
+    assert "SIGSEGV" in look.verdict.what
+
+
+def test_echo_seen_on_a_clock_that_runs_ahead_does_not_win() -> None:
+    records: list[schema.AnyRecord] = [
+        raised(1, 0, *CAUSES[0]),
+        raised(6, -300, *ECHOES[0]),  # its host's clock is 0.3 s behind
+    ]
+    look = look_after(run(8, num_hosts=2), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (1,)
+
+
+def test_two_causes_within_the_clock_band_are_both_named_with_a_hedge() -> None:
+    records: list[schema.AnyRecord] = [raised(1, 0, *CAUSES[0]), raised(6, 200, *CAUSES[3])]
+    look = look_after(run(8, num_hosts=2), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (1, 6)
+    assert look.verdict.confidence < 0.6
+
+
+def test_a_later_cause_is_not_named() -> None:
+    records: list[schema.AnyRecord] = [raised(1, 0, *CAUSES[0]), raised(6, 2000, *CAUSES[3])]
+    look = look_after(run(8, num_hosts=2), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (1,)
+
+
+def test_the_same_error_on_all_ranks_is_one_cause() -> None:
+    records: list[schema.AnyRecord] = [
+        raised(rank, 10.0 * rank, "ValueError", f"loss is nan on rank {rank}") for rank in range(4)
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (0, 1, 2, 3)
+
+
+def test_only_echoes_hedge_and_name_nobody() -> None:
+    records: list[schema.AnyRecord] = [raised(0, 0, *ECHOES[0]), raised(1, 10, *ECHOES[0])]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == ()
+    assert look.verdict.confidence < 0.5
+    assert "not captured" in look.verdict.what
+
+
+def test_a_rank_that_left_early_is_named_with_a_hedge() -> None:
+    records: list[schema.AnyRecord] = [
+        ended(2, 0, reason="clean", exit_code=0),
+        *(raised(rank, 100, *ECHOES[0]) for rank in (0, 1, 3)),
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (2,)
+    assert 0.5 <= look.verdict.confidence < 0.85
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_a_job_that_is_stopped_has_no_culprit(number: int) -> None:
+    records: list[schema.AnyRecord] = [
+        ended(rank, rank, reason="signal", signal=number) for rank in range(4)
+    ]
+    if number == 2:
+        records += [raised(rank, 0, "KeyboardInterrupt", "") for rank in range(4)]
+    look = look_after(run(), records)
+    assert look.verdict is None
+    assert [(f.severity, f.ranks) for f in look.findings] == [("info", ())]
+    assert look.status == "ended"
+
+
+def test_sigkill_on_all_ranks_is_a_stop_too() -> None:
+    records: list[schema.AnyRecord] = [
+        ended(rank, 20 * rank, reason="signal", signal=9) for rank in range(4)
+    ]
+    assert look_after(run(), records).verdict is None
+
+
+def test_sigkill_after_the_launchers_sigterm_is_teardown() -> None:
+    records: list[schema.AnyRecord] = [
+        *(ended(rank, 5, reason="signal", signal=15) for rank in (0, 1, 3)),
+        ended(2, 30_000, reason="signal", signal=9),
+    ]
+    assert look_after(run(), records).verdict is None
+
+
+def test_a_clean_end_yields_nothing() -> None:
+    records: list[schema.AnyRecord] = [
+        ended(rank, rank, reason="clean", exit_code=0) for rank in range(4)
+    ]
+    look = look_after(run(), records)
+    assert not look.findings
+    assert look.status == "ended"
+    assert look.answer.state == "healthy"
+
+
+def test_an_exception_in_a_thread_or_one_that_was_caught_ends_nothing() -> None:
+    thread = schema.ErrorRaised(
+        attempt=0, rank=1, time_ns=at(0), type="OSError", message="x", where="thread"
+    )
+    caught = schema.ErrorRaised(
+        attempt=0, rank=2, time_ns=at(0), type="RuntimeError", message="y", where="collective"
+    )
+    assert not look_after(run(), [thread, caught]).findings
+
+
+def test_ranks_that_wait_for_a_dead_one_are_no_second_finding() -> None:
+    recording = record(Job(steps=45, noise=CALM, faults=(Fault("hang", 2, 40),)))
+    at_ms = recording.last_ms + 9000
+    state = RunState("run")
+    apply(state, recording.items())
+    apply(state, recording.states(at_ms))
+    state.apply_record(schema.RankEnded(
+        attempt=0, rank=2, time_ns=recording.clock_ns(2, recording.last_ms + 100),
+        reason="signal", signal=9, last_step=40,
+    ))  # fmt: skip
+    look = state.look(START_NS + int(at_ms * MS))
+    assert [(f.kind, f.ranks) for f in look.findings] == [("crash", (2,))]
+
+
+def test_a_hang_explains_the_time_outs_of_its_victims() -> None:
+    recording = record(Job(steps=45, noise=CALM, faults=(Fault("hang", 2, 40),)))
+    state = RunState("run")
+    apply(state, recording.items())
+    hung_ms = recording.last_ms
+    for at_ms in (hung_ms + 6000, hung_ms + 7000):
+        apply(state, recording.states(at_ms))
+        state.look(START_NS + int(at_ms * MS))
+    for rank in (0, 1, 3):
+        now = recording.clock_ns(rank, hung_ms + 7500)
+        state.apply_record(schema.ErrorRaised(
+            attempt=0, rank=rank, time_ns=now, type=ECHOES[2][0], message=ECHOES[2][1], step=40
+        ))  # fmt: skip
+        state.apply_record(
+            schema.RankEnded(attempt=0, rank=rank, time_ns=now, reason="exception", exit_code=1)
+        )
+    look = state.look(START_NS + int((hung_ms + 9000) * MS))
+    assert look.verdict is not None
+    assert (look.verdict.kind, look.verdict.ranks) == ("hang", (2,))
+    assert [folded.key for folded in look.verdict.folded] == ["0/root-cause/crash/unknown"]
+
+
+def test_after_a_restart_the_verdict_is_that_of_the_new_attempt() -> None:
+    state = run()
+    crash = look_after(state, [raised(1, 0, *CAUSES[0])]).verdict
+    assert crash is not None
+    for rank in range(4):
+        state.apply_record(schema.RankRegistered(
+            attempt=1, rank=rank, time_ns=at(5000), world_size=4, local_rank=rank,
+            local_world_size=4, node_rank=0, host="node-0", pid=rank,
+        ))  # fmt: skip
+    look = state.look(at(11_000))
+    assert look.attempt == 1
+    assert look.verdict is not None  # until the new attempt has a step, the old one is the news
+    assert look.verdict.key == crash.key
+    assert look.status == "starting"
+
+
+@pytest.mark.parametrize(("kind", "message"), ECHOES)
+def test_echoes_are_told_from_causes(kind: str, message: str) -> None:
+    assert failures.of_error(raised(0, 0, kind, message)).role == "cascade"
+
+
+@pytest.mark.parametrize(("kind", "message"), CAUSES)
+def test_causes_are_told_from_echoes(kind: str, message: str) -> None:
+    assert failures.of_error(raised(0, 0, kind, message)).role == "initiating"

@@ -1,0 +1,165 @@
+"""What a run says of itself when little or nothing is wrong, and that memory stays bounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankscope import formulas, schema
+from rankscope_server.analysis import RunState
+from rankscope_server.detectors import DETECTORS
+from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.step_table import HEAD, StepTable
+from tests.analysis.simulator import CALM, MS, START_NS, Job, apply, record
+
+
+def watched(steps: int, drop_rank: int | None = None, num_ranks: int = 4) -> RunState:
+    recording = record(Job(num_ranks=num_ranks, steps=steps, noise=CALM))
+    state = RunState("run")
+    for item in [*recording.items(), *recording.states(recording.last_ms)]:
+        what = item[1]
+        rank = what[0].rank if isinstance(what, tuple) else what.rank
+        if rank != drop_rank:
+            apply(state, [item])
+    return state
+
+
+def test_before_anything_came() -> None:
+    look = RunState("run").look(START_NS)
+    assert look.answer.state == "waiting"
+    assert look.status == "starting"
+    assert [status.state for status in look.detectors] == ["skipped"] * len(DETECTORS)
+
+
+def test_too_few_steps_is_a_sentence_not_health() -> None:
+    look = watched(12).look(START_NS + 10**10)
+    assert look.answer.text == "No verdict yet: needs 20 steps, has 12"
+    assert look.answer.state == "waiting"
+
+
+def test_health_says_what_was_looked_at() -> None:
+    state = watched(60)
+    look = state.look(START_NS + 10**10)
+    assert look.answer.text == (
+        "Healthy: 4 ranks, 60 steps, 3 detectors found nothing above 2.0 % of throughput"
+    )
+    assert look.coverage.text == "4 of 4 ranks reporting"
+    assert look.status == "running"
+
+
+def test_a_rank_that_never_reported_is_no_health() -> None:
+    look = watched(60, drop_rank=2).look(START_NS + 10**10)
+    assert look.answer.state == "unknown"
+    assert look.coverage.text == "3 of 4 ranks reporting; rank 2 never heard of"
+
+
+def test_a_run_that_nothing_comes_from_any_more_is_silent() -> None:
+    state = watched(60)
+    now = START_NS + 10**10
+    state.look(now)
+    look = state.look(now + 60 * 10**9)
+    assert look.status == "silent"
+    assert [row.rank for row in look.coverage.silent] == [0, 1, 2, 3]
+    assert look.answer.state == "unknown"
+
+
+def test_one_rank_alone_is_no_health_either() -> None:
+    look = watched(60, num_ranks=1).look(START_NS + 10**10)
+    assert look.answer.state == "unknown"
+    assert "one rank" in look.answer.text
+
+
+def test_losses_are_said() -> None:
+    state = watched(60)
+    for count in (5, 412, 5):
+        state.apply_record(schema.Loss(
+            attempt=0, rank=3, time_ns=START_NS, source="collectives", reason="overwritten",
+            count=count,
+        ))  # fmt: skip
+    look = state.look(START_NS + 10**10)
+    assert [row.count for row in look.coverage.losses] == [412]
+    assert "412 records lost" in look.answer.text
+
+
+def columns(
+    first: int, count: int, own_ms: float = 80.0, step_ms: float = 100.0
+) -> dict[str, np.ndarray]:
+    found = {name: np.zeros(count, np.int64) for name in schema.STEP_COLUMNS}
+    found["step"] = np.arange(first, first + count)
+    found["started_ns"] = START_NS + found["step"] * 100 * MS
+    found["duration_ns"] = np.full(count, int(step_ms * MS))
+    found["forward_ns"] = np.full(count, int(own_ms * MS))
+    found["backward_ns"] = found["duration_ns"] - found["forward_ns"]
+    found["backward_blocked_ns"] = found["backward_ns"]
+    return found
+
+
+def test_the_table_is_bounded_and_keeps_its_first_steps() -> None:
+    table = StepTable(capacity=256)
+    for first in range(1, 2000, 10):
+        for rank in range(4):
+            table.put(rank, columns(first, 10, own_ms=80.0 if first < 100 else 90.0))
+    assert table.num_steps <= 256
+    assert table.num_steps + table.dropped_steps == 2000
+    assert int(table.steps[-1]) == 2000
+    assert table.head("own").shape == (4, HEAD)
+    assert np.allclose(table.head("own"), 80.0)
+    assert np.allclose(table.get("own"), 90.0)
+
+
+def test_a_late_step_in_the_middle_finds_its_place() -> None:
+    table = StepTable()
+    table.put(0, columns(1, 10))
+    table.put(0, columns(21, 10))
+    table.put(1, columns(11, 10, own_ms=50.0))
+    assert table.steps.tolist() == list(range(1, 31))
+    assert np.isnan(table.get("own")[0, 10:20]).all()
+    assert np.allclose(table.get("own")[1, 10:20], 50.0)
+
+
+def test_an_onset_is_remembered_when_its_step_has_left_the_table() -> None:
+    state = RunState("run")
+    for rank in range(4):
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank,
+            local_world_size=4, node_rank=0, host="a", pid=rank + 1,
+        ))  # fmt: skip
+    onsets = set()
+    for first in range(1, 6001, 500):
+        for rank in range(4):
+            slow = rank == 1 and first > 500
+            step_ms = 100.0 if first > 500 else 65.0
+            part = columns(first, 500, own_ms=95.0 if slow else 60.0, step_ms=step_ms)
+            data = f"{rank} {first}".encode()
+            state.apply_chunk(
+                schema.Chunk(kind="steps", attempt=0, rank=rank, host="a", count=500,
+                             time_lo_ns=first, time_hi_ns=int(part["started_ns"][-1]), data=data),
+                dict(part),
+            )  # fmt: skip
+        verdict = state.look(START_NS + first).verdict
+        if verdict is not None:
+            onsets.add((verdict.ranks, verdict.onset_step))
+    assert onsets == {((1,), 501)}
+
+
+def test_detectors_have_unique_names_and_a_sentence() -> None:
+    names = [detector.name for detector in DETECTORS]
+    assert len(set(names)) == len(names)
+    assert all(detector.__doc__ and detector.__doc__.endswith(".") for detector in DETECTORS)
+
+
+def test_another_threshold_is_another_hash() -> None:
+    assert Policy().hash == POLICY.hash
+    assert Policy(min_steps=21).hash != POLICY.hash
+    assert len(POLICY.hash) == 12
+
+
+def test_formulas() -> None:
+    assert formulas.bubble_fraction(4, 8) == pytest.approx(3 / 11)
+    assert formulas.throughput_loss(150.0, 100.0) == pytest.approx(1 / 3)
+    assert formulas.throughput_loss(0.0, 1.0) == 0.0
+    assert formulas.rank_hours_per_day(64, 0.11) == pytest.approx(168.96)
+    assert formulas.outlier_cut(1024 * 500) == pytest.approx(6.1, abs=0.05)
+    assert formulas.busbw_bytes_per_second("all_reduce", 8e9, 2.0, 4) == pytest.approx(6e9)
+    assert formulas.busbw_bytes_per_second("barrier", 0, 1.0, 4) is None
+    assert formulas.algbw_bytes_per_second(1.0, 0.0) is None
