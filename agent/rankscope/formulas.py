@@ -13,24 +13,33 @@ SIGMA_PER_MAD = 1.4826
 # sqrt(pi / 2): the median of a normal sample scatters so much more than its mean (asymptotic).
 MEDIAN_SCATTER = math.sqrt(math.pi / 2)
 
-# busbw / algbw for n ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md).
-_BUS_FACTORS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_gather_into_tensor": lambda n: (n - 1) / n,
-    "all_gather_coalesced": lambda n: (n - 1) / n,
-    "all_gather_into_tensor_coalesced": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "reduce_scatter_tensor_coalesced": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "all_to_all_single": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send": lambda n: 1.0,
-    "recv": lambda n: 1.0,
-}
+_TWICE = frozenset({"all_reduce", "all_reduce_coalesced"})  # 2 (n-1) / n
+_ONCE = frozenset(
+    {
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_coalesced",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+    }
+)  # (n-1) / n
+_WHOLE = frozenset({"broadcast", "reduce", "send", "recv"})  # 1
+
+
+def bus_factor(operation: str, num_ranks: int) -> float | None:
+    """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md), None where it is not defined."""
+    if num_ranks < 2:
+        return None
+    share = (num_ranks - 1) / num_ranks
+    if operation in _TWICE:
+        return 2 * share
+    if operation in _ONCE:
+        return share
+    return 1.0 if operation in _WHOLE else None
 
 
 def algbw_bytes_per_second(size_bytes: float, duration_seconds: float) -> float | None:
@@ -42,11 +51,9 @@ def busbw_bytes_per_second(
     operation: str, size_bytes: float, duration_seconds: float, num_ranks: int
 ) -> float | None:
     """Return the bus bandwidth, comparable over group sizes; None where it is not defined."""
-    factor = _BUS_FACTORS.get(operation)
+    factor = bus_factor(operation, num_ranks)
     algbw = algbw_bytes_per_second(size_bytes, duration_seconds)
-    if factor is None or algbw is None or num_ranks < 2:
-        return None
-    return algbw * factor(num_ranks)
+    return None if factor is None or algbw is None else algbw * factor
 
 
 def bubble_fraction(num_stages: int, num_microbatches: int) -> float:
