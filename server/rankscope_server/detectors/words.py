@@ -57,7 +57,7 @@ def times_text(ratio: float) -> str:
 
 
 def confidence_word(confidence: float) -> str:
-    """Return high, medium or low; docs/detectors.md says what they mean."""
+    """Return high (a second signal agrees), medium (one signal) or low (a hedge)."""
     return "high" if confidence >= 0.85 else "medium" if confidence >= 0.6 else "low"
 
 
