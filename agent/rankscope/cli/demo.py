@@ -141,7 +141,9 @@ def _show(demo: Demo, console: Console, once: bool) -> View | None:
                 began = (now, view.step)
             loss = "" if view.loss is None else f"loss {view.loss:.3f}  "
             progress.update(
-                task, completed=view.step, numbers=f"{loss}{pace:.1f} steps/s" if view.step else ""
+                task,
+                completed=min(view.step, demo.plan.steps),
+                numbers=f"{loss}{pace:.1f} steps/s" if view.step else "",
             )
             live.update(Group(progress, _findings(view)))
     return view
