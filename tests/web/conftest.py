@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,29 +44,43 @@ class Site:
         return str((answer["verdict"] or {}).get("what") or answer["answer"]["text"])
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("web")
+@contextmanager
+def serving(folder: Path, **environ: str) -> Iterator[str]:
+    """Run a server of its own; yield its address."""
     ready = folder / "ready.json"
     command = [
         sys.executable, "-m", "rankscope_server.cli", "--port", "0",
         "--data-dir", str(folder), "--ready-file", str(ready),
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environ
+    )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():
             assert process.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
-        site = Site(json.loads(ready.read_text())["url"])
-        seed_all(site)
-        yield site
+        yield str(json.loads(ready.read_text())["url"])
     finally:
         process.terminate()
         process.wait(15)
         log.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with serving(tmp_path_factory.mktemp("web")) as url:
+        site = Site(url)
+        seed_all(site)
+        yield site
+
+
+@pytest.fixture
+def token_site(tmp_path: Path) -> Iterator[str]:
+    with serving(tmp_path, RANKSCOPE_TOKEN="open sesame") as url:
+        yield url
 
 
 def seed_all(site: Site) -> None:

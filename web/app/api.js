@@ -2,7 +2,8 @@
 
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { follow, heardAt, stale } from './live.js';
-import { root } from './router.js';
+import { go, place, root } from './router.js';
+import { withQuery } from './url.js';
 
 /** @typedef {import('../types/api.js').ErrorBody} ErrorBody */
 
@@ -36,17 +37,19 @@ export function csvHref(path) {
 /**
  * Ask once. Returns null where the ETag still holds.
  * @param {string} path
- * @param {{etag?: string | null, method?: string, signal?: AbortSignal}} [options]
+ * @param {{etag?: string | null, method?: string, signal?: AbortSignal, body?: object}} [options]
  * @returns {Promise<{data: any, etag: string | null} | null>}
  */
 export async function ask(path, options = {}) {
   const headers = /** @type {Record<string, string>} */ ({ Accept: 'application/json' });
   if (options.etag) headers['If-None-Match'] = options.etag;
+  if (options.body) headers['Content-Type'] = 'application/json';
   let response;
   try {
     response = await fetch(root + apiHref(path), {
       headers,
       method: options.method ?? 'GET',
+      body: options.body ? JSON.stringify(options.body) : undefined,
       signal: options.signal,
       cache: 'no-store',
     });
@@ -63,6 +66,8 @@ export async function ask(path, options = {}) {
   stale.value = false;
   heardAt.value = Date.now();
   if (response.status === 304) return null;
+  if (response.status === 401 && place.value.name !== 'signin')
+    go(withQuery('sign-in', { next: location.href.slice(root.length) }), { replace: true });
   if (!response.ok) throw new Failure(response.status, await readError(response), path);
   return { data: await response.json(), etag: response.headers.get('ETag') };
 }

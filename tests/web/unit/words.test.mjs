@@ -4,6 +4,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
 import { ago, bytes, change, count, deviation, duration, figure, firstLine, percent, plural, ranges, words } from '../../../web/app/format.js';
+import { fold } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
 import { carried, readCell, readPath, readRange, runPath, withQuery, writeCell } from '../../../web/app/url.js';
@@ -70,4 +71,10 @@ test('errors stay visible in a histogram however few they are', () => {
   const parts = stack({ from_ms: 0, to_ms: 1, bucket_ms: 1, levels: { INFO: [100_000], ERROR: [1] } }, 0, 100_001, 44);
   assert.equal(parts[0].level, 'ERROR');
   assert.ok(parts[0].height >= 3);
+});
+
+test('what ranks say alike at one time is one line, what one rank repeats is not', () => {
+  const line = (id, rank, message, time_ms = 0) => ({ id, rank, ranks: [rank], message, time_ms, level: 'INFO', logger: 'a', stream: 'logging', count: 1 });
+  const told = fold([line(1, 0, 'x'), line(2, 1, 'x', 5), line(3, 0, 'x', 9), line(4, 2, 'y'), line(5, 3, 'x', 60_000)]);
+  assert.deepEqual(told.map((one) => [one.id, one.count, one.ranks]), [[1, 2, [0, 1]], [3, 1, [0]], [4, 1, [2]], [5, 1, [3]]]);
 });

@@ -50,7 +50,11 @@ export function Page({ run, topic, overview }) {
     groups.length === 0
       ? t.div(
           { class: 'card padded' },
-          t.p({ class: 'lead' }, 'No exception left a script or a thread, and no collective raised one.'),
+          t.p(
+            { class: 'lead' },
+            'No exception left a script or a thread, and no collective raised one. ',
+            t.a({ href: withQuery(runPath(run, 'logs'), { level: 'ERROR' }) }, 'Log lines of level ERROR'),
+          ),
         )
       : null,
     groups.map((group) => el(ErrorCard, { key: group.id, group, run, open: group === root })),

@@ -4,21 +4,13 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { ask, Failure } from '../api.js';
 import { follow } from '../live.js';
 import { withQuery } from '../url.js';
+import { fold, join, RING } from './fold.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
 /** @typedef {import('../../types/api.js').Logs} Logs */
 /** @typedef {{lines: LogRow[], total: number, fresh: number, skipped: number, older: string | null, error: Failure | null, pending: boolean, path: string}} Held */
 
-export const RING = 50_000;
 const PAGE = 500;
-
-/** Join lines without repeating one, oldest first, at most RING. Pure. @param {LogRow[]} older @param {LogRow[]} newer @param {'old' | 'new'} drop */
-export function join(older, newer, drop) {
-  const seen = new Set(older.map((line) => line.id));
-  const all = [...older, ...newer.filter((line) => !seen.has(line.id))];
-  if (all.length <= RING) return all;
-  return drop === 'old' ? all.slice(all.length - RING) : all.slice(0, RING);
-}
 
 /**
  * @param {string} base path with the filters
@@ -84,7 +76,7 @@ export function useLogLines(base, { topic, live }) {
         else if (page.lines.length > 0)
           setHeld((old) => ({
             ...old,
-            lines: join(old.lines, page.lines, 'old'),
+            lines: join(old.lines, fold(page.lines), 'old'),
             total: old.total + page.lines.length,
             fresh: old.fresh + page.lines.length,
             error: null,

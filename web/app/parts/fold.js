@@ -1,0 +1,40 @@
+/** Joins pages of log lines into the one list that is held. Pure. */
+
+/** @typedef {import('../../types/api.js').LogRow} LogRow */
+
+/** How many lines the browser keeps. */
+export const RING = 50_000;
+const ALIKE_MS = 1000;
+
+/** Fold what several ranks said alike at one time into one line, as the server does for pages. Pure. @param {LogRow[]} lines */
+export function fold(lines) {
+  /** @type {LogRow[]} */
+  const folded = [];
+  for (const line of lines) {
+    const at = folded.findLastIndex(
+      (one) =>
+        one.message === line.message &&
+        one.level === line.level &&
+        one.logger === line.logger &&
+        one.stream === line.stream,
+    );
+    const same = folded[at];
+    if (
+      same &&
+      line.ranks.length > 0 &&
+      Math.abs(line.time_ms - same.time_ms) < ALIKE_MS &&
+      !line.ranks.some((rank) => same.ranks.includes(rank))
+    )
+      folded[at] = { ...same, count: same.count + line.count, ranks: [...same.ranks, ...line.ranks] };
+    else folded.push(line);
+  }
+  return folded;
+}
+
+/** Join lines without repeating one, oldest first, at most RING. Pure. @param {LogRow[]} older @param {LogRow[]} newer @param {'old' | 'new'} drop */
+export function join(older, newer, drop) {
+  const seen = new Set(older.map((line) => line.id));
+  const all = [...older, ...newer.filter((line) => !seen.has(line.id))];
+  if (all.length <= RING) return all;
+  return drop === 'old' ? all.slice(all.length - RING) : all.slice(0, RING);
+}
