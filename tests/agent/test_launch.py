@@ -273,7 +273,7 @@ def test_a_setting_that_does_not_parse_is_64(
         ("/usr/bin/python3.11 -u dir/train.py", "train.py", "python"),
         ("accelerate launch --config c.yaml train.py", "train.py", "accelerate"),
         ("srun -N 2 python train.py", "train.py", "srun"),
-        ("bash run.sh", "bash", "command"),
+        ("bash dir/run.sh 1", "run.sh", "command"),
         ("python -m pkg.mod", "pkg.mod", "python"),
     ],
 )
@@ -439,3 +439,21 @@ def test_local_ranks_are_found_in_the_rings(tmp_path: Path) -> None:
     assert records._ranks.place(None, 1) == (2, schema.NODE_RANK)
     assert records._ranks.place(4, None) == (2, 4)
     records.close()
+
+
+def test_arguments_that_are_no_text(tmp_path: Path, receiver: Receiver) -> None:
+    argv = [
+        os.fsencode(word) for word in words(tmp_path, "echo", options=("--server", receiver.url))
+    ]
+    done = subprocess.run([*argv, b"\xff\xfe"], env=environment(), capture_output=True, check=False)
+    assert done.stdout == b"\xff\xfe\n"
+    (started,) = receiver.records(schema.RunStarted)
+    assert started.command == ["echo", "??"]
+
+
+def test_a_traceback_of_any_size_fits_a_record(indexed: Indexed) -> None:
+    indexed.indexer.feed(b"Traceback (most recent call last):\n")
+    for _ in range(30):
+        indexed.indexer.feed(b"  " + b"x" * 15_000 + b"\n")
+    indexed.indexer.close()
+    assert len(indexed.lines[0].text) < 65_536

@@ -61,7 +61,8 @@ class RunCommand:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
 
         def say(text: str) -> None:
-            console.print(f"rankscope: {text}", markup=False)
+            printable = text.encode(errors="replace").decode()
+            console.print(f"rankscope: {printable}", markup=False)
 
         command = _command(arguments)
         if not command:

@@ -7,6 +7,7 @@ segment that defined them is deleted, so that a restarted collector still knows 
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from rankscope.collector.offsets import RankOffsets
 NAMES = "names"
 MAX_BYTES = 2 << 20  # per turn
 MAX_FRAMES = 5000
+LAST_FRAME_SECONDS = 0.2  # another thread may still write its frame into the segment before
 _MAX_NAMES = 65_536
 _MAX_CALL_SITE = 4_000
 _MAX_GROUP = 250
@@ -76,7 +78,7 @@ class JournalFollower:
         self._offset = offsets.offset
         self._committed_segment = 0  # nothing is deleted before the first commit of this life
         self._on_loss = on_loss
-        self._newer_seen = False
+        self._newer_since: float | None = None  # when a newer segment was seen first
         self._learn_names()
 
     def read(self, forward: Callable[[bytes], None]) -> bool:
@@ -88,7 +90,7 @@ class JournalFollower:
             if hit_limit:
                 return False
             if not self._advance():
-                return not self._newer_seen
+                return self._newer_since is None
         return False
 
     def save(self, offsets: RankOffsets) -> None:
@@ -153,12 +155,14 @@ class JournalFollower:
         present = (number for number, _ in journal.segments(self._directory))
         newer = [number for number in present if number > self._segment]
         if not newer:
-            self._newer_seen = False
+            self._newer_since = None
             return False
-        if not self._newer_seen:  # another thread may still write its frame: one more look
-            self._newer_seen = True
+        now = time.monotonic()
+        if self._newer_since is None:
+            self._newer_since = now
+        if now - self._newer_since < LAST_FRAME_SECONDS:
             return False
-        self._newer_seen = False
+        self._newer_since = None
         path = self._directory / f"journal.{self._segment}"
         if path.exists() and path.stat().st_size > self._offset:
             self._on_loss("torn frame", 1)

@@ -14,7 +14,7 @@ from rankscope.collector.ranks import FollowedRank
 
 SECOND_SOURCE_SECONDS = 1.5  # torchrun's own report comes within its polling interval
 _UNSEEN_SECONDS = 2.0  # a process that cannot be seen must show itself by its heartbeat
-_SILENT_SECONDS = 120.0  # and counts as gone when it has not for so long
+_SILENT_SECONDS = 600.0  # and counts as gone when it has not for so long
 _NO_HEADER_SECONDS = 1.0
 _OOM_WINDOW_SECONDS = 15.0
 
@@ -77,6 +77,11 @@ class Life:
         if status is None and rank.ended == ring.RUNNING and wait_for_second_source and not waited:
             return None
         reason, detail = judge(rank.ended, status)
+        if reason == "lost" and self.is_elsewhere:
+            detail = (
+                f"the process cannot be seen from here (another pid namespace) and gave no sign "
+                f"of life for {_SILENT_SECONDS:.0f} s"
+            )
         if status is not None and status.signal == 9 and self._kills_around_death():
             where = "cgroup's" if self._counter else "host's"
             detail += f"; the {where} OOM killer fired"

@@ -27,6 +27,7 @@ from rankscope.collector.stacks import StackTaker, send_stack_signal
 from rankscope.settings import Settings
 
 TURN_SECONDS = 0.2
+BUSY_SECONDS = 0.005
 STATE_SECONDS = 1.0
 MAX_ROWS = 5000  # events in one batch, roughly
 LAUNCHER = "node/launcher"  # the launcher's journal
@@ -118,10 +119,9 @@ class Collector:
         return rows >= MAX_ROWS or self._outbox.is_full()
 
     def sleep(self) -> None:
-        """Wait for the next turn, not at all if there is more to read."""
-        if not self._more:
-            self.wake.wait(TURN_SECONDS)
-            self.wake.clear()
+        """Wait for the next turn, hardly at all if there is more to read."""
+        self.wake.wait(BUSY_SECONDS if self._more else TURN_SECONDS)
+        self.wake.clear()
 
     def commit(self) -> None:
         """Make a batch of everything read so far, and delete what is durable elsewhere."""
@@ -210,6 +210,9 @@ class Collector:
     def _once_a_second(self) -> None:
         for followed in self._followed.values():
             followed.life.turn()
+            if followed.life.is_elsewhere:
+                reason = "the process is in another pid namespace: its heartbeat alone is watched"
+                self._tell_once("stacks skipped", {"rank": followed.rank.key, "reason": reason})
             if not followed.life.is_gone:
                 processes = None if followed.life.is_elsewhere else self._processes
                 state = followed.rank.state(processes, alive=True)

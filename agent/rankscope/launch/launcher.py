@@ -76,7 +76,8 @@ class Launcher:
             return Outcome(self.run_id, self._run_command(None), self.directory, "", None)
         self._warn_early()
         records.write(self._run_started())
-        self._supervisor.start()
+        if self._settings.collector:
+            self._supervisor.start()
         roles = tuple({"default", naming.option(self._command, "--role") or "default"})
         tee = Tee(lambda stream: records.indexer(stream, roles))
         try:
@@ -85,16 +86,25 @@ class Launcher:
             records.close()
             with contextlib.suppress(OSError):
                 (self._node / ending.FINISHED).write_text(f"{time.time_ns()}\n")
-        left = self._supervisor.drain(DRAIN_SECONDS)
-        if left is not None and self._interrupted:
-            self._supervisor.terminate(_TERMINATE_SECONDS)
-            left = self._supervisor.left()
+        left = self._drain() if self._settings.collector else None
         with contextlib.suppress(OSError):
             (self._node / ending.LAUNCHER_PID).unlink()
         url = f"{self._settings.server.rstrip('/')}/runs/{self.run_id}"
         return Outcome(
             self.run_id, code, self.directory, url if self._settings.server else "", left
         )
+
+    def _drain(self) -> Left | None:
+        """Wait for the collector; somebody who interrupted us does not want to leave one behind."""
+        left: Left | None = self._supervisor.left()
+        try:
+            left = self._supervisor.drain(DRAIN_SECONDS)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        if left is not None and self._interrupted:
+            self._supervisor.terminate(_TERMINATE_SECONDS)
+            left = self._supervisor.left()
+        return left
 
     # --- before --------------------------------------------------------------------------
 
@@ -137,8 +147,8 @@ class Launcher:
             attempt=0,
             rank=schema.NODE_RANK,
             time_ns=time.time_ns(),
-            name=self._settings.name or naming.title(self._command),
-            command=environment.command(self._command),
+            name=_printable(self._settings.name or naming.title(self._command)),
+            command=[_printable(word) for word in environment.command(self._command)],
             launcher=naming.launcher_kind(self._command),
         )
 
@@ -213,6 +223,11 @@ def _child_environment(
     variables["PYTHONPATH"] = os.pathsep.join([site, *(path for path in others if path)])
     base = rundir.base_directory(variables).absolute()  # ranks may change their directory
     return variables | {"RANKSCOPE_DIR": str(base)}
+
+
+def _printable(text: str) -> str:
+    """Return text that can be encoded: arguments may hold bytes that are no UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def _in_foreground() -> bool:

@@ -12,6 +12,7 @@ from typing import Literal
 Stream = Literal["stdout", "stderr"]
 MAX_LINE_BYTES = 16 << 10
 MAX_BLOCK_LINES = 400
+MAX_BLOCK_CHARACTERS = 60_000
 LINES_PER_SECOND, BURST_LINES = 1000, 5000
 BLOCK_SECONDS = 0.5  # a traceback whose next line does not come is complete
 
@@ -170,6 +171,9 @@ class LineIndexer:
     def _finish(self, key: tuple[int | None, int | None]) -> None:
         block = self._budget.blocks.pop(key)
         text = "\n".join(block.lines).rstrip()
+        if len(text) > MAX_BLOCK_CHARACTERS:
+            half = MAX_BLOCK_CHARACTERS // 2
+            text = f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
         self._emit(
             Line(text, block.stream, logging.ERROR, block.time_ns, block.rank, block.local_rank)
         )

@@ -71,6 +71,6 @@ def _programs(command: Sequence[str]) -> list[str]:
     found = [Path(command[0]).name]
     for position, word in enumerate(command[1:], 1):
         before = command[position - 1]
-        if before == "-m" or word.endswith(".py") or word in _LAUNCHERS:
+        if before == "-m" or word.endswith((".py", ".sh")) or word in _LAUNCHERS:
             found.append(Path(word).name if "/" in word else word)
     return found

@@ -38,6 +38,7 @@ class Supervisor:
         self._environ = environ
         self._say = say
         self._stop = threading.Event()
+        self._said: set[str] = set()
         self._thread = threading.Thread(target=self._keep, name="rankscope-supervisor", daemon=True)
 
     def start(self) -> None:
@@ -103,7 +104,9 @@ class Supervisor:
         try:
             return ensure_collector(self._run_directory, self._environ)
         except OSError as error:
-            self._say(f"no collector: {error}; the ranks record to {self._run_directory}")
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                self._say(f"no collector: {error}; the ranks record to {self._run_directory}")
             return False
 
     def _is_running(self) -> bool:

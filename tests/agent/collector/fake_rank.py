@@ -3,11 +3,14 @@
     python fake_rank.py RUN_DIRECTORY RANK COUNT RATE END
 
 END is how it goes: clean, exception, code3, kill, wait (until killed), unfinished (waits with the
-last collective open).
+last collective open), stuck (the same, and answers the stack signal), crash (a segmentation fault
+with faulthandler on), out_of_memory.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -114,11 +117,21 @@ def main(run: str, rank: str, count: str, rate: str, end: str) -> None:
             fake.step()
             fake.say(f"rank {rank} line {number // 10}")
         time.sleep(max(0.0, begun + number / float(rate) - time.monotonic()))
-    if end == "unfinished":
+    if end in ("unfinished", "stuck"):
         fake.issue()
+    if end == "stuck":
+        stacks = (fake.directory / rundir.STACKS).open("a")
+        faulthandler.register(signal.SIGRTMIN + 5, file=stacks, all_threads=True, chain=False)
+        fake.ring.buffer[ring.STACK_SIGNAL_AT] = signal.SIGRTMIN + 5
+    if end == "crash":
+        faulthandler.enable(file=(fake.directory / rundir.FATAL).open("a"))
+        ctypes.string_at(0)
+    ballast = []
+    while end == "out_of_memory":
+        ballast.append(b"x" * (1 << 20))
     if end == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if end in ("wait", "unfinished"):
+    if end in ("wait", "unfinished", "stuck"):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         time.sleep(600)

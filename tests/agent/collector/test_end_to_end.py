@@ -130,6 +130,31 @@ def test_the_reason_of_an_end(
     stop(rank)
 
 
+def test_a_segmentation_fault_is_told_with_its_stack(run: Path, receiver: Receiver) -> None:
+    assert ensure(run, server=receiver.url)
+    rank = start_rank(run, 0, 300, 300, "crash")
+    wait_for(lambda: receiver.records(schema.RankEnded))
+    (ended,) = receiver.records(schema.RankEnded)
+    assert (ended.reason, ended.signal) == ("signal", signal.SIGSEGV)
+    (error,) = receiver.records(schema.ErrorRaised)
+    assert (error.type, error.where) == ("Segmentation fault", "fatal_signal")
+    assert "fake_rank.py" in error.traceback
+    stop(rank)
+
+
+def test_a_stuck_rank_shows_its_stacks_and_lives(run: Path, receiver: Receiver) -> None:
+    rank = start_rank(run, 0, 10, 1000, "stuck")
+    assert ensure(run, server=receiver.url, hang_stack_seconds=0.5)
+    wait_for(lambda: receiver.records(schema.Stacks))
+    (stacks,) = receiver.records(schema.Stacks)
+    assert "fake_rank.py" in stacks.text
+    assert "inside a collective for" in stacks.reason
+    states = receiver.records(schema.RankState)
+    assert (states[-1].groups[0].issued, states[-1].groups[0].ended) == (11, 10)
+    assert rank.poll() is None
+    stop(rank)
+
+
 def test_a_new_attempt_is_taken_up(run: Path, receiver: Receiver) -> None:
     stop_first = start_rank(run, 0, 50, 500)
     wait_for(lambda: list(run.glob("0/*/steps.ring")))

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from rankscope import journal, schema
+from rankscope.collector import journals
 from rankscope.collector.journals import JournalFollower
 from rankscope.collector.offsets import RankOffsets
+from tests.agent.collector.processes import wait_for
 
 
 class Reading:
@@ -44,8 +46,7 @@ def test_follows_over_segments_and_deletes_only_what_is_committed(
     for number in range(20):
         writer.append(journal.RECORD, line(f"{number} {'x' * 100}"))
         reading.read()
-    while not reading.read():
-        pass
+    wait_for(reading.read)
     assert [text.split()[0] for text in reading.texts] == [str(number) for number in range(20)]
     before = journal.segments(tmp_path)
     reading.follower.delete_sent()
@@ -73,8 +74,8 @@ def test_a_frame_in_the_making_is_awaited_and_a_torn_one_is_skipped(tmp_path: Pa
     assert reading.texts == ["whole", "whole"]
     path.write_bytes(whole + whole + whole[:-3])
     (tmp_path / "journal.1").write_bytes(whole)
-    assert not reading.read()  # a newer segment is there: one more look at this one
-    assert reading.read()
+    assert not reading.read()  # a newer segment is there: a little longer at this one
+    wait_for(reading.read)
     assert reading.texts == ["whole"] * 3
     assert reading.losses == [("torn frame", 1)]
 
@@ -111,8 +112,7 @@ def test_a_later_writer_begins_behind_what_is_there(tmp_path: Path) -> None:
         writer = journal.JournalWriter(tmp_path)
         writer.append(journal.RECORD, line(text))
         writer.close()
-        while not reading.read():
-            pass
+        wait_for(reading.read)
     assert reading.texts == ["first launch", "second launch"]
 
 
@@ -121,6 +121,7 @@ def test_without_a_server_the_start_and_the_latest_part_stay(
 ) -> None:
     monkeypatch.setattr(journal, "SEGMENT_BYTES", 1000)
     monkeypatch.setattr(journal, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(journals, "LAST_FRAME_SECONDS", 0.0)
     writer = journal.JournalWriter(tmp_path)
     reading = Reading(tmp_path)
     for number in range(100):

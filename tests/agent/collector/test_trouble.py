@@ -203,6 +203,37 @@ def test_a_full_disk_is_said_once_and_batches_go_through_memory(
     assert rows == [(0, number) for number in range(1, 7)]
 
 
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A cgroup that allows 60 MiB."""
+    first = Path("/sys/fs/cgroup/memory")  # version 1
+    root, limit = (
+        (first, "memory.limit_in_bytes") if first.exists() else (first.parent, "memory.max")
+    )
+    group = root / f"rankscope-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(60 << 20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"making a cgroup with a memory limit needs root and the controller: {error}")
+    yield group
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_the_kernels_oom_killer_is_named(run: Path, receiver: Receiver, memory_group: Path) -> None:
+    rank = start_rank(run, 0, 1000, 500, "out_of_memory")
+    (memory_group / "cgroup.procs").write_text(str(rank.pid))
+    assert ensure(run, server=receiver.url)
+    wait_for(lambda: receiver.records(schema.RankEnded))
+    (ended,) = receiver.records(schema.RankEnded)
+    stop(rank)
+    assert (ended.reason, ended.signal) == ("signal", 9)
+    assert ended.detail.endswith("the cgroup's OOM killer fired")
+
+
 def test_of_eight_callers_one_starts_a_collector(run: Path, receiver: Receiver) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
