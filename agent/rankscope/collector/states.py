@@ -110,11 +110,15 @@ class GroupTracker:
         ]
 
     def _oldest_p2p(self) -> dict[int, Any]:
-        """Return the oldest open point-to-point operation by group."""
+        """Return the oldest open point-to-point operation by group, a receive before a send.
+
+        A send may stay open because nobody waits for it; who waits in a receive is stuck there.
+        """
         if self._open is None or len(self._open) == 0:
             return {}
         slots = self._open[(self._open["flags"] & schema.FLAG_P2P) != 0]
-        slots = slots[np.argsort(slots["arrived_ns"], kind="stable")]
+        is_send = slots["operation"] == schema.OPERATIONS.index("send")
+        slots = slots[np.lexsort((slots["arrived_ns"], is_send))]
         distinct, first = np.unique(slots["group_id"], return_index=True)
         pairs = zip(distinct.tolist(), first.tolist(), strict=True)
         return {group_id: slots[place] for group_id, place in pairs}
