@@ -21,6 +21,7 @@ import pytest
 from rankscope import schema
 from rankscope.cli import main
 from rankscope.collector import exits
+from rankscope.collector.launchers import own_directory
 from rankscope.launch import naming
 from rankscope.launch.lines import BURST_LINES, Line, LineIndexer, level_of
 from rankscope.launch.output import OutputRecords
@@ -424,8 +425,9 @@ def test_levels(text: str, level: int) -> None:
 def test_torchruns_report_goes_to_the_book(
     tmp_path: Path, text: str, status: exits.ExitStatus | None
 ) -> None:
-    (tmp_path / "node").mkdir()
-    records = OutputRecords(tmp_path)
+    own = own_directory(tmp_path)
+    own.mkdir(parents=True)
+    records = OutputRecords(tmp_path, own)
     records.line(Line(text, "stderr", logging.ERROR, 1))
     records.close()
     assert exits.ExitBook(tmp_path / "node").find(4242, 1) == status
@@ -433,11 +435,13 @@ def test_torchruns_report_goes_to_the_book(
 
 def test_local_ranks_are_found_in_the_rings(tmp_path: Path) -> None:
     FakeRank(tmp_path, 6, attempt=2)
-    (tmp_path / "node").mkdir()
-    records = OutputRecords(tmp_path)
+    own = own_directory(tmp_path)
+    own.mkdir(parents=True)
+    records = OutputRecords(tmp_path, own, own_rank=5)
     assert records._ranks.place(None, 6) == (2, 6)
     assert records._ranks.place(None, 1) == (2, schema.NODE_RANK)
     assert records._ranks.place(4, None) == (2, 4)
+    assert records._ranks.place(None, None) == (2, 5)
     records.close()
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from rankscope import settings as settings_table
 from rankscope.collector import offsets as progress
-from rankscope.collector.ending import EndRules
 from rankscope.collector.loop import Collector
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import Offsets
@@ -78,9 +77,8 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
         ledger.add("spool", "spool file damaged", spool.num_damaged)
         outbox = SpoolingOutbox(run_directory.name, host, node, spool, offsets, ledger)
     sampling = Sampling(run_directory, settings.sample_seconds)
-    rules = EndRules(node)
     # the death watch starts in there, before nice: it must be quick, and nice is per thread
-    collector = Collector(run_directory, settings, host, outbox, ledger, offsets, sampling, rules)
+    collector = Collector(run_directory, settings, host, outbox, ledger, offsets, sampling)
     os.nice(NICE)
     sampling.start()
     uploader = None
@@ -89,7 +87,6 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
         uploader.start()
     terminated = _on_sigterm(collector.wake.set)
     while not terminated():
-        rules.look()
         collector.turn()
         if collector.should_end():
             return

@@ -14,7 +14,7 @@ from rankscope import ring, schema
 from rankscope.collector import ranks as rank_files
 from rankscope.collector.ending import EndRules
 from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch
-from rankscope.collector.journals import JournalFollower
+from rankscope.collector.launchers import Launchers
 from rankscope.collector.liveness import DeathWatch
 from rankscope.collector.lives import Life
 from rankscope.collector.losses import Ledger
@@ -30,7 +30,6 @@ TURN_SECONDS = 0.2
 BUSY_SECONDS = 0.005
 STATE_SECONDS = 1.0
 MAX_ROWS = 5000  # events in one batch, roughly
-LAUNCHER = "node/launcher"  # the launcher's journal
 _FAILURES_TO_ABANDON = 3
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class Collector:
         ledger: Ledger,
         offsets: Offsets,
         sampling: Sampling,
-        rules: EndRules,
     ) -> None:
         self.wake = threading.Event()
         self.refused: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
@@ -70,7 +68,8 @@ class Collector:
         self._outbox = outbox
         self._ledger = ledger
         self._sampling = sampling
-        self._rules = rules
+        self._launchers = Launchers(run_directory, offsets.files, ledger)
+        self._rules = EndRules(self._launchers)
         self._start_offsets = offsets
         self._book = ExitBook(run_directory / "node")
         self._watch = DeathWatch(self.wake.set, self._write_exit)
@@ -80,11 +79,6 @@ class Collector:
         self._followed: dict[str, Followed] = {}
         self._finished: dict[str, bool] = dict.fromkeys(offsets.finished, False)  # -> is marked
         self._said: set[str] = set(offsets.said)
-        self._launcher = JournalFollower(
-            run_directory / LAUNCHER,
-            offsets.files.get(LAUNCHER, RankOffsets()),
-            lambda reason, count: ledger.add("launcher journal", reason, count),
-        )
         self._next_state = 0.0
         self._next_flush = 0.0
         self._more = False
@@ -96,6 +90,7 @@ class Collector:
     def turn(self) -> None:
         """Do everything once that is due; takes milliseconds."""
         now = time.monotonic()
+        self._rules.look()
         a_second_passed = now >= self._next_state
         self._find(latest_only=not a_second_passed)
         urgent = self._take_deaths()
@@ -103,7 +98,7 @@ class Collector:
             self._read(followed)
             if self._is_much():
                 self.commit()
-        self._more = not self._launcher.read(self._outbox.forward)
+        self._more = not self._launchers.read(self._outbox.forward)
         self._more |= any(followed.has_more for followed in self._followed.values())
         if a_second_passed:
             self._next_state = now + STATE_SECONDS
@@ -126,9 +121,8 @@ class Collector:
     def commit(self) -> None:
         """Make a batch of everything read so far, and delete what is durable elsewhere."""
         files = {key: followed.rank.offsets() for key, followed in self._followed.items()}
-        launcher = RankOffsets()
-        self._launcher.save(launcher)
-        files[LAUNCHER] = launcher
+        for key, journal in self._launchers.journals().items():
+            journal.save(files.setdefault(key, RankOffsets()))
         for followed in self._followed.values():
             if self._outbox.wants_chunks:
                 for chunk in followed.rank.take_chunks():
@@ -269,7 +263,7 @@ class Collector:
                 continue
             if not followed.is_drained:
                 continue
-            ending = followed.life.ending(wait_for_second_source=self._rules.launcher_lives())
+            ending = followed.life.ending(wait_for_second_source=self._launchers.any_lives())
             if ending is None:
                 continue
             state = followed.rank.state(None, alive=False)
@@ -293,7 +287,7 @@ class Collector:
             return
         journals = [(key, followed.rank.journal) for key, followed in self._followed.items()]
         try:
-            for key, journal in [*journals, (LAUNCHER, self._launcher)]:
+            for key, journal in [*journals, *self._launchers.journals().items()]:
                 journal.committed(safe.files.get(key, RankOffsets()))
                 journal.delete_sent()
             for key in safe.finished:

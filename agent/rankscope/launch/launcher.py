@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rankscope
-from rankscope import environment, ring, rundir, schema
-from rankscope.collector import ending, exits
+from rankscope import environment, identity, ring, rundir, schema
+from rankscope.collector import exits, launchers
 from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
 from rankscope.launch.supervisor import Left, Supervisor
@@ -59,7 +59,11 @@ class Launcher:
         base = rundir.base_directory(self._environ)
         self.directory = rundir.run_directory(base, self.run_id)
         self._node = rundir.node_directory(self.directory)
+        self._own = launchers.own_directory(self.directory)
         self._supervisor = Supervisor(self.directory, self._environ, say)
+        # under srun and the like each task may have a launcher: its lines are that rank's
+        who = identity.from_environment(environ)
+        self._own_rank = schema.NODE_RANK if who is None else who.rank
         self._process: subprocess.Popen[bytes] | None = None
         self._interrupted = False
 
@@ -67,7 +71,7 @@ class Launcher:
         """Run the command to its end, watched if at all possible."""
         try:
             self._prepare()
-            records = OutputRecords(self.directory)
+            records = OutputRecords(self.directory, self._own, self._own_rank)
         except OSError as error:
             self._say(
                 f"not watched: {error}; the command runs all the same. Say --dir DIR on a disk "
@@ -85,10 +89,8 @@ class Launcher:
         finally:
             records.close()
             with contextlib.suppress(OSError):
-                (self._node / ending.FINISHED).write_text(f"{time.time_ns()}\n")
+                (self._own / launchers.FINISHED).touch()
         left = self._drain() if self._settings.collector else None
-        with contextlib.suppress(OSError):
-            (self._node / ending.LAUNCHER_PID).unlink()
         url = f"{self._settings.server.rstrip('/')}/runs/{self.run_id}"
         return Outcome(
             self.run_id, code, self.directory, url if self._settings.server else "", left
@@ -138,9 +140,8 @@ class Launcher:
 
     def _prepare(self) -> None:
         self._node.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._node / ending.FINISHED).unlink(missing_ok=True)
-        own = f"{os.getpid()} {ring.process_start_ticks(os.getpid())}"
-        (self._node / ending.LAUNCHER_PID).write_text(own)
+        self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._own / launchers.FINISHED).unlink(missing_ok=True)
 
     def _run_started(self) -> schema.RunStarted:
         return schema.RunStarted(

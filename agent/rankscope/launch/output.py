@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rankscope import journal, ring, schema
 from rankscope.collector import exits
-from rankscope.collector.loop import LAUNCHER
 from rankscope.collector.ranks import rank_directories
 from rankscope.launch.lines import Line, LineIndexer, Stream
 from rankscope.rundir import COLLECTIVES_RING
@@ -26,11 +25,11 @@ _LOOK_SECONDS = 1.0
 class OutputRecords:
     """Writes the records of one launched command; the streams share it, each from its thread."""
 
-    def __init__(self, run_directory: Path) -> None:
-        directory = run_directory / LAUNCHER
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._journal = journal.JournalWriter(directory)
-        self._ranks = LocalRanks(run_directory)
+    def __init__(
+        self, run_directory: Path, own_directory: Path, own_rank: int = schema.NODE_RANK
+    ) -> None:
+        self._journal = journal.JournalWriter(own_directory)
+        self._ranks = LocalRanks(run_directory, own_rank)
         self._exits = run_directory / "node" / exits.EXITS_FILE
         self._reported: set[int] = set()
         self._suppressed = 0
@@ -111,8 +110,9 @@ class OutputRecords:
 class LocalRanks:
     """Which global rank a local one is in the current attempt, from the headers of the rings."""
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, run_directory: Path, own_rank: int) -> None:
         self._run_directory = run_directory
+        self._own_rank = own_rank  # of lines that do not say whose they are
         self._looked = 0.0
         self._attempt = 0
         self._by_local: dict[int, int] = {}
@@ -127,7 +127,7 @@ class LocalRanks:
             return self._attempt, rank
         if local_rank is not None:
             return self._attempt, self._by_local.get(local_rank, schema.NODE_RANK)
-        return self._attempt, schema.NODE_RANK
+        return self._attempt, self._own_rank
 
     def _look(self) -> None:
         keys = rank_directories(self._run_directory, latest_only=True)

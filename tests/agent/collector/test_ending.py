@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from rankscope import schema
 from rankscope.collector import ending
 from rankscope.collector.ending import EndRules
-from rankscope.ring import process_start_ticks
+from rankscope.collector.launchers import FINISHED, FOLDER, Launchers, own_directory
+from rankscope.collector.losses import Ledger
+from rankscope.collector.offsets import RankOffsets
+from rankscope.journal import RECORD, JournalWriter
 
 
 class Clock:
@@ -24,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def rules(tmp_path: Path, clock: Clock) -> EndRules:
-    return EndRules(tmp_path, clock)
+    return EndRules(Launchers(tmp_path, {}, Ledger()), clock)
 
 
 def ends(rules: EndRules, *, alive: int = 0, ended: int = 0, at: float = 0, drained: bool) -> bool:
@@ -32,9 +35,11 @@ def ends(rules: EndRules, *, alive: int = 0, ended: int = 0, at: float = 0, drai
     return rules.should_end(num_alive=alive, num_ended=ended, last_ended=at, is_drained=drained)
 
 
-def launcher_is_there(directory: Path) -> None:
-    pid = os.getpid()
-    (directory / ending.LAUNCHER_PID).write_text(f"{pid} {process_start_ticks(pid)}")
+def launcher(run_directory: Path) -> Path:
+    """Make this process a launcher."""
+    directory = own_directory(run_directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def test_outlives_the_ranks_and_waits_for_the_next_attempt(rules: EndRules, clock: Clock) -> None:
@@ -61,20 +66,18 @@ def test_no_rank_ever(rules: EndRules, clock: Clock) -> None:
 
 
 def test_stays_while_the_launcher_lives(rules: EndRules, clock: Clock, tmp_path: Path) -> None:
-    launcher_is_there(tmp_path)
+    own = launcher(tmp_path)
+    (own.parent / "noise").mkdir()
     clock.now += 10_000
     assert not ends(rules, ended=1, at=1, drained=True)
-    (tmp_path / ending.LAUNCHER_PID).write_text(f"{os.getpid()} 1")  # the number of another one
-    assert ends(rules, ended=1, at=1, drained=True)
-    (tmp_path / ending.LAUNCHER_PID).write_text("noise")
+    own.rename(own.with_suffix(".1"))  # the number of another one
     assert ends(rules, ended=1, at=1, drained=True)
 
 
 def test_ends_soon_after_the_launcher_said_so(
     rules: EndRules, clock: Clock, tmp_path: Path
 ) -> None:
-    launcher_is_there(tmp_path)
-    (tmp_path / ending.FINISHED).touch()
+    (launcher(tmp_path) / FINISHED).touch()
     assert not ends(rules, drained=True)
     clock.now += 0.5
     assert not ends(rules, drained=False)
@@ -85,9 +88,31 @@ def test_ends_soon_after_the_launcher_said_so(
 
 
 def test_a_second_launch_of_the_same_run(rules: EndRules, clock: Clock, tmp_path: Path) -> None:
-    (tmp_path / ending.FINISHED).touch()
+    first = tmp_path / FOLDER / "1.1"
+    first.mkdir(parents=True)
+    (first / FINISHED).touch()
     assert not ends(rules, drained=True)
     clock.now += 5
-    (tmp_path / ending.FINISHED).unlink()
-    launcher_is_there(tmp_path)
+    second = launcher(tmp_path)
     assert not ends(rules, drained=True)
+    (second / FINISHED).touch()
+    assert not ends(rules, drained=True)
+    clock.now += 0.5
+    assert ends(rules, drained=True)
+
+
+def test_several_launchers_are_followed_each(tmp_path: Path) -> None:
+    texts: list[bytes] = []
+    launchers = Launchers(tmp_path, {}, Ledger())
+    assert launchers.read(texts.append)
+    for name in ("1.1", "2.2"):
+        (tmp_path / FOLDER / name).mkdir(parents=True)
+        line = schema.LogLine(attempt=0, rank=0, time_ns=1, level=20, message=name)
+        JournalWriter(tmp_path / FOLDER / name).append(RECORD, schema.encode(line))
+    assert launchers.read(texts.append)
+    assert [schema.decode_record(text).message for text in texts] == ["1.1", "2.2"]
+    files = {}
+    for key, follower in launchers.journals().items():
+        follower.save(files.setdefault(key, RankOffsets()))
+    assert Launchers(tmp_path, files, Ledger()).read(texts.append)
+    assert len(texts) == 2
