@@ -239,7 +239,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int
     run_id: str
-    producer: str  # unique per collector life and node; stable across its retries
+    producer: str  # unique per run and node; goes on, with its numbers, over collector restarts
     sequence: int  # 1, 2, 3 ... per producer
     host: str
     sent_ns: int

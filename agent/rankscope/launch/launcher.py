@@ -221,6 +221,7 @@ def _child_environment(
         "RANKSCOPE": "1",
         "RANKSCOPE_RUN_ID": run_id,
     }
+    variables.pop("RANKSCOPE_ATTACHED", None)  # of an agent in this process: the ranks are others
     variables["PYTHONPATH"] = os.pathsep.join([site, *(path for path in others if path)])
     base = rundir.base_directory(variables).absolute()  # ranks may change their directory
     return variables | {"RANKSCOPE_DIR": str(base)}
