@@ -69,7 +69,10 @@ class GroupTracker:
         """Replace what is open now."""
         self._open = slots[slots["state"] < schema.ENDED]
         inside = self._open[self._open["state"] == schema.ISSUED]
-        self.oldest_open_ns = int(self._open["arrived_ns"].min()) if len(self._open) else 0
+        # a send that has returned may stay open because nobody waits for it: that is no hang
+        is_send = self._open["operation"] == schema.OPERATIONS.index("send")
+        waits = self._open[~is_send | (self._open["state"] == schema.ISSUED)]
+        self.oldest_open_ns = int(waits["arrived_ns"].min()) if len(waits) else 0
         self.oldest_inside_ns = int(inside["arrived_ns"].min()) if len(inside) else 0
 
     def endless_groups(self) -> tuple[list[int], list[int]]:

@@ -166,6 +166,19 @@ def test_standing_of_the_groups(fake: FakeRank) -> None:
     assert again.tracker.states({1: "0", 2: "tp"}, {1: "train.py:1 f"}, lambda ns: ns) == states
 
 
+def test_a_forgotten_send_is_no_hang(fake: FakeRank) -> None:
+    of = follower(fake)
+    send, recv = (schema.OPERATIONS.index(name) for name in ("send", "recv"))
+    fake.issue(operation=send, flags=schema.FLAG_P2P, state=schema.RETURNED, peer_rank=1)
+    read(of)
+    assert of.tracker.oldest_open_ns == 0
+    fake.issue(operation=recv, flags=schema.FLAG_P2P, state=schema.RETURNED, peer_rank=2)
+    read(of)
+    assert of.tracker.oldest_open_ns > 0
+    (state,) = of.tracker.states(GROUPS, {}, lambda ns: ns)
+    assert (state.p2p_operation, state.p2p_peer) == ("recv", 2)
+
+
 def test_steps(fake: FakeRank) -> None:
     of = StepFollower(ring.RingReader(fake.steps.path, ring.STEP_FIELDS), RankOffsets())
     for _ in range(1500):
