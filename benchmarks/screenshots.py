@@ -76,8 +76,12 @@ def photograph(browser: Browser, address: str, file: Path, theme: Any, width: in
     context.close()
 
 
+reported: set[tuple[str, str]] = set()
+
+
 def report(address: str, kind: str, text: str) -> None:
-    if kind in {"error", "warning"}:
+    if kind in {"error", "warning"} and (address, text) not in reported:
+        reported.add((address, text))
         print(f"{address}: {kind}: {text}", file=sys.stderr)
 
 

@@ -26,7 +26,7 @@ export function duration(ms) {
   const size = Math.abs(ms);
   if (size < 0.0005) return '0 ms';
   if (size < 1) return `${figure(ms * 1000)} µs`;
-  if (size < 10_000) return `${figure(ms)} ms`;
+  if (size < 4000) return `${figure(ms)} ms`;
   if (size < 120_000) return `${figure(ms / 1000)} s`;
   if (size < 7_200_000) return `${Math.round(ms / 60_000)} min`;
   if (size < 172_800_000) return `${figure(ms / 3_600_000)} h`;
@@ -126,6 +126,11 @@ export function stopwatch(ms) {
   return minutes < 60
     ? `${minutes}:${two(seconds % 60)}`
     : `${count(Math.floor(minutes / 60))}:${two(minutes % 60)}:${two(seconds % 60)}`;
+}
+
+/** A place in the code without the folders that all of them share. @param {string} place */
+export function shortPlace(place) {
+  return place.replace(/(?:[^\s/]*\/)+([^\s/]+\/[^\s/]+)/g, '$1');
 }
 
 /** A count and its noun. @param {number} n @param {string} noun @param {string} [many] */

@@ -4,7 +4,7 @@ import { render } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import { Failure } from './api.js';
 import { setTitle } from './page.js';
-import { Empty, Problem } from './parts/bits.js';
+import { Empty, Guard, Problem } from './parts/bits.js';
 import { Shell, useRun } from './parts/shell.js';
 import { go, place } from './router.js';
 import { el, t } from './tags.js';
@@ -107,7 +107,7 @@ function PageFor({ name, props }) {
   useEffect(load, [name]);
   if (problem) return el(Problem, { error: problem, retry: load, what: 'this page' });
   if (!loaded) return null;
-  return el(loaded.page, { ...props, ended: isOver(props.overview.data) });
+  return el(Guard, { what: 'This page' }, el(loaded.page, { ...props, ended: isOver(props.overview.data) }));
 }
 
 /** @param {{run: string}} props */

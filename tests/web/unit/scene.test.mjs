@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, ticks, xOf, zoom } from '../../../web/app/charts/scene.js';
+import { binFor, growMarks, isNeutral, laneSummary, layout, MISSING, palette, pixelColumns, ratioOf, rgb, stepAt, stretch, ticks, usualLevel, xOf, zoom } from '../../../web/app/charts/scene.js';
 
 const level = (ratio) => Math.round(127 + 127 * Math.log2(ratio));
 const unpack = (colour) => [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
@@ -100,4 +100,12 @@ test('a lane in words: its slowest step, how much is slow, how much is missing',
   assert.equal(told.slow, 2 / 3);
   assert.equal(told.missing, 0.25);
   assert.deepEqual(rgb('#0a0b0c'), [10, 11, 12]);
+});
+
+test('the usual level of a lane is that of its ordinary steps since the onset', () => {
+  const map = { step_lo: 1, bin: 1 };
+  const cells = Uint8Array.from([127, 127, 254, 127, level(1.5), level(1.5), MISSING, level(1.5)]);
+  assert.equal(usualLevel(cells, map, 1), level(1.5), 'half of the steps are slow');
+  assert.equal(usualLevel(cells, map, 5), level(1.5));
+  assert.equal(usualLevel(Uint8Array.from([MISSING]), map, 1), null);
 });

@@ -21,6 +21,7 @@ test('numbers keep two to three digits, their unit and a true minus', () => {
   assert.equal(figure(1.414), '1.41');
   assert.equal(figure(0.0003), '0.0003');
   assert.equal(duration(0.42), '420 µs');
+  assert.equal(duration(8957), '8.96 s');
   assert.equal(duration(65_000), '65 s');
   assert.equal(percent(-0.291), '−29 %');
   assert.equal(change(0.45), '+45 %');

@@ -16,10 +16,10 @@ import {
   DEAD_BAND,
   decodeBytes,
   isNeutral,
-  laneSummary,
   layout,
   MISSING,
   stepAt,
+  usualLevel,
   wantsPins,
   xOf,
   zoom,
@@ -125,6 +125,7 @@ function decodeLanes(map) {
 function Gutter({ map, plan, lanes, run }) {
   const rows = plan.bands.filter((band) => band.kind === 'row');
   const pitch = rows.length > 1 ? rows[1].y - rows[0].y : 20;
+  const onset = map.marks.find((mark) => mark.kind === 'onset')?.step ?? map.step_lo;
   const every = Math.max(1, Math.ceil(16 / pitch));
   return t.div(
     { class: 'gutter', style: { height: `${plan.height}px` } },
@@ -152,8 +153,8 @@ function Gutter({ map, plan, lanes, run }) {
       }
       if (band.index % every !== 0 && every > 1) return null;
       const row = map.rows[band.index];
-      const { worst } = laneSummary(lanes.rows[band.index].cells, map);
-      const slow = worst !== null && map.unit === 'ratio' && worst > 127 && !isNeutral(worst);
+      const usual = usualLevel(lanes.rows[band.index].cells, map, onset);
+      const slow = usual !== null && map.unit === 'ratio' && usual > 127 && !isNeutral(usual);
       return t.div(
         { key: `r${band.index}`, class: 'lanename', style, title: row.host ? `${row.label}, ${row.host}` : row.label },
         row.rank_lo === row.rank_hi
@@ -162,10 +163,10 @@ function Gutter({ map, plan, lanes, run }) {
         every === 1
           ? t.span(
               { class: 'faint' },
-              worst === null
+              usual === null
                 ? 'no data'
                 : slow
-                  ? t.b({ class: 'lanepeak' }, `max ${levelWords(map, worst)}`)
+                  ? t.b({ class: 'lanepeak' }, levelWords(map, usual))
                   : row.label.includes(row.host)
                     ? ''
                     : row.host,
@@ -225,8 +226,14 @@ function Plot({ run, view, strip }) {
     spot.value = to;
     if (!to || !speak) return;
     const read = readSpot(view, to);
+    const from =
+      map.unit !== 'ratio' || read.level === MISSING
+        ? ''
+        : map.reference === 'own'
+          ? ' from its own early steps'
+          : ' from median';
     announce(
-      `${read.row.label}${read.row.host ? ` on ${read.row.host}` : ''}, step ${to.step}, ${levelWords(map, read.level)}${map.unit === 'ratio' && read.level !== MISSING ? ' from median' : ''}`,
+      `${read.row.label}${read.row.host ? ` on ${read.row.host}` : ''}, step ${to.step}, ${levelWords(map, read.level)}${from}`,
     );
   }
   function zoomBy(/** @type {number} */ factor, /** @type {number} */ centre) {

@@ -262,6 +262,22 @@ export function binFor(steps, width) {
   return bin;
 }
 
+/**
+ * The level of an ordinary step of a lane since a step: its median. Null without data. A bin shows its
+ * worst cell, so this never makes a slow rank look better than it is.
+ * @param {Uint8Array} cells @param {RankMap} map @param {number} since
+ */
+export function usualLevel(cells, map, since) {
+  const from = Math.max(0, Math.floor((since - map.step_lo) / map.bin));
+  const known = [...cells.subarray(from)].filter((level) => level !== MISSING).sort((a, b) => a - b);
+  return known.length > 0 ? known[Math.floor(known.length / 2)] : null;
+}
+
+/** What the map compares with, in words. @param {RankMap} map */
+export function referenceWords(map) {
+  return map.reference === 'own' ? 'its own early steps' : 'the peers’ median';
+}
+
 /** What one lane holds, for the table twin. @param {Uint8Array} cells @param {RankMap} map */
 export function laneSummary(cells, map) {
   let worst = -1;

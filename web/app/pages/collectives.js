@@ -4,10 +4,10 @@ import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { setTitle } from '../page.js';
 import { CappedNote, Card, Empty, Problem, Skeleton } from '../parts/bits.js';
+import { CollectivesTable } from '../parts/collectives.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { readRange, runPath, withQuery } from '../url.js';
-import { CollectivesTable } from './overview.js';
 
 /** @typedef {import('../../types/api.js').Collectives} Collectives */
 

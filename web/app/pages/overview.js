@@ -3,10 +3,11 @@
 import { useEffect, useState } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { RankMap } from '../charts/map.js';
-import { change, count, duration, figure, plural } from '../format.js';
+import { referenceWords } from '../charts/scene.js';
+import { change, count, duration, figure, plural, words } from '../format.js';
 import { useKeys } from '../keys.js';
 import { setTitle, theme } from '../page.js';
-import { Card, Loaded, Problem, Seen, Skeleton } from '../parts/bits.js';
+import { Card, Guard, Loaded, Problem, Seen, Skeleton } from '../parts/bits.js';
 import { AnswerCard, FindingsTable, shortAnswer, VerdictCard } from '../parts/finding.js';
 import { Lazy } from '../parts/shell.js';
 import { go, query, setQuery } from '../router.js';
@@ -18,7 +19,6 @@ import { carried, readCell, readRange, runPath, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').Budget} Budget */
 /** @typedef {import('../../types/api.js').BudgetRow} BudgetRow */
 /** @typedef {import('../../types/api.js').Findings} Findings */
-/** @typedef {import('../../types/api.js').Collectives} Collectives */
 
 /** @param {import('../main.js').PageProps & {ended: boolean}} props */
 export function Page({ run, overview, topic, ended }) {
@@ -56,7 +56,11 @@ export function Page({ run, overview, topic, ended }) {
     t.div(
       { class: 'pair' },
       el(BudgetCard, { run, topic }),
-      el(Seen, { height: 150, children: () => el(CollectivesCard, { run, topic }) }),
+      el(Seen, {
+        height: 150,
+        children: () =>
+          el(Lazy, { load: () => import('../parts/collectives.js'), pick: 'CollectivesCard', props: { run, topic } }),
+      }),
     ),
     el(
       Card,
@@ -153,7 +157,9 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
   return el(
     Card,
     {
-      title: ratio ? 'Own work against the peers’ median' : 'Own work',
+      title: ratio
+        ? `${metricWords(map?.metric)} against ${map ? referenceWords(map) : 'the peers’ median'}`
+        : metricWords(map?.metric),
       note: map ? map.text : '',
       tools: [
         tools,
@@ -173,7 +179,10 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
           : null,
       ],
     },
-    t.div({ hidden: table }, el(RankMap, { run, topic, maxHeight, ranks, metric, onData: setMap })),
+    t.div(
+      { hidden: table },
+      el(Guard, { what: 'The map' }, el(RankMap, { run, topic, maxHeight, ranks, metric, onData: setMap })),
+    ),
     table && map
       ? el(Lazy, { load: () => import('../charts/maptable.js'), pick: 'MapTable', props: { map, run } })
       : null,
@@ -186,6 +195,11 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
         })
       : null,
   );
+}
+
+/** @param {string | undefined} metric */
+function metricWords(metric) {
+  return words(metric ?? 'own_work');
 }
 
 /** @param {{map: MapData | null}} props */
@@ -306,86 +320,5 @@ function BudgetBar({ row, parts, most, run }) {
       }),
     ),
     t.span({ class: 'bartotal' }, duration(row.total_ms)),
-  );
-}
-
-/** @param {{run: string, topic: string | null}} props */
-function CollectivesCard({ run, topic }) {
-  const answer = /** @type {import('../api.js').Answer<Collectives>} */ (
-    useApi(runPath(run, 'collectives'), { topic, on: ['steps'] })
-  );
-  return el(
-    Card,
-    { title: 'Collectives', note: 'ms exposed per step', tools: t.a({ href: runPath(run, 'collectives') }, 'All') },
-    Loaded({
-      answer,
-      height: 150,
-      what: 'the collectives',
-      children: (data) =>
-        data.rows.length === 0
-          ? t.p({ class: 'note padded' }, data.text)
-          : el(CollectivesTable, { data: { ...data, rows: data.rows.slice(0, 5) }, brief: true }),
-    }),
-  );
-}
-
-/** @param {{data: Collectives, brief: boolean}} props */
-export function CollectivesTable({ data, brief }) {
-  const most = Math.max(1e-9, ...data.rows.map((row) => row.exposed_ms_per_step ?? 0));
-  const size = (/** @type {number | null} */ bytes) =>
-    bytes === null
-      ? '–'
-      : bytes >= 1 << 20
-        ? `${figure(bytes / (1 << 20))} MiB`
-        : bytes >= 1024
-          ? `${figure(bytes / 1024)} KiB`
-          : `${bytes} B`;
-  return t.div(
-    { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Collectives' },
-    t.table(
-      { class: 'table' },
-      t.thead(
-        null,
-        t.tr(
-          null,
-          t.th(null, 'Operation'),
-          t.th(null, 'Group'),
-          t.th({ class: 'num' }, 'Size'),
-          brief ? null : t.th({ class: 'num' }, 'Count'),
-          t.th({ class: 'num' }, 'p50'),
-          t.th({ class: 'num' }, 'p99'),
-          brief ? null : t.th({ class: 'num' }, 'Longest'),
-          t.th({ class: 'num' }, 'Exposed'),
-          t.th({ class: 'w-bar' }, t.span({ class: 'sr' }, 'Share')),
-        ),
-      ),
-      t.tbody(
-        null,
-        data.rows.map((row, i) =>
-          t.tr(
-            { key: i },
-            t.td(null, t.code(null, row.operation)),
-            t.td(
-              { class: 'clip', title: row.group },
-              row.group,
-              row.num_ranks ? t.span({ class: 'faint' }, ` ${count(row.num_ranks)}`) : null,
-            ),
-            t.td({ class: 'num nowrap' }, size(row.size_bytes)),
-            brief ? null : t.td({ class: 'num' }, count(row.count)),
-            t.td({ class: 'num nowrap' }, duration(row.p50_ms)),
-            t.td({ class: 'num nowrap' }, duration(row.p99_ms)),
-            brief ? null : t.td({ class: 'num nowrap' }, duration(row.max_ms)),
-            t.td({ class: 'num' }, t.b(null, figure(row.exposed_ms_per_step))),
-            t.td(
-              null,
-              t.span(
-                { class: 'minitrack', 'aria-hidden': 'true' },
-                t.span({ class: 't-comm', style: { width: `${((row.exposed_ms_per_step ?? 0) / most) * 100}%` } }),
-              ),
-            ),
-          ),
-        ),
-      ),
-    ),
   );
 }

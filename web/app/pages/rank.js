@@ -2,7 +2,7 @@
 
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
-import { bytes, count, dateTime, duration, exactTime, words } from '../format.js';
+import { bytes, count, dateTime, duration, exactTime, shortPlace, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Ago, Card, CopyButton, Empty, Loaded, Problem, Skeleton } from '../parts/bits.js';
 import { CellPanel } from '../parts/cell.js';
@@ -199,7 +199,7 @@ function Groups({ data }) {
             t.td(
               { class: 'wide' },
               t.code(null, group.operation),
-              group.call_site ? t.span({ class: 'faint' }, ` ${group.call_site}`) : null,
+              group.call_site ? t.span({ class: 'faint' }, ` ${shortPlace(group.call_site)}`) : null,
             ),
           ),
         ),
@@ -253,7 +253,7 @@ function Records({ data }) {
             ),
             t.td({ class: 'num nowrap' }, duration(row.blocked_ms)),
             t.td(null, row.state === 'ended' ? 'ended' : t.b({ class: 'changed' }, row.state)),
-            t.td({ class: 'wide clip', title: row.call_site }, row.call_site),
+            t.td({ class: 'wide clip', title: row.call_site }, shortPlace(row.call_site)),
           ),
         ),
       ),

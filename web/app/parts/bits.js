@@ -1,5 +1,6 @@
 /** Small parts that every page uses: marks, cards, times, copy buttons, and the states of a page. */
 
+import { Component } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { apiHref } from '../api.js';
 import { ago, dateTime, words } from '../format.js';
@@ -120,6 +121,27 @@ export function Problem({ error, retry, what }) {
       detail.request_id ? t.span(null, 'Request ', t.code(null, detail.request_id)) : null,
     ),
   );
+}
+
+/** Keeps a bug of one part within that part: the rest of the page works.
+ * @extends {Component<{what: string, children?: Children}, {failed: string}>} */
+export class Guard extends Component {
+  state = { failed: '' };
+
+  /** @param {unknown} error */
+  componentDidCatch(error) {
+    this.setState({ failed: String(error) });
+    reportError(error);
+  }
+
+  render() {
+    if (!this.state.failed) return this.props.children;
+    return t.div(
+      { class: 'problem', role: 'status' },
+      t.p({ class: 'lead' }, `${this.props.what} could not be drawn. This is a bug of the dashboard.`),
+      t.p({ class: 'note' }, t.code(null, this.state.failed)),
+    );
+  }
 }
 
 /** Nothing here, and what would fill it. @param {{title: string, children?: Children}} props */

@@ -171,7 +171,8 @@ export function Confidence({ finding, run }) {
 /** One fact, with the way to its view; a traceback folds to its last line. @param {{one: Finding['evidence'][0]}} props */
 function EvidenceText({ one }) {
   const lines = one.text.trimEnd().split('\n');
-  const short = lines[lines.length - 1];
+  // The last line of a traceback says what failed; the first of stacks says where it stands.
+  const short = one.text.includes('Traceback') ? lines[lines.length - 1] : lines[0];
   const line = one.link ? t.a({ href: one.link }, short) : short;
   return lines.length === 1
     ? line

@@ -178,9 +178,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
             t.a({ href: 'runs', key: 'runs' }, 'Runs'),
             t.span({ class: 'faint', 'aria-hidden': 'true', key: 's' }, '/'),
             t.a({ class: 'runname', href: runPath(run), key: 'run', title: run }, summary?.name || run),
-            summary?.name && summary.name !== run
-              ? t.code({ class: 'runid faint', key: 'id' }, run.length > 14 ? `${run.slice(0, 12)}…` : run)
-              : null,
+            summary?.name && summary.name !== run ? t.code({ class: 'runid faint', key: 'id' }, run) : null,
           ]
         : null,
     ),
