@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rankscope.settings import Settings
 
 ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
+_OWN = ("rankscope", "rankscope.", "rankscope_server")  # our own programs are not watched
 _agent: Agent | None = None
+_tried = False  # a .pth line and a sitecustomize may both come by
 
 
 def agent() -> Agent | None:
@@ -35,8 +37,10 @@ def start(settings: Settings) -> Agent:
 @guarded
 def attach_from_environment() -> None:
     """Attach if RANKSCOPE=1 says so. A bad setting is one line on stderr, never an error."""
-    if os.environ.get("RANKSCOPE") != "1" or _agent is not None:
+    global _tried
+    if os.environ.get("RANKSCOPE") != "1" or _tried or _is_our_own(sys.orig_argv):
         return
+    _tried = True
     from rankscope.settings import from_environment
 
     try:
@@ -45,3 +49,12 @@ def attach_from_environment() -> None:
         if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
             return  # a child of the process that has said so
         sys.stderr.write(f"rankscope: not attached: {error}\n")
+
+
+def _is_our_own(argv: list[str]) -> bool:
+    """Return whether this process is the launcher, the collector, the server or another command."""
+    words = argv[1:]
+    if "-m" in words[:-1]:
+        module = words[words.index("-m") + 1]
+        return module == _OWN[0] or module.startswith(_OWN[1:])
+    return bool(words) and os.path.basename(words[0]) == _OWN[0]

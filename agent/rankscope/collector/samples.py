@@ -1,20 +1,21 @@
-"""Samples of the host, once a second, from /proc."""
+"""Samples of the host and of single processes, once a second, by psutil."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from rankscope.collector.exits import PROC
 from rankscope.schema import HOST_COLUMNS
 
 Row = tuple[float, ...]
 _NOT_KNOWN = -1
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 class HostSampler:
@@ -26,6 +27,7 @@ class HostSampler:
         proc: Path = PROC,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        psutil.PROCFS_PATH = str(proc)
         self._disk = disk
         self._proc = proc
         self._wall_ns = wall_ns
@@ -33,74 +35,56 @@ class HostSampler:
 
     def sample(self) -> Row:
         """Return one row, -1 for what this host does not tell."""
-        memory = self._table("meminfo", scale=1024)
-        total, available = memory.get("MemTotal:"), memory.get("MemAvailable:")
-        swap, swap_free = memory.get("SwapTotal:"), memory.get("SwapFree:")
-        sent, received = self._network()
+        memory, swap = _ask(psutil.virtual_memory), _ask(psutil.swap_memory)
+        disk = _ask(lambda: psutil.disk_usage(str(self._disk)))
+        sent, received = _network()
         values: dict[str, float] = {
             "time_ns": self._wall_ns(),
             **self._cpu_ratios(),
             **self._load(),
-            "memory_used_bytes": _difference(total, available),
-            "memory_total_bytes": _NOT_KNOWN if total is None else total,
-            "swap_used_bytes": _difference(swap, swap_free),
-            "disk_free_bytes": self._disk_free(),
+            "memory_used_bytes": memory.total - memory.available if memory else _NOT_KNOWN,
+            "memory_total_bytes": memory.total if memory else _NOT_KNOWN,
+            "swap_used_bytes": swap.used if swap else _NOT_KNOWN,
+            "disk_free_bytes": disk.free if disk else _NOT_KNOWN,
             "net_sent_bytes": sent,
             "net_received_bytes": received,
-            "major_faults": self._table("vmstat").get("pgmajfault", _NOT_KNOWN),
+            "major_faults": self._major_faults(),
         }
         return tuple(values[name] for name in HOST_COLUMNS)
 
-    def _cpu_times(self) -> list[int]:
-        """Return ticks since boot: user nice system idle iowait irq softirq steal."""
-        words = self._text("stat").partition("\n")[0].split()[1:9]
-        return [int(word) for word in words] if len(words) == 8 else []
+    def _cpu_times(self) -> list[float]:
+        times = _ask(psutil.cpu_times)
+        return [getattr(times, state, 0.0) for state in _CPU_STATES] if times else []
 
     def _cpu_ratios(self) -> dict[str, float]:
         now, before = self._cpu_times(), self._last_times
         self._last_times = now
         deltas = [after - earlier for after, earlier in zip(now, before, strict=False)]
         total = sum(deltas)
-        if len(deltas) != 8 or total <= 0:
+        if not deltas or total <= 0:
             return {"cpu_ratio": -1.0, "steal_ratio": -1.0, "iowait_ratio": -1.0}
-        idle, iowait, steal = deltas[3], deltas[4], deltas[7]
-        busy = total - idle - iowait - steal
+        spent = dict(zip(_CPU_STATES, deltas, strict=True))
+        busy = total - spent["idle"] - spent["iowait"] - spent["steal"]
         return {
             "cpu_ratio": busy / total,
-            "steal_ratio": steal / total,
-            "iowait_ratio": iowait / total,
+            "steal_ratio": spent["steal"] / total,
+            "iowait_ratio": spent["iowait"] / total,
         }
 
     def _load(self) -> dict[str, float]:
+        """Return load and run queue; psutil does not tell the latter."""
         words = self._text("loadavg").split()
         if len(words) < 4:
             return {"load_1m": -1.0, "runnable": -1}
         return {"load_1m": float(words[0]), "runnable": int(words[3].partition("/")[0])}
 
-    def _network(self) -> tuple[int, int]:
-        """Return bytes sent and received since boot, over all interfaces but loopback."""
-        sent = received = 0
-        lines = self._text("net/dev").splitlines()[2:]
-        if not lines:
-            return _NOT_KNOWN, _NOT_KNOWN
-        for line in lines:
-            name, _, numbers = line.partition(":")
-            fields = numbers.split()
-            if name.strip() != "lo" and len(fields) >= 9:
-                received += int(fields[0])
-                sent += int(fields[8])
-        return sent, received
-
-    def _disk_free(self) -> int:
-        try:
-            disk = os.statvfs(self._disk)
-        except OSError:
-            return _NOT_KNOWN
-        return disk.f_bavail * disk.f_frsize
-
-    def _table(self, name: str, scale: int = 1) -> dict[str, int]:
-        rows = (line.split() for line in self._text(name).splitlines())
-        return {row[0]: int(row[1]) * scale for row in rows if len(row) >= 2 and row[1].isdigit()}
+    def _major_faults(self) -> int:
+        """Return the host's major page faults since boot, which psutil does not tell."""
+        for line in self._text("vmstat").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "pgmajfault":
+                return int(count)
+        return _NOT_KNOWN
 
     def _text(self, name: str) -> str:
         try:
@@ -112,16 +96,32 @@ class HostSampler:
 class ProcessSampler:
     """CPU time and memory of single processes."""
 
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
-
     def sample(self, pid: int) -> tuple[float, int]:
         """Return (CPU seconds, resident bytes), zeros for a process that is gone."""
         try:
-            stat = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                times, memory = process.cpu_times(), process.memory_info()
+        except psutil.Error:
             return 0.0, 0
-        return (int(stat[11]) + int(stat[12])) / _CLOCK_TICKS, int(stat[21]) * _PAGE_BYTES
+        return float(times.user + times.system), int(memory.rss)
+
+
+def _network() -> tuple[int, int]:
+    """Return bytes sent and received since boot, over all interfaces but loopback."""
+    counters = _ask(lambda: psutil.net_io_counters(pernic=True))
+    if not counters:
+        return _NOT_KNOWN, _NOT_KNOWN
+    cards = [card for name, card in counters.items() if name != "lo"]
+    return sum(card.bytes_sent for card in cards), sum(card.bytes_recv for card in cards)
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    """Return psutil's answer, None where this host does not tell."""
+    try:
+        return question()
+    except (OSError, RuntimeError, LookupError, ValueError, psutil.Error):
+        return None
 
 
 class SampleThread(threading.Thread):
@@ -156,7 +156,3 @@ class SampleThread(threading.Thread):
         with self._lock:
             rows, self._rows = self._rows, []
         return rows
-
-
-def _difference(whole: int | None, part: int | None) -> int:
-    return _NOT_KNOWN if whole is None or part is None else max(0, whole - part)

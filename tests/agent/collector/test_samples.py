@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from rankscope import schema
@@ -17,10 +19,11 @@ from rankscope.collector.sampling import Sampling
 # `head -1 /proc/stat`, `cat /proc/meminfo` and so on of one host, cut to what is read
 PROC = {
     "stat": "cpu  1000 50 300 8000 200 10 40 400 0 0\ncpu0 1 1 1\n",
-    "meminfo": "MemTotal: 16000 kB\nMemFree: 1 kB\nMemAvailable: 12000 kB\n"
+    "meminfo": "MemTotal: 16000 kB\nMemFree: 1 kB\nMemAvailable: 12000 kB\nBuffers: 1 kB\n"
+    "Cached: 1 kB\nShmem: 1 kB\nActive: 1 kB\nInactive: 1 kB\nSlab: 1 kB\n"
     "SwapTotal: 1000 kB\nSwapFree: 400 kB\nHugePages_Total: 0\n",
     "loadavg": "1.50 0.75 0.25 3/512 12345\n",
-    "vmstat": "pgfault 1\npgmajfault 77\n",
+    "vmstat": "pgfault 1\npgmajfault 77\npswpin 0\npswpout 0\n",
     "net/dev": "Inter-| Receive | Transmit\n face |bytes\n"
     "    lo: 999 1 0 0 0 0 0 0 999 1 0 0 0 0 0 0\n"
     "  eth0: 500 1 0 0 0 0 0 0 300 1 0 0 0 0 0 0\n"
@@ -29,11 +32,12 @@ PROC = {
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def proc(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "net").mkdir()
     for name, text in PROC.items():
         (tmp_path / name).write_text(text)
-    return tmp_path
+    yield tmp_path
+    psutil.PROCFS_PATH = "/proc"
 
 
 def test_a_host_sample(proc: Path, tmp_path: Path) -> None:
@@ -41,25 +45,25 @@ def test_a_host_sample(proc: Path, tmp_path: Path) -> None:
     (proc / "stat").write_text("cpu  1060 50 300 8020 210 10 40 410 0 0\n")  # 100 ticks later
     row = dict(zip(schema.HOST_COLUMNS, sampler.sample(), strict=True))
     assert row.pop("disk_free_bytes") > 0
-    assert row == {
+    assert row == pytest.approx({
         "time_ns": 123, "cpu_ratio": 0.6, "steal_ratio": 0.1, "iowait_ratio": 0.1,
         "load_1m": 1.5, "runnable": 3, "memory_used_bytes": 4000 * 1024,
         "memory_total_bytes": 16000 * 1024, "swap_used_bytes": 600 * 1024,
         "net_sent_bytes": 360, "net_received_bytes": 540, "major_faults": 77,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def test_what_a_host_does_not_tell_is_not_known(tmp_path: Path) -> None:
+def test_what_a_host_does_not_tell_is_not_known(proc: Path, tmp_path: Path) -> None:
     row = HostSampler(tmp_path / "gone", tmp_path / "gone", wall_ns=lambda: 123).sample()
     assert row[0] == 123
     assert set(row[1:]) == {-1}
 
 
-def test_a_process(proc: Path) -> None:
+def test_a_process() -> None:
     cpu_seconds, rss_bytes = ProcessSampler().sample(os.getpid())
     assert 0 < cpu_seconds < time.process_time() + 1
     assert rss_bytes > 1 << 20
-    assert ProcessSampler(proc).sample(1) == (0.0, 0)
+    assert ProcessSampler().sample(2**22 + 1) == (0.0, 0)  # above the kernel's highest pid
 
 
 class FakeNvml:
