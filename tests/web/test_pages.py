@@ -16,7 +16,7 @@ from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
 pytestmark = pytest.mark.browser
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-WIDTHS = (1024, 1280, 1440, 1920)
+WIDTHS = (720, 1024, 1280, 1440, 1920)  # 720: 1440 at 200 % zoom
 PAGES = {
     "runs": "runs",
     "overview": f"runs/{SLOW}",
