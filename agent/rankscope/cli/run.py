@@ -25,7 +25,7 @@ class RunCommand:
     uploads, and its output is passed on unchanged and indexed. Put `--` before the command.
 
     Examples:
-      rankscope run --server http://127.0.0.1:8470 -- torchrun --nproc-per-node 8 train.py
+      rankscope run --server http://127.0.0.1:8787 -- torchrun --nproc-per-node 8 train.py
       rankscope run --name "lr sweep 3" -- python -m my_package.train --config small.toml
 
     Exit codes: the command's own, 128+n if signal n killed it, 127 if it is not found, 126
