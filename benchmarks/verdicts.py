@@ -62,6 +62,13 @@ def judge(answer: dict[str, Any]) -> str:
     return "right"
 
 
+def names_others_as_info(answer: dict[str, Any]) -> bool:
+    """Return whether a finding of severity info names a rank that had no fault."""
+    culprit = (answer["truth"] or {}).get("rank")
+    notes = [finding for finding in answer["findings"] if finding["severity"] == "info"]
+    return any(rank != culprit for finding in notes for rank in finding["ranks"])
+
+
 def describe(answer: dict[str, Any], judgement: str) -> str:
     """Return one line of the table."""
     truth, verdict = answer["truth"] or {}, answer["verdict"] or {}
@@ -99,6 +106,7 @@ def main() -> int:
     summary = {
         "cores": os.cpu_count(),
         "right": right, "faults": len(faulty), "quiet": quiet, "clean": len(clean),
+        "runs_naming_healthy_as_info": sum(map(names_others_as_info, answers)),
         "accused_healthy": sum("accuses" in judgement for judgement in judgements),
         "hang_named_seconds": {"median": statistics.median(hangs), "max": max(hangs)}
         if hangs else None,

@@ -310,7 +310,8 @@ def _named_after_seconds(
     fired: dict[str, Any] | None, findings: list[dict[str, Any]]
 ) -> float | None:
     """Return the time from the fault's first firing to the finding that names it."""
-    if fired is None:
+    # a slow rank's finding may be older: noise of the same rank opens it as info
+    if fired is None or fired["fault"] not in ("hang", "crash"):
         return None
     began_ms = fired["start_time_ns"] / 1e6
     opened = [
