@@ -27,6 +27,8 @@ _ENDED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_ns")
 _BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
 _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
+_ENDED_BY_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_by")
+_BY_ERROR = schema.ENDED_BY.index("error")
 _pack_u64 = ring.U64.pack_into
 _unpack_u64 = ring.U64.unpack_from
 get_ident = threading.get_ident
@@ -100,12 +102,15 @@ class Recorder:
         operation: int,
         group: Group,
         sequence: int,
-        size_bytes: int,
+        input_bytes: int,
+        output_bytes: int,
         dtype: int,
         num_tensors: int,
         peer_rank: int,
+        reduce_op: int,
         flags: int,
         call_site: int,
+        issued_by: int,
     ) -> int:
         """Record that a collective was entered; return its slot number, the token."""
         number = next(self._numbers)
@@ -115,9 +120,9 @@ class Recorder:
         thread = self._threads.get(get_ident()) or self._native_id()
         _pack_u64(buffer, at, 0)
         _BODY.pack_into(
-            buffer, at + 8, arrived, 0, 0, size_bytes, 0, sequence, self.step, thread, peer_rank,
-            call_site, group.index, min(num_tensors, 65535), operation, schema.ISSUED, dtype,
-            flags, 0,
+            buffer, at + 8, arrived, 0, 0, 0, input_bytes, output_bytes, 0, sequence, self.step,
+            thread, peer_rank, call_site, group.index, min(num_tensors, 65535), operation,
+            schema.ISSUED, dtype, flags, reduce_op, issued_by, 0, 0,
         )  # fmt: skip
         _pack_u64(buffer, at, number + 1)
         _pack_u64(buffer, ring.HEAD_AT, number + 1)
@@ -143,13 +148,13 @@ class Recorder:
 
     def failed(self, number: int) -> None:
         """Record that a collective raised."""
-        self._finish(number, schema.FAILED, 0)
+        self._finish(number, schema.FAILED, 0, _BY_ERROR)
 
-    def ended(self, number: int, flags: int) -> None:
+    def ended(self, number: int, flags: int, ended_by: int) -> None:
         """Record that a collective ended; only the first end counts."""
-        self._finish(number, schema.ENDED, flags)
+        self._finish(number, schema.ENDED, flags, ended_by)
 
-    def _finish(self, number: int, state: int, flags: int) -> None:
+    def _finish(self, number: int, state: int, flags: int, ended_by: int) -> None:
         at = self._ring.offset(number)
         buffer = self.buffer
         if not self.active or _unpack_u64(buffer, at)[0] != number + 1:
@@ -159,6 +164,7 @@ class Recorder:
         now = _now()
         _pack_u64(buffer, at + _ENDED_AT, now)
         buffer[at + _FLAGS_AT] |= flags
+        buffer[at + _ENDED_BY_AT] = ended_by
         buffer[at + _STATE_AT] = state
         self.latest_end_ns = now
 

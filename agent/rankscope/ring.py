@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MAGIC = b"RSCRING1"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
 MIN_SLOTS = 1024
 
@@ -44,9 +44,11 @@ _CLOCK = struct.Struct("<QQQ")
 COLLECTIVE_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("number", "<u8", "Q"),  # slot number + 1, written last
     ("arrived_ns", "<u8", "Q"),  # the call was entered; monotonic
+    ("started_ns", "<u8", "Q"),  # the backend began to work on it; 0 = unknown
     ("returned_ns", "<u8", "Q"),  # the call came back; 0 = not yet
     ("ended_ns", "<u8", "Q"),  # 0 = not yet or unknown
-    ("size_bytes", "<u8", "Q"),
+    ("input_bytes", "<u8", "Q"),  # of the tensors that this rank hands in
+    ("output_bytes", "<u8", "Q"),  # of the tensors that receive the result here
     ("blocked_ns", "<u8", "Q"),  # time its issuer was blocked in Work.wait for it
     ("sequence", "<u4", "I"),
     ("step", "<u4", "I"),
@@ -59,7 +61,10 @@ COLLECTIVE_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("state", "u1", "B"),
     ("dtype", "u1", "B"),
     ("flags", "u1", "B"),
-    ("reserved", "<u4", "I"),
+    ("reduce_op", "u1", "B"),  # index into schema.REDUCE_OPS
+    ("issued_by", "u1", "B"),  # index into schema.ISSUED_BY
+    ("ended_by", "u1", "B"),  # index into schema.ENDED_BY
+    ("reserved", "u1", "B"),
 )
 STEP_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("number", "<u8", "Q"),
@@ -72,10 +77,18 @@ STEP_FIELDS: tuple[tuple[str, str, str], ...] = (
         "forward", "backward", "optimizer", "other",
     )),
     ("cpu_ns", "<u8", "Q"),  # CPU time of the main thread
+    ("process_cpu_ns", "<u8", "Q"),  # CPU time of all threads of the process
+    ("gc_ns", "<u8", "Q"),  # pauses of the garbage collector in the main thread
+    ("copy_ns", "<u8", "Q"),  # main thread inside copies from host to device
     ("step", "<u4", "I"),
     ("microbatches", "<u4", "I"),
     ("num_collectives", "<u4", "I"),
     ("flags", "<u4", "I"),
+    # of the main thread, as the kernel counts them
+    ("minor_faults", "<u4", "I"),
+    ("major_faults", "<u4", "I"),
+    ("voluntary_switches", "<u4", "I"),
+    ("involuntary_switches", "<u4", "I"),
 )  # fmt: skip
 
 

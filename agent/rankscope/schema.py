@@ -37,6 +37,14 @@ DTYPES: tuple[str, ...] = (
     "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
 
+REDUCE_OPS: tuple[str, ...] = (
+    "", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "other",
+)  # fmt: skip
+
+# which source saw the call of a collective, and which saw its end
+ISSUED_BY: tuple[str, ...] = ("", "kernel", "official hook", "probe", "class patch")
+ENDED_BY: tuple[str, ...] = ("", "future", "wait", "probe", "flight recorder", "error")
+
 # state of a collective
 ISSUED, RETURNED, ENDED, FAILED = 1, 2, 3, 4
 STATES: tuple[str, ...] = ("unknown", "issued", "returned", "ended", "failed")
@@ -47,6 +55,7 @@ FLAG_P2P = 2
 FLAG_COALESCED = 4
 FLAG_END_IS_UPPER_BOUND = 8  # ended_ns is when a callback ran, up to a few ms late
 FLAG_END_FROM_WAIT = 16  # ended_ns is when Work.wait returned: not before the true end
+FLAG_COMPILED = 32  # called from compiled code
 
 # flags of a step
 STEP_SKIPPED = 1  # the optimizer did not step (gradient scaler)
@@ -251,12 +260,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 # `*_ns` durations are nanoseconds; -1 means not known. Times are wall clock.
 COLLECTIVE_COLUMNS: tuple[str, ...] = (
     "arrived_ns",  # the call was entered
+    "started_ns",  # backend's begin minus arrival; -1 unknown
     "duration_ns",  # end minus arrival; -1 while open or unknown
     "returned_ns",  # duration of the call itself, -1 unknown
     "blocked_ns",  # time the issuing thread was blocked in Work.wait for it
     "sequence",  # per group, collectives only; for p2p per (group, peer, direction)
     "step",
-    "size_bytes",
+    "size_bytes",  # the larger of the next two
+    "input_bytes",  # of the tensors that this rank hands in
+    "output_bytes",  # of the tensors that receive the result here
     "peer_rank",  # root or peer as a global rank, -1 none
     "num_tensors",
     "state",
@@ -264,7 +276,10 @@ COLLECTIVE_COLUMNS: tuple[str, ...] = (
     "group",
     "operation",
     "dtype",
+    "reduce_op",
     "call_site",
+    "issued_by",  # which source saw the call: ISSUED_BY
+    "ended_by",  # which source gave the end: ENDED_BY
 )
 STEP_COLUMNS: tuple[str, ...] = (
     "step",
@@ -283,9 +298,17 @@ STEP_COLUMNS: tuple[str, ...] = (
     "optimizer_blocked_ns",
     "other_blocked_ns",
     "cpu_ns",  # CPU time of the main thread within the step
+    "process_cpu_ns",  # the same of all threads of the process
+    "gc_ns",  # pauses of Python's garbage collector in the main thread
+    "copy_ns",  # main thread inside copies from host to device
     "microbatches",
     "num_collectives",
     "flags",
+    # of the main thread, as the kernel counts them
+    "minor_faults",
+    "major_faults",
+    "voluntary_switches",
+    "involuntary_switches",
 )
 HOST_COLUMNS: tuple[str, ...] = (
     "time_ns",
@@ -320,7 +343,9 @@ CHUNK_COLUMNS: dict[str, tuple[str, ...]] = {
     "host": HOST_COLUMNS,
     "gpu": GPU_COLUMNS,
 }
-STRING_COLUMNS = frozenset({"group", "operation", "dtype", "call_site"})
+STRING_COLUMNS = frozenset(
+    {"group", "operation", "dtype", "call_site", "reduce_op", "issued_by", "ended_by"}
+)
 FLOAT_COLUMNS = frozenset(
     {"cpu_ratio", "steal_ratio", "iowait_ratio", "load_1m", "utilization_ratio", "power_watts"}
 )

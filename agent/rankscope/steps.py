@@ -103,8 +103,8 @@ class StepClock:
                 self._started_ns, now, *spent,
                 blocked[FORWARD], blocked[BACKWARD], blocked[OPTIMIZER],
                 blocked[OTHER] + blocked[DATA] + blocked[CHECKPOINT] + blocked[EVALUATION],
-                cpu - self._cpu_ns, self.step, self._microbatches,
-                recorder.collectives_in_step, self._flags,
+                cpu - self._cpu_ns, 0, 0, 0, self.step, self._microbatches,
+                recorder.collectives_in_step, self._flags, 0, 0, 0, 0,
             ))  # fmt: skip
             recorder.begin_step(self.step + 1)
         self.step += 1

@@ -38,7 +38,7 @@ def test_every_path_to_a_collective(tmp_path: Path) -> None:
         all_reduces = rank.collectives[
             rank.collectives["operation"] == schema.OPERATIONS.index("all_reduce")
         ]
-        assert sorted(all_reduces["size_bytes"].tolist()) == [40, *[4000] * 6, 40400]
+        assert sorted(all_reduces["input_bytes"].tolist()) == [40, *[4000] * 6, 40400]
         assert set(rank.groups.values()) == {"0", "1", "0#2"}
     _check_states(first)
     _check_sequences(first, second)

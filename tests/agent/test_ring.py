@@ -26,7 +26,8 @@ def make(path: Path, num_slots: int = 1024) -> ring.RingWriter:
 
 def write(writer: ring.RingWriter, number: int) -> None:
     values = [0] * len(ring.COLLECTIVE_FIELDS)
-    values[0], values[6] = number + 1, number
+    values[0] = number + 1
+    values[[name for name, _, _ in ring.COLLECTIVE_FIELDS].index("sequence")] = number
     ring.COLLECTIVE_SLOT.pack_into(writer.buffer, writer.offset(number), *values)
     ring.U64.pack_into(writer.buffer, ring.HEAD_AT, number + 1)
 

@@ -296,10 +296,12 @@ class Recording:
         )
         columns["step"] = np.array([one.step for one in part], np.int64)
         columns["state"] = np.full(len(part), schema.ENDED)
-        columns["size_bytes"] = np.full(len(part), 1 << 20)
+        for name in ("size_bytes", "input_bytes", "output_bytes"):
+            columns[name] = np.full(len(part), 1 << 20)
         columns["group"] = [one.group for one in part]
         columns["operation"] = [one.operation for one in part]
-        columns["dtype"] = columns["call_site"] = [""] * len(part)
+        for name in ("dtype", "reduce_op", "call_site", "issued_by", "ended_by"):
+            columns[name] = [""] * len(part)
         return columns
 
     def state(self, rank: Rank, now_ms: float) -> schema.RankState:

@@ -36,7 +36,7 @@ def test_count_and_bytes(tmp_path: Path, ranks: int, arguments: list[str]) -> No
         seen: dict[int, Counter[tuple[str, int]]] = {}
         for slot in rank.collectives:
             operation = schema.OPERATIONS[slot["operation"]]
-            size_bytes = int(slot["size_bytes"])
+            size_bytes = int(max(slot["input_bytes"], slot["output_bytes"]))
             if operation == "all_gather":  # ours counts what every rank ends up with
                 size_bytes //= ranks
             seen.setdefault(int(slot["step"]), Counter())[operation, size_bytes] += 1

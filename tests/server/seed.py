@@ -287,11 +287,14 @@ def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> s
     columns: dict[str, Column] = {
         "arrived_ns": arrived,
         "duration_ns": ended - arrived,
+        "started_ns": fill - 1,
         "returned_ns": fill + 30_000,
         "blocked_ns": blocked.reshape(-1),
         "sequence": np.arange(lo * buckets + 1, hi * buckets + 1),
         "step": steps,
-        "size_bytes": np.tile(np.array(BUCKETS), hi - lo),
+        **dict.fromkeys(
+            ("size_bytes", "input_bytes", "output_bytes"), np.tile(np.array(BUCKETS), hi - lo)
+        ),
         "peer_rank": fill - 1,
         "num_tensors": fill + 1,
         "state": fill + schema.ENDED,
@@ -299,7 +302,10 @@ def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> s
         "group": [GROUP] * count,
         "operation": ["all_reduce"] * count,
         "dtype": ["float32"] * count,
+        "reduce_op": ["sum"] * count,
         "call_site": ["train.py:88 train_step"] * count,
+        "issued_by": ["probe"] * count,
+        "ended_by": ["probe"] * count,
     }
     return chunk(plan, "collectives", rank, columns, "arrived_ns")
 

@@ -32,12 +32,15 @@ def collective_chunk(
     arrived = _int(slots["arrived_ns"])
     columns: dict[str, Column] = {
         "arrived_ns": arrived + (clock[1] - clock[0]),
+        "started_ns": _since(slots["started_ns"], arrived),
         "duration_ns": _since(slots["ended_ns"], arrived),
         "returned_ns": _since(slots["returned_ns"], arrived),
         "blocked_ns": _int(slots["blocked_ns"]),
         "sequence": _int(slots["sequence"]),
         "step": _int(slots["step"]),
-        "size_bytes": _int(slots["size_bytes"]),
+        "size_bytes": _int(np.maximum(slots["input_bytes"], slots["output_bytes"])),
+        "input_bytes": _int(slots["input_bytes"]),
+        "output_bytes": _int(slots["output_bytes"]),
         "peer_rank": _int(slots["peer_rank"]),
         "num_tensors": _int(slots["num_tensors"]),
         "state": _int(slots["state"]),
@@ -45,7 +48,10 @@ def collective_chunk(
         "group": _words(slots["group_id"], groups, "group {}"),
         "operation": _known(slots["operation"], schema.OPERATIONS),
         "dtype": _known(slots["dtype"], schema.DTYPES),
+        "reduce_op": _known(slots["reduce_op"], schema.REDUCE_OPS),
         "call_site": _words(slots["call_site"], call_sites, ""),
+        "issued_by": _known(slots["issued_by"], schema.ISSUED_BY),
+        "ended_by": _known(slots["ended_by"], schema.ENDED_BY),
     }
     return _chunk("collectives", columns, "arrived_ns", identity), damaged
 

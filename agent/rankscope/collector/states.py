@@ -58,7 +58,8 @@ class GroupTracker:
         if int(last["sequence"]) >= standing.issued:
             standing.issued = int(last["sequence"])
             standing.operation = int(last["operation"])
-            standing.size_bytes = min(int(last["size_bytes"]), 1 << 61)
+            size_bytes = max(int(last["input_bytes"]), int(last["output_bytes"]))
+            standing.size_bytes = min(size_bytes, 1 << 61)
             standing.arrived_ns = min(int(last["arrived_ns"]), 1 << 61)
             standing.call_site = int(last["call_site"])
         ended = slots["sequence"][slots["state"] >= schema.ENDED]

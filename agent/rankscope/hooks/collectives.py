@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _DISPATCH_KEY = "BackendSelect"
 _MAX_FRAMES = 40
 _now = time.monotonic_ns
+_BY_WAIT = schema.ENDED_BY.index("wait")
 Token: TypeAlias = tuple[int, bool]  # slot number; whether the autograd engine called
 
 
@@ -38,17 +39,18 @@ class Operator:
     group_at: int  # position of the process group; tensors stand before it
     peer_at: int = -1  # position of the root or peer, a rank of the group
     has_future: bool = True  # gloo has none for some; then the end is Work.wait's
+    one_way: str = ""  # "in": only the root (or nobody) hands in; "out": the same for the result
 
 
 OPERATORS: tuple[Operator, ...] = (
     Operator("allreduce_", "all_reduce", 1),
     Operator("allreduce_coalesced_", "all_reduce_coalesced", 1),
-    Operator("broadcast_", "broadcast", 1, peer_at=2),
-    Operator("reduce_", "reduce", 1, peer_at=3),
+    Operator("broadcast_", "broadcast", 1, peer_at=2, one_way="in"),
+    Operator("reduce_", "reduce", 1, peer_at=3, one_way="out"),
     Operator("barrier", "barrier", 1),
-    Operator("send", "send", 1, peer_at=2, has_future=False),
-    Operator("recv_", "recv", 1, peer_at=2, has_future=False),
-    Operator("recv_any_source_", "recv_any_source", 1, has_future=False),
+    Operator("send", "send", 1, peer_at=2, has_future=False, one_way="out"),
+    Operator("recv_", "recv", 1, peer_at=2, has_future=False, one_way="in"),
+    Operator("recv_any_source_", "recv_any_source", 1, has_future=False, one_way="in"),
     Operator("allgather_", "all_gather", 2),
     Operator("_allgather_base_", "all_gather_into_tensor", 2),
     Operator("allgather_coalesced_", "all_gather_coalesced", 2),
@@ -179,8 +181,11 @@ class _Watch:
         operation = schema.OPERATIONS.index(operator.operation)
         names = [argument.name for argument in types.arguments]
         async_at = names.index("async_op") if "async_op" in names else -1
+        reduce_at = names.index("reduce_op") if "reduce_op" in names else -1
+        reduce_op, issued_by = self._reduce_op, schema.ISSUED_BY.index("kernel")
         group_at, peer_at = operator.group_at, operator.peer_at
         is_p2p = operator.operation in schema.P2P_OPERATIONS
+        one_way, rooted = operator.one_way, not is_p2p
         is_barrier = operator.operation == "barrier"
         always = schema.FLAG_P2P | schema.FLAG_ASYNC if is_p2p else 0
 
@@ -193,11 +198,17 @@ class _Watch:
             if peer_at >= 0:
                 place = args[peer_at]
                 peer = group.ranks[place] if 0 <= place < len(group.ranks) else -1
-            size_bytes, num_tensors, dtype = measure(args[0])
+            output_bytes, num_tensors, dtype = measure(args[0])
             if group_at == 2:
-                size_2, num_2, dtype_2 = measure(args[1])
-                size_bytes, num_tensors = max(size_bytes, size_2), max(num_tensors, num_2)
-                dtype = dtype or dtype_2
+                input_bytes, num_2, dtype_2 = measure(args[1])
+                num_tensors, dtype = max(num_tensors, num_2), dtype or dtype_2
+            else:
+                input_bytes = output_bytes
+            if one_way and not (rooted and peer == recorder.identity.rank):
+                if one_way == "in":
+                    input_bytes = 0
+                else:
+                    output_bytes = 0
             flags = always
             if 0 <= async_at < len(args) and args[async_at]:
                 flags |= schema.FLAG_ASYNC
@@ -206,12 +217,15 @@ class _Watch:
                 operation,
                 group,
                 group.next_p2p(operation, peer) if is_p2p else next(group.sequence),
-                0 if is_barrier else size_bytes,
+                0 if is_barrier else input_bytes,
+                0 if is_barrier else output_bytes,
                 dtype,
                 num_tensors,
                 peer,
+                reduce_op(args[reduce_at]) if 0 < reduce_at < len(args) else 0,
                 flags,
                 call_site,
+                issued_by,
             )
             if by_engine:
                 agent.engine_latest = (number, recorder.last_arrived_ns)
@@ -223,6 +237,7 @@ class _Watch:
         """Return what runs after one operator: it arranges that the end is seen."""
         agent, unbox_work, waiting = self._agent, self._unbox_work, self._waiting
         has_future, at_end = operator.has_future, schema.FLAG_END_IS_UPPER_BOUND
+        by_future = schema.ENDED_BY.index("future")
 
         def returned(token: Token, boxed: Any) -> None:
             number, by_engine = token
@@ -242,7 +257,7 @@ class _Watch:
                     future = work.get_future()
                 except RuntimeError:  # this backend has none for this operation
                     return
-                future.add_done_callback(lambda _: ended(number, at_end))
+                future.add_done_callback(lambda _: ended(number, at_end, by_future))
 
         return returned
 
@@ -260,10 +275,15 @@ class _Watch:
         if failed:
             recorder.failed(known[1])
         else:
-            recorder.ended(known[1], schema.FLAG_END_FROM_WAIT)
+            recorder.ended(known[1], schema.FLAG_END_FROM_WAIT, _BY_WAIT)
         recorder.blocked(known[1], duration)
         if self._agent.clock.is_ours():
             self._agent.clock.add_blocked(duration)
+
+    def _reduce_op(self, boxed: Any) -> int:
+        """Return the index of a boxed ReduceOp; its number is that of torch's enum."""
+        number: int = boxed.op()
+        return number + 1 if number < len(schema.REDUCE_OPS) - 2 else len(schema.REDUCE_OPS) - 1
 
     def _measure(self, tensors: Any) -> tuple[int, int, int]:
         """Return (bytes, number of tensors, dtype of the first) of nested lists of tensors."""

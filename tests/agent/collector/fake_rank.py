@@ -68,7 +68,8 @@ class FakeRank:
         number, now = self.count, time.monotonic_ns()
         self.count += 1
         values = {name: 0 for name, _, _ in ring.COLLECTIVE_FIELDS} | {
-            "arrived_ns": now, "size_bytes": 4096, "sequence": number + 1, "step": 1,
+            "arrived_ns": now, "input_bytes": 4096, "output_bytes": 4096,
+            "sequence": number + 1, "step": 1,
             "peer_rank": -1, "call_site": 1, "group_id": 1, "num_tensors": 1,
             "operation": ALL_REDUCE, "state": state, "dtype": FLOAT32,
         } | fields  # fmt: skip

@@ -147,7 +147,7 @@ def test_many_open_slots_are_looked_at_less_often(tmp_path: Path) -> None:
 def test_standing_of_the_groups(fake: FakeRank) -> None:
     of = follower(fake)
     fake.end(fake.issue(sequence=1))
-    fake.issue(sequence=2, size_bytes=77)
+    fake.issue(sequence=2, input_bytes=77, output_bytes=0)
     fake.end(fake.issue(sequence=5, group_id=2, operation=schema.OPERATIONS.index("broadcast")))
     recv = schema.OPERATIONS.index("recv")
     fake.issue(sequence=3, flags=schema.FLAG_P2P, operation=recv, peer_rank=3)
