@@ -61,9 +61,7 @@ class Recorder:
         self.identity = identity
         self.active = True
         self.step = 1
-        self.collectives_in_step = 0
-        self.last_arrived_ns = 0  # monotonic, of any collective
-        self.latest_end_ns = 0  # monotonic, of any collective
+        self._head_at_step = 0
         self.on_group: Callable[[str], None] = lambda backend: None
         self.journal = journal.JournalWriter(directory)
         self._ring = self._open_ring(
@@ -127,8 +125,6 @@ class Recorder:
         _pack_u64(buffer, at, number + 1)
         _pack_u64(buffer, ring.HEAD_AT, number + 1)
         _pack_u64(buffer, ring.HEARTBEAT_AT, arrived)
-        self.collectives_in_step += 1
-        self.last_arrived_ns = arrived
         return number
 
     def _native_id(self) -> int:
@@ -166,7 +162,7 @@ class Recorder:
         buffer[at + _FLAGS_AT] |= flags
         buffer[at + _ENDED_BY_AT] = ended_by
         buffer[at + _STATE_AT] = state
-        self.latest_end_ns = now
+        _pack_u64(buffer, ring.LATEST_END_AT, now)
 
     def blocked(self, number: int, duration_ns: int) -> None:
         """Add time for which the caller was blocked waiting for a collective."""
@@ -180,7 +176,59 @@ class Recorder:
     @property
     def num_collectives(self) -> int:
         """Number of collectives recorded so far."""
-        return int(ring.U64.unpack_from(self.buffer, ring.HEAD_AT)[0])
+        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0])
+
+    @property
+    def collectives_in_step(self) -> int:
+        """Number of collectives recorded since `begin_step`."""
+        return self.num_collectives - self._head_at_step
+
+    def thread_blocked(self, duration_ns: int) -> None:
+        """Add time for which the main thread was blocked in a wait; the step clock takes it."""
+        before = _unpack_u64(self.buffer, ring.BLOCKED_AT)[0]
+        _pack_u64(self.buffer, ring.BLOCKED_AT, before + duration_ns)
+
+    @property
+    def thread_blocked_ns(self) -> int:
+        """Time for which the main thread was blocked in waits, ever."""
+        return int(_unpack_u64(self.buffer, ring.BLOCKED_AT)[0])
+
+    # --- the backward pass ---------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """Forget the collectives and the call site of the backward pass before."""
+        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
+        _pack_u64(self.buffer, ring.ENGINE_SITE_AT, 0)
+
+    def engine_site(self) -> int:
+        """Return the call site of this backward pass, -1 if nobody has looked it up."""
+        return int(_unpack_u64(self.buffer, ring.ENGINE_SITE_AT)[0]) - 1
+
+    def set_engine_site(self, call_site: int) -> None:
+        """Keep the call site of this backward pass."""
+        _pack_u64(self.buffer, ring.ENGINE_SITE_AT, call_site + 1)
+
+    def engine_issued(self, number: int) -> None:
+        """Remember that the autograd engine itself called this collective (DDP's reducer)."""
+        at = self._ring.offset(number)
+        _pack_u64(self.buffer, ring.ENGINE_ARRIVED_AT, _unpack_u64(self.buffer, at + 8)[0])
+        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, number + 1)
+
+    def end_backward(self, now_ns: int) -> int:
+        """Return how long DDP waited in C++ at the end of a backward pass, in ns; 0 if it did not.
+
+        From its last bucket's issue to the last end of a bucket: by then the gradients are done,
+        what remains is waiting. Python never sees that wait.
+        """
+        number = _unpack_u64(self.buffer, ring.ENGINE_NUMBER_AT)[0]
+        if number == 0:
+            return 0
+        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
+        latest = _unpack_u64(self.buffer, ring.LATEST_END_AT)[0]
+        arrived = _unpack_u64(self.buffer, ring.ENGINE_ARRIVED_AT)[0]
+        blocked_ns: int = max(0, min(latest, now_ns) - arrived)
+        self.blocked(number - 1, blocked_ns)
+        return blocked_ns
 
     def group(self, process_group: Any) -> Group:
         """Return the record of a process group, defining it at its first use.
@@ -260,7 +308,7 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Publish the number of the step that begins."""
         self.step = step
-        self.collectives_in_step = 0
+        self._head_at_step = self.num_collectives
         _pack_u64(self.buffer, ring.STEP_AT, step)
 
     # --- journal and header --------------------------------------------------------------

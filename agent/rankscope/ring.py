@@ -34,6 +34,15 @@ ENDED_AT = 98  # u8: one of RUNNING, CLEAN, EXCEPTION, UNLOADED
 CLOCK_AT = 104  # u64 version (odd = being written), u64 monotonic ns, u64 wall ns
 DROPPED_AT = 128  # 8 x u64, by reason: DROP_REASONS
 HOOK_ERRORS_AT = 192  # u64
+# What the sources of collectives, in Python or C++, and the step clock tell each other:
+BLOCKED_AT = 200  # u64: ns for which the main thread was blocked in waits, ever
+LATEST_END_AT = 208  # u64: monotonic ns of the latest end of a collective
+ENGINE_NUMBER_AT = 216  # u64: slot number + 1 of the last collective that autograd called, 0 none
+ENGINE_ARRIVED_AT = 224  # u64: its arrival, monotonic ns
+ENGINE_SITE_AT = 232  # u64: call site of this backward pass + 1, 0 = not looked up yet
+OWN_NS_AT = 240  # u64: CPU ns inside our own code, of the calls that were measured
+OWN_CALLS_AT = 248  # u64: how many calls were measured
+UNTRACKED_AT = 256  # u8: 1 = not every collective is seen any more, sequences mean nothing
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
 DROP_REASONS: tuple[str, ...] = ("overwritten", "disk full", "journal full", "hook failed")
 

@@ -19,7 +19,7 @@ from rankscope import environment, identity, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.guard import guarded
-from rankscope.hooks import HOOKS, Hook, HookSkipped
+from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
 from rankscope.hooks.logs import cut
 from rankscope.recorder import Recorder
 from rankscope.settings import Settings
@@ -37,8 +37,6 @@ class Agent:
         self.recorder: Recorder | None = None
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
-        self.engine_call_site = -1  # where the backward pass of now was called; -1 not looked up
-        self.engine_latest = (0, 0)  # the engine's last collective: slot number, arrived_ns
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
         self._environ = environ
         self._description: dict[str, Any] = {}
@@ -60,6 +58,7 @@ class Agent:
 
     def install_hooks(self) -> None:
         """Install the hooks that the settings name. Raises ValueError for an unknown name."""
+        collectives.check_name(self.settings.collectives)
         for hook_class in _chosen(self.settings.hooks):
             hook = hook_class()
             self.sources[hook.name] = f"waits for import of {hook.needs}"

@@ -34,6 +34,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("name", "", "Title of the run on the dashboard; empty: the script's name."),
     Setting("dir", "", "Base of the run directories; empty: the user's runtime directory."),
     Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
+    Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
     Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
     Setting("collective_slots", 16384, "Slots of the ring of collectives, 96 bytes each."),
     Setting("step_slots", 4096, "Slots of the ring of steps, 176 bytes each."),
@@ -55,6 +56,7 @@ class Settings:
     name: str = ""
     dir: str = ""
     hooks: str = "all"
+    collectives: str = "auto"
     log_level: str = "INFO"
     collective_slots: int = 16384
     step_slots: int = 4096

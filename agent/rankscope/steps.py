@@ -45,6 +45,7 @@ class StepClock:
         self._blocked = [0] * len(PHASES)
         self._gap_ns = 0  # time in OTHER since the last known phase: perhaps a forward
         self._gap_blocked_ns = 0
+        self._blocked_seen_ns = 0  # of the recorder's total
         self._microbatches = 0
         self._flags = STEP_FIRST
 
@@ -56,6 +57,8 @@ class StepClock:
         """Begin a phase and return the one before, to be given back to `enter` later."""
         before = self.phase
         now = _now()
+        if self.recorder is not None:
+            self._take_blocked(self.recorder.thread_blocked_ns)
         elapsed = now - self._since_ns
         self._spent[before] += elapsed
         if before == OTHER:
@@ -80,6 +83,12 @@ class StepClock:
             self._spent[FORWARD] += self._gap_ns
             self._blocked[OTHER] -= self._gap_blocked_ns
             self._blocked[FORWARD] += self._gap_blocked_ns
+
+    def _take_blocked(self, total_ns: int) -> None:
+        """Count what waits have added to the recorder's total since the last look."""
+        if total_ns != self._blocked_seen_ns:
+            self.add_blocked(total_ns - self._blocked_seen_ns)
+            self._blocked_seen_ns = total_ns
 
     def add_blocked(self, duration_ns: int) -> None:
         """Add time in which the thread was blocked on peers, in the phase of now."""

@@ -17,6 +17,7 @@ class FakeRecorder:
 
     active = True
     collectives_in_step = 0
+    thread_blocked_ns = 0
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []

@@ -99,32 +99,19 @@ class Backward:
         def began() -> int | None:
             if not clock.is_ours():
                 return None
-            agent.engine_latest = (0, 0)
-            agent.engine_call_site = -1
+            if agent.recorder is not None:
+                agent.recorder.begin_backward()
             return clock.enter(BACKWARD)
 
         @guarded
         def ended(before: int) -> None:
-            _add_engine_wait(agent)
+            if agent.recorder is not None:
+                clock.add_blocked(agent.recorder.end_backward(_now()))
             clock.enter(BACKWARD if before == BACKWARD else OTHER)
 
         agent.patch(graph, "_engine_run_backward", _engine_run_backward)
         agent.patch(torch.autograd, "_engine_run_backward", _engine_run_backward)
         return "the autograd engine's entry"
-
-
-def _add_engine_wait(agent: Agent) -> None:
-    """Count DDP's wait in C++: from its last bucket's issue to the last end of a bucket.
-
-    By then the gradients are done; what remains is waiting. Python never sees that wait.
-    """
-    (number, arrived_ns), recorder = agent.engine_latest, agent.recorder
-    if arrived_ns and recorder is not None:
-        blocked_ns = min(recorder.latest_end_ns, _now()) - arrived_ns
-        if blocked_ns > 0:
-            agent.clock.add_blocked(blocked_ns)
-            recorder.blocked(number, blocked_ns)
-        agent.engine_latest = (0, 0)
 
 
 class Optimizer:

@@ -1,0 +1,225 @@
+"""What the sources of collectives that are written in Python have in common.
+
+How a call is measured, where in the user's code it stands, and how its end is seen: from the
+future of the work where the backend has one, else from `Work.wait`, which is patched on its class
+and also tells exposed waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rankscope import schema
+from rankscope.guard import guarded
+from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.collectives.operators import Operator
+
+if TYPE_CHECKING:
+    from rankscope.recorder import Group, Recorder
+    from rankscope.runtime import Agent
+
+_MAX_FRAMES = 40
+_BY_FUTURE = schema.ENDED_BY.index("future")
+_BY_WAIT = schema.ENDED_BY.index("wait")
+_OWN_DIRECTORY = str(Path(__file__).parents[2])
+_now = time.monotonic_ns
+# slot number; the autograd engine called, so C++ waits; host: the end can be seen from the CPU
+Token: TypeAlias = tuple[int, bool, bool]
+Measured: TypeAlias = tuple[int, int, int, bool]  # bytes, tensors, dtype of the first, on the CPU
+
+
+class Watch:
+    """The two ends of every call, and the works whose wait is still to come."""
+
+    def __init__(self, agent: Agent, issued_by: str, depth: int) -> None:
+        """Make it for one source; `depth` frames of ours stand above `issuer`'s caller."""
+        import torch
+        from torch._C._distributed_c10d import ProcessGroup, Work
+
+        self.agent = agent
+        self.unbox_group = ProcessGroup.unbox
+        self.unbox_work = Work.unbox
+        self.work_class = Work
+        self.failed = guarded(self._failed)
+        self.wait_ended = guarded(self._wait_ended)
+        self._depth = 2 + depth
+        self._issued_by = schema.ISSUED_BY.index(issued_by)
+        self._dtypes = dtype_numbers()
+        self._tensor = torch.Tensor
+        self._inside_torch: dict[Any, bool] = {}
+        self._not_the_user = not_the_user()
+        self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
+        self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
+
+    def issuer(self, operator: Operator) -> Callable[..., Token]:
+        """Return what writes the slot of one operator's call; `peer` is a rank of the group."""
+        is_p2p, one_way, is_barrier = operator.is_p2p, operator.one_way, operator.is_barrier
+        always = schema.FLAG_P2P | schema.FLAG_ASYNC if is_p2p else 0
+        issued_by, call_site = self._issued_by, self._call_site
+
+        def issue(
+            recorder: Recorder, operation: int, group: Group, handed_in: Measured,
+            result: Measured, peer: int, reduce_op: int, is_async: bool,
+        ) -> Token:  # fmt: skip
+            peer_rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+            input_bytes, output_bytes = handed_in[0], result[0]
+            if is_barrier:
+                input_bytes = output_bytes = 0
+            elif one_way and (is_p2p or peer_rank != recorder.identity.rank):
+                if one_way == "in":
+                    input_bytes = 0
+                else:
+                    output_bytes = 0
+            site, by_engine = call_site(recorder)
+            number = recorder.issued(
+                operation,
+                group,
+                group.next_p2p(operation, peer_rank) if is_p2p else next(group.sequence),
+                input_bytes,
+                output_bytes,
+                result[2] or handed_in[2],
+                max(handed_in[1], result[1]),
+                peer_rank,
+                reduce_op,
+                always | schema.FLAG_ASYNC if is_async else always,
+                site,
+                issued_by,
+            )
+            if by_engine:
+                recorder.engine_issued(number)
+            return number, by_engine, result[3] and handed_in[3]
+
+        return issue
+
+    def returned(self, token: Token, work: Any, has_future: bool) -> None:
+        """Note that the call came back, and arrange that the end of `work` is seen."""
+        number, by_engine, on_host = token
+        recorder = self.agent.recorder
+        assert recorder is not None
+        recorder.returned(number)  # first: the callback below may run at once
+        if work is None:
+            return
+        if not by_engine:  # C++ callers never wait through Python
+            key, waiting = id(work), self._waiting
+            reference = weakref.ref(work, lambda _: waiting.pop(key, None))
+            waiting[key] = (reference, number, on_host)
+            self._latest_work = work
+        if has_future and on_host:  # the future of device work is complete when it is enqueued
+            ended = recorder.ended
+            try:
+                future = work.get_future()
+            except RuntimeError:  # this backend has none for this operation
+                return
+            late = schema.FLAG_END_IS_UPPER_BOUND
+            future.add_done_callback(lambda _: ended(number, late, _BY_FUTURE))
+
+    def _failed(self, token: Token) -> None:
+        recorder = self.agent.recorder
+        if recorder is not None:
+            recorder.failed(token[0])
+
+    def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
+        recorder = self.agent.recorder
+        known = self._waiting.pop(id(work), None)
+        if recorder is None or known is None or known[0]() is not work:
+            return
+        duration = _now() - began_ns
+        if failed:
+            recorder.failed(known[1])
+        elif known[2]:  # on a device, wait returns when the stream is told to wait
+            recorder.ended(known[1], schema.FLAG_END_FROM_WAIT, _BY_WAIT)
+        recorder.blocked(known[1], duration)
+        if self.agent.clock.is_ours():
+            recorder.thread_blocked(duration)
+
+    def measure(self, tensors: Any) -> Measured:
+        """Return (bytes, number of tensors, dtype of the first, on the CPU) of nested lists."""
+        if isinstance(tensors, self._tensor):
+            return tensors.nbytes, 1, self._dtypes.get(tensors.dtype, 0), tensors.is_cpu
+        if len(tensors) == 1:
+            return self.measure(tensors[0])
+        size_bytes = count = dtype = 0
+        on_host = True
+        for part in tensors:
+            part_bytes, part_count, part_dtype, part_on_host = self.measure(part)
+            size_bytes += part_bytes
+            count += part_count
+            dtype = dtype or part_dtype
+            on_host = on_host and part_on_host
+        return size_bytes, count, dtype, on_host
+
+    def _call_site(self, recorder: Recorder) -> tuple[int, bool]:
+        """Return the innermost frame outside torch, and whether the autograd engine called.
+
+        Calls from the engine share one place per backward pass, found once.
+        """
+        try:
+            frame: Any = sys._getframe(self._depth)
+        except ValueError:  # C++ called in a thread without Python frames: the engine's
+            return max(recorder.engine_site(), 0), True
+        if frame.f_code is not self.agent.engine_code:
+            return self._users_frame(recorder, frame), False
+        site = recorder.engine_site()
+        if site < 0:
+            site = self._users_frame(recorder, frame)
+            recorder.set_engine_site(site)
+        return site, True
+
+    def _users_frame(self, recorder: Recorder, frame: Any) -> int:
+        known = self._inside_torch
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            inside = known.get(code)
+            if inside is None:
+                inside = known[code] = code.co_filename.startswith(self._not_the_user)
+            if not inside:
+                return recorder.call_site(code, frame.f_lineno)
+            frame = frame.f_back
+        return 0
+
+
+def not_the_user() -> tuple[str, ...]:
+    """Return the beginnings of file names that are not the user's code."""
+    import torch
+
+    return (torch.__path__[0], _OWN_DIRECTORY, contextlib.__file__, "<")
+
+
+def dtype_numbers() -> dict[Any, int]:
+    """Return the wire's number of each torch.dtype."""
+    import torch
+
+    return {
+        getattr(torch, name): index
+        for index, name in enumerate(schema.DTYPES)
+        if hasattr(torch, name)
+    }
+
+
+def patch_wait(agent: Agent, watch: Watch) -> None:
+    """Time Work.wait on its class. From __dict__: a bound original would break the method."""
+    original = watch.work_class.__dict__.get("wait")
+    if original is None:
+        raise HookSkipped("Work.wait is not a method of its class in this version")
+    wait_ended = watch.wait_ended
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            wait_ended(self, began, True)
+            raise
+        wait_ended(self, began, False)
+        return result
+
+    wait.__doc__ = original.__doc__
+    agent.patch(watch.work_class, "wait", wait)
