@@ -4,10 +4,15 @@ import random
 import threading
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 
+from rankscope import chunk
 from rankscope.chunk import ChunkError, chunk_count, decode_chunk, encode_chunk
+from rankscope.chunk_words import DICTIONARY
+from rankscope.schema import CHUNK_COLUMNS, STRING_COLUMNS
 
 
 def columns(count: int = 500, seed: int = 0) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def test_is_small() -> None:
 
 def test_one_event_and_constant_columns() -> None:
     after = decode_chunk(encode_chunk({"step": np.array([7]), "group": ["0"]}))
-    assert after["step"].tolist() == [7]
+    assert list(after["step"]) == [7]
     assert after["group"] == ["0"]
 
 
@@ -70,6 +75,125 @@ def test_mutated_bytes_raise_chunk_error_only() -> None:
         except ChunkError:
             refused += 1
     assert refused > 1500
+
+
+def repacked(raw: bytes, count: int = 500) -> bytes:
+    """Return these unpacked bytes as a chunk, so that damage reaches what lies behind zstd."""
+    dictionary = zstandard.ZstdCompressionDict(DICTIONARY, zstandard.DICT_TYPE_RAWCONTENT)
+    frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(raw)
+    return b"RSC2" + count.to_bytes(4, "little") + frame
+
+
+def unpacked(data: bytes) -> bytes:
+    dictionary = zstandard.ZstdCompressionDict(DICTIONARY, zstandard.DICT_TYPE_RAWCONTENT)
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(data[8:])
+
+
+def test_mutated_headers_and_columns_raise_chunk_error_only() -> None:
+    raw = unpacked(encode_chunk(columns()))
+    chance = random.Random(3)
+    refused = 0
+    for turn in range(3000):
+        bad = bytearray(raw[: chance.randrange(len(raw))] if turn % 8 == 0 else raw)
+        reach = len(bad) if turn % 4 == 0 else 260  # mostly the header
+        for _ in range(chance.randrange(1, 4)):
+            if bad:
+                bad[chance.randrange(min(len(bad), reach))] = chance.randrange(256)
+        try:
+            decode_chunk(repacked(bytes(bad), 500 if turn % 16 else chance.randrange(1 << 32)))
+        except ChunkError:
+            refused += 1
+    assert refused > 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"widths": b"\x03"}, "width 3"),
+        ({"widths": b"\x00\x00"}, "differ in length"),
+        ({"bases": [1 << 62]}, "out of range"),
+        ({"bases": ["x"]}, "header"),
+        ({"slopes": [-(1 << 62)]}, "out of range"),
+        ({"forms": b"\x04"}, "unknown form 4"),
+        ({"forms": b"\x02", "widths": b"\x02"}, "unknown form 2 of width 2"),
+        ({"forms": b"\x03"}, "lies beside column 0"),
+        ({"words": [["a"]]}, "list of words"),
+        ({"forms": b"\x10"}, "list of words"),
+        ({"forms": b"\x10", "words": [["a"]]}, "outside its dictionary"),
+        ({"names": "step step"}, "different names"),
+        ({"names": " ".join(map(str, range(65)))}, "65 columns"),
+        ({"widths": b"\x08"}, "its header says"),
+    ],
+)
+def test_a_header_that_lies_is_named(changes: dict[str, Any], reason: str) -> None:
+    fields: dict[str, Any] = {
+        "names": "step", "forms": b"\x00", "widths": b"\x00", "bases": [7], "slopes": [0],
+        "words": [],
+    }  # fmt: skip
+    assert decode_chunk(header_only(fields))["step"].tolist() == [7, 7, 7]  # type: ignore[union-attr]
+    with pytest.raises(ChunkError, match=reason):
+        decode_chunk(header_only(fields | changes))
+
+
+def header_only(fields: dict[str, Any]) -> bytes:
+    head = msgspec.msgpack.encode(list(fields.values()))
+    return repacked(len(head).to_bytes(4, "little") + head, count=3)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "MAX_RAW_BYTES", 1 << 16)
+    with pytest.raises(ChunkError, match="would unpack to 65537"):
+        decode_chunk(repacked(bytes((1 << 16) + 1)))
+
+
+def test_an_older_format_is_named() -> None:
+    with pytest.raises(ChunkError, match="format version '1'; this reader knows 2"):
+        decode_chunk(b"RSC1" + bytes(100))
+
+
+def test_constant_growing_and_equal_columns_take_no_bytes() -> None:
+    size = np.random.default_rng(1).integers(0, 2**40, 4000)
+    alone = len(encode_chunk({"size_bytes": size}))
+    together: dict[str, Any] = {
+        "size_bytes": size,
+        "input_bytes": size,
+        "output_bytes": size + 8,
+        "sequence": np.arange(7, 4007),
+        "peer_rank": np.full(4000, -1),
+        "group": ["0"] * 4000,
+    }
+    data = encode_chunk(together)
+    assert len(data) - alone < 100
+    after = decode_chunk(data)
+    assert all(list(after[name]) == list(values) for name, values in together.items())
+    assert list(decode_chunk(data, only={"output_bytes"})["output_bytes"]) == list(size + 8)
+
+
+def test_one_event_is_hardly_larger_than_its_numbers() -> None:
+    for kind, limit in (("collectives", 220), ("steps", 180)):
+        values: dict[str, Any] = {
+            name: ["0"]
+            if name in STRING_COLUMNS
+            else np.array([1_763_700_000_123_456_000 if place == 0 else 12_345_678])
+            for place, name in enumerate(CHUNK_COLUMNS[kind])
+        }  # fmt: skip
+        data = encode_chunk(values)
+        assert len(data) < limit, (kind, len(data))
+        assert list(decode_chunk(data)) == list(values)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_numbers_round_trip(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    count = int(chance.integers(1, 50))
+    wide = int(chance.integers(1, 61))
+    before: dict[str, Any] = {
+        name: np.cumsum(chance.integers(0, 1 << 50, count)) if name == "sequence"
+        else chance.integers(-(1 << wide), 1 << wide, count)
+        for name in ("size_bytes", "input_bytes", "sequence", "flags")
+    }  # fmt: skip
+    after = decode_chunk(encode_chunk(before))
+    assert all(list(after[name]) == list(values) for name, values in before.items())
 
 
 def test_threads_do_not_share_compressors() -> None:
