@@ -72,9 +72,11 @@ class Recorder:
         self._numbers = itertools.count()
         self._step_numbers = itertools.count()
         self._groups_by_id: dict[int, Group] = {}
-        self._instances: dict[str, int] = {}
+        self._worlds = 0
+        self._instances: dict[tuple[int, str], int] = {}
         self._group_lock = threading.Lock()
         self._call_sites: dict[tuple[Any, int], int] = {}
+        self._is_alone = False
         self.buffer = self._ring.buffer
 
     def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
@@ -233,7 +235,8 @@ class Recorder:
     def group(self, process_group: Any) -> Group:
         """Return the record of a process group, defining it at its first use.
 
-        A world that is destroyed and made again reuses its names: the object tells them apart.
+        A world that is destroyed and made again reuses its names: the number of the world, which
+        all ranks count alike, tells them apart.
         """
         known = self._groups_by_id.get(id(process_group))
         if known is not None and known.reference() is process_group:
@@ -247,9 +250,13 @@ class Recorder:
             return known  # another thread was faster
         import torch.distributed as dist
 
-        instance = self._instances.get(name, 0) + 1
-        self._instances[name] = instance
-        label = name if instance == 1 else f"{name}#{instance}"
+        world = max(1, self._worlds)
+        instance = self._instances[world, name] = self._instances.get((world, name), 0) + 1
+        label = name if world == 1 else f"{name}#{world}"
+        if instance > 1:
+            label = f"{label}.{instance}"
+        if self._is_alone:
+            label = f"{label}@{self.identity.rank}"
         ranks = [int(rank) for rank in dist.get_process_group_ranks(process_group)]
         backend = str(dist.get_backend(process_group))
         group = Group(sum(self._instances.values()), label, ranks, weakref.ref(process_group))
@@ -261,7 +268,7 @@ class Recorder:
                 rank=self.identity.rank,
                 time_ns=time.time_ns(),
                 group=label,
-                ranks=ranks,
+                ranks=[self.identity.rank] if self._is_alone else ranks,
                 backend=backend,
                 description=str(getattr(process_group, "group_desc", "")),
             ),
@@ -270,6 +277,16 @@ class Recorder:
         self._groups_by_id[id(process_group)] = group
         self.on_group(backend)
         return group
+
+    def world_made(self) -> None:
+        """Count a default group: the names of groups begin anew with it."""
+        self._worlds += 1
+
+    def forget_groups(self) -> None:
+        """Go on under new names that no peer has: from here on the sequences differ."""
+        with self._group_lock:
+            self._is_alone = True
+            self._groups_by_id.clear()
 
     def call_site(self, code: Any, line: int) -> int:
         """Return the index of a place in the user's code, 0 when there are too many."""

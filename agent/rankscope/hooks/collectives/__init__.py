@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.kernels import Kernels
+from rankscope.hooks.collectives.probe import Probe
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
@@ -29,7 +30,7 @@ class Source(Protocol):
         """Begin to watch; return in a few words what is used. `agent.undo` takes it out again."""
 
 
-SOURCES: tuple[type[Source], ...] = (Kernels,)
+SOURCES: tuple[type[Source], ...] = (Probe, Kernels)
 AUTO = "auto"
 
 
@@ -57,10 +58,12 @@ class Collectives:
             self._install_source(agent)
             if not global_ranks:  # the default group: now the rank is known in any case
                 agent.world_known(group_rank, group_size)
+                _count_world(agent)
 
         agent.patch(c10d, "_new_process_group_helper", new_process_group)
         if c10d.is_initialized():  # groups are there already: their earlier operations are lost
             self._install_source(agent)
+            agent.on_recorder(_count_world)
         return agent.sources.get(self.name, "") if self._installed else "waits for a process group"
 
     def _install_source(self, agent: Agent) -> None:
@@ -75,6 +78,11 @@ class Collectives:
             return
         for name, reason in reasons.items():
             agent.sources[f"{self.name}/{name}"] = f"skipped: {reason}"
+
+
+def _count_world(agent: Agent) -> None:
+    if agent.recorder is not None:
+        agent.recorder.world_made()
 
 
 def check_name(wanted: str) -> None:

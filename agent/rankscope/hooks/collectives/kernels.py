@@ -91,8 +91,8 @@ def _issuer(
     unbox_group, reduce_op = watch.unbox_group, _reduce_op
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
-    async_at, reduce_at = where.async_at, where.reduce_at
-    issue = watch.issuer(operator)
+    async_at, async_default, reduce_at = where.async_at, where.async_default, where.reduce_at
+    issue, results, functional = watch.issuer(operator), watch.results, operator.functional
 
     def issued(args: tuple[Any, ...]) -> Token | None:
         recorder = agent.recorder
@@ -100,7 +100,7 @@ def _issuer(
             return None
         group = recorder.group(unbox_group(args[group_at]))
         output = measure(args[0])
-        return issue(
+        token = issue(
             recorder,
             operation,
             group,
@@ -108,8 +108,12 @@ def _issuer(
             output,
             args[peer_at] if peer_at >= 0 else -1,
             reduce_op(args[reduce_at]) if 0 < reduce_at < len(args) else 0,
-            0 <= async_at < len(args) and args[async_at],
+            args[async_at] if 0 <= async_at < len(args) else async_default,
         )
+        if functional and not token[1]:
+            tensors = args[0]
+            results.note(tensors if isinstance(tensors, list) else (tensors,), token[0], token[2])
+        return token
 
     return issued
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rankscope import schema
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.collectives.functional import Results, patch_wait_tensor
 from rankscope.hooks.collectives.operators import Operator
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Watch:
         self._inside_torch: dict[Any, bool] = {}
         self._not_the_user = not_the_user()
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
+        self.results = Results()
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
 
     def issuer(self, operator: Operator) -> Callable[..., Token]:
@@ -68,10 +70,10 @@ class Watch:
             result: Measured, peer: int, reduce_op: int, is_async: bool,
         ) -> Token:  # fmt: skip
             peer_rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+            if is_barrier:  # its tensor is torch's own
+                handed_in = result = (0, 0, 0, result[3])
             input_bytes, output_bytes = handed_in[0], result[0]
-            if is_barrier:
-                input_bytes = output_bytes = 0
-            elif one_way and (is_p2p or peer_rank != recorder.identity.rank):
+            if one_way and (is_p2p or peer_rank != recorder.identity.rank):
                 if one_way == "in":
                     input_bytes = 0
                 else:
@@ -125,16 +127,20 @@ class Watch:
             recorder.failed(token[0])
 
     def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
-        recorder = self.agent.recorder
         known = self._waiting.pop(id(work), None)
-        if recorder is None or known is None or known[0]() is not work:
+        if known is not None and known[0]() is work:
+            self.waited(known[1], known[2], _now() - began_ns, failed)
+
+    def waited(self, number: int, on_host: bool, duration: int, failed: bool) -> None:
+        """Note that this thread was blocked in a wait for so many ns, until the end came."""
+        recorder = self.agent.recorder
+        if recorder is None:
             return
-        duration = _now() - began_ns
         if failed:
-            recorder.failed(known[1])
-        elif known[2]:  # on a device, wait returns when the stream is told to wait
-            recorder.ended(known[1], schema.FLAG_END_FROM_WAIT, _BY_WAIT)
-        recorder.blocked(known[1], duration)
+            recorder.failed(number)
+        elif on_host:  # on a device, wait returns when the stream is told to wait
+            recorder.ended(number, schema.FLAG_END_FROM_WAIT, _BY_WAIT)
+        recorder.blocked(number, duration)
         if self.agent.clock.is_ours():
             recorder.thread_blocked(duration)
 
@@ -188,9 +194,14 @@ class Watch:
 
 def not_the_user() -> tuple[str, ...]:
     """Return the beginnings of file names that are not the user's code."""
-    import torch
+    import warnings
 
-    return (torch.__path__[0], _OWN_DIRECTORY, contextlib.__file__, "<")
+    import torch
+    import typing_extensions
+
+    # typing_extensions holds the wrapper of functions that are deprecated
+    wrappers = (contextlib.__file__, warnings.__file__, typing_extensions.__file__)
+    return (torch.__path__[0], _OWN_DIRECTORY, *wrappers, "<")
 
 
 def dtype_numbers() -> dict[Any, int]:
@@ -205,7 +216,10 @@ def dtype_numbers() -> dict[Any, int]:
 
 
 def patch_wait(agent: Agent, watch: Watch) -> None:
-    """Time Work.wait on its class. From __dict__: a bound original would break the method."""
+    """Time Work.wait on its class, and what functional collectives have instead.
+
+    From __dict__: a bound original would break the method.
+    """
     original = watch.work_class.__dict__.get("wait")
     if original is None:
         raise HookSkipped("Work.wait is not a method of its class in this version")
@@ -223,3 +237,4 @@ def patch_wait(agent: Agent, watch: Watch) -> None:
 
     wait.__doc__ = original.__doc__
     agent.patch(watch.work_class, "wait", wait)
+    patch_wait_tensor(agent, watch.results, watch.waited)
