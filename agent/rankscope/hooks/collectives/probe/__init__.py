@@ -1,0 +1,5 @@
+"""The native source: the same kernels at the dispatcher, in C++ (`probe.cpp`, `build.py`)."""
+
+from rankscope.hooks.collectives.probe.source import Probe
+
+__all__ = ["Probe"]
