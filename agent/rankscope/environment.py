@@ -25,6 +25,7 @@ _LIBRARIES = (
     "datasets", "triton", "apex", "flash_attn", "xformers",
 )  # fmt: skip
 MAX_VALUE_LENGTH = 400
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})  # of python itself
 
 
 def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
@@ -97,15 +98,12 @@ def _cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
 
 
-def launcher(environ: Mapping[str, str]) -> str:
-    """Return which launcher made this process, as far as its variables tell."""
-    if "TORCHELASTIC_RUN_ID" in environ:
-        return "torchrun"
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return "mpirun"
-    if "SLURM_PROCID" in environ:
-        return "srun"
-    return "python"
+def own_command() -> list[str]:
+    """Return the command line of this process; a child of multiprocessing has its parent's."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return [sys.executable, *sys.argv]
+    return sys.orig_argv
 
 
 def command(argv: Sequence[str]) -> list[str]:
@@ -126,11 +124,15 @@ def command(argv: Sequence[str]) -> list[str]:
 
 
 def title(argv: Sequence[str]) -> str:
-    """Return a short name for a run: the module or script of its command line."""
+    """Return a short name for a run: the notebook, or the module or script of its command line."""
+    if notebook := os.environ.get("JPY_SESSION_NAME"):  # Jupyter says which file it runs
+        return Path(notebook).name
     words = list(argv[1:])
     for position, word in enumerate(words):
         if word == "-m" and position + 1 < len(words):
             return words[position + 1]
-        if not word.startswith("-"):
+        if word == "-c":
+            return "python -c"
+        if not word.startswith("-") and words[max(position - 1, 0)] not in _OPTIONS_WITH_VALUE:
             return Path(word).name
     return "python"

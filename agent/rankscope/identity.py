@@ -1,10 +1,18 @@
-"""Who this process is: its rank identity, and the run that it belongs to."""
+"""Who this process is: its rank identity, and the run that it belongs to.
+
+Each launcher tells its processes their rank in variables of its own; LAUNCHERS is the list.
+Only some of them start nothing but ranks. Under the others (`srun`, `mpirun`, a pod per node) a
+process may be the parent of the ranks, with the number of its node as its rank: there the first
+process group decides, and the variables count where they agree with it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from rankscope.ring import process_start_ticks
@@ -27,29 +35,69 @@ class RankIdentity:
     role: str = ""
 
 
-def from_environment(environ: Mapping[str, str]) -> RankIdentity | None:
-    """Return the identity that a launcher wrote into the environment, None without RANK.
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which a launcher tells a process who it is; "" where it has none."""
 
-    torchrun sets all of it; a launcher that sets RANK and WORLD_SIZE alone is enough.
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    node_rank: str
+
+
+LAUNCHERS: tuple[Launcher, ...] = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    Launcher(  # Open MPI
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "",
+    ),
+    Launcher(  # MVAPICH2
+        "mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE", "",
+    ),
+    # in a batch script SLURM_PROCID is there too, SLURM_STEP_NUM_TASKS only in what srun started
+    Launcher(
+        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID",
+    ),
+    # MPICH and Intel MPI
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
+)  # fmt: skip
+FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
+_SLURM_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def from_environment(environ: Mapping[str, str]) -> RankIdentity | None:
+    """Return the identity of a process that can only be a rank, None for any other.
+
+    torchrun and what works like it (accelerate, deepspeed) set LOCAL_RANK beside RANK and
+    WORLD_SIZE; without it RANK may be the number of a node whose ranks are yet to be started.
     """
-    rank, world_size = _integer(environ, "RANK"), _integer(environ, "WORLD_SIZE")
-    if rank is None or world_size is None:
-        return None
-    return build(environ, rank, world_size)
+    return likely(environ) if "RANK" in environ and "LOCAL_RANK" in environ else None
+
+
+def likely(environ: Mapping[str, str]) -> RankIdentity | None:
+    """Return the identity that a launcher's variables tell, None without any."""
+    for launcher in LAUNCHERS:
+        rank, size = _integer(environ, launcher.rank), _integer(environ, launcher.world_size)
+        if rank is not None and size is not None:
+            return build(environ, rank, size)
+    return None
 
 
 def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentity:
-    """Return the identity of a process whose rank is known from elsewhere."""
-    local_rank = _integer(environ, "LOCAL_RANK")
-    local_world_size = _integer(environ, "LOCAL_WORLD_SIZE")
+    """Return the identity of a process whose rank is known, the rest as the launcher tells it."""
+    local_rank, local_world_size, node_rank = _place(environ, rank, world_size)
     return RankIdentity(
         run_id=run_id(environ),
         attempt=_integer(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
         rank=rank,
         world_size=world_size,
-        local_rank=rank if local_rank is None else local_rank,
-        local_world_size=local_world_size or world_size,
-        node_rank=_integer(environ, "GROUP_RANK") or 0,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
         host=socket.gethostname(),
         pid=os.getpid(),
         role=environ.get("ROLE_NAME", ""),
@@ -59,8 +107,8 @@ def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentit
 def run_id(environ: Mapping[str, str]) -> str:
     """Return the name of the run, the same on all ranks that can know it.
 
-    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the Slurm job, else the start of the
-    parent process, which the ranks of one node share.
+    RANKSCOPE_RUN_ID, else torchrun's --rdzv-id, else the Slurm job, else the process that all
+    ranks of one node come from.
     """
     if chosen := environ.get("RANKSCOPE_RUN_ID"):
         return clean_run_id(chosen)
@@ -69,10 +117,77 @@ def run_id(environ: Mapping[str, str]) -> str:
         return clean_run_id(elastic)
     if job := environ.get("SLURM_JOB_ID"):
         return clean_run_id(f"slurm-{job}")
-    parent = os.getppid() if "RANK" in environ else os.getpid()
-    return clean_run_id(f"{socket.gethostname()}-{parent}-{process_start_ticks(parent)}")
+    return clean_run_id(environ.get(FAMILY) or _family(environ))
+
+
+def name_family(environ: MutableMapping[str, str]) -> None:
+    """Give this process and all that it starts a common name, unless it was given one."""
+    environ.setdefault(FAMILY, _family(environ))
+
+
+def _family(environ: Mapping[str, str]) -> str:
+    """Return the first known process of this family: a launcher that is not Python, or this one."""
+    has_siblings = launcher(environ) != "python" or _has_parent()
+    first = os.getppid() if has_siblings else os.getpid()
+    return f"{socket.gethostname()}-{first}-{process_start_ticks(first)}"
+
+
+def launcher(environ: Mapping[str, str]) -> str:
+    """Return which launcher made this process, as far as its variables tell."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
+    if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
+        return "deepspeed"
+    return next((each.name for each in LAUNCHERS if each.rank in environ), "python")
+
+
+def of_process_group() -> tuple[int, int] | None:
+    """Return rank and world size of the default process group, None where there is none yet."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not getattr(module, "is_initialized", bool)():
+        return None
+    return int(module.get_rank()), int(module.get_world_size())
+
+
+def _place(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int, int]:
+    """Return local rank, local world size and node rank of a rank."""
+    for row in LAUNCHERS:
+        agrees = (_integer(environ, row.rank), _integer(environ, row.world_size))
+        if agrees != (rank, world_size):
+            continue
+        node = _integer(environ, row.node_rank)
+        local_rank = _integer(environ, row.local_rank)
+        local_size = _local_size(environ.get(row.local_world_size, ""), node or 0)
+        if local_size is None:
+            local_size = _integer(environ, "LOCAL_SIZE")  # of deepspeed
+        if node is None:
+            node = _integer(environ, "CROSS_RANK")
+        if node is None:
+            # launchers that do not tell fill one node after the other
+            node = rank // local_size if local_size else 0
+        return rank if local_rank is None else local_rank, local_size or world_size, node
+    # nobody but the process group told: Lightning's own launcher sets two variables
+    local_rank = _integer(environ, "LOCAL_RANK")
+    node = _integer(environ, "NODE_RANK") or 0
+    return rank if local_rank is None else local_rank, world_size, node
+
+
+def _local_size(text: str, node: int) -> int | None:
+    """Return a number of processes per node, Slurm's lists like `4(x2),3` included."""
+    sizes: list[int] = []
+    for count, times in _SLURM_TASKS.findall(text):
+        sizes += [int(count)] * min(int(times or 1), node + 1)
+        if len(sizes) > node:
+            return sizes[node]
+    return sizes[0] if len(sizes) == 1 else None
+
+
+def _has_parent() -> bool:
+    """Return whether multiprocessing started this process: its siblings are ranks like it."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
+    text = environ.get(name, "") if name else ""
     return int(text) if text.isdecimal() else None

@@ -52,8 +52,11 @@ class Agent:
         self.install_hooks()
         atexit.register(guarded(self._finish))
         os.register_at_fork(after_in_child=guarded(self._forked))
+        group = identity.of_process_group()
         who = identity.from_environment(self._environ)
-        if who is not None and not _is_inherited(self._environ):
+        if group is not None:  # we come late
+            self.world_known(*group)
+        elif who is not None and not _is_inherited(self._environ):
             self.open(who)
 
     def install_hooks(self) -> None:
@@ -137,7 +140,7 @@ class Agent:
     def first_work(self) -> None:
         """Open the recorder of a script that trains alone, at its first optimizer step."""
         if self.recorder is None and not self._gave_up and not _is_inherited(self._environ):
-            self.open(identity.build(self._environ, 0, 1))
+            self.open(identity.likely(self._environ) or identity.build(self._environ, 0, 1))
 
     def step_boundary(self) -> None:
         """Do what may be done once a step: describe the machine, look after the collector."""
@@ -166,7 +169,9 @@ class Agent:
         traceback: str = "",
         where: Literal["main", "thread", "collective"] = "main",
     ) -> None:
-        """Record an exception."""
+        """Record an exception, also of a launched rank that did not come to its first group."""
+        if where == "main" and identity.likely(self._environ) is not None:
+            self.first_work()
         if self.recorder is not None:
             self.recorder.record(
                 schema.ErrorRaised(
@@ -209,9 +214,9 @@ class Agent:
             self.recorder.record(
                 schema.RunStarted(
                     **self.here(),
-                    name=self.settings.name or environment.title(sys.orig_argv),
-                    command=environment.command(sys.orig_argv),
-                    launcher=environment.launcher(self._environ),
+                    name=self.settings.name or environment.title(environment.own_command()),
+                    command=environment.command(environment.own_command()),
+                    launcher=identity.launcher(self._environ),
                     world_size=who.world_size,
                 )
             )
@@ -222,9 +227,8 @@ class Agent:
         self.recorder.record(schema.Environment(**self.here(), facts=facts), urgent=True)
 
     def _watch_collector(self, run: Path, *, first: bool) -> None:
-        """See that a collector runs: local rank 0 starts it, and again should it die."""
-        assert self.recorder is not None
-        if not self.settings.collector or self.recorder.identity.local_rank != 0:
+        """See that a collector runs: whoever comes first starts it, and again should it die."""
+        if not self.settings.collector:
             return
         now = time.monotonic()
         if first or now - self._collector_checked > _WATCH_COLLECTOR_SECONDS:
@@ -236,8 +240,7 @@ class Agent:
     def _forked(self) -> None:
         if self.recorder is not None:
             self.recorder.disown()
-            self.recorder = self.clock.recorder = None
-            self._gave_up = True
+            self.recorder = self.clock.recorder = None  # a group of its own makes it a rank
 
     def _finish(self) -> None:
         if self.recorder is not None:

@@ -97,7 +97,7 @@ def test_os_exit_keeps_what_was_recorded(tmp_path: Path) -> None:
 
 
 def test_logs_warnings_and_exceptions(tmp_path: Path) -> None:
-    more = {"RANK": "0", "WORLD_SIZE": "1"}
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     done = recorded.run(tmp_path, "speaks.py", **more)
     assert done.returncode == 1
     # the user's own output is as without the agent: basicConfig worked, the traceback is there

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 _OWN = ("rankscope", "rankscope.", "rankscope_server")  # our own programs are not watched
+# their processes have variables of a rank at most by chance, for example those of their pod
+_LAUNCHERS = frozenset({
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
+    "accelerate-launch", "deepspeed", "deepspeed.pt",
+})  # fmt: skip
+_LAUNCHER_PACKAGES = ("accelerate.commands", "deepspeed.launcher")
 _agent: Agent | None = None
 _tried = False  # a .pth line and a sitecustomize may both come by
 
@@ -27,8 +33,10 @@ def start(settings: Settings) -> Agent:
     """Start the agent, or return the one that runs. Raises ValueError for a bad setting."""
     global _agent
     if _agent is None:
+        from rankscope.identity import name_family
         from rankscope.runtime import Agent
 
+        name_family(os.environ)
         _agent = Agent(settings, os.environ)
         _agent.start()
     return _agent
@@ -41,6 +49,11 @@ def attach_from_environment() -> None:
     if os.environ.get("RANKSCOPE") != "1" or _tried or _is_our_own(sys.orig_argv):
         return
     _tried = True
+    from rankscope.identity import name_family
+
+    name_family(os.environ)
+    if _is_launcher(sys.orig_argv):
+        return
     from rankscope.settings import from_environment
 
     try:
@@ -53,8 +66,23 @@ def attach_from_environment() -> None:
 
 def _is_our_own(argv: list[str]) -> bool:
     """Return whether this process is the launcher, the collector, the server or another command."""
+    program = _program(argv)
+    return program == _OWN[0] or program.startswith(_OWN[1:])
+
+
+def _is_launcher(argv: list[str]) -> bool:
+    """Return whether this process only starts ranks; the variables that it has are not its own."""
+    program = _program(argv)
+    return program in _LAUNCHERS or program.startswith(_LAUNCHER_PACKAGES)
+
+
+def _program(argv: list[str]) -> str:
+    """Return the module, or the file name of the script, that this interpreter runs."""
     words = argv[1:]
-    if "-m" in words[:-1]:
-        module = words[words.index("-m") + 1]
-        return module == _OWN[0] or module.startswith(_OWN[1:])
-    return bool(words) and os.path.basename(words[0]) == _OWN[0]
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words = words[2 if words[0] in ("-W", "-X") else 1 :]
+    if words[:1] == ["-c"]:
+        return ""
+    if words[:1] == ["-m"]:
+        return words[1] if len(words) > 1 else ""
+    return os.path.basename(words[0]) if words else ""
