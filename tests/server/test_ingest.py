@@ -150,6 +150,20 @@ def test_a_bad_chunk_is_named_and_its_neighbours_are_kept(sender: Sender, name: 
     assert field in refused["field"] or field in refused["reason"]
 
 
+def test_a_collective_of_which_only_the_arrival_is_known_is_kept(sender: Sender) -> None:
+    columns: dict[str, Any] = {
+        name: ["g"] if name in schema.STRING_COLUMNS else np.array([-1])
+        for name in schema.COLLECTIVE_COLUMNS
+    }
+    columns |= {"arrived_ns": np.array([NOW]), "step": np.array([1]), "state": np.array([1])}
+    chunk = schema.Chunk(
+        kind="collectives", attempt=0, rank=0, host="h", count=1, time_lo_ns=0, time_hi_ns=0,
+        data=encode_chunk(columns),
+    )  # fmt: skip
+    answer = sender.send(chunks=[chunk])
+    assert (answer["accepted_chunks"], answer["refused"]) == (1, [])
+
+
 def test_words_where_numbers_belong(sender: Sender) -> None:
     count = 3
     columns: dict[str, Any] = {

@@ -92,12 +92,12 @@ def judge_chunk(chunk: Chunk) -> JudgedChunk:
     if count != chunk.count:
         raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
     for name in wanted:
-        _check_column(name, columns.get(name))
+        _check_column(name, columns.get(name), is_time=name == _TIME_COLUMNS[chunk.kind])
     columns = {name: columns[name] for name in wanted}
     return _with_rollups(chunk, columns)
 
 
-def _check_column(name: str, column: Column | None) -> None:
+def _check_column(name: str, column: Column | None, *, is_time: bool) -> None:
     if column is None:
         raise RefusalError(name, "the column is missing", "send every column of the kind")
     if name in STRING_COLUMNS:
@@ -111,7 +111,7 @@ def _check_column(name: str, column: Column | None) -> None:
         raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
     lo, hi = int(column.min()), int(column.max())
     least, most = -MAX_TIME_NS, MAX_TIME_NS
-    if name in _TIME_COLUMNS.values():
+    if is_time:
         least = 0
     elif name == "step":
         least, most = 0, MAX_STEP
