@@ -13,6 +13,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from rankscope.sample_columns import (
+    SAMPLE_COLUMNS,
+    SAMPLE_FLOAT_COLUMNS,
+    SAMPLE_STRING_COLUMNS,
+)
+
 SCHEMA_VERSION = 1
 NODE_RANK = -1  # the `rank` of what belongs to a whole node, for example host samples
 
@@ -63,7 +69,10 @@ STEP_CHECKPOINT = 2
 STEP_EVALUATION = 4
 STEP_FIRST = 8  # first step of this process: includes start-up work
 
-ChunkKind: TypeAlias = Literal["collectives", "steps", "host", "gpu"]
+ChunkKind: TypeAlias = Literal[
+    "collectives", "steps", "host", "pressure", "tcp", "disk", "nic", "cgroup", "process",
+    "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
+]  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -137,6 +146,8 @@ class RankState(Record, frozen=True, tag="state"):
     phase_since_ns: int
     heartbeat_ns: int  # last time that any hook ran in the process
     alive: bool = True
+    # False: switched off, or so switched on that its sequences do not match those of its peers
+    is_recording: bool = True
     groups: list[GroupState] = []
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
@@ -198,6 +209,27 @@ class Stacks(Record, frozen=True, tag="stacks"):
 
     text: str
     reason: str = ""
+    command: int = 0  # the command that asked for them; 0: the collector by itself
+
+
+class OperatorTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How often one operator or kernel ran in a trace, and for how long."""
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    self_ns: int = -1  # without what it called; -1 not known
+
+
+class CommandAnswer(Record, frozen=True, tag="command"):
+    """What became of a command in one rank; each replaces the one before."""
+
+    command: int
+    state: Literal["running", "done", "refused"]
+    reason: str = ""  # why refused, or what is worth saying of what was done
+    trace_bytes: int = 0  # of the uploaded trace, compressed
+    operators: list[OperatorTime] = []  # of a trace: those that took most time
 
 
 class Loss(Record, frozen=True, tag="loss"):
@@ -220,11 +252,12 @@ AnyRecord: TypeAlias = (
     | Metrics
     | Event
     | Stacks
+    | CommandAnswer
     | Loss
 )
 RECORD_KINDS: tuple[type[Record], ...] = (
     RunStarted, RankRegistered, RankEnded, RankState, GroupDefined, Environment, LogLine,
-    ErrorRaised, Metrics, Event, Stacks, Loss,
+    ErrorRaised, Metrics, Event, Stacks, CommandAnswer, Loss,
 )  # fmt: skip
 
 
@@ -254,6 +287,33 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     sent_ns: int
     records: list[msgspec.Raw] = []  # each one record, decoded alone
     chunks: list[Chunk] = []
+
+
+CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
+COMMAND_KINDS: tuple[CommandKind, ...] = ("stacks", "profile", "agent_off", "agent_on")
+MAX_PROFILE_STEPS = 20
+MAX_TRACE_BYTES = 64 << 20  # compressed
+# A collector that sends this header finds commands in the answers to its batches.
+COMMANDS_HEADER = "Rankscope-Commands"
+COMMANDS_VERSION = 1
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.
+
+    It comes with every such answer until each rank's `CommandAnswer` is final: the same `id`
+    twice is one command.
+    """
+
+    id: int
+    kind: CommandKind
+    attempt: int
+    ranks: list[int]
+    asked_by: str  # "user", or "finding 7"
+    expires_in_seconds: float
+    num_steps: int = 3  # of a profile
+    at_step: int = 0  # off and on: before which step, the same in every rank; 0 the next
+    is_everyone: bool = False  # off and on: every rank of the attempt is asked
 
 
 # Columns of each chunk kind. int64 unless named in FLOAT_COLUMNS or STRING_COLUMNS.
@@ -310,45 +370,16 @@ STEP_COLUMNS: tuple[str, ...] = (
     "voluntary_switches",
     "involuntary_switches",
 )
-HOST_COLUMNS: tuple[str, ...] = (
-    "time_ns",
-    "cpu_ratio",
-    "steal_ratio",
-    "iowait_ratio",
-    "load_1m",
-    "runnable",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "swap_used_bytes",
-    "disk_free_bytes",
-    "net_sent_bytes",
-    "net_received_bytes",
-    "major_faults",
-)
-GPU_COLUMNS: tuple[str, ...] = (
-    "time_ns",
-    "gpu",
-    "utilization_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "sm_clock_mhz",
-    "power_watts",
-    "temperature_celsius",
-    "throttle_reasons",
-    "ecc_uncorrected",
-)
+# samples of machines: rankscope.sample_columns
 CHUNK_COLUMNS: dict[str, tuple[str, ...]] = {
     "collectives": COLLECTIVE_COLUMNS,
     "steps": STEP_COLUMNS,
-    "host": HOST_COLUMNS,
-    "gpu": GPU_COLUMNS,
+    **SAMPLE_COLUMNS,
 }
-STRING_COLUMNS = frozenset(
-    {"group", "operation", "dtype", "call_site", "reduce_op", "issued_by", "ended_by"}
-)
-FLOAT_COLUMNS = frozenset(
-    {"cpu_ratio", "steal_ratio", "iowait_ratio", "load_1m", "utilization_ratio", "power_watts"}
-)
+STRING_COLUMNS = SAMPLE_STRING_COLUMNS | {
+    "group", "operation", "dtype", "call_site", "reduce_op", "issued_by", "ended_by",
+}  # fmt: skip
+FLOAT_COLUMNS = SAMPLE_FLOAT_COLUMNS
 
 encode = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(Batch).decode

@@ -185,6 +185,18 @@ chunk = sa.Table(
     sa.Index("ix_chunk_batch_id", "batch_id"),
 )
 
+# from when to when a machine sent samples of a kind
+sample_span = sa.Table(
+    "sample_span",
+    metadata,
+    _run_key(),
+    sa.Column("host", sa.String(255), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    _number("time_lo_ns"),
+    _number("time_hi_ns"),
+    _number("count"),
+)
+
 step_tile = sa.Table(
     "step_tile",
     metadata,
@@ -323,5 +335,46 @@ stacks = sa.Table(
     _number("time_ns"),
     _text("reason"),
     _text("text"),
+    _number("command_id"),  # that asked for them; 0 for none
     sa.Index("ix_stacks_run_id_rank", "run_id", "rank"),
+)
+
+command = sa.Table(
+    "command",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _run(),
+    _number("attempt"),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _text("asked_by"),  # user, or finding N
+    _number("finding_id", None),
+    _number("num_steps"),
+    _number("at_step"),
+    _number("is_everyone"),
+    _number("created_ns"),
+    _number("expires_ns"),
+    sa.Index("ix_command_run_id_expires_ns", "run_id", "expires_ns"),
+    sqlite_autoincrement=True,  # ids name commands to collectors: never given twice
+)
+
+command_rank = sa.Table(
+    "command_rank",
+    metadata,
+    _number("command_id", key=True),
+    _number("rank", key=True),
+    sa.Column("state", sa.String(16), nullable=False),  # pending, sent, running, done, refused
+    _text("reason"),
+    _number("updated_ns"),
+    _number("trace_bytes"),
+    _text("operators", "[]"),  # JSON, of a trace
+)
+
+trace_part = sa.Table(
+    "trace_part",
+    metadata,
+    _number("command_id", key=True),
+    _number("rank", key=True),
+    _number("offset", key=True),
+    _number("total"),  # bytes of the whole trace
+    sa.Column("data", sa.LargeBinary, nullable=False),
 )

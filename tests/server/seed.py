@@ -193,6 +193,7 @@ def register(plan: Plan, times: Steps, nodes: list[Node]) -> None:
                 launcher="torchrun", world_size=plan.ranks, tags={"model": "gpt-nano"},
             )
         )  # fmt: skip
+        node.records += machine_events(plan, node, start)
         for rank in node.ranks:
             node.records += [
                 registered(plan, rank, start + rank * MS),
@@ -205,6 +206,26 @@ def register(plan: Plan, times: Steps, nodes: list[Node]) -> None:
             node.records.append(
                 log(rank, start + S, logging.INFO, f"rank {rank}: model has 1,234,567 parameters")
             )
+
+
+def machine_events(plan: Plan, node: Node, time_ns: int) -> list[schema.AnyRecord]:
+    """What a collector says of its machine at the start."""
+    no_gpu = "works" if plan.gpus else "skipped: NVML: NVML Shared Library Not Found"
+    sources = {
+        "host": "works", "pressure": "works", "nic": "works", "tcp": "works", "gpu": no_gpu,
+        "infiniband": "skipped: no port in /sys/class/infiniband: no adapter, or its driver is "
+        "not loaded",
+    }  # fmt: skip
+    fields = {"host": node.host}
+    sources = {f"source.{name}": state for name, state in sources.items()}
+    gpus = {f"{place}.name": "NVIDIA H100 80GB HBM3" for place in range(len(node.ranks))}
+    told = [("machine sources", fields | sources)]
+    if plan.gpus:
+        told.append(("gpus", fields | gpus | {"driver": "570.86.15"}))
+    return [
+        schema.Event(attempt=0, rank=schema.NODE_RANK, time_ns=time_ns, name=name, fields=values)
+        for name, values in told
+    ]
 
 
 def registered(plan: Plan, rank: int, time_ns: int) -> schema.RankRegistered:
@@ -245,7 +266,7 @@ def add_steps(plan: Plan, times: Steps, node: Node, lo: int, hi: int) -> None:
         node.chunks.append(step_chunk(plan, times, rank, lo, hi))
         node.chunks.append(collective_chunk(plan, times, rank, lo, hi))
         node.records += list(sparse_records(plan, times, rank, lo, hi))
-    node.chunks.append(host_chunk(plan, times, node, lo, hi))
+    node.chunks += node_chunks(plan, times, node, lo, hi)
     if plan.gpus:
         node.chunks.append(gpu_chunk(plan, times, node, lo, hi))
 
@@ -310,47 +331,74 @@ def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> s
     return chunk(plan, "collectives", rank, columns, "arrived_ns")
 
 
-def host_chunk(plan: Plan, times: Steps, node: Node, lo: int, hi: int) -> schema.Chunk:
+def sample_columns(kind: str, at: Steps, told: dict[str, Any]) -> dict[str, Column]:
+    """Return all columns of a kind; what is not told is not known."""
+    columns: dict[str, Column] = {}
+    for name in schema.CHUNK_COLUMNS[kind]:
+        value = told.get(name, "" if name in schema.STRING_COLUMNS else -1)
+        if isinstance(value, str):
+            columns[name] = [value] * len(at)
+        else:
+            kind_of = np.float32 if name in schema.FLOAT_COLUMNS else np.int64
+            columns[name] = np.broadcast_to(value, len(at)).astype(kind_of)
+    return columns | {"time_ns": at, "interval_ns": np.full(len(at), S)}
+
+
+def node_chunks(plan: Plan, times: Steps, node: Node, lo: int, hi: int) -> list[schema.Chunk]:
+    """Return what a machine without a GPU samples."""
     start, end = sample_range(plan, times, node, lo, hi)
     at = np.arange(start, end, S, dtype=np.int64)
     rng = np.random.default_rng([plan.seed, node.index, lo])
-    fill = np.zeros(len(at), np.int64)
-    columns: dict[str, Column] = {
-        "time_ns": at,
-        "cpu_ratio": rng.uniform(0.55, 0.7, len(at)),
-        "steal_ratio": np.zeros(len(at)),
-        "iowait_ratio": rng.uniform(0, 0.02, len(at)),
-        "load_1m": rng.uniform(2, 3, len(at)),
-        "runnable": fill + 3,
-        "memory_used_bytes": fill + (12 << 30) + rng.integers(0, 1 << 26, len(at)),
-        "memory_total_bytes": fill + (64 << 30),
-        "swap_used_bytes": fill,
-        "disk_free_bytes": fill + (200 << 30),
-        "net_sent_bytes": np.cumsum(fill + 61_865_984),
-        "net_received_bytes": np.cumsum(fill + 61_865_984),
-        "major_faults": fill,
+    since = (at - (int(times.started[0, 0]) - S)) / 1e9  # seconds that the counters counted
+    told: dict[str, dict[str, Any]] = {
+        "host": {
+            "cpu_user_us_total": since * 6e5,
+            "cpu_system_us_total": since * 3e4,
+            "cpu_iowait_us_total": since * 1e4,
+            "cpu_steal_us_total": 0,
+            "cpu_idle_us_total": since * 3.6e5,
+            "num_cpus": 32,
+            "load_1m": rng.uniform(2, 3, len(at)),
+            "cpu_busiest_ratio": rng.uniform(0.9, 1, len(at)),
+            "runnable": 3,
+            "memory_used_bytes": (12 << 30) + rng.integers(0, 1 << 26, len(at)),
+            "memory_total_bytes": 64 << 30,
+            "swap_used_bytes": 0,
+            "major_faults_total": 0,
+            "run_disk_free_bytes": 200 << 30,
+        },
+        "pressure": {"cpu_some_us_total": since * 2e4, "io_full_us_total": 0},
+        "nic": {
+            "interface": "eth0",
+            "received_bytes_total": since * 6e7,
+            "sent_bytes_total": since * 6e7,
+            "received_errors_total": 0,
+            "is_up": 1,
+            "link_mbps": 100_000,
+        },
+        "tcp": {"sent_segments_total": since * 5e4, "retransmitted_segments_total": since * 2},
     }
-    return chunk(plan, "host", schema.NODE_RANK, columns, "time_ns", node.host)
+    return [
+        chunk(plan, kind, schema.NODE_RANK, sample_columns(kind, at, values), "time_ns", node.host)
+        for kind, values in told.items()
+    ]
 
 
 def gpu_chunk(plan: Plan, times: Steps, node: Node, lo: int, hi: int) -> schema.Chunk:
     start, end = sample_range(plan, times, node, lo, hi)
     at = np.repeat(np.arange(start, end, S, dtype=np.int64), len(node.ranks))
-    gpu = np.tile(np.arange(len(node.ranks)), len(at) // len(node.ranks))
     rng = np.random.default_rng([plan.seed, node.index, lo, 7])
-    fill = np.zeros(len(at), np.int64)
-    columns: dict[str, Column] = {
-        "time_ns": at,
-        "gpu": gpu,
+    told = {
+        "gpu": np.tile(np.arange(len(node.ranks)), len(at) // len(node.ranks)),
         "utilization_ratio": rng.uniform(0.8, 0.98, len(at)),
-        "memory_used_bytes": fill + (61 << 30),
-        "memory_total_bytes": fill + (80 << 30),
-        "sm_clock_mhz": fill + 1_980,
+        "memory_used_bytes": 61 << 30,
+        "memory_total_bytes": 80 << 30,
+        "sm_clock_mhz": 1_980,
         "power_watts": rng.uniform(560, 640, len(at)),
-        "temperature_celsius": fill + 61,
-        "throttle_reasons": fill,
-        "ecc_uncorrected": fill,
+        "temperature_celsius": 61,
+        "throttle_reasons": 4,
     }
+    columns = sample_columns("gpu", at, told)
     return chunk(plan, "gpu", schema.NODE_RANK, columns, "time_ns", node.host)
 
 

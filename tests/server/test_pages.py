@@ -31,6 +31,7 @@ PAGES = {
     "/logs": shapes.Logs,
     "/errors": shapes.Errors,
     "/environment": shapes.EnvironmentAnswer,
+    "/machines": shapes.Machines,
     "/samples": shapes.Samples,
     "/metrics": shapes.MetricsAnswer,
 }
@@ -232,16 +233,7 @@ def test_errors_name_the_first_and_fold_the_echoes(sender: Sender) -> None:
     assert sender.get("")["attempts"][0]["exit_text"].startswith("rank 1: exception: ValueError")
 
 
-def test_samples_and_metrics(seeded: Sender) -> None:
-    host = seeded.get("/samples", names="cpu_ratio", width=5)
-    assert host["hosts"] == ["node-a", "node-b"]
-    assert all(len(series["time_ms"]) <= 5 for series in host["series"])
-    gpu = seeded.get("/samples", kind="gpu", host="node-a")
-    assert {series["gpu"] for series in gpu["series"]} == {0, 1}
-    assert (
-        seeded.client.get(f"/api/v1/runs/{seeded.run_id}/samples", params={"kind": "x"}).status_code
-        == 422
-    )
+def test_metrics(seeded: Sender) -> None:
     loss = next(item for item in seeded.get("/metrics")["series"] if item["name"] == "loss")
     assert loss["step"] == list(range(1, 101))
 

@@ -76,22 +76,31 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
     else:
         ledger.add("spool", "spool file damaged", spool.num_damaged)
         outbox = SpoolingOutbox(run_directory.name, host, node, spool, offsets, ledger)
-    sampling = Sampling(run_directory, settings.sample_seconds)
+    sampling = Sampling(run_directory, settings.sample_seconds, host)
     # the death watch starts in there, before nice: it must be quick, and nice is per thread
     collector = Collector(run_directory, settings, host, outbox, ledger, offsets, sampling)
     os.nice(NICE)
     sampling.start()
     uploader = None
     if server is not None and spool is not None:
-        uploader = Uploader(server, spool, lambda items, why: collector.refused.put((items, why)))
+        uploader = Uploader(
+            server,
+            spool,
+            lambda items, why: collector.refused.put((items, why)),
+            on_commands=collector.take_commands,
+            traces=collector.traces,
+        )
         uploader.start()
     terminated = _on_sigterm(collector.wake.set)
-    while not terminated():
-        collector.turn()
-        if collector.should_end():
-            return
-        collector.sleep()
-    _drain(collector, uploader)
+    try:
+        while not terminated():
+            collector.turn()
+            if collector.should_end():
+                return
+            collector.sleep()
+        _drain(collector, uploader)
+    finally:
+        sampling.stop()
 
 
 def _drain(collector: Collector, uploader: Uploader | None) -> None:

@@ -77,18 +77,23 @@ def step_chunk(
 
 
 def sample_chunk(
-    kind: schema.ChunkKind, rows: Sequence[Sequence[float]], host: str
+    kind: schema.ChunkKind, rows: Sequence[Mapping[str, float | str]], host: str
 ) -> schema.Chunk:
-    """Return host or GPU samples as a chunk; a row holds the values of the kind's columns."""
-    names = schema.CHUNK_COLUMNS[kind]
-    columns: dict[str, Column] = {
-        name: np.array(
-            [row[place] for row in rows],
-            dtype=np.float32 if name in schema.FLOAT_COLUMNS else np.int64,
-        )
-        for place, name in enumerate(names)
-    }
+    """Return samples as a chunk; what a row does not hold is not known."""
+    columns: dict[str, Column] = {}
+    for name in schema.CHUNK_COLUMNS[kind]:
+        if name in schema.STRING_COLUMNS:
+            columns[name] = [str(row.get(name, "")) for row in rows]
+            continue
+        is_float = name in schema.FLOAT_COLUMNS
+        values = [_number(row.get(name, -1)) for row in rows]
+        columns[name] = np.array(values, dtype=np.float32 if is_float else np.int64)
     return _chunk(kind, columns, "time_ns", (0, schema.NODE_RANK, host))
+
+
+def _number(value: float | str) -> float:
+    """Return a number that a chunk can hold, -1 for what is none."""
+    return value if not isinstance(value, str) and -1 <= value < _MAX_NS else -1
 
 
 def _plausible(slots: Any, time_field: str, clock: tuple[int, int]) -> tuple[Any, int]:

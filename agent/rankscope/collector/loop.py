@@ -7,13 +7,16 @@ import logging
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from rankscope import ring, schema
 from rankscope.collector import ranks as rank_files
+from rankscope.collector.commands import CommandDesk
 from rankscope.collector.ending import EndRules
 from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch
+from rankscope.collector.followed import Followed
 from rankscope.collector.launchers import Launchers
 from rankscope.collector.liveness import DeathWatch
 from rankscope.collector.lives import Life
@@ -21,9 +24,11 @@ from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import Offsets, RankOffsets
 from rankscope.collector.outbox import Outbox
 from rankscope.collector.ranks import FollowedRank, rank_directories
-from rankscope.collector.samples import ProcessSampler
 from rankscope.collector.sampling import Sampling
+from rankscope.collector.sources.base import News, RankProcess
+from rankscope.collector.sources.process import ProcessSampler
 from rankscope.collector.stacks import StackTaker, send_stack_signal
+from rankscope.collector.traces import TraceWorker
 from rankscope.settings import Settings
 
 TURN_SECONDS = 0.2
@@ -31,20 +36,9 @@ BUSY_SECONDS = 0.005
 STATE_SECONDS = 1.0
 MAX_ROWS = 5000  # events in one batch, roughly
 _FAILURES_TO_ABANDON = 3
+_ROUTINE = ("machine sources", "gpus")  # news that every healthy run has
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Followed:
-    """What belongs to one rank directory."""
-
-    rank: FollowedRank
-    life: Life
-    stacks: StackTaker
-    failures: int = 0
-    has_more: bool = False
-    is_drained: bool = False  # gone, and read to the end
 
 
 class Collector:
@@ -78,7 +72,11 @@ class Collector:
         self._processes = ProcessSampler()
         self._followed: dict[str, Followed] = {}
         self._finished: dict[str, bool] = dict.fromkeys(offsets.finished, False)  # -> is marked
-        self._said: set[str] = set(offsets.said)
+        self.traces = TraceWorker(run_directory.name, run_directory / "node" / "traces")
+        self.commands = CommandDesk(
+            outbox.record, offsets.said, self.traces, is_enabled=settings.commands
+        )
+        self._said: set[str] = set(offsets.said) - set(self.commands.answered())
         self._next_state = 0.0
         self._next_flush = 0.0
         self._more = False
@@ -97,17 +95,18 @@ class Collector:
         for followed in list(self._followed.values()):
             self._read(followed)
             if self._is_much():
-                self.commit()
+                self.commit(all_samples=False)
         self._more = not self._launchers.read(self._outbox.forward)
         self._more |= any(followed.has_more for followed in self._followed.values())
         if a_second_passed:
             self._next_state = now + STATE_SECONDS
             self._once_a_second()
         urgent |= self._take_stacks()
+        urgent |= self.commands.turn(self._followed)
         urgent |= self._end_the_gone()
         if urgent or now >= self._next_flush or self._is_much():
             self._next_flush = now + self._settings.flush_seconds
-            self.commit()
+            self.commit(all_samples=urgent)
 
     def _is_much(self) -> bool:
         rows = sum(followed.rank.num_rows() for followed in self._followed.values())
@@ -118,8 +117,16 @@ class Collector:
         self.wake.wait(BUSY_SECONDS if self._more else TURN_SECONDS)
         self.wake.clear()
 
-    def commit(self) -> None:
-        """Make a batch of everything read so far, and delete what is durable elsewhere."""
+    def take_commands(self, commands: list[schema.Command]) -> None:
+        """Take what the server asks for; from any thread."""
+        self.commands.received(commands)
+        self.wake.set()
+
+    def commit(self, *, all_samples: bool = True) -> None:
+        """Make a batch of everything read so far, and delete what is durable elsewhere.
+
+        Without `all_samples` the newest samples of the machine may wait for more.
+        """
         files = {key: followed.rank.offsets() for key, followed in self._followed.items()}
         for key, journal in self._launchers.journals().items():
             journal.save(files.setdefault(key, RankOffsets()))
@@ -129,10 +136,11 @@ class Collector:
                     self._outbox.chunk(chunk)
             else:
                 followed.rank.drop_rows()
-        for chunk in self._sampling.take_chunks(self._host):
+        for chunk in self._sampling.take_chunks(all_of_them=all_samples):
             self._outbox.chunk(chunk)
         finished = [key for key, is_marked in self._finished.items() if not is_marked]
-        self._outbox.commit(files, finished, sorted(self._said))
+        said = [*sorted(self._said), *self.commands.answered()]
+        self._outbox.commit(files, finished, said)
         self._tidy()
 
     # --- when to end ---------------------------------------------------------------------
@@ -148,7 +156,7 @@ class Collector:
 
     def is_drained(self) -> bool:
         """Return whether everything is read, and acknowledged where there is a server."""
-        return not self._more and self._outbox.is_empty()
+        return not self._more and self._outbox.is_empty() and self.commands.is_idle()
 
     # --- parts of the turn ---------------------------------------------------------------
 
@@ -210,6 +218,8 @@ class Collector:
             if not followed.life.is_gone:
                 processes = None if followed.life.is_elsewhere else self._processes
                 state = followed.rank.state(processes, alive=True)
+                if state is not None and not self.commands.is_recording(followed.rank.key):
+                    state = msgspec.structs.replace(state, is_recording=False)
                 if state is not None:
                     self._outbox.record(state)
             if not self._outbox.wants_chunks and followed.rank.journal.keep_bounded():
@@ -217,8 +227,14 @@ class Collector:
                     "journal", "no server: old segments deleted", 1,
                     attempt=followed.rank.attempt, rank=followed.rank.rank,
                 )  # fmt: skip
-        for name, fields in self._sampling.news():
-            self._tell_once(name, fields)
+        self._sampling.watch(
+            RankProcess(followed.rank.attempt, followed.rank.rank, followed.rank.pid)
+            for followed in self._followed.values()
+            if not followed.life.is_gone and not followed.life.is_elsewhere
+        )
+        for news in self._sampling.news():
+            self._tell(news)
+        self._ledger.add("samples", "collector late", self._sampling.take_dropped())
         while not self.refused.empty():
             items, reason = self.refused.get()
             self._ledger.add("upload", reason, items)
@@ -241,16 +257,17 @@ class Collector:
             followed.rank.stacks_offset = followed.stacks.offset
             if taken is not None:
                 any_taken = True
-                text, reason = taken
-                self._outbox.record(
-                    schema.Stacks(
-                        attempt=followed.rank.attempt,
-                        rank=followed.rank.rank,
-                        time_ns=time.time_ns(),
-                        text=text,
-                        reason=reason,
+                for command in taken.commands or (0,):
+                    self._outbox.record(
+                        schema.Stacks(
+                            attempt=followed.rank.attempt,
+                            rank=followed.rank.rank,
+                            time_ns=time.time_ns(),
+                            text=taken.text,
+                            reason=taken.reason,
+                            command=command,
+                        )
                     )
-                )
         return any_taken
 
     def _end_the_gone(self) -> bool:
@@ -306,13 +323,17 @@ class Collector:
         key = f"{name} {sorted(fields.items())}"
         if key not in self._said and len(self._said) < 1000:
             self._said.add(key)
-            logger.warning("%s: %s", name, fields)
-            self._outbox.record(
-                schema.Event(
-                    attempt=0,
-                    rank=schema.NODE_RANK,
-                    time_ns=time.time_ns(),
-                    name=name,
-                    fields=fields,
-                )
+            self._tell(News(name, fields, time.time_ns()))
+
+    def _tell(self, news: News) -> None:
+        level = logging.INFO if news.name in _ROUTINE else logging.WARNING
+        logger.log(level, "%s: %s", news.name, news.fields)
+        self._outbox.record(
+            schema.Event(
+                attempt=news.attempt,
+                rank=news.rank,
+                time_ns=news.time_ns,
+                name=news.name,
+                fields=news.fields,
             )
+        )

@@ -17,7 +17,7 @@ from rankscope.collector.journals import JournalFollower
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import RankOffsets
 from rankscope.collector.rings import CollectiveFollower, StepFollower
-from rankscope.collector.samples import ProcessSampler
+from rankscope.collector.sources.process import ProcessSampler
 from rankscope.collector.stacks import Look
 from rankscope.ring import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING, FATAL, STEPS_RING

@@ -1,158 +1,156 @@
-"""Samples of the host and of single processes, once a second, by psutil."""
+"""Asks the sources of a lane in turn: each in its own time, at a bounded cost, again after errors.
+
+A source that costs more than BUDGET_RATIO of one processor is asked less often; one that fails is
+asked again later and later. Its rows say how often it is asked, and its state is told as news.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-import psutil
+from rankscope.collector.sources.base import Row, Skipped, Source
 
-from rankscope.collector.exits import PROC
-from rankscope.schema import HOST_COLUMNS
+BUDGET_RATIO = 0.005  # CPU time of one source by time passed
+MAX_INTERVAL_SECONDS = 60.0
+MAX_RETRY_SECONDS = 600.0
+STUCK_SECONDS = 30.0
+MAX_ROWS = 4096  # of a source, in memory; a collector that is that late keeps the newest
+_NEWEST_SHARE = 0.3  # of a sample's cost in the moving mean
+_WARM_UP = 2  # first samples, which load and open what later ones have
 
-Row = tuple[float, ...]
-_NOT_KNOWN = -1
-_CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+Rows = list[dict[str, float | str]]
 
 
-class HostSampler:
-    """Reads one row of schema.HOST_COLUMNS at a time; ratios are since the row before."""
+@dataclass
+class Slot:
+    """One source and its turn."""
 
-    def __init__(
-        self,
-        disk: Path,
-        proc: Path = PROC,
-        wall_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        psutil.PROCFS_PATH = str(proc)
-        self._disk = disk
-        self._proc = proc
-        self._wall_ns = wall_ns
-        self._last_times = self._cpu_times()
+    source: Source
+    base_seconds: float  # how often it is meant to be asked
+    wall_ns: Callable[[], int] = time.time_ns
+    cpu_ns: Callable[[], int] = time.thread_time_ns
+    interval_seconds: float = 0.0
+    due: float = 0.0
+    cost_seconds: float = 0.0  # CPU of one sample, a moving mean
+    state: str = "starting"  # or works, slowed, skipped, fails, stuck; with the reason
+    is_open: bool = False
+    failures: int = 0
+    samples: int = 0
+    rows: Rows = field(default_factory=list)
+    num_dropped: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def sample(self) -> Row:
-        """Return one row, -1 for what this host does not tell."""
-        memory, swap = _ask(psutil.virtual_memory), _ask(psutil.swap_memory)
-        disk = _ask(lambda: psutil.disk_usage(str(self._disk)))
-        sent, received = _network()
-        values: dict[str, float] = {
-            "time_ns": self._wall_ns(),
-            **self._cpu_ratios(),
-            **self._load(),
-            "memory_used_bytes": memory.total - memory.available if memory else _NOT_KNOWN,
-            "memory_total_bytes": memory.total if memory else _NOT_KNOWN,
-            "swap_used_bytes": swap.used if swap else _NOT_KNOWN,
-            "disk_free_bytes": disk.free if disk else _NOT_KNOWN,
-            "net_sent_bytes": sent,
-            "net_received_bytes": received,
-            "major_faults": self._major_faults(),
-        }
-        return tuple(values[name] for name in HOST_COLUMNS)
+    def __post_init__(self) -> None:
+        self.interval_seconds = self.base_seconds
 
-    def _cpu_times(self) -> list[float]:
-        times = _ask(psutil.cpu_times)
-        return [getattr(times, state, 0.0) for state in _CPU_STATES] if times else []
-
-    def _cpu_ratios(self) -> dict[str, float]:
-        now, before = self._cpu_times(), self._last_times
-        self._last_times = now
-        deltas = [after - earlier for after, earlier in zip(now, before, strict=False)]
-        total = sum(deltas)
-        if not deltas or total <= 0:
-            return {"cpu_ratio": -1.0, "steal_ratio": -1.0, "iowait_ratio": -1.0}
-        spent = dict(zip(_CPU_STATES, deltas, strict=True))
-        busy = total - spent["idle"] - spent["iowait"] - spent["steal"]
-        return {
-            "cpu_ratio": busy / total,
-            "steal_ratio": spent["steal"] / total,
-            "iowait_ratio": spent["iowait"] / total,
-        }
-
-    def _load(self) -> dict[str, float]:
-        """Return load and run queue; psutil does not tell the latter."""
-        words = self._text("loadavg").split()
-        if len(words) < 4:
-            return {"load_1m": -1.0, "runnable": -1}
-        return {"load_1m": float(words[0]), "runnable": int(words[3].partition("/")[0])}
-
-    def _major_faults(self) -> int:
-        """Return the host's major page faults since boot, which psutil does not tell."""
-        for line in self._text("vmstat").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "pgmajfault":
-                return int(count)
-        return _NOT_KNOWN
-
-    def _text(self, name: str) -> str:
+    def turn(self, now: float) -> None:
+        """Ask the source once, if it is due; `now` is monotonic."""
+        if now < self.due:
+            return
         try:
-            return (self._proc / name).read_text()
-        except OSError:
-            return ""
+            if not self.is_open:
+                self.source.open()
+                self.is_open = True
+            began = self.cpu_ns()
+            taken = list(self.source.sample())
+            self._adapt((self.cpu_ns() - began) / 1e9)
+        except Skipped as error:
+            self._failed(now, "skipped", str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - guard of this thread: /proc and drivers vary
+            self._failed(now, "fails", f"{type(error).__name__}: {error}")
+            return
+        self.failures = 0
+        self.state = self._how_it_runs()
+        self.due = max(self.due + self.interval_seconds, now)
+        self._keep(taken)
+
+    def take_rows(self) -> Rows:
+        """Return the rows since the last call."""
+        with self.lock:
+            rows, self.rows = self.rows, []
+        return rows
+
+    def take_dropped(self) -> int:
+        """Return how many rows were dropped since the last call because nobody took them."""
+        with self.lock:
+            dropped, self.num_dropped = self.num_dropped, 0
+        return dropped
+
+    def _keep(self, taken: Sequence[Row]) -> None:
+        times = {
+            "time_ns": self.wall_ns(),
+            "interval_ns": int(self.interval_seconds * 1e9),
+        }
+        with self.lock:
+            self.rows += [{**times, **row} for row in taken]
+            excess = max(len(self.rows) - MAX_ROWS, 0)
+            del self.rows[:excess]
+            self.num_dropped += excess
+
+    def _adapt(self, cost_seconds: float) -> None:
+        """Choose how often to ask, by what one sample costs."""
+        self.samples += 1
+        if self.samples <= _WARM_UP:
+            return
+        if self.samples == _WARM_UP + 1:
+            self.cost_seconds = cost_seconds
+        self.cost_seconds += _NEWEST_SHARE * (cost_seconds - self.cost_seconds)
+        wanted = self.cost_seconds / BUDGET_RATIO
+        if wanted > self.interval_seconds < MAX_INTERVAL_SECONDS:
+            self.interval_seconds = min(self.interval_seconds * 2, MAX_INTERVAL_SECONDS)
+        elif wanted * 4 < self.interval_seconds > self.base_seconds:  # well below: no swinging
+            self.interval_seconds = max(self.interval_seconds / 2, self.base_seconds)
+
+    def _how_it_runs(self) -> str:
+        if self.interval_seconds == self.base_seconds:
+            return "works"
+        return (
+            f"slowed: asked every {self.interval_seconds:g} s in place of {self.base_seconds:g} s, "
+            f"it costs more than {BUDGET_RATIO:.1%} of a processor"
+        )
+
+    def _failed(self, now: float, state: str, reason: str) -> None:
+        self.failures += 1
+        self.state = f"{state}: {reason[:500]}"
+        # a passing error is tried again at once, from the start after the second
+        self.is_open = self.is_open and self.failures < 2 and state != "skipped"
+        wait = self.base_seconds * 2.0 ** min(self.failures, 20)
+        self.due = now + min(wait, MAX_RETRY_SECONDS)
 
 
-class ProcessSampler:
-    """CPU time and memory of single processes."""
+class LaneThread(threading.Thread):
+    """Takes the samples of the sources that share a thread; a hanging driver stops only it."""
 
-    def sample(self, pid: int) -> tuple[float, int]:
-        """Return (CPU seconds, resident bytes), zeros for a process that is gone."""
-        try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                times, memory = process.cpu_times(), process.memory_info()
-        except psutil.Error:
-            return 0.0, 0
-        return float(times.user + times.system), int(memory.rss)
-
-
-def _network() -> tuple[int, int]:
-    """Return bytes sent and received since boot, over all interfaces but loopback."""
-    counters = _ask(lambda: psutil.net_io_counters(pernic=True))
-    if not counters:
-        return _NOT_KNOWN, _NOT_KNOWN
-    cards = [card for name, card in counters.items() if name != "lo"]
-    return sum(card.bytes_sent for card in cards), sum(card.bytes_recv for card in cards)
-
-
-def _ask(question: Callable[[], Any]) -> Any:
-    """Return psutil's answer, None where this host does not tell."""
-    try:
-        return question()
-    except (OSError, RuntimeError, LookupError, ValueError, psutil.Error):
-        return None
-
-
-class SampleThread(threading.Thread):
-    """Calls `take` every so often and keeps the rows; a slow driver delays only this thread."""
-
-    MAX_ROWS = 4096  # in memory; a collector that is that late keeps the newest
-
-    def __init__(self, name: str, take: Callable[[], list[Row]], seconds: float) -> None:
-        super().__init__(name=f"rankscope-{name}", daemon=True)
-        self._take = take
-        self._seconds = seconds
-        self._rows: list[Row] = []
-        self._lock = threading.Lock()
-        self.failure: str = ""  # why sampling stopped, if it did
+    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
+        super().__init__(name=f"rankscope-{name}-samples", daemon=True)
+        self.slots = slots
+        self._stop = threading.Event()
+        self._asked: tuple[Slot, float] | None = None  # whom, since when (monotonic)
 
     def run(self) -> None:
-        """Sample for ever."""
-        due = time.monotonic()
-        while True:
-            try:
-                rows = self._take()
-            except Exception as error:  # noqa: BLE001 - guard of this thread: /proc and drivers vary
-                self.failure = f"{type(error).__name__}: {error}"
-                return
-            with self._lock:
-                self._rows = (self._rows + rows)[-self.MAX_ROWS :]
-            due = max(due + self._seconds, time.monotonic())
-            time.sleep(max(0.0, due - time.monotonic()))
+        """Sample until `stop`."""
+        while not self._stop.is_set():
+            for slot in self.slots:
+                self._asked = slot, time.monotonic()
+                slot.turn(time.monotonic())
+            self._asked = None
+            due = min(slot.due for slot in self.slots)
+            self._stop.wait(max(due - time.monotonic(), 0.001))
+        for slot in self.slots:
+            slot.source.close()
 
-    def take_rows(self) -> list[Row]:
-        """Return the rows since the last call."""
-        with self._lock:
-            rows, self._rows = self._rows, []
-        return rows
+    def stop(self, timeout_seconds: float = 1.0) -> None:
+        """End soon; a thread that hangs in a driver is left."""
+        self._stop.set()
+        if self.is_alive():
+            self.join(timeout_seconds)
+
+    def look(self) -> None:
+        """Notice a source that has not answered for long; called by another thread."""
+        asked = self._asked
+        if asked is not None and time.monotonic() - asked[1] > STUCK_SECONDS:
+            asked[0].state = f"stuck: no answer for {STUCK_SECONDS:g} s; its thread waits for it"

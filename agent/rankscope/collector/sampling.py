@@ -1,52 +1,114 @@
-"""Host and GPU samples of this node: their threads, and what they have to tell."""
+"""Samples of this node: the sources' threads, their chunks, and what they have to tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rankscope import schema
 from rankscope.collector.columns import sample_chunk
-from rankscope.collector.gpu import GpuSampler, GpuUnavailable
-from rankscope.collector.samples import HostSampler, SampleThread
+from rankscope.collector.samples import LaneThread, Slot
+from rankscope.collector.sources import SOURCES
+from rankscope.collector.sources.base import News, RankProcess, Source
+from rankscope.collector.sources.machine import Machine
 
-News = tuple[str, dict[str, str]]  # name and fields of an event
+CHUNK_SECONDS = 5.0  # rows wait so long to share the header of a chunk
+START_SECONDS = 10.0  # by then each source has answered, or is told as starting
+_MAX_NEWS = 1000  # waiting
+_LANES = ("kernel", "driver")
 
 
 class Sampling:
-    """Runs the samplers; `make_gpu` may raise GpuUnavailable."""
+    """Runs the sources. News and chunks are taken by the collector's main thread."""
 
     def __init__(
-        self, disk: Path, seconds: float, make_gpu: Callable[[], GpuSampler] = GpuSampler
+        self,
+        run_directory: Path,
+        seconds: float,
+        host: str,
+        machine: Machine | None = None,
+        sources: Sequence[type[Source]] = SOURCES,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        host = HostSampler(disk)
-        self._seconds = seconds
-        self._make_gpu = make_gpu
-        self._news: list[News] = []
-        self._threads: dict[schema.ChunkKind, SampleThread] = {
-            "host": SampleThread("host-samples", lambda: [host.sample()], seconds)
-        }
+        self._host = host
+        self._monotonic = monotonic
+        self._news: queue.Queue[News] = queue.Queue(_MAX_NEWS)
+        self._ranks: tuple[RankProcess, ...] = ()
+        self._began = self._last_chunks = monotonic()
+        machine = replace(
+            machine or Machine(run_directory=run_directory),
+            tell=self._tell,
+            ranks=lambda: self._ranks,
+        )
+        slots = [
+            Slot(source(machine), seconds * source.every, machine.wall_ns) for source in sources
+        ]
+        self._slots = [(slot.source.kind, slot) for slot in slots]
+        self._states: dict[str, str] = {}  # as last told
+        self._threads = [
+            LaneThread(lane, mine)
+            for lane in _LANES
+            if (mine := [slot for slot in slots if slot.source.lane == lane])
+        ]
 
     def start(self) -> None:
         """Begin to sample."""
-        try:
-            self._threads["gpu"] = SampleThread(
-                "gpu-samples", self._make_gpu().sample, self._seconds
-            )
-        except GpuUnavailable as error:
-            self._news.append(("gpu samples skipped", {"reason": str(error)}))
-        for thread in self._threads.values():
+        for thread in self._threads:
             thread.start()
 
-    def take_chunks(self, host: str) -> list[schema.Chunk]:
-        """Return the samples since the last call, one chunk of each kind."""
-        rows = {kind: thread.take_rows() for kind, thread in self._threads.items()}
-        return [sample_chunk(kind, taken, host) for kind, taken in rows.items() if taken]
+    def stop(self) -> None:
+        """End the threads."""
+        for thread in self._threads:
+            thread.stop()
+
+    def watch(self, ranks: Iterable[RankProcess]) -> None:
+        """Say which training processes live here now and can be seen."""
+        self._ranks = tuple(ranks)
+
+    def take_chunks(self, *, all_of_them: bool = True) -> list[schema.Chunk]:
+        """Return the samples since the last call, one chunk of each kind.
+
+        Without `all_of_them` nothing, as long as more rows may share the chunks.
+        """
+        now = self._monotonic()
+        if not all_of_them and now - self._last_chunks < CHUNK_SECONDS:
+            return []
+        self._last_chunks = now
+        return [
+            sample_chunk(kind, rows, self._host)
+            for kind, slot in self._slots
+            if kind is not None and (rows := slot.take_rows())
+        ]
+
+    def take_dropped(self) -> int:
+        """Return how many rows were dropped since the last call because nobody took them."""
+        return sum(slot.take_dropped() for _, slot in self._slots)
 
     def news(self) -> list[News]:
         """Return what became known since the last call, for example why there are no samples."""
-        for kind, thread in self._threads.items():
-            if thread.failure:
-                self._news.append((f"{kind} samples stopped", {"reason": thread.failure}))
-        news, self._news = self._news, []
-        return news
+        told = []
+        while not self._news.empty():
+            news = self._news.get()
+            told.append(replace(news, fields={"host": self._host, **news.fields}))
+        if (states := self._new_states()) is not None:
+            told.append(News("machine sources", {"host": self._host, **states}, time.time_ns()))
+        return told
+
+    def _new_states(self) -> dict[str, str] | None:
+        """Return the state of every source, None where nothing changed."""
+        for thread in self._threads:
+            thread.look()
+        states = {f"source.{slot.source.name}": slot.state for _, slot in self._slots}
+        is_young = self._monotonic() - self._began < START_SECONDS
+        if states == self._states or (is_young and "starting" in states.values()):
+            return None
+        self._states = states
+        return states
+
+    def _tell(self, news: News) -> None:
+        with contextlib.suppress(queue.Full):  # who is that late has enough of the same to tell
+            self._news.put_nowait(news if news.time_ns else replace(news, time_ns=time.time_ns()))

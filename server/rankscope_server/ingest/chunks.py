@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope import schema
 from rankscope.chunk import ChunkError, Column, chunk_count, decode_chunk
+from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.ingest.records import (
     MAX_RANK,
@@ -28,12 +29,13 @@ from rankscope_server.store.tiles import (
 )
 
 MAX_EVENTS_PER_BATCH = 2_000_000  # a quarter of a gigabyte when decoded
-_WORD_LENGTHS = {"operation": 64, "group": 256, "dtype": 64, "call_site": 4_096}
+_WORD_LENGTHS = {"group": 256, "call_site": 4_096, "cgroup": 4_096, "device": 256,
+                 "interface": 256, "port": 256}  # fmt: skip
+_WORD_LENGTH = 64  # of the others
 _TIME_COLUMNS = {
     "collectives": "arrived_ns",
     "steps": "started_ns",
-    "host": "time_ns",
-    "gpu": "time_ns",
+    **dict.fromkeys(SAMPLE_KINDS, "time_ns"),
 }
 
 _decode = msgspec.msgpack.Decoder(Chunk).decode
@@ -82,7 +84,7 @@ def judge_chunks(raw: list[msgspec.Raw]) -> tuple[list[JudgedChunk], list[Refuse
 
 def judge_chunk(chunk: Chunk) -> JudgedChunk:
     """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
-    node_level = chunk.kind in {"host", "gpu"}
+    node_level = chunk.kind in SAMPLE_KINDS
     _within("rank", chunk.rank, schema.NODE_RANK if node_level else 0, MAX_RANK)
     _within("attempt", chunk.attempt, 0, 1 << 20)
     clean_text("host", chunk.host)
@@ -122,7 +124,7 @@ def _check_column(name: str, column: Column | None, *, is_time: bool) -> None:
 def _check_words(name: str, column: Column) -> None:
     if not isinstance(column, list):
         raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
-    limit = _WORD_LENGTHS[name]
+    limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
     if any(len(word) > limit or "\x00" in word for word in set(column)):
         raise RefusalError(name, "holds a word that is too long or has NUL", f"use {limit} at most")
 

@@ -15,6 +15,7 @@ from rankscope_server.shapes import (
     CollectiveRecords,
     Collectives,
     Errors,
+    Machines,
     Map,
     MetricsAnswer,
     RankDetail,
@@ -25,8 +26,10 @@ from rankscope_server.shapes import (
 from rankscope_server.views import budget as budget_views
 from rankscope_server.views import collectives as collective_views
 from rankscope_server.views import errors as error_views
+from rankscope_server.views import machines as machine_views
 from rankscope_server.views import map as map_views
 from rankscope_server.views import ranks as rank_views
+from rankscope_server.views import samples as sample_views
 from rankscope_server.views import series as series_views
 from rankscope_server.views import steps as step_views
 from rankscope_server.views.findings import onset_step
@@ -156,6 +159,14 @@ def errors(request: Request, run: str) -> Response:
     return send(request, body, body.groups)
 
 
+@router.get("/machines", **documented(Machines))
+def machines(request: Request, run: str) -> Response:
+    """Return the machines of a run: what is sampled there, and what happened to them."""
+    with service_of(request).read() as connection:
+        body = machine_views.machines(connection, run_row(connection, run))
+    return send(request, body, body.machines)
+
+
 @router.get("/samples", **documented(Samples))
 def samples(
     request: Request,
@@ -167,10 +178,10 @@ def samples(
     to_ms: Milliseconds = None,
     width: Width = 600,
 ) -> Response:
-    """Return host or GPU samples."""
+    """Return samples of one kind over time."""
     with service_of(request).read() as connection:
         run_row(connection, run)
-        body = series_views.samples(
+        body = sample_views.samples(
             connection, run, kind, _items(host), _items(names), from_ms, to_ms, width
         )
     return send(request, body, body.series)

@@ -3,11 +3,25 @@
 Times and durations are milliseconds, `None` means not known.
 """
 
+from rankscope_server.shapes.agent import (
+    AgentAnswer,
+    SourceChange,
+    SourceRow,
+    SourceState,
+)
 from rankscope_server.shapes.base import (
     Capped,
     Shape,
     json_object,
     to_ms,
+)
+from rankscope_server.shapes.commands import (
+    CommandRank,
+    CommandRow,
+    Commands,
+    CommandState,
+    OperatorRow,
+    PartAnswer,
 )
 from rankscope_server.shapes.logs import (
     LogFacets,
@@ -15,6 +29,13 @@ from rankscope_server.shapes.logs import (
     LogRow,
     Logs,
     SearchAnswer,
+)
+from rankscope_server.shapes.machines import (
+    Machine,
+    MachineEvent,
+    MachineGpu,
+    Machines,
+    MachineSource,
 )
 from rankscope_server.shapes.operations import (
     Health,
@@ -52,6 +73,7 @@ from rankscope_server.shapes.runs import (
     Finding,
     FindingDetail,
     Findings,
+    FindingStack,
     Folded,
     HistoryEvent,
     LossRow,
@@ -80,6 +102,7 @@ from rankscope_server.shapes.steps import (
 )
 
 __all__ = [
+    "AgentAnswer",
     "Answer",
     "AnswerState",
     "Attempt",
@@ -91,6 +114,10 @@ __all__ = [
     "CollectiveRecords",
     "CollectiveRow",
     "Collectives",
+    "CommandRank",
+    "CommandRow",
+    "CommandState",
+    "Commands",
     "Counts",
     "Coverage",
     "Detector",
@@ -103,6 +130,7 @@ __all__ = [
     "FactValue",
     "Finding",
     "FindingDetail",
+    "FindingStack",
     "Findings",
     "Folded",
     "GroupRow",
@@ -114,13 +142,20 @@ __all__ = [
     "LogRow",
     "Logs",
     "LossRow",
+    "Machine",
+    "MachineEvent",
+    "MachineGpu",
+    "MachineSource",
+    "Machines",
     "Map",
     "MapRow",
     "Mark",
     "MetricSeries",
     "MetricsAnswer",
     "Number",
+    "OperatorRow",
     "Overview",
+    "PartAnswer",
     "PinnedRow",
     "RankDetail",
     "RankRow",
@@ -138,6 +173,9 @@ __all__ = [
     "Shape",
     "ShortVerdict",
     "SilentRank",
+    "SourceChange",
+    "SourceRow",
+    "SourceState",
     "StackRow",
     "Throughput",
     "Verdict",

@@ -111,10 +111,14 @@ class Budget(Shape, frozen=True):
 
 
 class SampleSeries(Shape, frozen=True):
-    """Least and largest value per slice of time; gaps are null."""
+    """Least and largest value per slice of time; what is missing is null.
+
+    A counter is told as its rate. `label` says which device, interface or process it is.
+    """
 
     host: str
     gpu: int | None
+    label: str
     name: str
     unit: str
     time_ms: list[float]
@@ -123,7 +127,7 @@ class SampleSeries(Shape, frozen=True):
 
 
 class Samples(Shape, frozen=True):
-    """Host or GPU samples."""
+    """Samples of one kind, of the machines of a run."""
 
     hosts: list[str]
     names: list[str]

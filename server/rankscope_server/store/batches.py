@@ -11,13 +11,16 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope import schema
+from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import AnyRecord
 from rankscope_server import tables
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.ingest.records import Refused
+from rankscope_server.store.commands import hand_out
 from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.records import store_records
+from rankscope_server.store.spans import add_spans
 from rankscope_server.store.unit import Unit
 
 # Not in the journal of a batch: logs lie in their blocks, of states only the newest counts.
@@ -47,6 +50,7 @@ class JudgedBatch:
     chunks: list[JudgedChunk]
     refused: list[Refused]
     journal: bytes | None = None
+    takes_commands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Stored:
     batch_id: int = 0
     changed: frozenset[str] = field(default_factory=frozenset)
     step: int = 0
+    commands: list[schema.Command] = field(default_factory=list)
 
 
 def pack_journal(records: list[AnyRecord]) -> bytes | None:
@@ -94,7 +99,10 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
     ranks.flush()
     _update_run(unit, batch, ranks, num_lines)
     _update_producer(unit, batch, producer_id)
-    return Stored(False, batch_id, frozenset(changed), ranks.step)
+    commands = hand_out(unit, batch.run_id, batch.records) if batch.takes_commands else []
+    if commands:
+        changed.add("commands")
+    return Stored(False, batch_id, frozenset(changed), ranks.step, commands)
 
 
 def _producer(connection: sa.Connection, batch: JudgedBatch) -> int:
@@ -154,9 +162,10 @@ def _store_chunks(unit: Unit, batch: JudgedBatch, batch_id: int, ranks: RankRows
         if chunk.rank >= 0:
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_lo_ns, chunk.step_lo, chunk.host)
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_hi_ns, chunk.step_hi, chunk.host)
-        changed.add("samples" if chunk.kind in {"host", "gpu"} else chunk.kind)
+        changed.add("samples" if chunk.kind in SAMPLE_KINDS else chunk.kind)
     if rows:
         unit.connection.execute(sa.insert(tables.chunk), rows)
+    add_spans(unit.connection, batch.run_id, (judged.chunk for judged in batch.chunks))
     return changed
 
 

@@ -328,9 +328,64 @@ def upgrade() -> None:
         sa.Column("time_ns", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("reason", sa.Text(), server_default="", nullable=False),
         sa.Column("text", sa.Text(), server_default="", nullable=False),
+        sa.Column("command_id", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_stacks")),
     )
     op.create_index("ix_stacks_run_id_rank", "stacks", ["run_id", "rank"], unique=False)
+    op.create_table(
+        "command",
+        sa.Column(
+            "id",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            autoincrement=True,
+            nullable=False,
+        ),
+        sa.Column("run_id", sa.String(length=128), nullable=False),
+        sa.Column("attempt", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("asked_by", sa.Text(), server_default="", nullable=False),
+        sa.Column("finding_id", sa.BigInteger(), nullable=True),
+        sa.Column("num_steps", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("at_step", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("is_everyone", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("expires_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_command")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_command_run_id_expires_ns", "command", ["run_id", "expires_ns"], unique=False
+    )
+    op.create_table(
+        "command_rank",
+        sa.Column("command_id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("rank", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("reason", sa.Text(), server_default="", nullable=False),
+        sa.Column("updated_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("trace_bytes", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("operators", sa.Text(), server_default="[]", nullable=False),
+        sa.PrimaryKeyConstraint("command_id", "rank", name=op.f("pk_command_rank")),
+    )
+    op.create_table(
+        "trace_part",
+        sa.Column("command_id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("rank", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("offset", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("total", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("command_id", "rank", "offset", name=op.f("pk_trace_part")),
+    )
+    op.create_table(
+        "sample_span",
+        sa.Column("run_id", sa.String(length=128), nullable=False),
+        sa.Column("host", sa.String(length=255), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("time_lo_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("time_hi_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("count", sa.BigInteger(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "host", "kind", name=op.f("pk_sample_span")),
+    )
     op.create_table(
         "step_tile",
         sa.Column("run_id", sa.String(length=128), nullable=False),
@@ -356,8 +411,12 @@ def downgrade() -> None:
     if op.get_bind().dialect.name == "sqlite":
         op.execute("DROP TABLE log_index")
     op.drop_table("step_tile")
+    op.drop_table("sample_span")
     op.drop_index("ix_stacks_run_id_rank", table_name="stacks")
     op.drop_table("stacks")
+    op.drop_table("trace_part")
+    op.drop_table("command_rank")
+    op.drop_table("command")
     op.drop_index("ix_run_started_ns", table_name="run")
     op.drop_table("run")
     op.drop_table("rank")

@@ -1,0 +1,102 @@
+"""Each rank's process: processor time, memory, threads, open files, waiting, disk traffic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from rankscope.collector.sources.base import Lane, RankProcess, Row, Skipped, Source
+from rankscope.collector.sources.files import pairs, read, read_or_none
+from rankscope.collector.sources.machine import Machine
+from rankscope.schema import ChunkKind
+
+_US_PER_TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# of /proc/<pid>/stat, counted from the state as 0
+_MINOR, _MAJOR, _USER, _SYSTEM, _THREADS, _RSS = 7, 9, 11, 12, 17, 21
+_STATUS = {
+    "voluntary_ctxt_switches": "voluntary_switches_total",
+    "nonvoluntary_ctxt_switches": "involuntary_switches_total",
+}
+_IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}
+
+
+class ProcessSource(Source):
+    """Processor time, memory, threads, open files and waiting of each rank's process."""
+
+    name: ClassVar[str] = "process"
+    kind: ClassVar[ChunkKind | None] = "process"
+    lane: ClassVar[Lane] = "kernel"
+    every: ClassVar[int] = 1
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def open(self) -> None:
+        """Raise Skipped where /proc does not show processes."""
+        if read_or_none(self._machine.proc / "self/stat") is None:
+            raise Skipped(f"no {self._machine.proc}/self/stat: /proc is not mounted")
+
+    def sample(self) -> Iterable[Row]:
+        """Return one row for each rank that lives and can be seen."""
+        rows = [process_row(self._machine.proc, rank) for rank in self._machine.ranks()]
+        return [row for row in rows if row is not None]
+
+
+class ProcessSampler:
+    """CPU time and memory of single processes."""
+
+    def sample(self, pid: int) -> tuple[float, int]:
+        """Return (CPU seconds, resident bytes), zeros for a process that is gone."""
+        values = _stat(Path("/proc"), pid)
+        if values is None:
+            return 0.0, 0
+        return (values[_USER] + values[_SYSTEM]) * _US_PER_TICK / 1e6, values[_RSS] * _PAGE_BYTES
+
+
+def process_row(proc: Path, rank: RankProcess) -> Row | None:
+    """Return the row of one process, None where it is gone."""
+    values = _stat(proc, rank.pid)
+    if values is None:
+        return None
+    directory = proc / str(rank.pid)
+    row: dict[str, float | str] = {
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "user_us_total": values[_USER] * _US_PER_TICK,
+        "system_us_total": values[_SYSTEM] * _US_PER_TICK,
+        "rss_bytes": values[_RSS] * _PAGE_BYTES,
+        "num_threads": values[_THREADS],
+        "minor_faults_total": values[_MINOR],
+        "major_faults_total": values[_MAJOR],
+    }
+    for name, value in pairs(read_or_none(directory / "status") or ""):
+        if name in _STATUS:
+            row[_STATUS[name]] = value
+        elif name == "VmSwap":
+            row["swap_bytes"] = value << 10
+    for name, value in pairs(read_or_none(directory / "io") or ""):
+        if name in _IO:
+            row[_IO[name]] = value
+    waited = (read_or_none(directory / "schedstat") or "").split()
+    if len(waited) == 3:
+        row["run_delay_us_total"] = int(waited[1]) // 1000
+    try:
+        row["open_files"] = len(os.listdir(directory / "fd"))
+    except OSError:
+        pass  # another user's process: the column stays unknown
+    return row
+
+
+def _stat(proc: Path, pid: int) -> list[int] | None:
+    """Return the numbers of /proc/<pid>/stat; the state, a letter, stands as 0."""
+    try:
+        text = read(proc / str(pid) / "stat")
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    if len(words) <= _RSS or words[0] in "ZX":
+        return None
+    return [0, *(int(word) for word in words[1 : _RSS + 1])]

@@ -1,0 +1,42 @@
+"""Which samples of which machine there are, from when to when: so that no page scans chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from rankscope.sample_columns import SAMPLE_KINDS
+from rankscope.schema import Chunk
+from rankscope_server import tables
+from rankscope_server.store.engine import upsert
+
+
+def add_spans(connection: sa.Connection, run_id: str, chunks: Iterable[Chunk]) -> None:
+    """Count the samples among these chunks."""
+    table = tables.sample_span.c
+    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for chunk in chunks:
+        if chunk.kind in SAMPLE_KINDS:
+            key = (chunk.host, chunk.kind)
+            lo, hi, count = found.get(key, (chunk.time_lo_ns, chunk.time_hi_ns, 0))
+            found[key] = (
+                min(lo, chunk.time_lo_ns), max(hi, chunk.time_hi_ns), count + chunk.count,
+            )  # fmt: skip
+    if not found:
+        return
+    stored = connection.execute(
+        sa.select(table.host, table.kind, table.time_lo_ns, table.time_hi_ns, table["count"])
+        .where(table.run_id == run_id, table.host.in_({host for host, _ in found}))
+    )  # fmt: skip
+    before = {(host, kind): (lo, hi, count) for host, kind, lo, hi, count in stored}
+    rows = []
+    for (host, kind), (lo, hi, count) in found.items():
+        old = before.get((host, kind), (lo, hi, 0))
+        rows.append(
+            {
+                "run_id": run_id, "host": host, "kind": kind, "time_lo_ns": min(lo, old[0]),
+                "time_hi_ns": max(hi, old[1]), "count": count + old[2],
+            }
+        )  # fmt: skip
+    upsert(connection, tables.sample_span, rows, ("time_lo_ns", "time_hi_ns", "count"))
