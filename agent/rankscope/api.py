@@ -63,7 +63,8 @@ def set_step(number: int) -> None:
 def phase(name: str) -> Iterator[None]:
     """Count the time inside as a phase: data, forward, backward, optimizer, checkpoint, ...
 
-    Any other name counts as "other". Exceptions of the body pass unchanged.
+    Inside, nothing is guessed. Any other name changes nothing. Exceptions of the body pass
+    unchanged.
     """
     before = _enter_phase(name)
     try:
@@ -79,17 +80,20 @@ def _enter_phase(name: str) -> int | None:
     if agent is None or not agent.clock.is_ours():
         return None
     from rankscope.schema import PHASES
+    from rankscope.steps import FORWARD
 
     numbers: dict[str, int] = {known: number for number, known in enumerate(PHASES)}
-    agent.clock.forward_is_explicit = True
-    return agent.clock.enter(numbers.get(name, 0))
+    if name not in numbers:
+        return None
+    agent.clock.forward_is_explicit |= numbers[name] == FORWARD
+    return agent.clock.enter_explicit(numbers[name])
 
 
 @guarded
 def _leave_phase(before: int) -> None:
     agent = attach.agent()
     if agent is not None:
-        agent.clock.enter(before)
+        agent.clock.leave_explicit(before)
 
 
 @guarded
@@ -105,4 +109,5 @@ def log_metrics(step: int, **values: float) -> None:
     from rankscope.schema import Metrics
 
     numbers = {name: float(value) for name, value in values.items()}
+    agent.sheet.given.update(numbers)
     agent.recorder.record(Metrics(**agent.here(), step=int(step), values=numbers))

@@ -81,3 +81,29 @@ def outlier_cut(num_samples: float) -> float:
     does not grow with the job.
     """
     return math.sqrt(2.0 * math.log(max(num_samples, 2.0))) + 1.0
+
+
+def training_flops(num_parameters: float, num_tokens: float) -> float:
+    """Return the FLOPs of forward and backward, 6 N D (Kaplan et al. 2020, arXiv 2001.08361).
+
+    Two for the forward, four for the backward pass, per parameter and token; without attention
+    and without recomputation, as PaLM's MFU counts up to its attention term (appendix B).
+    """
+    return 6.0 * num_parameters * num_tokens
+
+
+def gradient_noise_scale(
+    local_norm: float, reduced_norm: float, local_samples: float, num_ranks: int
+) -> float | None:
+    """Return the simple noise scale in samples (McCandlish et al. 2018, arXiv 1812.06162, A.1).
+
+    `local_norm` is of the gradient of one rank's `local_samples`, or the root mean square over
+    ranks, `reduced_norm` of the mean over all ranks. None where the two do not tell it: one rank,
+    or an estimate of the true gradient's square that is not positive.
+    """
+    small, big = local_samples, local_samples * num_ranks
+    if num_ranks < 2 or small <= 0:
+        return None
+    square = (big * reduced_norm**2 - small * local_norm**2) / (big - small)
+    variance = (local_norm**2 - reduced_norm**2) / (1 / small - 1 / big)
+    return variance / square if square > 0 else None

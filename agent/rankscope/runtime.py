@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,16 @@ from typing import Any, Literal
 from rankscope import environment, identity, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
+from rankscope.control import Control
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
 from rankscope.hooks.logs import cut
+from rankscope.moments import Moments
+from rankscope.optimizer_cycle import OptimizerCycle
 from rankscope.recorder import Recorder
 from rankscope.settings import Settings
-from rankscope.steps import StepClock
+from rankscope.sheet import Sheet
+from rankscope.steps import EndedStep, StepClock
 
 _WATCH_COLLECTOR_SECONDS = 5.0
 
@@ -34,10 +39,22 @@ class Agent:
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings = settings
         self.clock = StepClock()
+        self.clock.on_end = self.step_ended
+        self.moments = Moments()
+        self.cycle = OptimizerCycle()
+        self.sheet = Sheet(self)
+        self.replicated: weakref.WeakSet[Any] = weakref.WeakSet()  # models under DDP
         self.recorder: Recorder | None = None
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
+        # the same of what sees step boundaries: it stays in while recording is switched off
+        self.undo_boundary: list[Callable[[], Any]] = []
+        self.is_off = False
+        self.control = Control(self)
+        self._staying: set[str] = set()  # hooks that stay in while it is off
+        self._times_on = 0
+        self._kept_patches: set[tuple[Any, str]] = set()  # the script has wrapped these
         self._environ = environ
         self._description: dict[str, Any] = {}
         self._when_recorder: list[Callable[[Agent], None]] = []
@@ -62,18 +79,31 @@ class Agent:
     def install_hooks(self) -> None:
         """Install the hooks that the settings name. Raises ValueError for an unknown name."""
         collectives.check_name(self.settings.collectives)
+        self._times_on += 1
         for hook_class in _chosen(self.settings.hooks):
+            if hook_class.name in self._staying:
+                continue
             hook = hook_class()
             self.sources[hook.name] = f"waits for import of {hook.needs}"
             when_imported(hook.needs, guarded(self._installer(hook)))
 
     def _installer(self, hook: Hook) -> Callable[[], None]:
+        times_on = self._times_on
+
         def install() -> None:
+            if self.is_off or times_on != self._times_on:
+                return  # its module was imported while recording was off, or since
+            num_undo, num_boundary = len(self.undo), len(self.undo_boundary)
             self.sources[hook.name] = "failed"
             try:
                 self.sources[hook.name] = hook.install(self)
             except HookSkipped as reason:
                 self.sources[hook.name] = f"skipped: {reason}"
+            if len(self.undo_boundary) > num_boundary:
+                self.undo_boundary += self.undo[num_undo:]
+                del self.undo[num_undo:]
+            if len(self.undo) == num_undo:
+                self._staying.add(hook.name)
 
         install.__qualname__ = f"install of hook {hook.name}"
         return install
@@ -105,16 +135,58 @@ class Agent:
         self._watch_collector(run, first=True)
 
     def patch(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replace an attribute of a class or module until `remove_hooks`."""
+        """Replace an attribute of a class or module until `remove_hooks`.
+
+        What the script has put over it meanwhile stays, and ours inside it.
+        """
+        if (owner, name) in self._kept_patches:
+            return
         original = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+
+        def restore() -> None:
+            if owner.__dict__.get(name) is replacement:
+                setattr(owner, name, original)
+            else:
+                self._kept_patches.add((owner, name))
+
         setattr(owner, name, replacement)
-        self.undo.append(lambda: setattr(owner, name, original))
+        self.undo.append(restore)
 
     def remove_hooks(self) -> None:
         """Take every hook out again, last one first; what was recorded stays."""
+        for undo in (self.undo, self.undo_boundary):
+            while undo:
+                undo.pop()()
+        self._staying.clear()
+        self.sources = dict.fromkeys(self.sources, "removed")
+
+    def switch_off(self) -> None:
+        """Record nothing any more, but where the rank is. Between two steps, in the main thread."""
+        self.is_off = True
         while self.undo:
             self.undo.pop()()
-        self.sources = dict.fromkeys(self.sources, "removed")
+        self.clock.recorder = None
+        for name in self.sources:
+            if name not in self._staying:
+                self.sources[name] = "switched off"
+        self._tell_switch("agent switched off")
+
+    def switch_on(self, *, is_alone: bool) -> None:
+        """Record again. `is_alone`: other collectives were left out here than in the peers."""
+        self.is_off = False
+        if self.recorder is not None:
+            if is_alone:
+                self.recorder.forget_groups()
+            self.clock.resume(self.recorder)
+        self.install_hooks()
+        self._tell_switch("agent switched on")
+
+    def _tell_switch(self, name: str) -> None:
+        if self.recorder is not None:
+            self._register()
+            self.recorder.record(
+                schema.Event(**self.here(), name=name, step=self.clock.step), urgent=True
+            )
 
     def on_recorder(self, action: Callable[[Agent], None]) -> None:
         """Run `action` when the recorder is open, at once if it is."""
@@ -142,6 +214,14 @@ class Agent:
         if self.recorder is None and not self._gave_up and not _is_inherited(self._environ):
             self.open(identity.likely(self._environ) or identity.build(self._environ, 0, 1))
 
+    def step_ended(self, ended: EndedStep) -> None:
+        """Collect and write the numbers of the step that just ended."""
+        if self.is_off:
+            return
+        for listener in self.moments.step:
+            listener(ended)
+        self.sheet.step_ended(ended)
+
     def step_boundary(self) -> None:
         """Do what may be done once a step: describe the machine, look after the collector."""
         if self.recorder is None:
@@ -149,6 +229,8 @@ class Agent:
         if self.clock.step == 2 and not self._knows_backend:
             self._snapshot()
         self._watch_collector(self.recorder.directory.parents[1], first=False)
+        if self.settings.commands:
+            self.control.at_boundary()
 
     def describe(self, **facts: Any) -> None:
         """Register this rank again with more facts, for example its pipeline stage."""
@@ -161,6 +243,14 @@ class Agent:
         assert self.recorder is not None
         who = self.recorder.identity
         return {"attempt": who.attempt, "rank": who.rank, "time_ns": time.time_ns()}
+
+    def event(self, name: str, fields: dict[str, str]) -> None:
+        """Record something that happened once."""
+        if self.recorder is not None:
+            step = self.recorder.step
+            self.recorder.record(
+                schema.Event(**self.here(), name=name, step=step, fields=fields), urgent=True
+            )
 
     def error(
         self,

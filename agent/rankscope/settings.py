@@ -43,6 +43,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("spool_bytes", 256 << 20, "Most bytes kept on disk while the server is away."),
     Setting("hang_stack_seconds", 2.5, "Take stacks of a rank silent for so long in a hang."),
     Setting("collector", True, "Start a node collector if none runs."),
+    Setting("commands", True, "Do what the server asks: stacks, profiles, recording off and on."),
+    Setting("numbers_seconds", 0.2, "Least seconds between two records of loss, rate and such."),
+    Setting("numbers_budget_ratio", 0.004, "Most of a step that sampled numbers may take."),
+    Setting("replica_check_steps", 128, "Steps between two checksums of replicas under DDP."),
+    Setting("peak_flops", 0.0, "Peak FLOP/s of one device, for MFU; 0.0: not known."),
 )
 
 
@@ -65,6 +70,11 @@ class Settings:
     spool_bytes: int = 256 << 20
     hang_stack_seconds: float = 2.5
     collector: bool = True
+    commands: bool = True
+    numbers_seconds: float = 0.2
+    numbers_budget_ratio: float = 0.004
+    replica_check_steps: int = 128
+    peak_flops: float = 0.0
 
 
 class SettingError(ValueError):

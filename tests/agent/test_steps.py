@@ -50,7 +50,7 @@ def play(clock: StepClock, now: list[int], *moves: tuple[Any, int]) -> None:
         now[0] += duration
         if phase == OPTIMIZER:
             clock.enter(OTHER)
-            clock.optimizer_ended()
+            clock.optimizers_ended()
 
 
 def test_phases_add_up_to_the_step(now: list[int]) -> None:

@@ -7,8 +7,31 @@ from __future__ import annotations
 
 from rankscope.hooks.base import Hook, HookSkipped
 from rankscope.hooks.collectives import Collectives
+from rankscope.hooks.copies import Copies
+from rankscope.hooks.gpu_phases import GpuPhases
 from rankscope.hooks.logs import Exceptions, Logs, Warnings
-from rankscope.hooks.phases import Backward, Checkpointing, DataLoading, Optimizer, Pipeline
+from rankscope.hooks.memory import Memory, OutOfMemory
+from rankscope.hooks.numbers import (
+    Batches,
+    Clipping,
+    Gradients,
+    LearningRate,
+    Losses,
+    ModelSize,
+    Replicas,
+)
+from rankscope.hooks.pauses import GarbageCollection
+from rankscope.hooks.phases import (
+    Backward,
+    Checkpointing,
+    DataLoading,
+    DistributedCheckpointing,
+    Evaluation,
+    GradientScaler,
+    Optimizer,
+    Pipeline,
+    Safetensors,
+)
 from rankscope.hooks.stacks import Stacks
 
 HOOKS: tuple[type[Hook], ...] = (
@@ -18,10 +41,26 @@ HOOKS: tuple[type[Hook], ...] = (
     Warnings,
     Collectives,
     DataLoading,
+    Evaluation,
     Backward,
     Optimizer,
+    GradientScaler,
     Checkpointing,
+    DistributedCheckpointing,
+    Safetensors,
     Pipeline,
+    GarbageCollection,
+    Copies,
+    GpuPhases,
+    Losses,
+    LearningRate,
+    ModelSize,
+    Batches,
+    Clipping,
+    Gradients,
+    Replicas,
+    Memory,
+    OutOfMemory,
 )
 
 __all__ = ["HOOKS", "Hook", "HookSkipped"]

@@ -1,0 +1,21 @@
+"""Numbers of training that can be seen without a change to the script, one file per source.
+
+None of them draws random numbers, changes the graph, keeps a tensor beyond its step or waits for
+a device; `rankscope.metric_names` lists what they record.
+"""
+
+from rankscope.hooks.numbers.batches import Batches
+from rankscope.hooks.numbers.gradients import Clipping, Gradients
+from rankscope.hooks.numbers.loss import Losses
+from rankscope.hooks.numbers.model import LearningRate, ModelSize
+from rankscope.hooks.numbers.replicas import Replicas
+
+__all__ = [
+    "Batches",
+    "Clipping",
+    "Gradients",
+    "LearningRate",
+    "Losses",
+    "ModelSize",
+    "Replicas",
+]

@@ -1,0 +1,46 @@
+"""Forward and backward of pipeline stages, which a schedule runs in turns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope.guard import guarded
+from rankscope.hooks.phases.timed import in_phase
+from rankscope.steps import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    from rankscope.runtime import Agent
+
+
+class Pipeline:
+    """Forward and backward of each microbatch of torch.distributed.pipelining, and the stage."""
+
+    name: ClassVar[str] = "pipeline"
+    needs: ClassVar[str] = "torch.distributed.pipelining.stage"
+
+    def install(self, agent: Agent) -> str:
+        """Patch the chunk methods of the stage base class, from which all stages derive."""
+        import torch.distributed.pipelining.stage as module
+
+        base: Any = module._PipelineStageBase
+        clock = agent.clock
+        for method, phase in (
+            ("forward_one_chunk", FORWARD),
+            ("backward_one_chunk", BACKWARD),
+            ("backward_weight_one_chunk", BACKWARD),
+        ):
+            if hasattr(base, method):
+                agent.patch(base, method, in_phase(clock, phase, getattr(base, method)))
+        original = base.__init__
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            made(self)
+
+        @guarded
+        def made(stage: Any) -> None:
+            clock.forward_is_explicit = True
+            agent.describe(stage=int(stage.stage_index), num_stages=int(stage.num_stages))
+
+        agent.patch(base, "__init__", __init__)
+        return "chunk methods of pipeline stages"

@@ -1,0 +1,79 @@
+"""The numbers of training that the agent records by itself: name, unit, meaning, source.
+
+They travel as `Metrics` records. A script that gives a number of the same name through
+`rankscope.log_metrics` replaces ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table. An empty unit means a plain number."""
+
+    name: str
+    unit: str
+    meaning: str
+    source: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("loss", "", "Mean of the values on which `backward()` was called in the step, "
+           "before a gradient scaler.", "backward pass"),
+    Metric("loss_nonfinite", "0 or 1", "The loss is NaN or infinite.", "backward pass"),
+    Metric("learning_rate", "", "Of the first parameter group.", "optimizer"),
+    Metric("samples", "", "Samples in this rank's batches of the step.", "data loader"),
+    Metric("tokens", "", "Elements of `input_ids`, or of the first integer matrix of each batch.",
+           "data loader"),
+    Metric("samples_per_second", "1/s", "Of this rank.", "data loader"),
+    Metric("tokens_per_second", "1/s", "Of this rank.", "data loader"),
+    Metric("gradient_norm", "", "L2 norm of the reduced gradients before clipping, of this rank's "
+           "shard where they are sharded.", "clip_grad_norm_, else sampled before the optimizer"),
+    Metric("gradient_nonfinite", "0 or 1", "The norm of the reduced gradients is NaN or infinite.",
+           "as gradient_norm"),
+    Metric("gradient_norm_local", "", "L2 norm of this rank's own gradients before reduction.",
+           "sampled backward passes under DDP"),
+    Metric("gradient_local_nonfinite", "0 or 1", "This rank's own gradients hold NaN or infinity "
+           "before reduction: the rank that brought it in.", "as gradient_norm_local"),
+    Metric("replica_checksum", "", "53 bits of a sum over the bits of all parameters; equal on "
+           "all replicas of a model.", "sampled after the optimizer under DDP"),
+    Metric("parameters", "", "Parameters that the optimizers update.", "optimizer, once"),
+    Metric("parameter_bytes", "bytes", "Their size on this rank.", "optimizer, once"),
+    Metric("model_parameters", "", "All parameters of the model wrapped by DDP, frozen ones too.",
+           "DistributedDataParallel, once"),
+    Metric("optimizer_state_bytes", "bytes", "State of the optimizers on this rank.",
+           "optimizer, once"),
+    Metric("model_flops_per_second", "FLOP/s", "6 x parameters x tokens / step time (forward and "
+           "backward without recomputation or attention).", "parameters and tokens"),
+    Metric("mfu_ratio", "0-1", "The same over `RANKSCOPE_PEAK_FLOPS`; missing where that is not "
+           "set.", "parameters and tokens"),
+    Metric("rss_bytes", "bytes", "Resident memory of the process.", "/proc/self/statm"),
+    Metric("rss_peak_bytes", "bytes", "Its peak since the process began.", "getrusage"),
+    Metric("cuda_allocated_bytes", "bytes", "In tensors, on the current device.",
+           "torch.cuda.memory_stats"),
+    Metric("cuda_reserved_bytes", "bytes", "Held by the caching allocator.",
+           "torch.cuda.memory_stats"),
+    Metric("cuda_peak_bytes", "bytes", "Peak of allocated since the script last reset it.",
+           "torch.cuda.memory_stats"),
+    Metric("cuda_fragmentation_bytes", "bytes", "Reserved minus allocated.",
+           "torch.cuda.memory_stats"),
+    Metric("cuda_alloc_retries", "", "Allocations that had to flush the cache first, ever.",
+           "torch.cuda.memory_stats"),
+    Metric("cuda_ooms", "", "Allocations that failed, ever.", "torch.cuda.memory_stats"),
+    Metric("pinned_bytes", "bytes", "Page-locked host memory in use.",
+           "torch.cuda.host_memory_stats"),
+    *(Metric(f"gpu_{phase}_seconds", "s", "Time of the current stream in this phase.",
+             "CUDA events, sampled")
+      for phase in ("other", "data", "forward", "backward", "optimizer", "checkpoint",
+                    "evaluation")),
+)  # fmt: skip
+
+# each of these brings a flag along
+NONFINITE: dict[str, str] = {
+    "loss": "loss_nonfinite",
+    "gradient_norm": "gradient_nonfinite",
+    "gradient_norm_local": "gradient_local_nonfinite",
+}
+assert {name for pair in NONFINITE.items() for name in pair} <= {metric.name for metric in METRICS}

@@ -1,0 +1,58 @@
+"""Which optimizers make one step together, learnt from the order in which they step."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+class OptimizerCycle:
+    """A step is complete when every optimizer that takes part in it has stepped.
+
+    At first that is every optimizer there is. One that steps again before the others came shows
+    that the others take no part: from then on a step is what those do that did step. So two
+    networks that train in turn make one step, and a critic that steps five times as often as its
+    generator makes five.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # of optimizers, ever
+        self.in_backward = False  # optimizers step inside this backward pass
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._expected: weakref.WeakSet[Any] | None = None
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._inside: list[int] = []  # ids of those that step now, outermost first
+
+    def made(self, optimizer: Any) -> None:
+        """Take in a new optimizer."""
+        self._alive.add(optimizer)
+
+    def optimizers(self) -> list[Any]:
+        """Return those that have stepped, or are known to exist, and live."""
+        return list(self._alive)
+
+    def began(self, optimizer: Any) -> bool:
+        """Return whether this step is no part of another optimizer's step."""
+        self._alive.add(optimizer)
+        key = id(optimizer)
+        if key in self._inside:  # its last step raised: nothing under it has ended either
+            del self._inside[self._inside.index(key) :]
+        self._inside.append(key)
+        return len(self._inside) == 1
+
+    def ended(self, optimizer: Any) -> tuple[bool, bool]:
+        """Return whether it was an outermost step, and whether the cycle is complete with it."""
+        self.num_steps += 1
+        key = id(optimizer)
+        if key in self._inside:
+            del self._inside[self._inside.index(key) :]
+        if optimizer in self._stepped and not self._inside:
+            self._expected = self._stepped
+            self._stepped = weakref.WeakSet()
+        self._stepped.add(optimizer)
+        if self._inside:
+            return False, False
+        if any(one not in self._stepped for one in self._expected or self._alive):
+            return True, False
+        self._expected, self._stepped = self._stepped, weakref.WeakSet()
+        return True, True
