@@ -7,6 +7,7 @@ fails costs its run an answer, never the server.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from rankscope_server.analysis import RunState
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.settings import Settings
+from rankscope_server.store.commands import ask_in_hangs
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.looks import Outcome, keep_failure, keep_look
 from rankscope_server.store.replay import newest_batch, replay
@@ -142,7 +144,10 @@ class AnalysisLoop:
             outcome = run.outcome
 
             def work(unit: Any) -> Outcome:
-                return keep_look(unit, run_id, look, outcome)
+                kept = keep_look(unit, run_id, look, outcome)
+                if ask_in_hangs(unit, run_id, kept.known or {}):
+                    return dataclasses.replace(kept, changed=kept.changed | {"commands"})
+                return kept
 
             run.outcome, run.failure = self._writer.run(work), ""
         except StoreUnavailableError as error:

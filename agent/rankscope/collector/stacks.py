@@ -12,12 +12,13 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rankscope import ring
 from rankscope.collector.exits import PROC
 from rankscope.ring import process_start_ticks
 
-MAX_PER_INCIDENT = 3
+MAX_PER_INCIDENT = 3  # of those that nobody of flesh and blood asked for
 BETWEEN_NS = 2_000_000_000
 CALM_NS = 60_000_000_000  # from the last stacks of an incident to the first of the next
 _WRITE_NS = 2_000_000_000  # a handler has this long to write
@@ -35,6 +36,15 @@ class Look:
     heartbeat_ns: int
     oldest_open_ns: int  # 0 none
     oldest_inside_ns: int  # 0 none
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Stacks that were written, and the commands that asked for them."""
+
+    text: str
+    reason: str
+    commands: tuple[int, ...] = ()
 
 
 class StackTaker:
@@ -57,26 +67,56 @@ class StackTaker:
         self._size = -1
         self._last_text = ""
         self._reason_text = ""
+        self._requests: dict[int, str] = {}  # command -> who asked
+        self._asked_for: tuple[int, ...] = ()
+        self._answers: list[tuple[int, Literal["done", "refused"], str]] = []
 
-    def turn(self, look: Look, now_ns: int, group_is_stuck: bool) -> tuple[str, str] | None:
-        """Ask for stacks if it is time; return (text, reason) when new ones are there.
+    def request(self, command: int, asked_by: str, *, is_automatic: bool) -> None:
+        """Take stacks soon. A detector that asks shares the budget of the incident with us."""
+        if is_automatic and self._taken >= MAX_PER_INCIDENT:
+            self._answers.append((command, "done", "this incident's stacks were taken already"))
+            return
+        self._requests[command] = asked_by
+        self._taken += is_automatic
+
+    def take_answers(self) -> list[tuple[int, Literal["done", "refused"], str]]:
+        """Return (command, state, reason) of the requests that are done with."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def turn(self, look: Look, now_ns: int, group_is_stuck: bool) -> Taken | None:
+        """Ask for stacks if it is time; return new ones when they are there.
 
         `group_is_stuck`: some rank of this node has a collective open for too long.
         """
         if self._waits:
             return self._collect(now_ns)
         reason = self._reason(look, now_ns, group_is_stuck)
-        if not reason:
-            if now_ns - self._asked_ns > CALM_NS:
-                self._taken = 0
+        if not reason and now_ns - self._asked_ns > CALM_NS:
+            self._taken = 0
+        if self._asked_ns and now_ns - self._asked_ns < BETWEEN_NS:
             return None
-        if self._taken >= MAX_PER_INCIDENT or now_ns - self._asked_ns < BETWEEN_NS:
+        asked_for = tuple(self._requests)
+        if not asked_for and (not reason or self._taken >= MAX_PER_INCIDENT):
             return None
+        if asked_for:
+            asked = "asked for by " + " and ".join(dict.fromkeys(self._requests.values()))
+            reason = f"{reason}, {asked}" if reason else asked
+            self._requests.clear()
+        else:
+            self._taken += 1
+        self._asked_ns = now_ns
         if self._send_signal(look.pid, look.start_ticks, look.stack_signal):
             self._waits, self._reason_text, self._size = True, reason, -1
-        self._taken += 1
-        self._asked_ns = now_ns
+            self._asked_for = asked_for
+        else:
+            self._answer(asked_for, "refused", "the signal for stacks could not be sent")
         return None
+
+    def _answer(
+        self, commands: tuple[int, ...], state: Literal["done", "refused"], reason: str = ""
+    ) -> None:
+        self._answers += [(command, state, reason) for command in commands]
 
     def _reason(self, look: Look, now_ns: int, group_is_stuck: bool) -> str:
         if not look.stack_signal or look.ended != ring.RUNNING:
@@ -89,23 +129,26 @@ class StackTaker:
             return f"no sign of life for {silent_ns / 1e9:.1f} s while a collective is open"
         return ""
 
-    def _collect(self, now_ns: int) -> tuple[str, str] | None:
+    def _collect(self, now_ns: int) -> Taken | None:
         """Read what was written once the file has stopped growing."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if now_ns - self._asked_ns < _WRITE_NS and (size <= self.offset or size != self._size):
             self._size = size
             return None
         self._waits = False
+        asked_for, self._asked_for = self._asked_for, ()
         if size <= self.offset:
+            self._answer(asked_for, "refused", "the rank wrote nothing within 2 s of the signal")
             return None
         with self._path.open("rb") as file:
             file.seek(self.offset)
             text = file.read(size - self.offset)[-_MAX_TEXT:].decode(errors="replace").strip()
         self.offset = size
-        if text == self._last_text:
+        self._answer(asked_for, "done")
+        if text == self._last_text and not asked_for:
             return None
         self._last_text = text
-        return text, self._reason_text
+        return Taken(text, self._reason_text, asked_for)
 
 
 def send_stack_signal(pid: int, start_ticks: int, number: int, proc: Path = PROC) -> bool:

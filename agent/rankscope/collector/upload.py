@@ -18,9 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from rankscope import schema
 from rankscope.collector.spool import Entry, Spool
+from rankscope.collector.traces import TraceWorker
 
 INGEST_PATH = "/api/v1/ingest"
+_BATCH_HEADERS = {
+    "Content-Type": "application/msgpack",
+    "Content-Encoding": "zstd",
+    schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
+}
 TIMEOUT_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.2, 5.0
 _MAX_RETRY_AFTER_SECONDS = 30.0
@@ -53,6 +62,17 @@ class Answer:
             return {}
         return fields if isinstance(fields, dict) else {}
 
+    def commands(self) -> list[schema.Command]:
+        """Return what the server asks for; kinds that we do not know are left to newer ones."""
+        found = self.fields.get("commands", [])
+        commands = []
+        for one in found if isinstance(found, list) else []:
+            try:
+                commands.append(msgspec.convert(one, schema.Command))
+            except msgspec.ValidationError as error:
+                logger.info("a command of the server is not understood: %s", error)
+        return commands
+
     @property
     def is_refusal(self) -> bool:
         """The server will never take this batch."""
@@ -68,28 +88,28 @@ class Server:
             raise ValueError(f"RANKSCOPE_SERVER={url!r}: expected http://HOST:PORT")
         self._is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port  # .port raises ValueError too
-        self._path = parts.path.rstrip("/") + INGEST_PATH
+        self._prefix = parts.path.rstrip("/")
         self._timeout_seconds = timeout_seconds
-        self._headers = {
-            "Content-Type": "application/msgpack",
-            "Content-Encoding": "zstd",
-            "User-Agent": "rankscope-collector",
-        }
+        self._headers = {"User-Agent": "rankscope-collector"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, body: bytes) -> Answer:
-        """Send one batch. A kept connection that the server closed meanwhile is tried anew once."""
+        """Send one batch."""
+        return self.send(INGEST_PATH, body, _BATCH_HEADERS)
+
+    def send(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        """Send a POST. A kept connection that the server closed meanwhile is tried anew once."""
         is_kept = self._connection is not None
         try:
-            return self._post(body)
+            return self._send(path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if not is_kept or isinstance(error, TimeoutError):
                 return Answer(0, f"{type(error).__name__}: {error}")
         try:
-            return self._post(body)
+            return self._send(path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return Answer(0, f"{type(error).__name__}: {error}")
@@ -100,10 +120,11 @@ class Server:
             self._connection.close()
             self._connection = None
 
-    def _post(self, body: bytes) -> Answer:
+    def _send(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         if self._connection is None:
             self._connection = self._connect()
-        self._connection.request("POST", self._path, body, self._headers)
+        headers = self._headers | headers
+        self._connection.request("POST", self._prefix + path, body, headers)
         response = self._connection.getresponse()
         text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
         if response.will_close or not response.isclosed():
@@ -129,12 +150,16 @@ class Uploader(threading.Thread):
         spool: Spool,
         on_refused: Callable[[int, str], None],
         jitter: Callable[[], float] = random.random,
+        on_commands: Callable[[list[schema.Command]], None] = lambda commands: None,
+        traces: TraceWorker | None = None,
     ) -> None:
         super().__init__(name="rankscope-upload", daemon=True)
         self._server = server
         self._spool = spool
         self._on_refused = on_refused
         self._jitter = jitter
+        self._on_commands = on_commands
+        self._traces = traces
         self._ending = threading.Event()
         self._failures = 0
         self._failing_since = 0.0
@@ -147,9 +172,13 @@ class Uploader(threading.Thread):
     def run(self) -> None:
         """Send for ever; the thread ends with the process."""
         while True:
-            entry = self._spool.take(timeout_seconds=1.0)
+            traces = self._traces
+            has_parts = traces is not None and traces.has_parts()
+            entry = self._spool.take(timeout_seconds=0.0 if has_parts else 1.0)
             if entry is not None:
                 self._send(entry)
+            if traces is not None and not self._failures:
+                traces.send_part(self._server)
 
     def _send(self, entry: Entry) -> None:
         try:
@@ -176,6 +205,9 @@ class Uploader(threading.Thread):
                 time.monotonic() - self._failing_since,
             )
         self._failures = 0
+        commands = answer.commands()
+        if commands:
+            self._on_commands(commands)
         if answer.fields.get("refused"):
             logger.warning(
                 "the server refused parts of batch %d: %.2000s", entry.sequence, answer.text

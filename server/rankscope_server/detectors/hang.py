@@ -13,6 +13,7 @@ from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, F
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
 from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
 from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import capital, ranks_text
 
 _RECENT_STEPS = 256  # whose slowest give the time that a step may take
 _FIRST_STEP = 1
@@ -31,6 +32,13 @@ class Hang:
             return self._skipped("one rank waits for nobody", "nothing to do")
         if not window.states:
             return self._skipped("no rank has said yet where it is", "wait, or see coverage")
+        unmatched = [rank for rank, state in window.states.items() if not state.is_recording]
+        if unmatched:
+            return self._skipped(
+                f"{capital(ranks_text(unmatched))} cannot be compared with the others: switched "
+                "off, or switched on alone",
+                "switch recording on in all ranks at once, or restart the run",
+            )
         if not window.groups:
             return self._skipped("no process group is known yet", "wait for init_process_group")
         patience = Patience(window)

@@ -6,7 +6,7 @@ What comes out fits the database as it is: numbers within 64 bits, text without 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -34,12 +34,14 @@ _RANGES: dict[str, tuple[int, int]] = {
     "pid": (0, 1 << 40),
     "stage": (-1, MAX_RANK),
     "p2p_peer": (-1, MAX_RANK),
+    "self_ns": (-1, MAX_TIME_NS),
 }
 # Characters kept; longer text is cut with a mark. Others keep 4,096.
 _LENGTHS = {"message": 65_536, "detail": 65_536, "traceback": 262_144, "text": 262_144}
 _LENGTH = 4_096
 _IDENTITIES = {"group": 256, "host": 255, "name": 256, "source": 64, "reason": 256}
 _MAX_ENTRIES = 4_096
+_Struct: TypeAlias = Record | GroupState | schema.OperatorTime
 _RANK_KINDS = (schema.RankRegistered, schema.RankEnded, schema.RankState)
 
 
@@ -98,7 +100,7 @@ def place_of(error: Exception) -> str:
     return rest.partition("`")[0] if found else ""
 
 
-def _changes(record: Record | GroupState) -> dict[str, Any]:
+def _changes(record: _Struct) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)
@@ -108,7 +110,7 @@ def _changes(record: Record | GroupState) -> dict[str, Any]:
     return changes
 
 
-def _clean_value(record: Record | GroupState, name: str, value: Any) -> Any:
+def _clean_value(record: _Struct, name: str, value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
@@ -159,13 +161,13 @@ def _clean_list(name: str, values: list[Any]) -> list[Any]:
         return values
     if len(values) > _MAX_ENTRIES:
         values = values[:_MAX_ENTRIES]
-    if values and isinstance(values[0], GroupState):
+    if values and isinstance(values[0], GroupState | schema.OperatorTime):
         changed = [(value, _changes(value)) for value in values]
         return [msgspec.structs.replace(value, **new) if new else value for value, new in changed]
     return [clean_text("", value) if isinstance(value, str) else value for value in values]
 
 
-def _clean_dict(record: Record | GroupState, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _clean_dict(record: _Struct, name: str, values: dict[str, Any]) -> dict[str, Any]:
     if len(values) > _MAX_ENTRIES:
         raise RefusalError(name, f"has {len(values)} entries", f"send at most {_MAX_ENTRIES}")
     if isinstance(record, schema.Metrics):

@@ -1,6 +1,6 @@
 """The HTTP routes: thin, each a call of a view and a reply."""
 
-from rankscope_server.routes import data, ingest, logs, operations, runs, stream
+from rankscope_server.routes import commands, data, ingest, logs, operations, runs, stream
 
 ROUTERS = (
     operations.router,
@@ -9,5 +9,6 @@ ROUTERS = (
     runs.router,
     data.router,
     logs.router,
+    commands.router,
     stream.router,
 )

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from rankscope.schema import COMMANDS_HEADER
 from rankscope_server.ingest.chunks import judge_chunks
 from rankscope_server.ingest.envelope import read_envelope, unpack_body
 from rankscope_server.ingest.records import judge_records
@@ -42,7 +43,8 @@ async def ingest(request: Request) -> Response:
     service, started = service_of(request), time.perf_counter()
     body = await read_body(request, service.settings.max_batch_bytes)
     encoding = request.headers.get("content-encoding", "")
-    batch = await run_in_threadpool(judge, service, body, encoding)
+    takes_commands = COMMANDS_HEADER in request.headers
+    batch = await run_in_threadpool(judge, service, body, encoding, takes_commands)
 
     def work(unit: Unit) -> Stored:
         return store_batch(unit, batch)
@@ -57,6 +59,7 @@ async def ingest(request: Request) -> Response:
         accepted_chunks=0 if stored.duplicate else len(batch.chunks),
         duplicate=stored.duplicate,
         refused=batch.refused,
+        commands=stored.commands,
     )
     headers = {"X-Request-Id": request_id(request)}
     return Response(_encode(answer), 200, headers, media_type="application/json")
@@ -83,7 +86,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def judge(service: Service, body: bytes, encoding: str) -> JudgedBatch:
+def judge(
+    service: Service, body: bytes, encoding: str, takes_commands: bool = False
+) -> JudgedBatch:
     """Decode and check a body. Raises Problem where it is not a batch at all."""
     try:
         envelope = read_envelope(unpack_body(body, encoding, service.settings.max_unpacked_bytes))
@@ -102,6 +107,7 @@ def judge(service: Service, body: bytes, encoding: str) -> JudgedBatch:
         chunks=chunks,
         refused=refused + refused_chunks,
         journal=pack_journal(records),
+        takes_commands=takes_commands,
     )
 
 

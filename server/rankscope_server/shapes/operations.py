@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from rankscope.schema import Command
 from rankscope_server.ingest.records import Refused
 from rankscope_server.shapes.base import Shape
 
@@ -17,6 +18,8 @@ class IngestAnswer(Shape, frozen=True):
     accepted_chunks: int
     duplicate: bool
     refused: list[Refused] = msgspec.field(default_factory=list)
+    # for the ranks whose states the batch brought; only to a sender that says it takes them
+    commands: list[Command] = msgspec.field(default_factory=list)
 
 
 class Health(Shape, frozen=True):

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from rankscope_server.shapes.base import Shape
+from rankscope_server.shapes.commands import CommandRow
 
 RunStatus: TypeAlias = Literal["starting", "running", "stuck", "ended", "failed", "silent"]
 AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
@@ -150,10 +151,21 @@ class HistoryEvent(Shape, frozen=True):
     text: str
 
 
+class FindingStack(Shape, frozen=True):
+    """Python stacks of one rank that a finding names."""
+
+    rank: int
+    time_ms: float
+    reason: str
+    text: str
+
+
 class FindingDetail(Finding, frozen=True):
-    """A finding with its history."""
+    """A finding with its history, and the stacks of the ranks it names."""
 
     history: list[HistoryEvent] = msgspec.field(default_factory=list)
+    stacks: list[FindingStack] = msgspec.field(default_factory=list)  # of a hang
+    commands: list[CommandRow] = msgspec.field(default_factory=list)  # what it asked for
 
 
 class Detector(Shape, frozen=True):

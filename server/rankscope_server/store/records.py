@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from rankscope import schema
 from rankscope_server import tables
+from rankscope_server.store.commands import keep_answer
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.lines import Line
 from rankscope_server.store.packing import pack
@@ -149,8 +150,15 @@ def _event(sink: _Sink, record: schema.Event) -> None:
 
 
 def _stacks(sink: _Sink, record: schema.Stacks) -> None:
-    sink.row(tables.stacks, record, reason=record.reason, text=record.text)
-    sink.changed.add("ranks")
+    sink.row(
+        tables.stacks, record, reason=record.reason, text=record.text, command_id=record.command
+    )
+    sink.changed |= {"ranks", "stacks"}
+
+
+def _command(sink: _Sink, record: schema.CommandAnswer) -> None:
+    if keep_answer(sink.connection, sink.run_id, record):
+        sink.changed.add("commands")
 
 
 def _loss(sink: _Sink, record: schema.Loss) -> None:
@@ -196,6 +204,7 @@ _HANDLERS: dict[type[schema.Record], _Handler] = {
     schema.Metrics: _metrics,
     schema.Event: _event,
     schema.Stacks: _stacks,
+    schema.CommandAnswer: _command,
     schema.Loss: _loss,
 }
 # Tables whose row a later record replaces, and what of it.

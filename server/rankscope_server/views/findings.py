@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -16,14 +17,20 @@ from rankscope_server.shapes import (
     Finding,
     FindingDetail,
     Findings,
+    FindingStack,
     Folded,
     HistoryEvent,
     Verdict,
     json_object,
     to_ms,
 )
+from rankscope_server.views.commands import of_finding as commands_of_finding
 
 MAX_RECOVERED = 500
+MAX_STACKS = 24
+MAX_STACK_RANKS = 16
+STACKS_AROUND_NS = 120 * 10**9  # the collector takes the first ones before the finding opens
+MAX_TIME_NS = 1 << 62
 _BOOKKEEPING = {"id", "state", "opened_ms", "updated_ms", "recovered_ms"}
 _TRANSLATED = {"evidence", "explained_by"}
 _FIELDS = set(Finding.__struct_fields__) - _BOOKKEEPING - _TRANSLATED
@@ -68,7 +75,37 @@ def finding_detail(connection: sa.Connection, run_id: str, finding_id: int) -> F
         for event in events
     ]
     base = msgspec.structs.asdict(finding_of(row, _ids(rows)))
-    return FindingDetail(**base, history=history)
+    return FindingDetail(
+        **base,
+        history=history,
+        stacks=_stacks(connection, row, base["ranks"] or base["victims"]),
+        commands=commands_of_finding(connection, finding_id, time.time_ns()),
+    )
+
+
+def _stacks(connection: sa.Connection, row: sa.Row[Any], ranks: list[int]) -> list[FindingStack]:
+    """Return the stacks that the named ranks wrote in a hang, the newest of each first."""
+    if json_object(row.body).get("kind") != "hang":
+        return []
+    table = tables.stacks
+    rows = connection.execute(
+        sa.select(table)
+        .where(
+            table.c.run_id == row.run_id,
+            table.c.attempt == row.attempt,
+            table.c.rank.in_(ranks[:MAX_STACK_RANKS]),
+            table.c.time_ns >= row.opened_ns - STACKS_AROUND_NS,
+            table.c.time_ns <= (row.recovered_ns or MAX_TIME_NS) + STACKS_AROUND_NS,
+        )
+        .order_by(table.c.rank, table.c.id.desc())
+        .limit(MAX_STACKS)
+    )
+    return [
+        FindingStack(
+            rank=stack.rank, time_ms=stack.time_ns / 1e6, reason=stack.reason, text=stack.text
+        )
+        for stack in rows
+    ]
 
 
 def verdict(connection: sa.Connection, run: sa.Row[Any]) -> Verdict | None:

@@ -86,16 +86,16 @@ def coverage(
             sa.func.sum(producers.last_sequence - producers.first_sequence + 1 - producers.received)
         ).where(producers.run_id == run.run_id)
     )
-    losses = _losses(connection, run.run_id)
+    lost = losses(connection, run.run_id)
     return Coverage(
         expected=expected,
         registered=len(registered),
         reporting=reporting,
         silent=silent,
-        losses=losses,
+        losses=lost,
         refused=run.refused,
         missing_batches=int(missing or 0),
-        text=_coverage_text(expected, reporting, silent, losses, int(missing or 0)),
+        text=_coverage_text(expected, reporting, silent, lost, int(missing or 0)),
     )
 
 
@@ -192,7 +192,8 @@ def counts(connection: sa.Connection, run: sa.Row[Any]) -> Counts:
     )
 
 
-def _losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
+def losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
+    """Return what the agents of a run lost, by reason."""
     table = tables.loss.c
     rows = connection.execute(
         sa.select(table.host, table.rank, table.source, table.reason, sa.func.sum(table.count))

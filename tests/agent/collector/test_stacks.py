@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope import ring
-from rankscope.collector.stacks import CALM_NS, Look, StackTaker, send_stack_signal
+from rankscope.collector.stacks import CALM_NS, Look, StackTaker, Taken, send_stack_signal
 from rankscope.ring import process_start_ticks
 
 SECOND = 10**9
@@ -37,8 +37,8 @@ class Rank:
             file.write(self.answer)
         return True
 
-    def run(self, look: Look, seconds: float, *, is_stuck: bool = True) -> list[tuple[str, str]]:
-        taken = []
+    def run(self, look: Look, seconds: float, *, is_stuck: bool = True) -> list[Taken]:
+        taken: list[Taken] = []
         for _ in range(int(seconds * 5)):
             self.now += SECOND // 5
             if (found := self.taker.turn(look, self.now, is_stuck)) is not None:
@@ -48,22 +48,22 @@ class Rank:
 
 def test_three_per_incident_two_seconds_apart_equal_ones_once(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    ((text, reason),) = rank.run(STUCK, 30)
-    assert text == "File a.py line 1"
-    assert reason.startswith("no sign of life for")
+    (taken,) = rank.run(STUCK, 30)
+    assert taken.text == "File a.py line 1"
+    assert taken.reason.startswith("no sign of life for")
     assert rank.sent == [(1, 2, 39)] * 3
     moving = replace(STUCK, heartbeat_ns=rank.now + 10 * CALM_NS)
     assert not rank.run(moving, 70)
     rank.answer = "File b.py line 2\n"
     later = replace(STUCK, heartbeat_ns=rank.now)
-    assert [text for text, _ in rank.run(later, 4)] == ["File b.py line 2"]
+    assert [taken.text for taken in rank.run(later, 4)] == ["File b.py line 2"]
 
 
 def test_a_new_stack_is_only_the_new_part(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     rank.run(STUCK, 1)
     rank.answer = "File c.py line 3\n"
-    assert [text for text, _ in rank.run(STUCK, 4)] == ["File c.py line 3"]
+    assert [taken.text for taken in rank.run(STUCK, 4)] == ["File c.py line 3"]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_silence_alone_is_no_hang(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     assert not rank.run(STUCK, 30, is_stuck=False)
     inside = replace(STUCK, oldest_inside_ns=SECOND)
-    ((_, reason),) = rank.run(inside, 30, is_stuck=False)
-    assert reason.startswith("inside a collective for")
+    (taken,) = rank.run(inside, 30, is_stuck=False)
+    assert taken.reason.startswith("inside a collective for")
 
 
 def test_a_rank_that_writes_nothing_is_not_awaited_for_ever(tmp_path: Path) -> None:

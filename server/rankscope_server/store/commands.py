@@ -1,0 +1,309 @@
+"""Commands to ranks: made here, handed out with the answers to batches, answered by records.
+
+A command is open until every rank has answered or its time is over. Handing it out twice does
+no harm: collectors know each by its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope.schema import AnyRecord, CommandKind
+from rankscope_server import tables
+from rankscope_server.store.engine import upsert
+from rankscope_server.store.looks import Known
+from rankscope_server.store.unit import Unit
+
+OPEN_STATES = ("pending", "sent", "running")
+MAX_OPEN = 8  # commands of people in one run at a time
+MAX_PER_INCIDENT = 3  # stacks that a finding asks for, of each rank
+INCIDENT_PAUSES_NS = (0, 10 * 10**9, 30 * 10**9)  # before the first, second, third
+MAX_INCIDENT_RANKS = 16
+TRACES_KEPT = 20  # of each run
+_LIFETIMES_NS: dict[CommandKind, int] = {
+    "stacks": 60 * 10**9,
+    "profile": 600 * 10**9,
+    "agent_off": 600 * 10**9,
+    "agent_on": 600 * 10**9,
+}
+_LEAST_MARGIN_STEPS = 2
+_MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
+_encode = msgspec.json.Encoder().encode
+
+
+class CommandRefusedError(ValueError):
+    """This command is not made; the message is the reason, `remedy` what to do."""
+
+    def __init__(self, what: str, field: str, remedy: str) -> None:
+        super().__init__(what)
+        self.field, self.remedy = field, remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody asks for. No ranks: all; for a profile the first one of each node."""
+
+    kind: CommandKind
+    ranks: list[int] = field(default_factory=list)
+    num_steps: int = 3
+    asked_by: str = "user"
+    finding_id: int | None = None
+
+
+def create(unit: Unit, run_id: str, asked: Asked) -> int:
+    """Keep a command and return its id. Raises CommandRefusedError."""
+    connection = unit.connection
+    run = connection.execute(sa.select(tables.run).where(tables.run.c.run_id == run_id)).one()
+    known = _ranks(connection, run_id, run.attempt)
+    alive = [rank for rank, row in known.items() if row.ended_ns is None]
+    if not alive:
+        raise CommandRefusedError("no rank of this run lives", "ranks", "commands need a live run")
+    if asked.finding_id is None and _num_open(unit, run_id) >= MAX_OPEN:
+        raise CommandRefusedError(
+            f"{MAX_OPEN} requests of this run are open", "kind", "wait until one is done"
+        )
+    ranks = asked.ranks or _all_of(asked.kind, known, alive)
+    missing = [rank for rank in ranks if rank not in known]
+    if missing:
+        raise CommandRefusedError(
+            f"no rank {missing[0]} in this attempt", "ranks", f"ranks are 0 to {max(known)}"
+        )
+    switches = asked.kind in ("agent_off", "agent_on")
+    pace = _steps_per_second(connection, run_id, run.attempt) if switches else 0.0
+    margin = _LEAST_MARGIN_STEPS + int(_MARGIN_SECONDS * pace)
+    lifetime = _LIFETIMES_NS[asked.kind] + (int(2 * margin / pace * 1e9) if pace else 0)
+    inserted = connection.execute(
+        sa.insert(tables.command).values(
+            run_id=run_id, attempt=run.attempt, kind=asked.kind, asked_by=asked.asked_by,
+            finding_id=asked.finding_id, created_ns=unit.now_ns,
+            expires_ns=unit.now_ns + lifetime,
+            num_steps=asked.num_steps if asked.kind == "profile" else 0,
+            at_step=max(known[rank].step for rank in alive) + margin if switches else 0,
+            is_everyone=int(switches and set(alive) <= set(ranks)),
+        )
+    )  # fmt: skip
+    command_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
+    gone = {rank: row.ended_ns is not None for rank, row in known.items()}
+    connection.execute(
+        sa.insert(tables.command_rank),
+        [
+            {
+                "command_id": command_id, "rank": rank, "updated_ns": unit.now_ns,
+                "state": "refused" if gone[rank] else "pending",
+                "reason": "the rank has ended" if gone[rank] else "",
+            }
+            for rank in sorted(set(ranks))
+        ],
+    )  # fmt: skip
+    return command_id
+
+
+def hand_out(unit: Unit, run_id: str, records: list[AnyRecord]) -> list[schema.Command]:
+    """Return the open commands for the ranks whose states a batch brings, and note it."""
+    table, parts = tables.command, tables.command_rank
+    commands = unit.connection.execute(
+        sa.select(table).where(table.c.run_id == run_id, table.c.expires_ns > unit.now_ns)
+    ).all()
+    if not commands:
+        return []
+    told = {
+        (record.attempt, record.rank) for record in records if isinstance(record, schema.RankState)
+    }
+    found = []
+    for command in commands:
+        rows = unit.connection.execute(
+            sa.select(parts.c.rank, parts.c.state).where(
+                parts.c.command_id == command.id, parts.c.state.in_(OPEN_STATES)
+            )
+        ).all()
+        rows = [row for row in rows if (command.attempt, row.rank) in told]
+        fresh = [row.rank for row in rows if row.state == "pending"]
+        for at in range(0, len(fresh), 500):
+            unit.connection.execute(
+                sa.update(parts)
+                .where(parts.c.command_id == command.id, parts.c.rank.in_(fresh[at : at + 500]))
+                .values(state="sent", updated_ns=unit.now_ns)
+            )
+        if rows:
+            found.append(_on_the_wire(command, [row.rank for row in rows], unit.now_ns))
+    return found
+
+
+def keep_answer(connection: sa.Connection, run_id: str, answer: schema.CommandAnswer) -> bool:
+    """Keep what a rank says of a command; return whether there is such a command."""
+    parts = tables.command_rank.c
+    if not _belongs(connection, run_id, answer.command):
+        return False
+    values: dict[str, Any] = {
+        "state": answer.state, "reason": answer.reason, "updated_ns": answer.time_ns
+    }  # fmt: skip
+    if answer.trace_bytes:
+        values |= {
+            "trace_bytes": answer.trace_bytes,
+            "operators": _encode(answer.operators).decode(),
+        }
+    done = connection.execute(
+        sa.update(tables.command_rank)
+        .where(parts.command_id == answer.command, parts.rank == answer.rank)
+        .values(values)
+    )
+    return bool(done.rowcount)
+
+
+def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
+    """Ask for stacks of the ranks that open findings of hangs name; return whether any was."""
+    hangs = [
+        (attempt, one)
+        for (attempt, _), one in known.items()
+        if one.body.get("kind") == "hang"
+        and one.state != "recovered"
+        and one.body.get("severity") in ("critical", "warning")
+    ]
+    if not hangs:
+        return False
+    newest = unit.connection.scalar(
+        sa.select(tables.run.c.attempt).where(tables.run.c.run_id == run_id)
+    )
+    asked = [
+        ask_for_stacks(unit, run_id, one.id, one.body.get("ranks") or one.body.get("victims", []))
+        for attempt, one in hangs
+        if attempt == newest
+    ]
+    return any(number is not None for number in asked)
+
+
+def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -> int | None:
+    """Ask for stacks of the ranks that a hang names, up to three times; return the command."""
+    table, parts = tables.command, tables.command_rank
+    rows = unit.connection.execute(
+        sa.select(parts.c.rank, sa.func.count(), sa.func.max(table.c.created_ns))
+        .join(table, table.c.id == parts.c.command_id)
+        .where(table.c.run_id == run_id, table.c.finding_id == finding_id)
+        .group_by(parts.c.rank)
+    )
+    before = {rank: (int(number), int(last)) for rank, number, last in rows}
+    due = []
+    for rank in ranks[:MAX_INCIDENT_RANKS]:
+        number, last = before.get(rank, (0, 0))
+        if number < MAX_PER_INCIDENT and unit.now_ns - last >= INCIDENT_PAUSES_NS[number]:
+            due.append(rank)
+    if not due:
+        return None
+    asked = Asked("stacks", due, asked_by=f"finding {finding_id}", finding_id=finding_id)
+    try:
+        return create(unit, run_id, asked)
+    except CommandRefusedError:
+        return None  # all of them are gone meanwhile
+
+
+def keep_part(
+    unit: Unit, run_id: str, command_id: int, rank: int, offset: int, total: int, data: bytes
+) -> int | None:
+    """Keep a part of a trace; return how many bytes are there, None if nobody asked for it."""
+    parts, table = tables.command_rank.c, tables.trace_part
+    asked = _belongs(unit.connection, run_id, command_id, "profile") and unit.connection.scalar(
+        sa.select(parts.rank).where(parts.command_id == command_id, parts.rank == rank)
+    )
+    if asked is None or asked is False:
+        return None
+    mine = (table.c.command_id == command_id) & (table.c.rank == rank)
+    if offset == 0:
+        unit.connection.execute(sa.delete(table).where(mine))
+        _forget_old_traces(unit, run_id, command_id)
+    row = {"command_id": command_id, "rank": rank, "offset": offset, "total": total, "data": data}
+    upsert(unit.connection, table, [row], ("total", "data"))
+    sizes = sa.select(sa.func.sum(sa.func.length(table.c.data))).where(mine)
+    return int(unit.connection.scalar(sizes) or 0)
+
+
+def _forget_old_traces(unit: Unit, run_id: str, command_id: int) -> None:
+    """Make room for one more trace: the oldest ones go."""
+    table, parts = tables.command.c, tables.trace_part
+    kept = unit.connection.execute(
+        sa.select(parts.c.command_id, parts.c.rank)
+        .where(parts.c.command_id.in_(sa.select(table.id).where(table.run_id == run_id)))
+        .distinct()
+        .order_by(parts.c.command_id, parts.c.rank)
+    ).all()
+    for old in kept[: max(0, len(kept) - TRACES_KEPT + 1)]:
+        if old.command_id == command_id:
+            return
+        unit.connection.execute(
+            sa.delete(parts).where(parts.c.command_id == old.command_id, parts.c.rank == old.rank)
+        )
+
+
+def _belongs(connection: sa.Connection, run_id: str, command_id: int, kind: str = "") -> bool:
+    table = tables.command.c
+    found = connection.execute(
+        sa.select(table.kind).where(table.id == command_id, table.run_id == run_id)
+    ).first()
+    return found is not None and kind in ("", found.kind)
+
+
+def _ranks(connection: sa.Connection, run_id: str, attempt: int) -> dict[int, sa.Row[Any]]:
+    table = tables.rank
+    rows = connection.execute(
+        sa.select(table).where(table.c.run_id == run_id, table.c.attempt == attempt)
+    )
+    return {row.rank: row for row in rows}
+
+
+def _all_of(kind: CommandKind, known: dict[int, sa.Row[Any]], alive: list[int]) -> list[int]:
+    if kind != "profile":
+        return alive
+    first: dict[str, int] = {}
+    for rank in sorted(alive):
+        first.setdefault(known[rank].host, rank)
+    return sorted(first.values())
+
+
+def _num_open(unit: Unit, run_id: str) -> int:
+    table, parts = tables.command, tables.command_rank
+    return int(
+        unit.connection.scalar(
+            sa.select(sa.func.count(table.c.id.distinct()))
+            .join(parts, parts.c.command_id == table.c.id)
+            .where(
+                table.c.run_id == run_id,
+                table.c.finding_id.is_(None),
+                table.c.expires_ns > unit.now_ns,
+                parts.c.state.in_(OPEN_STATES),
+            )
+        )
+        or 0
+    )
+
+
+def _steps_per_second(connection: sa.Connection, run_id: str, attempt: int) -> float:
+    """Return the pace of the newest chunk of steps; 0 where there is none."""
+    chunk = tables.chunk.c
+    newest = connection.execute(
+        sa.select(chunk.count, chunk.time_lo_ns, chunk.time_hi_ns)
+        .where(chunk.run_id == run_id, chunk.kind == "steps", chunk.attempt == attempt)
+        .order_by(chunk.time_hi_ns.desc())
+        .limit(1)
+    ).first()
+    if newest is None or newest.time_hi_ns <= newest.time_lo_ns:
+        return 0.0
+    return float(newest.count / (newest.time_hi_ns - newest.time_lo_ns) * 1e9)
+
+
+def _on_the_wire(command: sa.Row[Any], ranks: list[int], now_ns: int) -> schema.Command:
+    return schema.Command(
+        id=command.id,
+        kind=command.kind,
+        attempt=command.attempt,
+        ranks=ranks,
+        asked_by=command.asked_by,
+        expires_in_seconds=(command.expires_ns - now_ns) / 1e9,
+        num_steps=command.num_steps,
+        at_step=command.at_step,
+        is_everyone=bool(command.is_everyone),
+    )

@@ -1,0 +1,138 @@
+"""What the agent of a run says of itself: sources, what it skipped, what it lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope_server import tables
+from rankscope_server.shapes import AgentAnswer, SourceChange, SourceRow, SourceState
+from rankscope_server.views.names import plural, rank_list
+from rankscope_server.views.overview import losses, rank_rows
+
+MAX_CHANGES = 100
+SOURCE_CHANGED = "source_changed"
+_decode_state = msgspec.json.Decoder(schema.RankState).decode
+_PREFIXES: tuple[tuple[str, SourceState], ...] = (
+    ("skipped", "skipped"), ("waits", "waits"), ("failed", "failed"), ("switched off", "off"),
+    ("removed", "off"),
+)  # fmt: skip
+
+
+def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
+    """Return what the agents of the newest attempt say."""
+    rows = [
+        row
+        for row in rank_rows(connection, run.run_id, run.attempt)
+        if row.registered_ns is not None
+    ]
+    sources = _sources(rows)
+    off = [row.rank for row in rows if "switched off" in json.loads(row.sources).values()]
+    alone = [row.rank for row in rows if _is_alone(row) and row.rank not in off]
+    return AgentAnswer(
+        text=_text(rows, sources, off),
+        num_ranks=len(rows),
+        off=off,
+        alone=alone,
+        sources=sources,
+        changes=_changes(connection, run),
+        losses=losses(connection, run.run_id),
+        is_live=any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed"),
+    )
+
+
+def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
+    """Fold equal sources of all ranks into one row each, in the order of the hooks."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    order: dict[str, int] = {}
+    for row in rows:
+        for hook, source in json.loads(row.sources).items():
+            order.setdefault(hook, len(order))
+            ranks.setdefault((hook, source), []).append(row.rank)
+    found = []
+    for (hook, said), members in sorted(
+        ranks.items(), key=lambda item: (order[item[0][0].partition("/")[0]], item[0][0])
+    ):
+        state = _state(said)
+        reason = said.partition(":")[2].strip() if state == "skipped" else ""
+        found.append(
+            SourceRow(
+                hook=hook,
+                state=state,
+                source="" if reason else said,
+                reason=reason,
+                ranks=members,
+                ranks_text=_who(members, len(rows)),
+            )
+        )
+    return found
+
+
+def _state(said: str) -> SourceState:
+    return next((state for prefix, state in _PREFIXES if said.startswith(prefix)), "used")
+
+
+def _who(members: list[int], total: int) -> str:
+    if len(members) == total:
+        return "all ranks" if total > 1 else "the only rank"
+    return rank_list(members)
+
+
+def _is_alone(row: sa.Row[Any]) -> bool:
+    return row.state is not None and not _decode_state(row.state).is_recording
+
+
+def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
+    table = tables.event
+    rows = connection.execute(
+        sa.select(table)
+        .where(table.c.run_id == run.run_id, table.c.name == SOURCE_CHANGED)
+        .order_by(table.c.time_ns.desc(), table.c.id.desc())
+        .limit(MAX_CHANGES)
+    )
+    found = []
+    for row in rows:
+        fields = json.loads(row.fields)
+        found.append(
+            SourceChange(
+                time_ms=row.time_ns / 1e6,
+                rank=row.rank,
+                step=row.step,
+                old=str(fields.get("from", "")),
+                new=str(fields.get("to", "")),
+                why=str(fields.get("why", "")),
+                overhead_ratio=_ratio(fields.get("overhead_ratio")),
+                budget_ratio=_ratio(fields.get("budget_ratio")),
+            )
+        )
+    return found
+
+
+def _ratio(text: Any) -> float | None:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int]) -> str:
+    """Say in one sentence how the agent is."""
+    if not rows:
+        return "No rank has registered yet"
+    if len(off) == len(rows):
+        return f"Switched off in all {plural(len(rows), 'rank')}: nothing is recorded"
+    if off:
+        return f"Switched off in {rank_list(off)}, recording in {len(rows) - len(off)} others"
+    skipped = sorted({row.hook for row in sources if row.state in ("skipped", "failed")})
+    used = [row for row in sources if row.hook == "collectives"]
+    seen = " and ".join(
+        f"{row.source or row.state} in {row.ranks_text}" for row in used if row.state == "used"
+    )
+    first = f"Collectives by {seen}" if seen else "Collectives are not recorded"
+    return first + (f"; not watched: {', '.join(skipped)}" if skipped else "")
