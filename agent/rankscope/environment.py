@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rankscope.redaction import HIDDEN, has_secret_name, redact
+
 # variables that decide how a run behaves; everything else stays private
 _PREFIXES = (
     "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "TORCHELASTIC_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_",
@@ -19,7 +21,6 @@ _NAMES = frozenset({
 })  # fmt: skip
 # of one process by design: they would differ between healthy ranks
 _OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})
-_SECRET_PARTS = ("TOKEN", "SECRET", "PASS", "CRED", "KEY", "AUTH")
 _LIBRARIES = (
     "torch", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "megatron",
     "datasets", "triton", "apex", "flash_attn", "xformers",
@@ -49,7 +50,7 @@ def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
     if "torch" in sys.modules:
         facts |= _torch_facts()
     facts |= {f"env.{name}": value for name, value in _variables(environ).items()}
-    return {name: value[:MAX_VALUE_LENGTH] for name, value in facts.items() if value}
+    return {name: redact(value)[:MAX_VALUE_LENGTH] for name, value in facts.items() if value}
 
 
 def _torch_facts() -> dict[str, str]:
@@ -79,7 +80,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if (name in _NAMES or name.startswith(_PREFIXES))
         and name not in _OF_ONE_PROCESS
-        and not any(part in name for part in _SECRET_PARTS)
+        and not has_secret_name(name)
     }
 
 
@@ -107,18 +108,18 @@ def own_command() -> list[str]:
 
 
 def command(argv: Sequence[str]) -> list[str]:
-    """Return the command line, values of secret-looking options removed."""
+    """Return the command line without secrets: see rankscope.redaction."""
     cleaned: list[str] = []
     hide_next = False
     for word in argv:
         name, has_value, _ = word.partition("=")
-        secret = name.startswith("-") and any(part in name.upper() for part in _SECRET_PARTS)
+        secret = name.startswith("-") and has_secret_name(name)
         if hide_next:
-            cleaned.append("***")
+            cleaned.append(HIDDEN)
         elif secret and has_value:
-            cleaned.append(f"{name}=***")
+            cleaned.append(f"{name}={HIDDEN}")
         else:
-            cleaned.append(word[:MAX_VALUE_LENGTH])
+            cleaned.append(redact(word)[:MAX_VALUE_LENGTH])
         hide_next = secret and not has_value
     return cleaned
 

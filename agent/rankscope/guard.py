@@ -56,3 +56,14 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
             return None
 
     return wrapper
+
+
+def attempt(function: Callable[[], R]) -> R | None:
+    """Return what a piece of the user's code says, for example a `__str__`, or None if it raises.
+
+    For what Python or the script calls once more by itself: the user's exception is not lost.
+    """
+    try:
+        return function()
+    except Exception:  # noqa: BLE001 - the other half of the guard: the failure is not ours
+        return None

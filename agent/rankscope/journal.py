@@ -2,7 +2,8 @@
 
 A frame is length (u32), crc32 (u32), kind (u8) and a body; one `write` with O_APPEND each, so
 threads and forks never interleave and a torn tail is cut at the first bad checksum. A body of
-kind RECORD is a record of the wire, ready to send. The journal is a row of segments
+kind RECORD is a record of the wire, ready to send; one of kind OUTPUT is text that Python code
+wrote to a stream, which the collector makes lines of. The journal is a row of segments
 `journal.0`, `journal.1`, ...: the collector deletes what it has sent, and a writer that finds
 MAX_SEGMENTS left writes nothing but errors until there is room again.
 """
@@ -15,10 +16,14 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 FRAME = struct.Struct("<IIB")
 RECORD, GROUP, CALL_SITE = 1, 2, 3  # GROUP and CALL_SITE: u32 index, then the name in UTF-8
 INDEXED = struct.Struct("<I")
+OUTPUT = 4  # OUTPUT_HEAD, then text in UTF-8: whole lines, without the last line end
+OUTPUT_HEAD = struct.Struct("<QIB")  # wall ns, step, index into STREAMS
+STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 MAX_BODY_BYTES = 1 << 20
 SEGMENT_BYTES = 8 << 20
 MAX_SEGMENTS = 4

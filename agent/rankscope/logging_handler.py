@@ -14,10 +14,16 @@ class LoggingHandler(logging.Handler):
     this handler adds nothing; with `hooks` set without it, this is how logs arrive.
     """
 
+    def __init__(self, level: int | str = logging.NOTSET) -> None:
+        super().__init__(level)
+        self._capture: object = None
+
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one record. Never raises, never logs."""
         agent = attach.agent()
         if agent is not None and "logging" not in agent.sources:
-            from rankscope.hooks.logs import capture
+            from rankscope.hooks.logs import LogCapture
 
-            capture(agent, record)
+            if not isinstance(self._capture, LogCapture):
+                self._capture = LogCapture(agent)
+            self._capture.take(record)

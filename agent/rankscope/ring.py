@@ -44,7 +44,9 @@ OWN_NS_AT = 240  # u64: CPU ns inside our own code, of the calls that were measu
 OWN_CALLS_AT = 248  # u64: how many calls were measured
 UNTRACKED_AT = 256  # u8: 1 = not every collective is seen any more, sequences mean nothing
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
-DROP_REASONS: tuple[str, ...] = ("overwritten", "disk full", "journal full", "hook failed")
+DROP_REASONS: tuple[str, ...] = (
+    "overwritten", "disk full", "journal full", "hook failed", "too many alike",
+)  # fmt: skip
 
 U64 = struct.Struct("<Q")
 _CLOCK = struct.Struct("<QQQ")

@@ -19,6 +19,7 @@ COLLECTIVES_RING = "collectives.ring"
 STEPS_RING = "steps.ring"
 STACKS = "stacks"
 FATAL = "fatal"
+OUTPUTS = "outputs.json"
 REQUESTS = "requests"  # what the collector asks of the rank, rankscope.control
 ANSWERS = "answers"  # what became of it
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

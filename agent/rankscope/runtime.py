@@ -22,10 +22,10 @@ from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
-from rankscope.hooks.logs import cut
 from rankscope.moments import Moments
 from rankscope.optimizer_cycle import OptimizerCycle
 from rankscope.recorder import Recorder
+from rankscope.redaction import clean
 from rankscope.settings import Settings
 from rankscope.sheet import Sheet
 from rankscope.steps import EndedStep, StepClock
@@ -267,8 +267,8 @@ class Agent:
                 schema.ErrorRaised(
                     **self.here(),
                     type=kind,
-                    message=cut(message),
-                    traceback=cut(traceback),
+                    message=clean(message),
+                    traceback=clean(traceback),
                     where=where,
                     step=self.recorder.step,
                 ),

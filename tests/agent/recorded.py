@@ -94,7 +94,7 @@ def _read_one(directory: Path) -> Recorded:
         for kind, body, _ in journal.read_frames(path, 0):
             if kind == journal.RECORD:
                 records.append(schema.decode_record(body))
-            else:
+            elif kind in names:
                 (index,) = journal.INDEXED.unpack_from(body)
                 names[kind][index] = body[journal.INDEXED.size :].decode()
     return Recorded(

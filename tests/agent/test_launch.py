@@ -23,8 +23,8 @@ from rankscope.cli import main
 from rankscope.collector import exits
 from rankscope.collector.launchers import own_directory
 from rankscope.launch import naming
-from rankscope.launch.lines import BURST_LINES, Line, LineIndexer, level_of
 from rankscope.launch.output import OutputRecords
+from rankscope.lines import BURST_LINES, Line, LineIndexer, level_of
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import environment, is_alive, wait_for

@@ -9,7 +9,6 @@ of a group the n-th collective must be the same one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest

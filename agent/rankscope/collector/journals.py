@@ -67,10 +67,17 @@ class Names:
 
 
 class JournalFollower:
-    """One journal directory. `on_loss(reason, count)` is told what could not be read."""
+    """One journal directory. `on_loss(reason, count)` is told what could not be read.
+
+    `on_output` gets the bodies of frames of kind OUTPUT.
+    """
 
     def __init__(
-        self, directory: Path, offsets: RankOffsets, on_loss: Callable[[str, int], None]
+        self,
+        directory: Path,
+        offsets: RankOffsets,
+        on_loss: Callable[[str, int], None],
+        on_output: Callable[[bytes], None] = lambda body: None,
     ) -> None:
         self.names = Names()
         self._directory = directory
@@ -78,6 +85,7 @@ class JournalFollower:
         self._offset = offsets.offset
         self._committed_segment = 0  # nothing is deleted before the first commit of this life
         self._on_loss = on_loss
+        self._on_output = on_output
         self._newer_since: float | None = None  # when a newer segment was seen first
         self._learn_names()
 
@@ -140,6 +148,9 @@ class JournalFollower:
         return self._offset - start, False
 
     def _take(self, kind: int, body: bytes, forward: Callable[[bytes], None]) -> None:
+        if kind == journal.OUTPUT:
+            self._on_output(body)
+            return
         if kind != journal.RECORD:
             self.names.take(kind, body)
             return

@@ -284,7 +284,7 @@ class Collector:
             if ending is None:
                 continue
             state = followed.rank.state(None, alive=False)
-            for record in (state, followed.rank.fatal_error(), ending):
+            for record in (state, *followed.rank.last_errors(), ending):
                 if record is not None:
                     self._outbox.record(record)
             for chunk in followed.rank.take_chunks() if self._outbox.wants_chunks else ():

@@ -36,6 +36,7 @@ class RankOffsets(msgspec.Struct):
     segment: int = 0
     offset: int = 0
     stacks: int = 0  # bytes of the file `stacks` that are sent
+    outputs: dict[str, int] = {}  # bytes of each file of output that are read, by path
     dropped: list[int] = []  # drop counters of the ring header that are in the losses
 
 

@@ -16,16 +16,21 @@ from rankscope.collector.columns import collective_chunk, step_chunk
 from rankscope.collector.journals import JournalFollower
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import RankOffsets
+from rankscope.collector.outputs import RankOutput
 from rankscope.collector.rings import CollectiveFollower, StepFollower
 from rankscope.collector.sources.process import ProcessSampler
 from rankscope.collector.stacks import Look
+from rankscope.redaction import redact
 from rankscope.ring import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING, FATAL, STEPS_RING
 
 COLLECTED = "collected"  # an empty file: this directory is read to the end
 _NAME = re.compile(r"(\d{1,9})/(\d{1,9})\.(\d{1,9})")
 _HALF_MADE_SECONDS = 5.0  # a ring without a valid header is damaged after that
-_SOURCES = {"overwritten": "collectives", "journal full": "journal", "hook failed": "hooks"}
+_SOURCES = {
+    "overwritten": "collectives", "journal full": "journal", "hook failed": "hooks",
+    "too many alike": "logs",
+}  # fmt: skip
 _MAX_FATAL_BYTES = 200_000
 Tell = Callable[[str, dict[str, str]], None]  # name and fields of an event
 
@@ -51,7 +56,12 @@ class FollowedRank:
         self.start_ticks = process_start_ticks(self.pid)  # until a header tells better
         self.boot_id = b""
         self.stacks_offset = offsets.stacks
-        self.journal = JournalFollower(self.directory, offsets, self._on_journal_loss)
+        self.output = RankOutput(
+            self.directory, (self.attempt, self.rank), offsets.outputs, self._on_output_loss
+        )
+        self.journal = JournalFollower(
+            self.directory, offsets, self._on_journal_loss, self.output.frame
+        )
         self._ledger = ledger
         self._identity = (self.attempt, self.rank, host)
         self._tell = tell
@@ -63,14 +73,17 @@ class FollowedRank:
         self._steps: StepFollower | None = None
         self._rows: list[Any] = []
         self._step_rows: list[Any] = []
+        self._usage = (0.0, 0)  # CPU seconds and resident bytes, as last known
 
     # --- reading -------------------------------------------------------------------------
 
     def collect(self, forward: Callable[[bytes], None], *, gone: bool = False) -> bool:
         """Read on, a bounded amount; return whether there is more to read now."""
         self._open_rings()
+        self.output.begin(forward)
         caught_up = self.journal.read(forward)
         more = not caught_up
+        more |= self.output.turn(forward, gone=gone)
         if self._collectives is not None and COLLECTIVES_RING not in self._damaged:
             names_final = gone and caught_up
             more |= self._read_collectives(self._collectives, gone=gone, names_final=names_final)
@@ -140,6 +153,7 @@ class FollowedRank:
             open_ranges=self._from.open_ranges,
             steps_to=self._from.steps_to,
             stacks=self.stacks_offset,
+            outputs=self.output.save(),
             dropped=list(self._dropped),
         )
         self.journal.save(offsets)
@@ -200,7 +214,9 @@ class FollowedRank:
             return min(max(time_ns - monotonic + wall, 0), latest) if time_ns else 0
 
         phase = reader.u8(ring.PHASE_AT)
-        cpu_seconds, rss_bytes = processes.sample(self.pid) if processes else (0.0, 0)
+        if processes is not None and (usage := processes.sample(self.pid))[1]:
+            self._usage = usage  # a process that is just gone has none: the last one known stays
+        cpu_seconds, rss_bytes = self._usage
         return schema.RankState(
             attempt=self.attempt,
             rank=self.rank,
@@ -217,8 +233,14 @@ class FollowedRank:
             rss_bytes=rss_bytes,
         )
 
-    def fatal_error(self) -> schema.ErrorRaised | None:
-        """Return what faulthandler wrote when the process died of a signal."""
+    def last_errors(self) -> list[schema.ErrorRaised]:
+        """Return what others wrote of the end: faulthandler, and torchrun's error handler."""
+        found = [self._fatal_error()]
+        if self.ended != ring.EXCEPTION:  # else the process itself has told the same
+            found.append(self.output.error(self.last_step))
+        return [error for error in found if error is not None]
+
+    def _fatal_error(self) -> schema.ErrorRaised | None:
         try:
             with (self.directory / FATAL).open("rb") as file:
                 text = file.read(_MAX_FATAL_BYTES).decode(errors="replace").strip()
@@ -233,7 +255,7 @@ class FollowedRank:
             time_ns=time.time_ns(),
             type=first.removeprefix("Fatal Python error: ")[:200],
             message=first[:1000],
-            traceback=text,
+            traceback=redact(text),
             where="fatal_signal",
             step=self.last_step,
         )
@@ -276,6 +298,9 @@ class FollowedRank:
 
     def _on_journal_loss(self, reason: str, count: int) -> None:
         self._lose("journal", reason, count)
+
+    def _on_output_loss(self, reason: str, count: int) -> None:
+        self._lose("output", reason, count)
 
     def _lose(self, source: str, reason: str, count: int) -> None:
         self._ledger.add(source, reason, count, attempt=self.attempt, rank=self.rank)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from rankscope.hooks.base import Hook, HookSkipped
 from rankscope.hooks.collectives import Collectives
 from rankscope.hooks.copies import Copies
+from rankscope.hooks.exceptions import Exceptions
 from rankscope.hooks.gpu_phases import GpuPhases
-from rankscope.hooks.logs import Exceptions, Logs, Warnings
+from rankscope.hooks.logs import Logs, Warnings
 from rankscope.hooks.memory import Memory, OutOfMemory
 from rankscope.hooks.numbers import (
     Batches,
@@ -20,6 +21,7 @@ from rankscope.hooks.numbers import (
     ModelSize,
     Replicas,
 )
+from rankscope.hooks.output import Output
 from rankscope.hooks.pauses import GarbageCollection
 from rankscope.hooks.phases import (
     Backward,
@@ -39,6 +41,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Stacks,
     Logs,
     Warnings,
+    Output,
     Collectives,
     DataLoading,
     Evaluation,

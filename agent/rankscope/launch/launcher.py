@@ -162,7 +162,9 @@ class Launcher:
                     self._command,
                     stdout=tee.child_stdout if tee else None,
                     stderr=tee.child_stderr if tee else None,
-                    env=self._environ,
+                    env=self._environ | naming.tee_variables(self._command, self._environ)
+                    if tee
+                    else self._environ,
                 )
             except OSError as error:
                 if tee is not None:

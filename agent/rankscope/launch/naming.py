@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rankscope.lines import TEE_VARIABLE
 from rankscope.rundir import clean_run_id
 
 _LAUNCHERS = {
@@ -64,6 +65,16 @@ def option(command: Sequence[str], *names: str) -> str:
             following = command[position + 1] if position + 1 < len(command) else ""
             return value if has_value else following
     return ""
+
+
+def tee_variables(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what tells the ranks that the launcher sees their output, and which part of it.
+
+    torchrun prints what it redirects to files if --tee says so; else the files alone have it.
+    """
+    teed = option(command, "--tee", "-t") or environ.get("PET_TEE", "0")
+    prints_files = launcher_kind(command) == "torchrun" and teed not in ("", "0")
+    return {TEE_VARIABLE: "files" if prints_files else "inherited"}
 
 
 def _programs(command: Sequence[str]) -> list[str]:

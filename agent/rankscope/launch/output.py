@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import threading
@@ -12,12 +13,13 @@ from pathlib import Path
 from rankscope import journal, ring, schema
 from rankscope.collector import exits
 from rankscope.collector.ranks import rank_directories
-from rankscope.launch.lines import Line, LineIndexer, Stream
+from rankscope.line_records import LineRecords
+from rankscope.lines import Line, LineIndexer, Stream
 from rankscope.rundir import COLLECTIVES_RING
 
 _FAILED = (
     re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)"),
-    re.compile(r"^\s+exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"),
+    re.compile(r"(?m)^\s+exitcode\s*: (?P<code>-?\d+)\s+\(pid: (?P<pid>\d+)\)"),
 )
 _LOOK_SECONDS = 1.0
 
@@ -31,6 +33,7 @@ class OutputRecords:
         self._journal = journal.JournalWriter(own_directory)
         self._ranks = LocalRanks(run_directory, own_rank)
         self._exits = run_directory / "node" / exits.EXITS_FILE
+        self._line_records = LineRecords()
         self._reported: set[int] = set()
         self._suppressed = 0
         self._lock = threading.Lock()
@@ -47,21 +50,13 @@ class OutputRecords:
         """Append a line of output; a report of torchrun goes to the exits too."""
         with self._lock:
             attempt, rank = self._ranks.place(line.rank, line.local_rank)
+            fields = {}
+            if rank == schema.NODE_RANK and line.local_rank is not None:
+                fields["local_rank"] = str(line.local_rank)
+            records = self._line_records.of(line, attempt, rank, fields=fields)
             self._take_exit(line.text)
-        fields = {}
-        if rank == schema.NODE_RANK and line.local_rank is not None:
-            fields["local_rank"] = str(line.local_rank)
-        self.write(
-            schema.LogLine(
-                attempt=attempt,
-                rank=rank,
-                time_ns=line.time_ns,
-                level=line.level,
-                message=line.text,
-                stream=line.stream,
-                fields=fields,
-            )
-        )
+        for record in records:
+            self.write(record)
 
     def suppressed(self, count: int) -> None:
         """Say that lines were not indexed, because there were too many."""
@@ -97,9 +92,8 @@ class OutputRecords:
     def _take_exit(self, text: str) -> None:
         if "exitcode" not in text:
             return
-        for pattern in _FAILED:
-            match = pattern.search(text)
-            if match is None or int(match["pid"]) in self._reported:
+        for match in itertools.chain.from_iterable(p.finditer(text) for p in _FAILED):
+            if int(match["pid"]) in self._reported:
                 continue
             self._reported.add(int(match["pid"]))
             status = exits.from_code(int(match["code"]), "torchrun's report")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankscope.launch.lines import LineIndexer, Stream
+from rankscope.lines import LineIndexer, Stream
 
 _CHUNK_BYTES = 1 << 16
 _TICK_SECONDS = 0.25

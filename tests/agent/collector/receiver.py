@@ -74,6 +74,18 @@ class Receiver:
                     rows += [(chunk.rank, *row) for row in zip(*values, strict=True)]
         return rows
 
+    def rows_of_attempt(self, kind: str, attempt: int, *names: str) -> list[tuple[Any, ...]]:
+        """Return the same as `rows`, of one attempt."""
+        with self._lock:
+            chunks = [chunk for batch in self.batches.values() for chunk in batch.chunks]
+        rows: list[tuple[Any, ...]] = []
+        for chunk in chunks:
+            if (chunk.kind, chunk.attempt) == (kind, attempt):
+                columns = decode_chunk(chunk.data)
+                values = [list(columns[name]) for name in names]
+                rows += [(chunk.rank, *row) for row in zip(*values, strict=True)]
+        return rows
+
     def losses(self) -> dict[tuple[str, str], int]:
         """Return the last total of each source and reason."""
         return {(loss.source, loss.reason): loss.count for loss in self.records(schema.Loss)}

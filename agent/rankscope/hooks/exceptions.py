@@ -1,0 +1,87 @@
+"""Exceptions that leave the script, one of its threads, or a place where nobody can catch them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope import schema
+from rankscope.guard import attempt, guarded
+from rankscope.hooks.logs import state
+from rankscope.redaction import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankscope.runtime import Agent
+
+
+class Exceptions:
+    """Exceptions that leave the script or one of its threads, and unraisable ones."""
+
+    name: ClassVar[str] = "exceptions"
+    needs: ClassVar[str] = "sys"
+
+    def install(self, agent: Agent) -> str:
+        """Chain sys.excepthook, threading.excepthook and sys.unraisablehook."""
+        main_hook, thread_hook = sys.excepthook, threading.excepthook
+        unraisable_hook = sys.unraisablehook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            _keep(agent, kind, error, trace, "main")
+            _unrecorded(main_hook, kind, error, trace)
+
+        def thread_excepthook(args: threading.ExceptHookArgs) -> None:
+            _keep(agent, args.exc_type, args.exc_value, args.exc_traceback, "thread")
+            _unrecorded(thread_hook, args)
+
+        def unraisable(args: sys.UnraisableHookArgs) -> None:
+            _keep_unraisable(agent, args)
+            _unrecorded(unraisable_hook, args)
+
+        agent.patch(sys, "excepthook", excepthook)
+        agent.patch(threading, "excepthook", thread_excepthook)
+        agent.patch(sys, "unraisablehook", unraisable)
+        return "sys.excepthook, threading.excepthook and sys.unraisablehook"
+
+
+def _unrecorded(hook: Callable[..., Any], *arguments: Any) -> None:
+    """Call the hook that was there; what it prints is in the record already."""
+    before = getattr(state, "recorded", False)
+    state.recorded = True
+    try:
+        hook(*arguments)
+    finally:
+        state.recorded = before
+
+
+@guarded
+def _keep(agent: Agent, kind: Any, error: Any, trace: Any, where: Any) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    message = attempt(lambda: str(error))
+    agent.error(kind.__qualname__, "(not formatted)" if message is None else message, text, where)
+    if where == "main":
+        agent.exception_left()
+
+
+@guarded
+def _keep_unraisable(agent: Agent, args: sys.UnraisableHookArgs) -> None:
+    """Keep an exception that Python could only print: it ended nothing."""
+    recorder = agent.recorder
+    if recorder is None or sys.is_finalizing():
+        return
+    trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+    about = f"{args.err_msg or 'Exception ignored in'}: <{type(args.object).__qualname__}>"
+    recorder.record(
+        schema.LogLine(
+            **agent.here(),
+            level=logging.ERROR,
+            message=clean(f"{about}\n{''.join(trace)}".rstrip()),
+            logger="py.unraisable",
+            step=recorder.step,
+        ),
+        urgent=True,
+    )

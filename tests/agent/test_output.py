@@ -1,0 +1,194 @@
+"""Output of ranks that no launcher of ours started: from the best source that cannot harm them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope import journal, schema
+from rankscope.collector.outputs import RankOutput
+from rankscope.hooks.output import source_of
+from rankscope.launch.naming import tee_variables
+from rankscope.lines import TEE_VARIABLE
+from tests.agent import recorded
+from tests.agent.collector.processes import wait_for
+from tests.agent.collector.receiver import Receiver
+
+SCRIPT = recorded.SCRIPTS / "prints.py"
+
+
+def lines_of(directory: Path) -> list[schema.LogLine]:
+    """Return what the collector makes of a rank's journal and files."""
+    found: list[schema.LogLine] = []
+
+    def forward(body: bytes) -> None:
+        record = schema.decode_record(body)
+        if isinstance(record, schema.LogLine):
+            found.append(record)
+
+    output = RankOutput(directory, (0, 0), {}, lambda reason, count: None)
+    output.begin(forward)
+    for kind, body, _ in journal.read_frames(directory / "journal.0", 0):
+        if kind == journal.OUTPUT:
+            output.frame(body)
+    while output.turn(forward, gone=True):
+        pass
+    return found
+
+
+def test_python_writes_where_nobody_may_read_the_stream(tmp_path: Path) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = recorded.run(tmp_path, "prints.py", **more)
+    plain = recorded.run(tmp_path / "plain", "prints.py", RANKSCOPE="0", **more)
+    assert done.returncode == plain.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
+    (rank,) = recorded.read(tmp_path)
+    lines = [(line.stream, line.message.splitlines()[0]) for line in lines_of(rank.directory)]
+    assert [text for stream, text in lines if stream == "stdout"] == [
+        "python 0 says hello", "no line end yet: Bearer ***", "a", "b",
+        done.stdout.splitlines()[-2],
+    ]  # fmt: skip
+    # what logging and warnings print is a record of theirs, and no second line
+    assert [text for stream, text in lines if stream == "stderr"] == [
+        "100%|##", "Traceback (most recent call last):",
+    ]  # fmt: skip
+    sources = rank.of(schema.RankRegistered)[-1].sources["output"]
+    assert "C and C++ are not seen" in sources
+    logged = {line.message: line.fields for line in rank.of(schema.LogLine)}
+    assert logged["logged"] == {"epoch": "3", "password": "***"}
+
+
+def test_a_terminal_stays_one(tmp_path: Path) -> None:
+    facts = [facts_at_a_terminal(tmp_path, attached) for attached in ("1", "0")]
+    assert facts[0] == facts[1]
+    assert facts[0]["isatty"]
+    (rank,) = recorded.read(tmp_path)
+    assert "python 0 says hello" in [line.message for line in lines_of(rank.directory)]
+
+
+def facts_at_a_terminal(tmp_path: Path, attached: str) -> dict[str, object]:
+    parent, child = pty.openpty()
+    environment = recorded.environment(
+        tmp_path, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", RANKSCOPE=attached
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT)], env=environment, stdout=child, stderr=child
+    )
+    os.close(child)
+    text = b""
+    while True:
+        try:
+            text += os.read(parent, 65536)
+        except OSError:
+            break
+    assert process.wait(60) == 0
+    os.close(parent)
+    facts: dict[str, object] = json.loads(text[text.index(b"{") : text.index(b"}") + 1])
+    return facts
+
+
+@pytest.mark.multiproc
+def test_files_of_torchrun_are_read_with_what_c_wrote(tmp_path: Path) -> None:
+    receiver = Receiver()
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "--log-dir", str(tmp_path / "logs"), "--redirects", "3", str(SCRIPT), "fail",
+    ]  # fmt: skip
+    environment = recorded.environment(
+        tmp_path, RANKSCOPE_COLLECTOR="1", RANKSCOPE_SERVER=receiver.url
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=180, check=False)
+    assert done.returncode == 1
+    wait_for(lambda: len(receiver.records(schema.RankEnded)) == 2, 60)
+    lines = receiver.records(schema.LogLine)
+    for rank in (0, 1):
+        texts = [line.message for line in lines if line.rank == rank and line.stream == "stdout"]
+        assert f"python {rank} says hello" in texts
+        assert f"C {rank} says hello" in texts
+        assert len(texts) == len(set(texts))
+    (source,) = {r.sources["output"] for r in receiver.records(schema.RankRegistered)}
+    assert (
+        source == "stdout: its file, read by the collector; stderr: its file, read by the collector"
+    )
+    errors = [e for e in receiver.records(schema.ErrorRaised) if e.type == "ValueError"]
+    assert {error.rank for error in errors} <= {0, 1}
+    assert errors
+    assert not receiver.losses()
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "value"),
+    [
+        ("torchrun train.py", {}, "inherited"),
+        ("torchrun --tee 3 train.py", {}, "files"),
+        ("torchrun --tee=0 train.py", {}, "inherited"),
+        ("torchrun train.py", {"PET_TEE": "1"}, "files"),
+        ("python train.py -t 5", {}, "inherited"),
+    ],
+)
+def test_what_the_launcher_tells(command: str, environ: dict[str, str], value: str) -> None:
+    assert tee_variables(command.split(), environ) == {TEE_VARIABLE: value}
+
+
+def test_the_choice_of_a_source(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        assert source_of(file.fileno(), {}) == "file"
+        assert source_of(file.fileno(), {TEE_VARIABLE: "inherited"}) == "file"
+        assert source_of(file.fileno(), {TEE_VARIABLE: "files"}) == "launcher"
+    reader, writer = os.pipe()
+    assert source_of(writer, {}) == "python"
+    assert source_of(writer, {TEE_VARIABLE: "inherited"}) == "launcher"
+    os.close(reader)
+    os.close(writer)
+    assert source_of(writer, {}) == "closed"
+    with open(os.devnull, "w") as nothing:
+        assert source_of(nothing.fileno(), {TEE_VARIABLE: "inherited"}) == "python"
+
+
+def test_a_followed_file_survives_a_restart_of_the_collector(tmp_path: Path) -> None:
+    log = tmp_path / "out.log"
+    log.write_text("before us\n")
+    outputs = {"files": [{"stream": "stdout", "path": str(log), "offset": 10}]}
+    (tmp_path / "outputs.json").write_bytes(json.dumps(outputs).encode())
+    texts: list[str] = []
+
+    def forward(body: bytes) -> None:
+        record: Any = schema.decode_record(body)
+        texts.append(record.message)
+
+    offsets: dict[str, int] = {}
+    for part in (
+        "one\nTraceback (most recent call last):\n  File",
+        ' "x"\nKeyError\ntwo\nthr',
+        "ee",
+    ):
+        with log.open("a") as file:
+            file.write(part)
+        output = RankOutput(tmp_path, (0, 0), offsets, lambda reason, count: None)
+        output.turn(forward, gone=False)
+        offsets = output.save()  # and the collector is killed
+    output.turn(forward, gone=True)
+    assert texts == [
+        "one",
+        'Traceback (most recent call last):\n  File "x"\nKeyError',
+        "two",
+        "three",
+    ]
+
+
+def test_damaged_frames_and_files_are_ignored(tmp_path: Path) -> None:
+    output = RankOutput(tmp_path, (0, 0), {}, lambda reason, count: None)
+    output.frame(b"short")
+    output.frame(journal.OUTPUT_HEAD.pack(1, 1, 9) + b"of no stream")
+    for text in ("", "[]", '{"files": 3}', '{"files": [{"stream": "x", "path": "/none"}]}'):
+        (tmp_path / "outputs.json").write_text(text)
+        assert not output.turn(lambda body: None, gone=True)
+    assert output.error(1) is None
