@@ -30,6 +30,7 @@ const PAGES = {
   errors: { load: () => import('./pages/errors.js'), api: (run) => runPath(run, 'errors') },
   logs: { load: () => import('./pages/logs.js'), api: (run) => runPath(run, 'logs') },
   environment: { load: () => import('./pages/environment.js'), api: (run) => runPath(run, 'environment') },
+  agent: { load: () => import('./pages/agent.js'), api: (run) => runPath(run, 'agent') },
 };
 
 /** @type {Promise<void> | undefined} */

@@ -20,6 +20,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/errors$/, 'errors'],
   [/^runs\/([^/]+)\/logs$/, 'logs'],
   [/^runs\/([^/]+)\/environment$/, 'environment'],
+  [/^runs\/([^/]+)\/agent$/, 'agent'],
 ];
 
 /** Read a path relative to the dashboard's root. @param {string} path @returns {Place} */

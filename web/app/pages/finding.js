@@ -16,7 +16,7 @@ import { useFindingKeys } from './overview.js';
 /** @param {import('../main.js').PageProps} props */
 export function Page({ run, id, topic }) {
   const answer = /** @type {import('../api.js').Answer<FindingDetail>} */ (
-    useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict'] })
+    useApi(runPath(run, 'findings', id), { topic, on: ['findings', 'verdict', 'stacks', 'commands'] })
   );
   const all = /** @type {import('../api.js').Answer<Findings>} */ (
     useApi(runPath(run, 'findings'), { topic, on: ['findings'] })
@@ -113,6 +113,7 @@ export function Page({ run, id, topic }) {
         ),
       ),
     ),
+    finding.kind === 'hang' ? el(Stacks, { finding, run }) : null,
     el(
       Card,
       { title: 'Facts' },
@@ -149,6 +150,38 @@ export function Page({ run, id, topic }) {
         ),
       ),
     ),
+  );
+}
+
+/** What the ranks it names did at the time, as Python saw it. @param {{finding: FindingDetail, run: string}} props */
+function Stacks({ finding, run }) {
+  /** @type {Map<string, FindingDetail['stacks']>} */
+  const alike = new Map();
+  for (const one of finding.stacks) {
+    const key = `${one.rank} ${one.text}`;
+    alike.set(key, [...(alike.get(key) ?? []), one]);
+  }
+  return el(
+    Card,
+    {
+      title: 'Stacks of the ranks it names',
+      note: finding.commands.some((one) => one.is_open) ? 'asked for, on their way' : 'innermost frame first',
+      tools: t.a({ href: withQuery(runPath(run, 'agent'), { for: finding.ranks.join(',') }) }, 'Take more'),
+    },
+    finding.stacks.length === 0
+      ? t.p({ class: 'note padded' }, finding.commands.length > 0 ? 'None has arrived yet.' : 'None was taken.')
+      : [...alike.values()].map(([one, ...more]) =>
+          t.div(
+            { class: 'stackof', key: `${one.rank} ${one.time_ms}` },
+            t.p(
+              { class: 'note' },
+              t.a({ href: runPath(run, 'ranks', String(one.rank)) }, `Rank ${one.rank}`),
+              `, ${one.reason || 'taken'}, ${dateTime(one.time_ms)}`,
+              more.length > 0 ? `; the same ${count(more.length + 1)} times` : '',
+            ),
+            t.pre({ class: 'trace', tabIndex: 0 }, one.text),
+          ),
+        ),
   );
 }
 

@@ -104,7 +104,11 @@ export function Page({ run, id, topic, overview }) {
     ),
     el(
       Card,
-      { title: 'How it is watched', note: 'what each hook uses, or why it is skipped' },
+      {
+        title: 'How it is watched',
+        note: 'what each hook uses, or why it is skipped',
+        tools: t.a({ href: withQuery(runPath(run, 'agent'), { for: data.rank }) }, 'Take stacks, profile'),
+      },
       t.dl(
         { class: 'facts tall' },
         Object.entries(data.sources).map(([name, source]) => fact(words(name), source)),

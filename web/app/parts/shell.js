@@ -66,6 +66,7 @@ export const MENU = [
         noun: 'differences',
         tone: 'warn',
       },
+      { name: 'agent', title: 'Agent', part: 'agent', key: 'w' },
     ],
   },
 ];
