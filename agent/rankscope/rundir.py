@@ -4,15 +4,13 @@
     <base>/<run_id>/node/                     the collector: lock, pid, spool, offsets, log
 
 `<base>` is $RANKSCOPE_DIR, else a directory of the user under $XDG_RUNTIME_DIR or the temporary
-directory. Everything is 0700: the files hold log lines and stacks.
+directory, in any case on a local disk: `rankscope.place` chooses it. Everything is 0700: the
+files hold log lines and stacks.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 COLLECTIVES_RING = "collectives.ring"
@@ -24,16 +22,6 @@ REQUESTS = "requests"  # what the collector asks of the rank, rankscope.control
 ANSWERS = "answers"  # what became of it
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 MAX_RUN_ID_LENGTH = 80
-
-
-def base_directory(environ: Mapping[str, str]) -> Path:
-    """Return the directory that holds the runs of this node."""
-    if chosen := environ.get("RANKSCOPE_DIR"):
-        return Path(chosen)
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return Path(runtime) / "rankscope"
-    return Path(tempfile.gettempdir()) / f"rankscope-{os.getuid()}"
 
 
 def run_directory(base: Path, run_id: str) -> Path:

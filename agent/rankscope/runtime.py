@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rankscope import environment, identity, ring, rundir, schema
+from rankscope import environment, identity, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
@@ -112,9 +112,10 @@ class Agent:
         """Open the recorder for this rank. A full disk costs the record, never the run."""
         if self.recorder is not None or self._gave_up:
             return
-        run = rundir.run_directory(rundir.base_directory(self._environ), who.run_id)
-        directory = rundir.rank_directory(run, who.attempt, who.rank, who.pid)
         try:
+            chosen = place.choose(self._environ)
+            run = rundir.run_directory(chosen.base, who.run_id)
+            directory = rundir.rank_directory(run, who.attempt, who.rank, who.pid)
             recorder = Recorder(directory, who, self.settings)
         except OSError as error:
             self._gave_up = True
@@ -130,6 +131,10 @@ class Agent:
         recorder.on_group = self.group_defined
         recorder.begin_step(self.clock.step)
         self._register()
+        if chosen.note and who.local_rank == 0:
+            sys.stderr.write(f"rankscope: {chosen.note}\n")
+            fields = {"reason": chosen.note}
+            recorder.record(schema.Event(**self.here(), name="other directory", fields=fields))
         for action in self._when_recorder:
             action(self)
         self._watch_collector(run, first=True)

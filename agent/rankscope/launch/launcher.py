@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rankscope
-from rankscope import environment, identity, ring, rundir, schema
+from rankscope import environment, identity, place, ring, rundir, schema
 from rankscope.collector import exits, launchers
 from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
@@ -56,8 +56,14 @@ class Launcher:
         self._settings = settings
         self._say = say
         self._environ = _child_environment(environ, settings, self.run_id)
-        base = rundir.base_directory(self._environ)
-        self.directory = rundir.run_directory(base, self.run_id)
+        self._no_place: place.NoPlaceError | None = None
+        try:
+            chosen = place.choose(self._environ)
+            self._environ["RANKSCOPE_DIR"] = str(chosen.base)
+        except place.NoPlaceError as error:
+            chosen, self._no_place = place.Place(Path("/")), error
+        self._place_note = chosen.note
+        self.directory = rundir.run_directory(chosen.base, self.run_id)
         self._node = rundir.node_directory(self.directory)
         self._own = launchers.own_directory(self.directory)
         self._supervisor = Supervisor(self.directory, self._environ, say)
@@ -111,6 +117,8 @@ class Launcher:
     # --- before --------------------------------------------------------------------------
 
     def _warn_early(self) -> None:
+        if self._place_note:
+            self._say(self._place_note)
         if not self._settings.server:
             self._say(
                 "no server is set: this run is recorded to files only. Start one with "
@@ -139,6 +147,8 @@ class Launcher:
         )
 
     def _prepare(self) -> None:
+        if self._no_place is not None:
+            raise self._no_place
         self._node.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._own / launchers.FINISHED).unlink(missing_ok=True)
@@ -225,8 +235,7 @@ def _child_environment(
     }
     variables.pop("RANKSCOPE_ATTACHED", None)  # of an agent in this process: the ranks are others
     variables["PYTHONPATH"] = os.pathsep.join([site, *(path for path in others if path)])
-    base = rundir.base_directory(variables).absolute()  # ranks may change their directory
-    return variables | {"RANKSCOPE_DIR": str(base)}
+    return variables
 
 
 def _printable(text: str) -> str:
