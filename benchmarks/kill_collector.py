@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the processes are those of the tests
 
-from tests.agent.collector.killing import Killing, Plan, Result  # noqa: E402
+from tests.agent.collector.killing import Killing, Plan, Result
 
 
 def passed(result: Result) -> bool:
