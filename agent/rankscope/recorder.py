@@ -116,6 +116,8 @@ class Recorder:
         number = next(self._numbers)
         at = self._ring.offset(number)
         buffer = self.buffer
+        if buffer[ring.UNTRACKED_AT]:
+            sequence = 0
         arrived = _now()
         thread = self._threads.get(get_ident()) or self._native_id()
         _pack_u64(buffer, at, 0)
@@ -201,6 +203,21 @@ class Recorder:
         """Forget the collectives and the call site of the backward pass before."""
         _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
         _pack_u64(self.buffer, ring.ENGINE_SITE_AT, 0)
+
+    def own_cost(self) -> tuple[int, int]:
+        """Return (CPU ns inside our own code, calls) of the collectives that were measured."""
+        ns: int = _unpack_u64(self.buffer, ring.OWN_NS_AT)[0]
+        calls: int = _unpack_u64(self.buffer, ring.OWN_CALLS_AT)[0]
+        return ns, calls
+
+    def add_own_cost(self, cpu_ns: int) -> None:
+        """Add the measured cost of recording one collective."""
+        self._ring.add(ring.OWN_NS_AT, cpu_ns)
+        self._ring.add(ring.OWN_CALLS_AT)
+
+    def untrack(self) -> None:
+        """Say that not every collective is seen any more: the peers must not wait for this rank."""
+        self.buffer[ring.UNTRACKED_AT] = 1
 
     def engine_site(self) -> int:
         """Return the call site of this backward pass, -1 if nobody has looked it up."""

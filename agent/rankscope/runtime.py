@@ -20,6 +20,7 @@ from rankscope import environment, identity, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
+from rankscope.governor import Governor
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
 from rankscope.moments import Moments
@@ -48,10 +49,12 @@ class Agent:
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
+        self.undo_collectives: list[Callable[[], Any]] = []  # of their source alone
         # the same of what sees step boundaries: it stays in while recording is switched off
         self.undo_boundary: list[Callable[[], Any]] = []
         self.is_off = False
         self.control = Control(self)
+        self.governor = Governor(self)
         self._staying: set[str] = set()  # hooks that stay in while it is off
         self._times_on = 0
         self._kept_patches: set[tuple[Any, str]] = set()  # the script has wrapped these
@@ -159,17 +162,25 @@ class Agent:
 
     def remove_hooks(self) -> None:
         """Take every hook out again, last one first; what was recorded stays."""
-        for undo in (self.undo, self.undo_boundary):
+        for undo in (self.undo, self.undo_collectives, self.undo_boundary):
             while undo:
                 undo.pop()()
         self._staying.clear()
         self.sources = dict.fromkeys(self.sources, "removed")
 
+    def stop_collectives(self) -> None:
+        """Take only the source of collectives out; its sequences are unknown from now on."""
+        if self.recorder is not None:
+            self.recorder.untrack()
+        while self.undo_collectives:
+            self.undo_collectives.pop()()
+
     def switch_off(self) -> None:
         """Record nothing any more, but where the rank is. Between two steps, in the main thread."""
         self.is_off = True
-        while self.undo:
-            self.undo.pop()()
+        for undo in (self.undo, self.undo_collectives):
+            while undo:
+                undo.pop()()
         self.clock.recorder = None
         for name in self.sources:
             if name not in self._staying:
@@ -234,6 +245,7 @@ class Agent:
         if self.clock.step == 2 and not self._knows_backend:
             self._snapshot()
         self._watch_collector(self.recorder.directory.parents[1], first=False)
+        self.governor.at_boundary()
         if self.settings.commands:
             self.control.at_boundary()
 

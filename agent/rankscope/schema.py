@@ -324,7 +324,7 @@ COLLECTIVE_COLUMNS: tuple[str, ...] = (
     "duration_ns",  # end minus arrival; -1 while open or unknown
     "returned_ns",  # duration of the call itself, -1 unknown
     "blocked_ns",  # time the issuing thread was blocked in Work.wait for it
-    "sequence",  # per group, collectives only; for p2p per (group, peer, direction)
+    "sequence",  # 0: not known; per group, collectives only; for p2p per (group, peer, direction)
     "step",
     "size_bytes",  # the larger of the next two
     "input_bytes",  # of the tensors that this rank hands in

@@ -35,6 +35,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("dir", "", "Base of the run directories; empty: the user's runtime directory."),
     Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
     Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
+    Setting("overhead_percent", 0.5, "Most of the training thread's time for collectives."),
     Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
     Setting("collective_slots", 16384, "Slots of the ring of collectives, 96 bytes each."),
     Setting("step_slots", 4096, "Slots of the ring of steps, 176 bytes each."),
@@ -62,6 +63,7 @@ class Settings:
     dir: str = ""
     hooks: str = "all"
     collectives: str = "auto"
+    overhead_percent: float = 0.5
     log_level: str = "INFO"
     collective_slots: int = 16384
     step_slots: int = 4096

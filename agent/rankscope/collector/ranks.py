@@ -226,6 +226,7 @@ class FollowedRank:
             phase_since_ns=to_wall(reader.u64(ring.PHASE_SINCE_AT)),
             heartbeat_ns=to_wall(reader.u64(ring.HEARTBEAT_AT)),
             alive=alive,
+            is_recording=reader.u8(ring.UNTRACKED_AT) == 0,
             groups=self._collectives.tracker.states(
                 self.journal.names.groups, self.journal.names.call_sites, to_wall
             ),

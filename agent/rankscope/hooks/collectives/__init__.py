@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.kernels import Kernels
+from rankscope.hooks.collectives.official import Official
 from rankscope.hooks.collectives.probe import Probe
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ class Source(Protocol):
     """One way to see collectives; the class docstring says what it sees and costs."""
 
     name: ClassVar[str]
+    outside_us: ClassVar[float]  # cost of one call outside our own code, in real training
+
+    def cheaper(self) -> str:
+        """Leave something out; return what, in words, or nothing when nothing is left to leave."""
 
     @staticmethod
     def check() -> None:
@@ -30,7 +35,7 @@ class Source(Protocol):
         """Begin to watch; return in a few words what is used. `agent.undo` takes it out again."""
 
 
-SOURCES: tuple[type[Source], ...] = (Probe, Kernels)
+SOURCES: tuple[type[Source], ...] = (Probe, Official, Kernels)
 AUTO = "auto"
 
 
@@ -71,13 +76,25 @@ class Collectives:
             return
         self._installed = True
         try:
-            source, reasons = choose(agent.settings.collectives)
-            agent.sources[self.name] = f"{source.name}: {source().install(agent)}"
+            chosen, reasons = choose(agent.settings.collectives)
+            source = chosen()
+            agent.sources[self.name] = f"{source.name}: {_install_apart(source, agent)}"
+            agent.governor.govern(source)
         except HookSkipped as skipped:
             agent.sources[self.name] = f"skipped: {skipped}"
             return
         for name, reason in reasons.items():
             agent.sources[f"{self.name}/{name}"] = f"skipped: {reason}"
+
+
+def _install_apart(source: Source, agent: Agent) -> str:
+    """Install a source so that it can be taken out alone, by `agent.undo_collectives`."""
+    num_before = len(agent.undo)
+    try:
+        return source.install(agent)
+    finally:
+        agent.undo_collectives += agent.undo[num_before:]
+        del agent.undo[num_before:]
 
 
 def _count_world(agent: Agent) -> None:

@@ -6,25 +6,42 @@ pipelining alike, on every version of PyTorch since 2.6, and passes the call on 
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import schema
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
-from rankscope.hooks.collectives.operators import OPERATORS, Operator, Places, places
+from rankscope.hooks.collectives.operators import (
+    MEASURE_EVERY,
+    OPERATORS,
+    Operator,
+    Places,
+    places,
+)
 from rankscope.hooks.collectives.watch import Token, Watch, patch_wait
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
 _DISPATCH_KEY = "BackendSelect"
+_thread_cpu_ns = time.thread_time_ns
 
 
 class Kernels:
     """Python kernels at the dispatcher: every path, every version, some 20 us a call."""
 
     name: ClassVar[str] = "kernels"
+    outside_us: ClassVar[float] = 100.0
+
+    def __init__(self) -> None:
+        self._watch: Watch | None = None
+
+    def cheaper(self) -> str:
+        """Leave out call sites."""
+        return "" if self._watch is None else self._watch.leave_out()
 
     @staticmethod
     def check() -> None:
@@ -39,6 +56,7 @@ class Kernels:
         import torch
 
         watch = Watch(agent, "kernel", depth=3)  # issued, the guard, the kernel
+        self._watch = watch
         library = torch.library.Library("c10d", "IMPL")
         for operator in OPERATORS:
             packet = getattr(torch.ops.c10d, operator.operator, None)
@@ -68,8 +86,12 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
     issued, failed = guarded(_issuer(operator, where, watch)), watch.failed
     returned, has_future = guarded(_returner(watch)), operator.has_future
 
+    calls, cost = itertools.count(1), guarded(watch.cost)
+
     def kernel(keyset: Any, *args: Any) -> Any:
+        began = _thread_cpu_ns() if next(calls) % MEASURE_EVERY == 0 else 0
         token = issued(args)
+        own_ns = _thread_cpu_ns() - began if began else 0
         try:
             result = redispatch(keyset.remove(after), *args)
         except BaseException:
@@ -77,7 +99,10 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
                 failed(token)
             raise
         if token is not None:
+            began = _thread_cpu_ns() if own_ns else 0
             returned(token, result[1] if work_in_tuple else result, has_future)
+            if began:
+                cost(own_ns + _thread_cpu_ns() - began)
         return result
 
     return kernel
@@ -91,7 +116,8 @@ def _issuer(
     unbox_group, reduce_op = watch.unbox_group, _reduce_op
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
-    async_at, async_default, reduce_at = where.async_at, where.async_default, where.reduce_at
+    async_at, async_default = where.async_at, where.async_default
+    reduce_at = where.reduce_at if where.can_open_reduce_op else -1
     issue, results, functional = watch.issuer(operator), watch.results, operator.functional
 
     def issued(args: tuple[Any, ...]) -> Token | None:

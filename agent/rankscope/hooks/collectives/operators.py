@@ -7,7 +7,6 @@ from typing import Any
 
 from rankscope import schema
 
-
 MEASURE_EVERY = 64  # calls between two readings of our own CPU time
 
 

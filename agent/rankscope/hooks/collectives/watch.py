@@ -50,6 +50,7 @@ class Watch:
         self.failed = guarded(self._failed)
         self.wait_ended = guarded(self._wait_ended)
         self._depth = 2 + depth
+        self._is_lean = False
         self._issued_by = schema.ISSUED_BY.index(issued_by)
         self._dtypes = dtype_numbers()
         self._tensor = torch.Tensor
@@ -58,6 +59,18 @@ class Watch:
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
+
+    def leave_out(self) -> str:
+        """Do less from now on; return what is left out, empty if that was done before."""
+        if self._is_lean:
+            return ""
+        self._is_lean = True
+        return "without call sites"
+
+    def cost(self, cpu_ns: int) -> None:
+        """Add what recording one collective took of this thread's CPU."""
+        if self.agent.recorder is not None:
+            self.agent.recorder.add_own_cost(cpu_ns)
 
     def issuer(self, operator: Operator) -> Callable[..., Token]:
         """Return what writes the slot of one operator's call; `peer` is a rank of the group."""
@@ -165,12 +178,14 @@ class Watch:
 
         Calls from the engine share one place per backward pass, found once.
         """
+        if self._is_lean and self.agent.engine_code is None:
+            return 0, False
         try:
             frame: Any = sys._getframe(self._depth)
         except ValueError:  # C++ called in a thread without Python frames: the engine's
             return max(recorder.engine_site(), 0), True
         if frame.f_code is not self.agent.engine_code:
-            return self._users_frame(recorder, frame), False
+            return 0 if self._is_lean else self._users_frame(recorder, frame), False
         site = recorder.engine_site()
         if site < 0:
             site = self._users_frame(recorder, frame)

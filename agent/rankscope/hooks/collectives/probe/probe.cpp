@@ -63,7 +63,7 @@ static_assert(sizeof(Slot) == 96);
 // Numbers of the wire that Python hands over, in the order of CONSTANTS in source.py.
 struct Constants {
   int header_bytes, head_at, heartbeat_at, step_at, hook_errors_at, blocked_at, latest_end_at,
-      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_calls_at;
+      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_calls_at, untracked_at;
   int issued, returned, ended, failed;
   int flag_async, flag_p2p, flag_end_from_wait;
   int issued_by, ended_by_future, ended_by_wait, ended_by_error;
@@ -80,6 +80,11 @@ constexpr size_t PENDING_WAYS = 8;
 struct Group {
   Group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int index, std::vector<int> ranks)
       : group(group.get()), weak(group), index(index), ranks(std::move(ranks)) {}
+
+  void forget() { // let the memory of the process group go; the record of it stays
+    group.store(nullptr);
+    weak.reset();
+  }
   std::atomic<c10d::ProcessGroup*> group;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> weak; // while it is held the address is not reused
   const int index;
@@ -140,6 +145,7 @@ struct Probe {
   std::vector<int> dtype_of; // torch's ScalarType -> the wire's number
   std::shared_mutex groups_mutex;
   std::unordered_map<c10d::ProcessGroup*, Group*> groups;
+  std::unordered_map<int, Group*> groups_by_index; // for ever: sequences go on
   // guarded by the interpreter lock:
   std::unordered_map<PyCodeObject*, bool> inside_torch;
   std::unordered_map<PlaceKey, int, PlaceHash> places;
@@ -306,16 +312,22 @@ Group* define(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   if (index < 0) return nullptr;
   std::unique_lock lock(probe->groups_mutex);
   for (auto at = probe->groups.begin(); at != probe->groups.end();)
-    if (at->second->weak.expired()) { // let its memory go; the record of it stays
-      at->second->group.store(nullptr);
-      at->second->weak.reset();
+    if (at->second->weak.expired()) {
+      at->second->forget();
       at = probe->groups.erase(at);
     } else {
       ++at;
     }
   auto known = probe->groups.find(group.get());
   if (known != probe->groups.end()) return known->second; // another thread was faster
-  return probe->groups[group.get()] = new Group(group, index, std::move(ranks));
+  Group*& kept = probe->groups_by_index[index];
+  if (kept == nullptr) {
+    kept = new Group(group, index, std::move(ranks));
+  } else { // known before recording was switched off and on
+    kept->weak = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+    kept->group.store(group.get());
+  }
+  return probe->groups[group.get()] = kept;
 }
 
 Group* group_of(const c10::IValue& argument) {
@@ -467,6 +479,7 @@ void fill(Slot& slot, const Row& row, const c10::IValue* arguments, Group& group
     is_async = is_async || arguments[row.async_at].toBool();
   slot.flags = uint8_t((row.is_p2p ? is.flag_p2p : 0) | (is_async ? is.flag_async : 0));
   slot.sequence = row.is_p2p ? next_p2p(group, row.operation, peer) : ++group.sequence;
+  if (probe->ring[is.untracked_at] != 0) slot.sequence = 0; // not known any more
   slot.peer_rank = peer;
   slot.group_id = uint16_t(group.index);
   slot.num_tensors = uint16_t(std::min(std::max(result.count, input.count), 65535));
@@ -678,6 +691,7 @@ PyObject* open_ring(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   if (probe == nullptr) {
+    static_assert(sizeof(std::atomic<uint64_t>) == 8);
     probe = new Probe;
     pthread_atfork(nullptr, nullptr, [] { probe->active = false; }); // the ring is the parent's
   }
@@ -686,7 +700,12 @@ PyObject* open_ring(PyObject*, PyObject* arguments) {
       PyErr_SetString(PyExc_ValueError, "the probe was built for other constants");
     return nullptr;
   }
-  if (!map_ring(path)) return nullptr;
+  if (probe->ring == nullptr && !map_ring(path)) return nullptr;
+  {
+    std::unique_lock lock(probe->groups_mutex); // Python names them anew
+    for (auto& known : probe->groups) known.second->forget();
+    probe->groups.clear();
+  }
   probe->dtype_of.assign(size_t(c10::ScalarType::NumOptions), 0);
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(dtypes, &at, &key, &value);) {

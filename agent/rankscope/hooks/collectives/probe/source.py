@@ -24,7 +24,7 @@ LAYOUT = " ".join(f"{name}:{code}" for name, _, code in ring.COLLECTIVE_FIELDS)
 CONSTANTS: tuple[int, ...] = (
     ring.HEADER_BYTES, ring.HEAD_AT, ring.HEARTBEAT_AT, ring.STEP_AT, ring.HOOK_ERRORS_AT,
     ring.BLOCKED_AT, ring.LATEST_END_AT, ring.ENGINE_NUMBER_AT, ring.ENGINE_ARRIVED_AT,
-    ring.ENGINE_SITE_AT, ring.OWN_NS_AT, ring.OWN_CALLS_AT,
+    ring.ENGINE_SITE_AT, ring.OWN_NS_AT, ring.OWN_CALLS_AT, ring.UNTRACKED_AT,
     schema.ISSUED, schema.RETURNED, schema.ENDED, schema.FAILED,
     schema.FLAG_ASYNC, schema.FLAG_P2P, schema.FLAG_END_FROM_WAIT,
     schema.ISSUED_BY.index("probe"), schema.ENDED_BY.index("probe"),
@@ -44,6 +44,19 @@ class Probe:
     """C++ kernels at the dispatcher: every path, every version, 1 to 2 us a call."""
 
     name: ClassVar[str] = "probe"
+    outside_us: ClassVar[float] = 2.0
+
+    def __init__(self) -> None:
+        self._module: Any = None
+        self._has_call_sites = True
+
+    def cheaper(self) -> str:
+        """Leave out call sites: they take the interpreter lock."""
+        if self._module is None or not self._has_call_sites:
+            return ""
+        self._has_call_sites = False
+        self._module.set_call_sites(False)
+        return "without call sites"
 
     @staticmethod
     def check() -> None:
@@ -67,6 +80,7 @@ class Probe:
     def install(self, agent: Agent) -> str:
         """Load the probe now; it begins when the ring is there to write to."""
         module = _load(build.path_of())
+        self._module = module
         agent.on_recorder(lambda _: _start(agent, module))
         return "C++ kernels at BackendSelect; ends from futures and waits, without Python"
 
@@ -121,8 +135,11 @@ def _start(agent: Agent, module: Any) -> None:
         agent.engine_code,
     )
     wait = module.start(_rows(), Work)
+    num_before = len(agent.undo)
     agent.undo.append(module.stop)
     agent.patch(Work, "wait", wait)
+    agent.undo_collectives += agent.undo[num_before:]  # whenever the recorder opened
+    del agent.undo[num_before:]
 
 
 def _rows() -> list[tuple[Any, ...]]:
