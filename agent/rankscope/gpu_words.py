@@ -17,9 +17,11 @@ THROTTLE_WORDS: dict[int, str] = {
     0x040: "thermal slowdown (hardware)",
     0x080: "power brake (hardware)",
     0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability limit",
 }
 # what takes speed from a GPU that has work; idle and chosen clocks do not
-THROTTLE_SLOWDOWNS = 0x004 | 0x008 | 0x020 | 0x040 | 0x080
+THROTTLE_SLOWDOWNS = 0x004 | 0x008 | 0x020 | 0x040 | 0x080 | 0x200 | 0x400
 
 XID_WORDS: dict[int, str] = {
     8: "GPU stopped processing",

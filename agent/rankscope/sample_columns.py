@@ -215,7 +215,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     ),
     "nvlink": (
         "is_up",
-        "speed_mbps",
+        "speed_bytes_per_second",
         "sent_bytes_total",
         "received_bytes_total",
         "crc_errors_total",

@@ -128,24 +128,24 @@ class LaneThread(threading.Thread):
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         super().__init__(name=f"rankscope-{name}-samples", daemon=True)
         self.slots = slots
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self._asked: tuple[Slot, float] | None = None  # whom, since when (monotonic)
 
     def run(self) -> None:
         """Sample until `stop`."""
-        while not self._stop.is_set():
+        while not self._ending.is_set():
             for slot in self.slots:
                 self._asked = slot, time.monotonic()
                 slot.turn(time.monotonic())
             self._asked = None
             due = min(slot.due for slot in self.slots)
-            self._stop.wait(max(due - time.monotonic(), 0.001))
+            self._ending.wait(max(due - time.monotonic(), 0.001))
         for slot in self.slots:
             slot.source.close()
 
     def stop(self, timeout_seconds: float = 1.0) -> None:
         """End soon; a thread that hangs in a driver is left."""
-        self._stop.set()
+        self._ending.set()
         if self.is_alive():
             self.join(timeout_seconds)
 

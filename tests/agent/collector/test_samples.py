@@ -1,164 +1,317 @@
+"""Sources are asked in their own time, at a bounded cost, and again after errors."""
+
 from __future__ import annotations
 
-import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
-import psutil
 import pytest
 
 from rankscope import schema
 from rankscope.chunk import decode_chunk
-from rankscope.collector.gpu import GpuSampler, GpuUnavailable
-from rankscope.collector.samples import HostSampler, ProcessSampler, SampleThread
-from rankscope.collector.sampling import Sampling
-
-# `head -1 /proc/stat`, `cat /proc/meminfo` and so on of one host, cut to what is read
-PROC = {
-    "stat": "cpu  1000 50 300 8000 200 10 40 400 0 0\ncpu0 1 1 1\n",
-    "meminfo": "MemTotal: 16000 kB\nMemFree: 1 kB\nMemAvailable: 12000 kB\nBuffers: 1 kB\n"
-    "Cached: 1 kB\nShmem: 1 kB\nActive: 1 kB\nInactive: 1 kB\nSlab: 1 kB\n"
-    "SwapTotal: 1000 kB\nSwapFree: 400 kB\nHugePages_Total: 0\n",
-    "loadavg": "1.50 0.75 0.25 3/512 12345\n",
-    "vmstat": "pgfault 1\npgmajfault 77\npswpin 0\npswpout 0\n",
-    "net/dev": "Inter-| Receive | Transmit\n face |bytes\n"
-    "    lo: 999 1 0 0 0 0 0 0 999 1 0 0 0 0 0 0\n"
-    "  eth0: 500 1 0 0 0 0 0 0 300 1 0 0 0 0 0 0\n"
-    "  ib0:40 1 0 0 0 0 0 0 60 1 0 0 0 0 0 0\n",
-}
+from rankscope.collector import samples
+from rankscope.collector.samples import BUDGET_RATIO, LaneThread, Slot
+from rankscope.collector.sampling import CHUNK_SECONDS, START_SECONDS, Sampling
+from rankscope.collector.sources.base import Lane, News, RankProcess, Row, Skipped, Source
+from rankscope.collector.sources.machine import Machine
+from rankscope.sample_columns import SAMPLE_COLUMNS
+from rankscope.schema import ChunkKind
 
 
-@pytest.fixture
-def proc(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "net").mkdir()
-    for name, text in PROC.items():
-        (tmp_path / name).write_text(text)
-    yield tmp_path
-    psutil.PROCFS_PATH = "/proc"
+class Steady(Source):
+    """Gives what it is told to."""
+
+    name: ClassVar[str] = "steady"
+    kind: ClassVar[ChunkKind | None] = "tcp"
+    lane: ClassVar[Lane] = "kernel"
+    every: ClassVar[int] = 1
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.opened = 0
+        self.closed = 0
+        self.failure: Exception | None = None
+
+    def open(self) -> None:
+        self.opened += 1
+        if isinstance(self.failure, Skipped):
+            raise self.failure
+
+    def sample(self) -> Iterable[Row]:
+        if self.failure is not None:
+            raise self.failure
+        return [{"connections": 7}]
+
+    def close(self) -> None:
+        self.closed += 1
 
 
-def test_a_host_sample(proc: Path, tmp_path: Path) -> None:
-    sampler = HostSampler(tmp_path, proc, wall_ns=lambda: 123)
-    (proc / "stat").write_text("cpu  1060 50 300 8020 210 10 40 410 0 0\n")  # 100 ticks later
-    row = dict(zip(schema.HOST_COLUMNS, sampler.sample(), strict=True))
-    assert row.pop("disk_free_bytes") > 0
-    assert row == pytest.approx({
-        "time_ns": 123, "cpu_ratio": 0.6, "steal_ratio": 0.1, "iowait_ratio": 0.1,
-        "load_1m": 1.5, "runnable": 3, "memory_used_bytes": 4000 * 1024,
-        "memory_total_bytes": 16000 * 1024, "swap_used_bytes": 600 * 1024,
-        "net_sent_bytes": 360, "net_received_bytes": 540, "major_faults": 77,
-    })  # fmt: skip
+@dataclass
+class Bench:
+    """A slot with a clock and a CPU clock that the test moves."""
+
+    cost_ms: float = 0.0
+    now: float = 100.0
+    source: Steady = field(default_factory=lambda: Steady(Machine()))
+    spent: int = 0
+
+    def __post_init__(self) -> None:
+        self.slot = Slot(self.source, 1.0, lambda: int(self.now * 1e9), self.cpu_ns)
+
+    def cpu_ns(self) -> int:
+        self.spent += int(self.cost_ms * 1e6)
+        return self.spent
+
+    def pass_seconds(self, seconds: float) -> int:
+        """Turn ten times a second; return how many rows there were."""
+        end = self.now + seconds
+        count = 0
+        while self.now < end - 1e-9:
+            self.slot.turn(self.now)
+            count += len(self.slot.take_rows())
+            self.now += 0.1
+        return count
 
 
-def test_what_a_host_does_not_tell_is_not_known(proc: Path, tmp_path: Path) -> None:
-    row = HostSampler(tmp_path / "gone", tmp_path / "gone", wall_ns=lambda: 123).sample()
-    assert row[0] == 123
-    assert set(row[1:]) == {-1}
+def test_a_cheap_source_is_asked_once_a_second() -> None:
+    bench = Bench(cost_ms=1.0)
+    assert bench.pass_seconds(60) in (59, 60, 61)
+    assert bench.slot.state == "works"
+    assert bench.slot.interval_seconds == 1.0
 
 
-def test_a_process() -> None:
-    cpu_seconds, rss_bytes = ProcessSampler().sample(os.getpid())
-    assert 0 < cpu_seconds < time.process_time() + 1
-    assert rss_bytes > 1 << 20
-    assert ProcessSampler().sample(2**22 + 1) == (0.0, 0)  # above the kernel's highest pid
+def test_a_dear_source_is_asked_less_often_until_it_costs_its_share() -> None:
+    bench = Bench(cost_ms=20.0)  # 2 % of a processor at one a second
+    bench.pass_seconds(120)
+    assert bench.slot.interval_seconds == 4.0
+    assert 0.020 / bench.slot.interval_seconds <= BUDGET_RATIO
+    assert bench.slot.state == (
+        "slowed: asked every 4 s in place of 1 s, it costs more than 0.5% of a processor"
+    )
+    bench.slot.turn(bench.now + 10)
+    assert bench.slot.take_rows()[-1]["interval_ns"] == 4 * 10**9
+    bench.cost_ms = 0.1
+    bench.pass_seconds(120)
+    assert (bench.slot.interval_seconds, bench.slot.state) == (1.0, "works")
 
 
-class FakeNvml:
-    """Two GPUs; the second does not tell its power, and has no ECC."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
-
-    def __init__(self, count: int = 2) -> None:
-        self.count = count
-
-    def nvmlInit(self) -> None:
-        if self.count < 0:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=5, total=80)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=50)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        if handle:
-            raise self.NVMLError("Not Supported")
-        return 350_500
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return 1980
-
-    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
-        return 60
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return 4
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
-        if handle:
-            raise self.NVMLError("Not Supported")
-        return 0
+def test_there_is_a_longest_interval_and_no_swinging() -> None:
+    bench = Bench(cost_ms=10_000.0)
+    bench.pass_seconds(1000)
+    assert bench.slot.interval_seconds == samples.MAX_INTERVAL_SECONDS
+    edge = Bench(cost_ms=5.1)  # just above the budget: two seconds, and there it stays
+    edge.pass_seconds(30)
+    for _ in range(60):
+        edge.pass_seconds(1)
+        assert edge.slot.interval_seconds == 2.0
 
 
-def test_gpu_samples() -> None:
-    rows = GpuSampler(FakeNvml(), wall_ns=lambda: 9).sample()
-    assert rows[0] == (9, 0, 0.5, 5, 80, 1980, 350.5, 60, 4, 0)
-    assert rows[1] == (9, 1, 0.5, 5, 80, 1980, -1, 60, 4, -1)
+def test_a_source_that_fails_is_tried_again_later_and_later() -> None:
+    bench = Bench()
+    bench.pass_seconds(5)
+    bench.source.failure = ValueError("strange /proc")
+    assert bench.pass_seconds(2000) == 0
+    assert bench.slot.state == "fails: ValueError: strange /proc"
+    tries = bench.slot.failures
+    assert 9 <= tries <= 13  # 2, 4, 8 ... 512, 600, 600
+    bench.source.failure = None
+    assert bench.pass_seconds(700) > 50
+    assert (bench.slot.state, bench.slot.failures) == ("works", 0)
+    assert bench.source.opened >= 2  # opened again: a device may have come back
 
 
-@pytest.mark.parametrize(("count", "why"), [(-1, "Driver Not Loaded"), (0, "no GPU")])
-def test_no_gpu_says_why(count: int, why: str) -> None:
-    with pytest.raises(GpuUnavailable, match=why):
-        GpuSampler(FakeNvml(count))
+def test_a_skipped_source_says_why_and_may_come_later() -> None:
+    bench = Bench()
+    bench.source.failure = Skipped("no adapter")
+    assert bench.pass_seconds(10) == 0
+    assert bench.slot.state == "skipped: no adapter"
+    bench.source.failure = None
+    assert bench.pass_seconds(20) > 0
+    assert bench.slot.state == "works"
 
 
-def taken(sampling: Sampling, kinds: int) -> list[schema.Chunk]:
-    deadline = time.monotonic() + 10
-    chunks: list[schema.Chunk] = []
-    while len({chunk.kind for chunk in chunks}) < kinds:
+def test_rows_that_nobody_takes_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MAX_ROWS", 3)
+    bench = Bench()
+    for second in range(5):
+        bench.slot.turn(100.0 + 2 * second)
+    assert len(bench.slot.take_rows()) == 3
+    assert (bench.slot.take_dropped(), bench.slot.take_dropped()) == (2, 0)
+
+
+def test_a_hanging_source_is_stuck_and_only_its_lane_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "STUCK_SECONDS", 0.05)
+    release = threading.Event()
+
+    class Hanging(Steady):
+        """Waits for a driver that does not answer."""
+
+        name: ClassVar[str] = "hanging"
+        lane: ClassVar[Lane] = "driver"
+
+        def sample(self) -> Iterable[Row]:
+            release.wait(30)
+            return super().sample()
+
+    hanging = Slot(Hanging(Machine()), 0.02)
+    steady = Slot(Steady(Machine()), 0.02)
+    lanes = [LaneThread("driver", [hanging]), LaneThread("kernel", [steady])]
+    for lane in lanes:
+        lane.start()
+    wait_until(lambda: lanes[0].look() or hanging.state.startswith("stuck"))
+    assert hanging.state == "stuck: no answer for 0.05 s; its thread waits for it"
+    steady.take_rows()
+    wait_until(lambda: len(steady.take_rows()) > 0)
+    release.set()
+    wait_until(lambda: hanging.state == "works")
+    for lane in lanes:
+        lane.stop(10)
+        assert not lane.is_alive()
+    assert isinstance(steady.source, Steady)
+    assert steady.source.closed == 1
+
+
+def wait_until(question: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not question():
         assert time.monotonic() < deadline
-        chunks += sampling.take_chunks("node-1")
-        time.sleep(0.02)
-    return chunks
+        time.sleep(0.005)
 
 
-def test_samples_become_chunks(tmp_path: Path) -> None:
-    sampling = Sampling(tmp_path, 0.05, lambda: GpuSampler(FakeNvml()))
+# --- all of them together ------------------------------------------------------------------
+
+
+class Broken(Steady):
+    """Fails at once."""
+
+    name: ClassVar[str] = "broken"
+    kind: ClassVar[ChunkKind | None] = "disk"
+
+    def sample(self) -> Iterable[Row]:
+        raise ValueError("strange")
+
+
+class Absent(Steady):
+    """Is not there."""
+
+    name: ClassVar[str] = "absent"
+    kind: ClassVar[ChunkKind | None] = "infiniband"
+
+    def open(self) -> None:
+        raise Skipped("no adapter")
+
+
+class Telling(Steady):
+    """Tells news of whoever lives here."""
+
+    name: ClassVar[str] = "telling"
+    kind: ClassVar[ChunkKind | None] = None
+
+    def sample(self) -> Iterable[Row]:
+        for rank in self.machine.ranks():
+            self.machine.tell_of("xid", {"number": "79"}, rank.pid, 5)
+        return ()
+
+
+def test_one_broken_source_stops_no_other_and_all_states_are_told(tmp_path: Path) -> None:
+    sampling = Sampling(tmp_path, 0.02, "node-1", sources=(Steady, Broken, Absent))
     sampling.start()
-    for chunk in taken(sampling, 2):
-        assert (chunk.rank, chunk.host) == (schema.NODE_RANK, "node-1")
-        assert set(decode_chunk(chunk.data)) == set(schema.CHUNK_COLUMNS[chunk.kind])
-    assert sampling.news() == []
+    try:
+        told: list[News] = []
+        wait_until(lambda: told.extend(sampling.news()) or told)
+        wait_until(lambda: sampling.take_chunks())
+        assert (told[0].name, told[0].fields) == (
+            "machine sources",
+            {
+                "host": "node-1", "source.steady": "works",
+                "source.broken": "fails: ValueError: strange",
+                "source.absent": "skipped: no adapter",
+            },
+        )  # fmt: skip
+        assert sampling.news() == []  # told once
+        chunks: list[schema.Chunk] = []
+        wait_until(lambda: chunks.extend(sampling.take_chunks()) or chunks)
+        assert {chunk.kind for chunk in chunks} == {"tcp"}
+        assert (chunks[0].rank, chunks[0].host) == (schema.NODE_RANK, "node-1")
+        columns = decode_chunk(chunks[0].data)
+        assert set(columns) == set(SAMPLE_COLUMNS["tcp"])
+        assert set(columns["connections"]) == {7}
+        assert set(columns["sent_segments_total"]) == {-1}  # not told: never zero
+    finally:
+        sampling.stop()
 
 
-def test_sampling_that_cannot_is_news_once(tmp_path: Path) -> None:
-    sampling = Sampling(tmp_path, 0.05, lambda: GpuSampler(FakeNvml(0)))
+def test_news_carry_the_host_and_the_rank(tmp_path: Path) -> None:
+    sampling = Sampling(tmp_path, 0.02, "node-1", sources=(Telling,))
+    sampling.watch([RankProcess(2, 5, 4711)])
     sampling.start()
-    taken(sampling, 1)
-    assert sampling.news() == [("gpu samples skipped", {"reason": "NVML finds no GPU"})]
+    try:
+        told: list[News] = []
+        wait_until(lambda: told.extend(sampling.news()) or [n for n in told if n.name == "xid"])
+        xid = next(news for news in told if news.name == "xid")
+        assert xid == News("xid", {"host": "node-1", "number": "79"}, 5, 2, 5)
+    finally:
+        sampling.stop()
+
+
+def test_rows_share_chunks_unless_all_are_wanted(tmp_path: Path) -> None:
+    now = [0.0]
+    sampling = Sampling(tmp_path, 1.0, "node-1", sources=(Steady,), monotonic=lambda: now[0])
+    ((_, slot),) = sampling._slots
+    slot.turn(10.0)
+    slot.turn(20.0)
+    now[0] = CHUNK_SECONDS - 1
+    assert sampling.take_chunks(all_of_them=False) == []
+    now[0] = CHUNK_SECONDS
+    (chunk,) = sampling.take_chunks(all_of_them=False)
+    assert chunk.count == 2
+    slot.turn(30.0)
+    assert [chunk.count for chunk in sampling.take_chunks()] == [1]
+
+
+def test_a_source_that_hangs_at_the_start_does_not_hide_the_others(tmp_path: Path) -> None:
+    now = [0.0]
+    sampling = Sampling(tmp_path, 1.0, "node-1", sources=(Steady, Absent), monotonic=lambda: now[0])
+    (_, slot), _ = sampling._slots
+    slot.turn(10.0)
     assert sampling.news() == []
+    now[0] = START_SECONDS
+    (news,) = sampling.news()
+    assert news.fields["source.absent"] == "starting"
+    assert news.fields["source.steady"] == "works"
 
 
-def test_a_sampler_that_fails_says_why() -> None:
-    def fail() -> list[tuple[float, ...]]:
-        raise ValueError("strange /proc")
+def test_what_a_chunk_cannot_hold_is_not_known() -> None:
+    from rankscope.collector.columns import sample_chunk
 
-    thread = SampleThread("test", fail, 0.01)
-    thread.start()
-    thread.join(10)
-    assert thread.failure == "ValueError: strange /proc"
-    assert thread.take_rows() == []
+    row: dict[str, float | str] = {
+        "time_ns": 10**18, "interval_ns": 10**9, "interface": "eth0", "sent_bytes_total": 1 << 63,
+        "received_bytes_total": -5, "link_mbps": "fast",
+    }  # fmt: skip
+    columns = decode_chunk(sample_chunk("nic", [row], "n").data)
+    values = {name: columns[name][0] for name in row}
+    assert (values["sent_bytes_total"], values["received_bytes_total"]) == (-1, -1)
+    assert (values["interface"], values["link_mbps"]) == ("eth0", -1)
+
+
+def test_this_machine_costs_little() -> None:
+    """All sources of this machine together: a bound ten times of what was measured."""
+    from rankscope.collector.sources import SOURCES
+
+    machine = Machine(ranks=lambda: (RankProcess(0, 0, threading.get_native_id()),))
+    slots = [Slot(make(machine), 1.0) for make in SOURCES if make.lane == "kernel"]
+    for second in range(5):
+        for slot in slots:
+            slot.turn(1e9 + second * 1e4)
+    began = time.thread_time()
+    for second in range(5, 25):
+        for slot in slots:
+            slot.turn(1e9 + second * 1e4)
+    spent = time.thread_time() - began
+    for slot in slots:
+        slot.source.close()
+    assert spent / 20 < 0.01

@@ -63,7 +63,9 @@ class GpuActivitySource(Source):
         rows = []
         for index, (gpu, pair) in self._gpus.items():
             pair.reverse()  # what was new is the older one now
-            if self._nvml.call(gpu, "nvmlGpmSampleGet", pair[1]) is None:
+            try:
+                self._nvml.module.nvmlGpmSampleGet(gpu.handle, pair[1])
+            except self._nvml.module.NVMLError:  # not now; differences begin anew
                 self._has_first.discard(index)
                 continue
             if index in self._has_first:

@@ -62,11 +62,11 @@ class KernelLogSource(Source):
             self._descriptor = os.open(
                 self._machine.kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             )
-            with contextlib.suppress(OSError):  # a pipe cannot be sought
-                os.lseek(self._descriptor, 0, os.SEEK_END)
-            os.read(self._descriptor, 0)
         except OSError as error:
             self._open_journal(f"{self._machine.kernel_log}: {error.strerror}")
+            return
+        with contextlib.suppress(OSError):  # a pipe cannot be sought
+            os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def _open_journal(self, why: str) -> None:
         command = shutil.which("journalctl")

@@ -15,7 +15,7 @@ _KIB = 1 << 10
 _FIELDS: dict[str, tuple[str, int]] = {
     "NVLINK_THROUGHPUT_DATA_TX": ("sent_bytes_total", _KIB),
     "NVLINK_THROUGHPUT_DATA_RX": ("received_bytes_total", _KIB),
-    "NVLINK_GET_SPEED": ("speed_mbps", 1),
+    "NVLINK_GET_SPEED": ("speed_bytes_per_second", 10**6),
     "NVLINK_ERROR_DL_CRC": ("crc_errors_total", 1),
     "NVLINK_ERROR_DL_REPLAY": ("replay_errors_total", 1),
     "NVLINK_ERROR_DL_RECOVERY": ("recovery_errors_total", 1),
