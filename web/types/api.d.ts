@@ -780,6 +780,7 @@ export interface StackRow {
   time_ms: number;
   reason: string;
   text: string;
+  command_id: number | null;
 }
 
 /** Step times per bin of steps. */

@@ -15,6 +15,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
     ("rankscope.cli.run", "RunCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
+    ("rankscope.cli.ask", "AskCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
 

@@ -88,6 +88,7 @@ class StackRow(Shape, frozen=True):
     time_ms: float
     reason: str
     text: str
+    command_id: int | None = None  # the request that asked for them
 
 
 class RankDetail(RankRow, frozen=True):

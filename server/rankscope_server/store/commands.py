@@ -32,6 +32,7 @@ _LIFETIMES_NS: dict[CommandKind, int] = {
     "agent_off": 600 * 10**9,
     "agent_on": 600 * 10**9,
 }
+_MOST_RANKS: dict[CommandKind, int] = {"stacks": 64, "profile": 16}
 _LEAST_MARGIN_STEPS = 2
 _MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
 _encode = msgspec.json.Encoder().encode
@@ -69,6 +70,11 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
             f"{MAX_OPEN} requests of this run are open", "kind", "wait until one is done"
         )
     ranks = asked.ranks or _all_of(asked.kind, known, alive)
+    most = _MOST_RANKS.get(asked.kind, len(ranks))
+    if len(ranks) > most:
+        raise CommandRefusedError(
+            f"{len(ranks)} ranks are more than {most} at once", "ranks", "name fewer ranks"
+        )
     missing = [rank for rank in ranks if rank not in known]
     if missing:
         raise CommandRefusedError(
@@ -188,9 +194,21 @@ def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -
         .group_by(parts.c.rank)
     )
     before = {rank: (int(number), int(last)) for rank, number, last in rows}
+    taken = unit.connection.scalars(  # the collector took as many by itself, and said so
+        sa.select(parts.c.rank)
+        .join(table, table.c.id == parts.c.command_id)
+        .where(
+            table.c.run_id == run_id,
+            table.c.finding_id == finding_id,
+            parts.c.state == "done",
+            parts.c.reason != "",
+        )
+    ).all()
     due = []
     for rank in ranks[:MAX_INCIDENT_RANKS]:
         number, last = before.get(rank, (0, 0))
+        if rank in taken:
+            continue
         if number < MAX_PER_INCIDENT and unit.now_ns - last >= INCIDENT_PAUSES_NS[number]:
             due.append(rank)
     if not due:

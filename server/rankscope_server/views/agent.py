@@ -132,7 +132,7 @@ def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int]) -> 
     skipped = sorted({row.hook for row in sources if row.state in ("skipped", "failed")})
     used = [row for row in sources if row.hook == "collectives"]
     seen = " and ".join(
-        f"{row.source or row.state} in {row.ranks_text}" for row in used if row.state == "used"
+        f"{row.source.partition(':')[0]} in {row.ranks_text}" for row in used if row.state == "used"
     )
-    first = f"Collectives by {seen}" if seen else "Collectives are not recorded"
-    return first + (f"; not watched: {', '.join(skipped)}" if skipped else "")
+    first = f"Recording; collectives by {seen}" if seen else "Recording, but no collectives yet"
+    return first + (f"; {plural(len(skipped), 'hook')} skipped" if skipped else "")

@@ -88,13 +88,15 @@ def _stacks(connection: sa.Connection, row: sa.Row[Any], ranks: list[int]) -> li
     if json_object(row.body).get("kind") != "hang":
         return []
     table = tables.stacks
+    onset_ms = json_object(row.body).get("onset_ms")
+    since_ns = row.opened_ns - STACKS_AROUND_NS if onset_ms is None else int(onset_ms * 1e6)
     rows = connection.execute(
         sa.select(table)
         .where(
             table.c.run_id == row.run_id,
             table.c.attempt == row.attempt,
             table.c.rank.in_(ranks[:MAX_STACK_RANKS]),
-            table.c.time_ns >= row.opened_ns - STACKS_AROUND_NS,
+            table.c.time_ns >= since_ns,
             table.c.time_ns <= (row.recovered_ns or MAX_TIME_NS) + STACKS_AROUND_NS,
         )
         .order_by(table.c.rank, table.c.id.desc())

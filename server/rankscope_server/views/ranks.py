@@ -182,6 +182,11 @@ def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> list[StackRow]:
         .limit(MAX_STACKS)
     )
     return [
-        StackRow(time_ms=stack.time_ns / 1e6, reason=stack.reason, text=stack.text)
+        StackRow(
+            time_ms=stack.time_ns / 1e6,
+            reason=stack.reason,
+            text=stack.text,
+            command_id=stack.command_id or None,
+        )
         for stack in rows
     ]

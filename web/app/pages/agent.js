@@ -62,8 +62,7 @@ function Asked({ run, topic, data }) {
     })
   );
   const commands = answer.data?.commands ?? [];
-  return t.div(
-    { class: 'stack' },
+  return [
     data.is_live
       ? el(
           Card,
@@ -99,7 +98,7 @@ function Asked({ run, topic, data }) {
               : t.p({ class: 'note padded' }, 'Nothing was asked yet.'),
         )
       : null,
-  );
+  ];
 }
 
 const STATE_MARK = {
