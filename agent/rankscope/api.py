@@ -42,12 +42,9 @@ def step(number: int | None = None) -> None:
     if agent is None:
         return
     clock = agent.clock
-    clock.explicit_steps = True
     if clock.is_ours():
         agent.first_work()
-        if number is not None and number != clock.step:
-            clock.renumber(number)
-        clock.end_step()
+        clock.end_explicit_step(number)
         agent.step_boundary()
 
 

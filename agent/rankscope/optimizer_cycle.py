@@ -18,6 +18,7 @@ class OptimizerCycle:
     def __init__(self) -> None:
         self.num_steps = 0  # of optimizers, ever
         self.in_backward = False  # optimizers step inside this backward pass
+        self.compiled = False  # one stepped inside compiled code, and nobody has looked yet
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] | None = None
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,5 +55,5 @@ class OptimizerCycle:
             return False, False
         if any(one not in self._stepped for one in self._expected or self._alive):
             return True, False
-        self._expected, self._stepped = self._stepped, weakref.WeakSet()
+        self._expected, self._stepped = self._expected or self._stepped, weakref.WeakSet()
         return True, True

@@ -229,6 +229,17 @@ class StepClock:
             self.step += self.num_backwards - 1  # steps are numbered as if each had been seen
         return True
 
+    def end_explicit_step(self, number: int | None) -> None:
+        """Close the step where the script says so; from now on optimizers close none."""
+        is_closed = not self.explicit_steps and self.saw_optimizer and not self.saw_backward
+        self.explicit_steps = True
+        if is_closed:  # by the optimizer, before the script had said anything
+            self.renumber(self.step if number is None else number + 1)
+            return
+        if number is not None and number != self.step:
+            self.renumber(number)
+        self.end_step()
+
     def end_step(self) -> None:
         """Close the step and begin the next one."""
         self._switch(self.phase if self._explicit else OTHER)

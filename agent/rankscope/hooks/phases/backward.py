@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.phases.optimizer import take_compiled
 from rankscope.steps import BACKWARD, FORWARD, OTHER, _now
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class _Passes:
         if not clock.is_ours() or (roots and type(roots[0]).__name__ in _TRACED):
             return None
         is_outermost = clock.phase != BACKWARD
+        take_compiled(agent)
         if is_outermost and agent.recorder is not None:
             agent.recorder.begin_backward()
         before = clock.enter(BACKWARD, counts=counts)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import schema
 from rankscope.guard import guarded
+from rankscope.hooks.phases.optimizer import take_compiled
 from rankscope.steps import DATA, EVALUATION, FORWARD, OTHER, Mark
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class _Waits:
             return None
         if clock.phase == DATA:  # the data set of one loader reads from another
             return DATA
+        take_compiled(self._agent)
         if clock.skipped:
             clock.optimizer_skipped(schema.STEP_SKIPPED)
             self._agent.step_boundary()

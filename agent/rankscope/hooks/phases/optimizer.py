@@ -20,18 +20,31 @@ class Optimizer:
 
     def install(self, agent: Agent) -> str:
         """Register torch's global optimizer hooks."""
+        import torch
         import torch.optim.optimizer as module
 
         steps = _Steps(agent)
         original: Any = module.Optimizer.__init__
+        is_compiling, cycle = torch.compiler.is_compiling, agent.cycle
+
+        # A compiler traces these two: what they do then must not break its graph, and must not
+        # make it compile again. Setting an attribute that is not read does neither.
+        def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            return None if is_compiling() else steps.before(optimizer, args, kwargs)
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling():
+                cycle.compiled = True
+            else:
+                steps.after(optimizer)
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             steps.made(self)
 
         # torch goes through these hooks while the agent may be switched off: they stay in
-        agent.undo_boundary.append(module.register_optimizer_step_pre_hook(steps.before).remove)
-        agent.undo_boundary.append(module.register_optimizer_step_post_hook(steps.after).remove)
+        agent.undo_boundary.append(module.register_optimizer_step_pre_hook(before).remove)
+        agent.undo_boundary.append(module.register_optimizer_step_post_hook(after).remove)
         agent.patch(module.Optimizer, "__init__", __init__)
         return "global optimizer hooks"
 
@@ -65,7 +78,7 @@ class _Steps:
         return None
 
     @guarded
-    def after(self, optimizer: Any, *_: Any) -> None:
+    def after(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         agent, clock = self._agent, self._agent.clock
         if not clock.is_ours():
@@ -79,6 +92,15 @@ class _Steps:
         clock.enter(OTHER)
         if is_complete:
             clock.optimizers_ended()
+        agent.step_boundary()
+
+
+def take_compiled(agent: Agent) -> None:
+    """Close the step of an optimizer that stepped inside compiled code, which times nothing."""
+    if agent.cycle.compiled:
+        agent.cycle.compiled = False
+        agent.first_work()
+        agent.clock.optimizers_ended()
         agent.step_boundary()
 
 

@@ -1,0 +1,1 @@
+from tests.agent.watching import watching as watching

@@ -1,0 +1,113 @@
+"""Events of the GPU: bookkeeping on any machine, times where there is a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope import schema
+from rankscope.hooks.gpu_phases import EventPool
+from rankscope.late import LateReader
+from rankscope.steps import BACKWARD, FORWARD
+from tests.agent.steps.programs import net
+from tests.agent.watching import Watching
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class Device:
+    """Passes its events when it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.num_events = 0.0, 0
+        self.is_done = True
+
+    def event(self) -> Any:
+        device = self
+        device.num_events += 1
+
+        class Event:
+            def record(self) -> None:
+                self.at = device.now
+
+            def query(self) -> bool:
+                return device.is_done
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at)
+
+        return Event()
+
+
+def play(pool: EventPool, device: Device, step: int) -> None:
+    pool.mark(0)
+    for phase, ms in ((FORWARD, 20), (BACKWARD, 40), (FORWARD, 5)):
+        device.now += ms
+        pool.mark(phase)
+    pool.close(step)
+
+
+def test_events_are_used_again() -> None:
+    device = Device()
+    pool = EventPool(device.event)
+    for step in range(1, 50):
+        play(pool, device, step)
+        ((of_step, seconds),) = pool.arrived(step)
+        assert of_step == step
+        assert seconds == pytest.approx({FORWARD: 0.025, BACKWARD: 0.04})
+    assert device.num_events == 4
+
+
+def test_a_device_that_is_behind_is_not_waited_for() -> None:
+    device = Device()
+    pool = EventPool(device.event)
+    device.is_done = False
+    for step in range(1, 13):
+        play(pool, device, step)
+        assert pool.arrived(step) == []
+    assert device.num_events == 48
+    device.is_done = True
+    assert [step for step, _ in pool.arrived(13)] == [4, 5, 6, 7, 8, 9, 10, 11, 12]
+
+
+def test_a_step_with_too_many_changes_is_left_out() -> None:
+    device = Device()
+    pool = EventPool(device.event)
+    for _ in range(200):
+        pool.mark(FORWARD)
+    pool.close(1)
+    assert pool.arrived(1) == []
+    assert device.num_events < 70
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_tensor_of_the_gpu_is_read_later() -> None:
+    reader = LateReader()
+    for step in range(1, 40):
+        reader.add(step, "loss", torch.full((), float(step), device="cuda"))
+        torch.cuda.synchronize()
+        assert list(reader.arrived(step)) == [(step, "loss", float(step))]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    "watching", [{"hooks": "optimizer,backward,gpu-phases,copies"}], indirect=True
+)
+def test_phases_of_the_gpu(watching: Watching) -> None:
+    model = net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        loss = model(torch.ones(2, 8).cuda()).sum()
+        loss.backward()
+        torch.cuda._sleep(20_000_000)  # some ms, in no phase
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+    records = [one for one in watching.of(schema.Metrics) if "gpu_backward_seconds" in one.values]
+    assert records
+    assert all(one.values["gpu_other_seconds"] > 0.002 for one in records)
+    assert any(step["copy_ns"] > 0 for step in watching.steps)
