@@ -35,6 +35,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("dir", "", "Base of the run directories; empty: the user's runtime directory."),
     Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
     Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
+    Setting("probe_build", True, "Compile the native probe at first use, where a compiler is."),
     Setting("overhead_percent", 0.5, "Most of the training thread's time for collectives."),
     Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
     Setting("collective_slots", 16384, "Slots of the ring of collectives, 96 bytes each."),
@@ -42,6 +43,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("sample_seconds", 1.0, "Seconds between two samples of host and GPUs."),
     Setting("flush_seconds", 1.0, "Seconds between two batches to the server."),
     Setting("spool_bytes", 256 << 20, "Most bytes kept on disk while the server is away."),
+    Setting("keep_hours", 24.0, "Hours for which a run directory stays once the server has it all."),
+    Setting("keep_bytes", 1 << 30, "Most bytes of such directories; the oldest go first."),
     Setting("hang_stack_seconds", 2.5, "Take stacks of a rank silent for so long in a hang."),
     Setting("collector", True, "Start a node collector if none runs."),
     Setting("commands", True, "Do what the server asks: stacks, profiles, recording off and on."),
@@ -63,6 +66,7 @@ class Settings:
     dir: str = ""
     hooks: str = "all"
     collectives: str = "auto"
+    probe_build: bool = True
     overhead_percent: float = 0.5
     log_level: str = "INFO"
     collective_slots: int = 16384
@@ -70,6 +74,8 @@ class Settings:
     sample_seconds: float = 1.0
     flush_seconds: float = 1.0
     spool_bytes: int = 256 << 20
+    keep_hours: float = 24.0
+    keep_bytes: int = 1 << 30
     hang_stack_seconds: float = 2.5
     collector: bool = True
     commands: bool = True

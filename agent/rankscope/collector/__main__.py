@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankscope import settings as settings_table
+from rankscope.collector import leftovers
 from rankscope.collector import offsets as progress
 from rankscope.collector.loop import Collector
 from rankscope.collector.losses import Ledger
@@ -28,6 +29,7 @@ from rankscope.collector.sampling import Sampling
 from rankscope.collector.spool import Spool
 from rankscope.collector.start import take_lock
 from rankscope.collector.upload import Server, Uploader
+from rankscope.hooks.collectives.probe import build
 from rankscope.settings import SettingError, Settings
 
 EXIT_USAGE, EXIT_SOFTWARE = 64, 70
@@ -81,6 +83,8 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
     collector = Collector(run_directory, settings, host, outbox, ledger, offsets, sampling)
     os.nice(NICE)
     sampling.start()
+    if settings.probe_build and settings.collectives in ("auto", "probe"):
+        build.build_in_background()
     uploader = None
     if server is not None and spool is not None:
         uploader = Uploader(
@@ -91,16 +95,33 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
             traces=collector.traces,
         )
         uploader.start()
+        _begin_delivery(run_directory, settings)
     terminated = _on_sigterm(collector.wake.set)
     try:
         while not terminated():
             collector.turn()
             if collector.should_end():
+                _mark_delivered(run_directory, collector, outbox)
                 return
             collector.sleep()
         _drain(collector, uploader)
     finally:
         sampling.stop()
+
+
+def _begin_delivery(run_directory: Path, settings: Settings) -> None:
+    """Say where this run goes, and look after the runs that were here before."""
+    with contextlib.suppress(OSError):
+        (run_directory / leftovers.DELIVERED).unlink(missing_ok=True)
+        (run_directory / leftovers.SERVER).write_text(settings.server)
+    leftovers.Leftovers(run_directory, settings, os.environ).start()
+
+
+def _mark_delivered(run_directory: Path, collector: Collector, outbox: Outbox) -> None:
+    """Mark a run of which the server has everything: its directory may be deleted some time."""
+    if outbox.wants_chunks and collector.is_drained() and collector.has_finished_all():
+        with contextlib.suppress(OSError):
+            (run_directory / leftovers.DELIVERED).touch()
 
 
 def _drain(collector: Collector, uploader: Uploader | None) -> None:

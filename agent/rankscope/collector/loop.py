@@ -158,6 +158,10 @@ class Collector:
         """Return whether everything is read, and acknowledged where there is a server."""
         return not self._more and self._outbox.is_empty() and self.commands.is_idle()
 
+    def has_finished_all(self) -> bool:
+        """Return whether every rank directory is read to its end, and marked so."""
+        return not self._followed and all(self._finished.values())
+
     # --- parts of the turn ---------------------------------------------------------------
 
     def _find(self, *, latest_only: bool) -> None:
