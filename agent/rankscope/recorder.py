@@ -69,8 +69,8 @@ class Recorder:
         )
         self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
         self._threads: dict[int, int] = {}
-        self._numbers = itertools.count()
-        self._step_numbers = itertools.count()
+        self._numbers = itertools.count(self._ring.begun)
+        self._step_numbers = itertools.count(self._steps.begun)
         self._groups_by_id: dict[int, Group] = {}
         self._worlds = 0
         self._instances: dict[tuple[int, str], int] = {}

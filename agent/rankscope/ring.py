@@ -127,6 +127,8 @@ class RingWriter:
 
     Raises RingFull where not even MIN_SLOTS fit. The file is allocated before it is mapped: a
     sparse file on a full file system would deliver SIGBUS to the training process.
+    A process that replaced its program (exec) goes on in the ring that it made before: `begun`
+    is the number of slots that it had written.
     """
 
     def __init__(
@@ -140,11 +142,13 @@ class RingWriter:
         world_size: int,
         local_rank: int,
     ) -> None:
-        descriptor, self.num_slots = _allocate(path, slot_bytes, num_slots)
+        mine = _reopen(path, slot_bytes) if path.exists() else None
+        descriptor, self.num_slots = mine or _allocate(path, slot_bytes, num_slots)
         try:
             self.buffer = mmap.mmap(descriptor, HEADER_BYTES + slot_bytes * self.num_slots)
         finally:
             os.close(descriptor)
+        self.begun: int = U64.unpack_from(self.buffer, HEAD_AT)[0]
         self.path = path
         self.slot_bytes = slot_bytes
         IDENTITY.pack_into(
@@ -182,6 +186,22 @@ def _allocate(path: Path, slot_bytes: int, num_slots: int) -> tuple[int, int]:
             continue
         return descriptor, num_slots
     raise RingFull(f"no room for a ring of {MIN_SLOTS} slots in {path.parent}")
+
+
+def _reopen(path: Path, slot_bytes: int) -> tuple[int, int] | None:
+    """Return descriptor and slots of a ring of this very process, None for any other file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    header = os.pread(descriptor, IDENTITY.size, 0)
+    if len(header) == IDENTITY.size:
+        magic, version, own_bytes, num_slots, pid, *_, ticks, boot = IDENTITY.unpack(header)
+        whole = os.fstat(descriptor).st_size == HEADER_BYTES + slot_bytes * num_slots
+        if (magic, version, own_bytes, pid, ticks, boot, whole) == (
+            MAGIC, LAYOUT_VERSION, slot_bytes, os.getpid(), process_start_ticks(pid), boot_id(),
+            True,
+        ):  # fmt: skip
+            return descriptor, num_slots
+    os.close(descriptor)
+    return None
 
 
 def process_start_ticks(pid: int) -> int:

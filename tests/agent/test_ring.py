@@ -66,8 +66,8 @@ def test_clock_pair_converts_to_wall_time(tmp_path: Path) -> None:
 def test_survives_sigkill(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from rankscope import ring\n"
-        "w = ring.RingWriter(Path(sys.argv[1]), 80, 1024, attempt=0, rank=0, world_size=1,"
-        " local_rank=0)\n"
+        "w = ring.RingWriter(Path(sys.argv[1]), ring.COLLECTIVE_SLOT.size, 1024, attempt=0,"
+        " rank=0, world_size=1, local_rank=0)\n"
         "for n in range(500):\n"
         "    v = [0] * len(ring.COLLECTIVE_FIELDS); v[0] = n + 1\n"
         "    ring.COLLECTIVE_SLOT.pack_into(w.buffer, w.offset(n), *v)\n"
@@ -115,3 +115,22 @@ def test_random_bytes_are_refused_not_believed(tmp_path: Path) -> None:
         except ring.RingDamaged:
             continue
         reader.read(np.arange(5))
+
+
+def test_goes_on_in_its_own_ring_and_never_in_another(tmp_path: Path) -> None:
+    """A program that replaces itself (exec) keeps its process, and so its ring."""
+    path = tmp_path / "r"
+    who = {"attempt": 0, "rank": 0, "world_size": 1, "local_rank": 0}
+    before = ring.RingWriter(path, ring.COLLECTIVE_SLOT.size, 1024, **who)
+    ring.U64.pack_into(before.buffer, ring.HEAD_AT, 7)
+    after = ring.RingWriter(path, ring.COLLECTIVE_SLOT.size, 2048, **who)
+    assert (before.begun, after.begun, after.num_slots) == (0, 7, 1024)
+    ring.U64.pack_into(after.buffer, ring.HEAD_AT, 8)
+    assert ring.U64.unpack_from(before.buffer, ring.HEAD_AT) == (8,)  # one file
+    script = (
+        "import sys; from pathlib import Path; from rankscope import ring\n"
+        f"ring.RingWriter(Path(sys.argv[1]), ring.COLLECTIVE_SLOT.size, 1024, **{who!r})\n"
+    )
+    other = subprocess.run([sys.executable, "-c", script, str(path)], stderr=subprocess.PIPE,
+                           check=False)  # fmt: skip
+    assert b"FileExistsError" in other.stderr

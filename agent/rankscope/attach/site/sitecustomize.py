@@ -21,13 +21,26 @@ def _chain() -> None:
         sys.path[:] = kept
 
 
+class _SayWhy:
+    """Says why nothing is recorded where torch is imported: other programs need not know."""
+
+    def __init__(self, error: ImportError) -> None:
+        self._error = error
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing; say it once."""
+        if name == "torch":
+            sys.meta_path.remove(self)
+            sys.stderr.write(
+                f"rankscope: not attached: {self._error}. Install rankscope in the environment of "
+                f"the training script ({sys.executable})\n"
+            )
+
+
 try:
     from rankscope.attach.start import attach_from_environment
 except ImportError as error:
-    sys.stderr.write(
-        f"rankscope: not attached: {error}. Install rankscope in the environment of the "
-        f"training script ({sys.executable})\n"
-    )
+    sys.meta_path.insert(0, _SayWhy(error))
 else:
     attach_from_environment()
 _chain()
