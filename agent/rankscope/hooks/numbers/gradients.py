@@ -50,10 +50,7 @@ class Gradients:
         self._is_scaled = True
 
     def _backward(self, roots: Any) -> None:
-        if not self._grid.wants(self._agent.clock.step):
-            return
-        self._norms.clear()  # a microbatch adds to what is there: the last one counts
-        if self._handles:
+        if not self._grid.wants(self._agent.clock.step) or self._handles:
             return
         began = time.thread_time_ns()
         seen = guarded(self._seen)
@@ -65,7 +62,10 @@ class Gradients:
         self._cost_ns += time.thread_time_ns() - began
 
     def _seen(self, parameter: Any) -> None:
-        """Take the norm of one parameter's gradient, in whatever thread autograd runs."""
+        """Take the norm of one parameter's gradient, in whatever thread autograd runs.
+
+        A microbatch adds to what is there, so the norm of the last one replaces those before.
+        """
         began = time.thread_time_ns()
         gradient = parameter.grad
         if type(gradient) is self._torch.Tensor and gradient.layout is self._torch.strided:
