@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$(TORCH)" "numpy>=1.26,<3"
 	$(BIN)/pip install --quiet -e '.[dev]'
+	-$(BIN)/rankscope doctor --build
 	touch $(STAMP)
 
 install: $(STAMP) ## make .venv and install everything into it

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rankscope.cli import EXIT_USAGE
 from rankscope.collector.upload import Server
+from rankscope.hooks.collectives.probe import build
 from rankscope.launch.launcher import Launcher, Outcome
 from rankscope.settings import SettingError, Settings, from_environment
 
@@ -73,6 +74,7 @@ class RunCommand:
         except SettingError as error:
             say(str(error))
             return EXIT_USAGE
+        _prepare_probe(settings, say)
         outcome = Launcher(command, settings, os.environ, say).run()
         if arguments.json:
             Console(soft_wrap=True, highlight=False).print(
@@ -81,6 +83,19 @@ class RunCommand:
         else:
             _tell(outcome, say)
         return outcome.exit_code
+
+
+def _prepare_probe(settings: Settings, say: Callable[[str], None]) -> None:
+    """Compile the native probe before the ranks start: once for each version of PyTorch."""
+    if not settings.probe_build or settings.collectives not in ("auto", "probe"):
+        return
+    try:
+        if build.path_of().exists() or build.missing():
+            return  # without a compiler another source is taken; `rankscope doctor` says so
+        say("compiling the native probe for this version of PyTorch, once (about 20 s) ...")
+        build.build()
+    except (build.BuildError, OSError) as error:
+        say(f"the native probe was not built, a slower source is taken: {error}")
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -103,6 +104,19 @@ def build(environ: Mapping[str, str] = os.environ) -> Path:
     return path
 
 
+def build_in_background(environ: Mapping[str, str] = os.environ) -> None:
+    """Compile it for the runs to come, in a process of its own that yields to everything else."""
+    try:
+        if path_of(environ).exists() or missing():
+            return
+        subprocess.Popen(
+            [sys.executable, "-m", __name__], env=dict(environ), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (BuildError, OSError):
+        return  # `rankscope doctor` tells why
+
+
 def _compile(path: Path) -> None:
     said = ""
     for standard in _STANDARDS:
@@ -148,8 +162,22 @@ def _compiler() -> list[str] | None:
     return None if found is None else [found]
 
 
+def main() -> int:
+    """Build at the lowest priority; for `build_in_background`."""
+    os.nice(19)
+    try:
+        build()
+    except BuildError:
+        return 1
+    return 0
+
+
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""`rankscope doctor`: what would be recorded here, from which source, and why not more."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rankscope.cli import EXIT_USAGE
+from rankscope.settings import SettingError, Settings, from_environment
+
+EXIT_ADVICE, EXIT_NOTHING = 1, 2
+State = Literal["used", "ready", "skipped", "advice", "fails"]
+_COLOURS = {
+    "used": "green", "ready": "default", "skipped": "dim", "advice": "yellow", "fails": "red",
+}  # fmt: skip
+_WATCHED_MODULES = (
+    "torch.distributed", "torch.distributed.pipelining.stage", "torch.distributed.checkpoint",
+    "torch.distributed.fsdp", "torch.utils.data", "torch.amp", "torch.optim", "torch.compiler",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report."""
+
+    part: str
+    name: str
+    state: State
+    detail: str
+
+
+class DoctorCommand:
+    """Show what would be recorded on this machine, from which source, and why not more.
+
+    Looks at PyTorch, the sources of collectives, every hook, the sources of machine samples, the
+    directory for the records and the server. It changes nothing, unless you ask it to compile
+    the native probe, which makes recording a collective cost about 1 us.
+
+    Examples:
+      rankscope doctor
+      rankscope doctor --build
+      RANKSCOPE_SERVER=http://127.0.0.1:8787 rankscope doctor --json
+
+    Exit codes: 0 all is well; 1 it works, and there is advice; 2 nothing can be recorded;
+    64 wrong usage.
+    """
+
+    name: ClassVar[str] = "doctor"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the options."""
+        parser.add_argument(
+            "--build", action="store_true", help="compile the native probe first (once, some 20 s)"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Examine, print and return the exit code."""
+        console = Console(highlight=False)
+        try:
+            settings = from_environment(os.environ)
+        except SettingError as error:
+            sys.stderr.write(f"rankscope doctor: {error}\n")
+            return EXIT_USAGE
+        if arguments.build:
+            _build(Console(stderr=True))
+        rows = list(examine(settings))
+        states = {row.state for row in rows}
+        nothing = any(row.state == "fails" and row.part == "records" for row in rows)
+        code = EXIT_NOTHING if nothing else EXIT_ADVICE if states & {"advice", "fails"} else 0
+        if arguments.json:
+            document = {"exit_code": code, "rows": [asdict(row) for row in rows]}
+            console.print_json(json.dumps(document))
+        else:
+            console.print(_table(rows))
+        return code
+
+
+def examine(settings: Settings) -> Iterator[Row]:
+    """Look at everything that recording rests on."""
+    yield _torch()
+    yield from _collectives(settings)
+    yield from _hooks(settings)
+    yield from _machine()
+    yield _records()
+    yield _server(settings)
+
+
+def _torch() -> Row:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return Row("python", "torch", "skipped", f"cannot be imported: {error}")
+    backends = [
+        name
+        for name in ("gloo", "nccl", "mpi", "ucc", "xccl")
+        if dist.is_available() and dist.is_backend_available(name)
+    ]
+    version = ".".join(map(str, sys.version_info[:3]))
+    detail = f"{torch.__version__} on Python {version}; backends: {', '.join(backends) or 'none'}"
+    return Row("python", "torch", "used", detail)
+
+
+def _collectives(settings: Settings) -> Iterator[Row]:
+    from rankscope.hooks import HookSkipped, collectives
+
+    part, taken = "collectives", False
+    if not _has_torch():
+        yield Row(part, "", "skipped", "no torch")
+        return
+    collectives.check_name(settings.collectives)
+    for source in collectives.SOURCES:
+        about = (source.__doc__ or "").strip().splitlines()[0]
+        try:
+            source.check()
+        except HookSkipped as reason:
+            can_build = source.name == "probe" and "not built" in str(reason)
+            yield Row(part, source.name, "advice" if can_build else "skipped", str(reason))
+            continue
+        used = not taken and settings.collectives in ("auto", source.name)
+        taken = taken or used
+        yield Row(part, source.name, "used" if used else "ready", about)
+    if not taken:
+        yield Row(part, settings.collectives, "fails", "no source can be used")
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules
+
+
+def _hooks(settings: Settings) -> Iterator[Row]:
+    """Install every hook in this process, which ends soon, and see what each says."""
+    from rankscope.runtime import Agent
+
+    if not _has_torch():
+        return
+    for module in _WATCHED_MODULES:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            continue  # this version has none; its hook says so
+    agent = Agent(settings, {})
+    agent.install_hooks()
+    for name, what in sorted(agent.sources.items()):
+        if name == "collectives" or name.startswith("collectives/"):
+            continue
+        is_bad = what.startswith(("failed", "skipped"))
+        waits = what.startswith("waits")
+        state: State = "skipped" if is_bad else "ready" if waits else "used"
+        yield Row("hooks", name, state, what.removeprefix("skipped: "))
+    agent.remove_hooks()
+
+
+def _machine() -> Iterator[Row]:
+    from rankscope.collector import sources
+
+    states: dict[str, State] = {"works": "used", "skipped": "skipped", "fails": "fails"}
+    for found in sources.describe():
+        yield Row("machine", found.name, states[found.state], found.reason)
+
+
+def _records() -> Row:
+    from rankscope import place
+
+    try:
+        chosen = place.choose(os.environ)
+    except OSError as error:
+        return Row("records", "directory", "fails", f"{error}; set RANKSCOPE_DIR to a local disk")
+    if chosen.note:
+        return Row("records", "directory", "advice", chosen.note)
+    return Row("records", "directory", "used", str(chosen.base))
+
+
+def _server(settings: Settings) -> Row:
+    import urllib.error
+    import urllib.request
+
+    if not settings.server:
+        return Row(
+            "server", "", "skipped", "RANKSCOPE_SERVER is not set: records stay on this node"
+        )
+    address = settings.server.rstrip("/") + "/api/v1/health"
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            said = json.loads(answer.read(1 << 16))
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        return Row("server", settings.server, "advice", f"cannot be reached: {error}")
+    return Row("server", settings.server, "used", f"answers: {said.get('status', 'unknown')}")
+
+
+def _build(console: Console) -> None:
+    from rankscope.hooks.collectives.probe import build
+
+    try:
+        with console.status("compiling the native probe, once for this version of PyTorch ..."):
+            path = build.build()
+    except build.BuildError as error:
+        console.print(f"rankscope: the native probe was not built: {error}", markup=False)
+        return
+    console.print(f"rankscope: the native probe is {path}", markup=False, soft_wrap=True)
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("part", "name", "state", "what is used, or why not"):
+        table.add_column(heading, overflow="fold")
+    before = ""
+    for row in rows:
+        colour = _COLOURS[row.state]
+        part = row.part if row.part != before else ""
+        table.add_row(part, row.name, Text(row.state, style=colour), Text(row.detail))
+        before = row.part
+    return table

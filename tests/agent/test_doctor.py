@@ -1,0 +1,91 @@
+"""`rankscope doctor` and the building of the native probe, as people call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.hooks import HOOKS
+from rankscope.hooks.collectives import SOURCES
+from rankscope.hooks.collectives.probe import build
+
+
+def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """Run the command and return its exit code and its rows by (part, name)."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", "doctor", "--json", *arguments],
+        env=clean | variables, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode != 64, done.stderr
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == done.returncode
+    return done.returncode, {(row["part"], row["name"]): row for row in document["rows"]}
+
+
+def test_names_every_source_and_hook(tmp_path: Path) -> None:
+    build.build()
+    code, rows = doctor(RANKSCOPE_DIR=str(tmp_path))
+    assert code in (0, 1)
+    assert rows["collectives", "probe"]["state"] == "used"
+    assert {name for part, name in rows if part == "collectives"} == {s.name for s in SOURCES}
+    named = {name for part, name in rows if part == "hooks"}
+    assert named == {hook.name for hook in HOOKS} - {"collectives"}
+    assert rows["records", "directory"]["detail"].startswith(str(tmp_path))
+    assert all(row["detail"] for row in rows.values())
+
+
+def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    code, rows = doctor(RANKSCOPE_CACHE=str(tmp_path), PATH=str(tmp_path / "bin"))
+    assert rows["collectives", "probe"]["state"] == "skipped"
+    assert "no C++ compiler" in rows["collectives", "probe"]["detail"]
+    states = {name: row["state"] for (part, name), row in rows.items() if part == "collectives"}
+    assert [name for name, state in states.items() if state == "used"] in (
+        ["official"],
+        ["kernels"],
+    )
+    assert code in (0, 1)
+
+
+def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    _, rows = doctor("--build", RANKSCOPE_CACHE=str(tmp_path), CXX=str(compiler))
+    assert rows["collectives", "probe"]["state"] == "advice"
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.BuildError, match="no such thing"):
+        build.build({"RANKSCOPE_CACHE": str(tmp_path)})
+
+
+def test_a_server_that_is_away_is_advice(tmp_path: Path) -> None:
+    code, rows = doctor(RANKSCOPE_SERVER="http://127.0.0.1:9", RANKSCOPE_DIR=str(tmp_path))
+    assert code == 1
+    assert "cannot be reached" in rows["server", "http://127.0.0.1:9"]["detail"]
+
+
+def test_built_once_however_many_ask(tmp_path: Path) -> None:
+    environ = {"RANKSCOPE_CACHE": str(tmp_path)}
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(lambda _: build.build(environ), range(3)))
+    (path,) = set(paths)
+    assert path.stat().st_size > 50_000
+    made_ns = path.stat().st_mtime_ns
+    assert build.build(environ).stat().st_mtime_ns == made_ns
+    assert str(sysconfig.get_config_var("SOABI")) in str(path)
+
+
+def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(build.BuildError, match="RANKSCOPE_CACHE"):
+        build.build({"RANKSCOPE_CACHE": str(blocked)})
