@@ -18,7 +18,7 @@ from typing import Any
 
 from rankscope import journal, ring, schema
 from rankscope.identity import RankIdentity
-from rankscope.rundir import COLLECTIVES_RING, STEPS_RING
+from rankscope.rundir import COLLECTIVES_RING, STEPS_RING, make_private
 from rankscope.settings import Settings
 
 _BODY = struct.Struct("<" + "".join(code for _, _, code in ring.COLLECTIVE_FIELDS[1:]))
@@ -56,7 +56,7 @@ class Recorder:
     """The rings and the journal of one rank. Made once; `disown` in a forked child."""
 
     def __init__(self, directory: Path, identity: RankIdentity, settings: Settings) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         self.directory = directory
         self.identity = identity
         self.active = True

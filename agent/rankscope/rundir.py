@@ -39,6 +39,16 @@ def node_directory(run: Path) -> Path:
     return run / "node"
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory and what is missing above it, for the owner only. Raises OSError.
+
+    `mkdir(parents=True)` would give the mode to the last one alone.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def clean_run_id(text: str) -> str:
     """Return `text` as a run id: letters, digits, dot, dash and underscore, not empty."""
     cleaned = _UNSAFE.sub("-", text).strip("-.")[:MAX_RUN_ID_LENGTH]

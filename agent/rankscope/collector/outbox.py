@@ -21,6 +21,7 @@ from rankscope.collector import offsets as progress
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import Offsets, RankOffsets
 from rankscope.collector.spool import Entry, Spool, SpoolHeader
+from rankscope.rundir import make_private
 
 MAX_PENDING_BYTES = 4 << 20  # of records; a batch stays far below what the server takes
 _LOCAL_KINDS = (
@@ -207,7 +208,7 @@ class LocalOutbox:
 
     def __init__(self, node_directory: Path, ledger: Ledger) -> None:
         directory = node_directory / "collector"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         self._journal = journal.JournalWriter(directory)
         self._ledger = ledger
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.collector.offsets import Offsets
+from rankscope.rundir import make_private
 
 MAGIC = b"RSCSPL01"
 SUFFIX = ".batch"
@@ -68,7 +69,7 @@ class Spool:
         self._entries: deque[Entry] = deque()
         self._in_flight: Entry | None = None
         self._changed = threading.Condition()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         self._recover()
 
     # --- the writing side ----------------------------------------------------------------

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from rankscope.rundir import make_private
+
 LOCK = "lock"
 LOG = "collector.log"
 _MAX_LOG_BYTES = 1 << 20
@@ -55,7 +57,7 @@ def ensure_collector(run_directory: Path, environ: Mapping[str, str]) -> bool:
 def take_lock(run_directory: Path) -> int | None:
     """Return a descriptor that holds the lock of this run's node, None if it is held."""
     node = run_directory / "node"
-    node.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(node)
     descriptor = os.open(node / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rankscope.collector.trace_summary import summarise
+from rankscope.rundir import make_private
 from rankscope.schema import MAX_TRACE_BYTES, OperatorTime
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class TraceWorker(threading.Thread):
 
     def run(self) -> None:
         """Prepare traces for ever; the thread ends with the process."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._directory)
         while True:
             trace = self._jobs.get()
             try:

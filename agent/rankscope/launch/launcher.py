@@ -149,8 +149,8 @@ class Launcher:
     def _prepare(self) -> None:
         if self._no_place is not None:
             raise self._no_place
-        self._node.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rundir.make_private(self._node)
+        rundir.make_private(self._own)
         (self._own / launchers.FINISHED).unlink(missing_ok=True)
 
     def _run_started(self) -> schema.RunStarted:
