@@ -14,6 +14,7 @@ import pytest
 
 from rankscope import cli, environment
 from rankscope.hooks import HOOKS
+from rankscope.metric_names import METRICS
 from rankscope.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -115,3 +116,12 @@ def test_the_readmes_three_lines_work(tmp_path: Path) -> None:
         server.wait(20)
         assert server.stdout is not None
         server.stdout.close()
+
+
+def test_every_number_that_the_agent_records_is_in_the_documents() -> None:
+    text = (ROOT / "docs" / "steps.md").read_text()
+    rows = [f"| `{m.name}` | {m.unit} | {m.meaning} | {m.source} |" for m in METRICS]
+    head = "| name | unit | what it is | from |"
+    table = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
+    assert table == rows
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
