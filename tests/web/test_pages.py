@@ -31,6 +31,7 @@ PAGES = {
     "errors": f"runs/{CRASH}/errors",
     "logs": f"runs/{SLOW}/logs",
     "environment": f"runs/{SLOW}/environment",
+    "machines": f"runs/{SLOW}/machines",
 }
 MAX_MODULES, MAX_REQUESTS, MAX_FIRST_ROUTE_BYTES = 25, 30, 150 * 1024
 

@@ -20,6 +20,7 @@ const PLACES = [
   [/^runs\/([^/]+)\/errors$/, 'errors'],
   [/^runs\/([^/]+)\/logs$/, 'logs'],
   [/^runs\/([^/]+)\/environment$/, 'environment'],
+  [/^runs\/([^/]+)\/machines$/, 'machines'],
   [/^runs\/([^/]+)\/agent$/, 'agent'],
 ];
 

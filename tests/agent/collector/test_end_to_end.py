@@ -56,7 +56,6 @@ def test_everything_arrives_once_and_the_collector_ends(run: Path, receiver: Rec
         assert state.groups[0].operation == "all_reduce"
         assert state.groups[0].call_site == "train.py:12 train"
     assert receiver.rows("host", "time_ns", "cpu_user_us_total")
-    assert {row[1] for row in receiver.rows("process", "rank")} == set(range(2))
     wait_for(lambda: not is_alive(processes.collector_pid(run)))
     assert not list((run / "node" / "spool").iterdir())
     assert all((path / "collected").exists() for path in run.glob("0/*"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rankscope import schema
 from rankscope.collector.sources.gpu import GpuSource
 from rankscope.collector.sources.gpu_health import GpuHealthSource
 from rankscope.collector.sources.machine import Machine
@@ -154,19 +155,26 @@ def test_every_row_holds_only_columns_of_its_kind(found: dict[str, Any]) -> None
             assert row.keys() <= set(SAMPLE_COLUMNS[kind])
 
 
-def test_gpu_samples_arrive_from_a_real_collector(
+def test_samples_arrive_from_a_real_collector(
     run: Path, receiver: Receiver, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     monkeypatch.setenv("FAKE_NVML_PID", "4711")
-    rank = start_rank(run, 0, 100, 100)
+    rank = start_rank(run, 3, 800, 200)
     wait_for(lambda: len(list(run.glob("0/*/steps.ring"))) == 1)
     assert ensure(run, server=receiver.url)
-    wait_for(lambda: bool(receiver.rows("gpu", "gpu")))
-    rank.wait(30)
+    assert rank.wait(30) == 0
     stop(rank)
+    wait_for(lambda: len(receiver.records(schema.RankEnded)) == 1)
+    # an end sends at once what waited for more: nothing is lost with a node that goes away
     rows = receiver.rows("gpu", "gpu", "power_watts", "throttle_reasons")
     assert {row[1:] for row in rows} == {(0, 350.5, 0x44), (1, -1.0, 0x44)}
+    assert {row[1:] for row in receiver.rows("process", "rank", "pid")} == {(3, rank.pid)}
+    events = {event.name: event.fields for event in receiver.records(schema.Event)}
+    assert events["machine sources"]["source.gpu"] == "works"
+    assert events["gpus"]["0.name"] == "NVIDIA H100 80GB HBM3"
+    assert events["xid"]["number"] == "79"
+    assert events["xid"]["host"] == events["gpus"]["host"] != ""
     wait_for(lambda: not processes.is_alive(processes.collector_pid(run)))
 
 

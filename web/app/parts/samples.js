@@ -11,7 +11,7 @@ import { Card } from './bits.js';
 /** @typedef {import('../../types/api.js').MetricsAnswer} MetricsAnswer */
 
 const WIDTH = 480;
-const HOST_NAMES = ['cpu_ratio', 'memory_used_bytes', 'iowait_ratio'];
+const HOST_NAMES = ['cpu_user_us_total', 'memory_used_bytes', 'cpu_iowait_us_total'];
 const GPU_NAMES = ['utilization_ratio', 'sm_clock_mhz', 'temperature_celsius'];
 const MOST = 6;
 

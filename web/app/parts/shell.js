@@ -57,6 +57,7 @@ export const MENU = [
   {
     title: 'The machines',
     entries: [
+      { name: 'machines', title: 'Machines', part: 'machines', key: 'm' },
       {
         name: 'environment',
         title: 'Environment',

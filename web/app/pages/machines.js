@@ -1,0 +1,226 @@
+/** The machines: what happened to them, which sources work on each, and their samples over time. */
+
+import { useEffect } from 'preact/hooks';
+import { csvHref, useApi } from '../api.js';
+import { dateTime, percent, rankWords, words } from '../format.js';
+import { setTitle } from '../page.js';
+import { Ago, CappedNote, Card, Empty, Icon, Problem, Seen, Skeleton } from '../parts/bits.js';
+import { GROUPS, SampleGroup } from '../parts/machine.js';
+import { query } from '../router.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').Machines} Machines */
+/** @typedef {import('../../types/api.js').Machine} Machine */
+/** @typedef {import('../../types/api.js').MachineSource} MachineSource */
+
+/** @param {import('../main.js').PageProps} props */
+export function Page({ run, topic }) {
+  const path = runPath(run, 'machines');
+  const answer = /** @type {import('../api.js').Answer<Machines>} */ (
+    useApi(path, { topic, on: ['samples', 'events', 'ranks'] })
+  );
+  const data = answer.data;
+  useEffect(() => setTitle(data?.text ?? 'Machines', run), [data?.text]);
+  if (!data)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the machines' })
+      : el(Skeleton, { height: 240, waitsFor: 'the machines' });
+  const chosen = data.machines.find((one) => one.host === query.value.host) ?? data.machines[0];
+  return t.div(
+    { class: 'stack' },
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text)),
+    data.events.length > 0 ? el(Events, { data }) : null,
+    data.machines.length > 1 ? el(Choice, { run, data, chosen, path }) : null,
+    chosen
+      ? el(OneMachine, { key: chosen.host, run, topic, machine: chosen })
+      : el(Card, { title: 'Machines' }, el(Empty, { title: 'The collector of a node sends samples once it runs.' })),
+  );
+}
+
+/** @param {{data: Machines}} props */
+function Events({ data }) {
+  return el(
+    Card,
+    { title: 'What happened', note: 'newest first, as the driver, the kernel or the control group told it' },
+    t.div(
+      { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'What happened' },
+      t.table(
+        { class: 'table' },
+        t.thead(
+          null,
+          t.tr(
+            null,
+            ['When', 'Machine', 'What', 'Rank', 'Told by'].map((name) => t.th({ key: name }, name)),
+          ),
+        ),
+        t.tbody(
+          null,
+          data.events.map((one, place) =>
+            t.tr(
+              { key: place },
+              t.td({ class: 'nowrap' }, one.time_ms === null ? 'unknown' : dateTime(one.time_ms)),
+              t.td(null, one.host || 'unknown'),
+              t.td({ class: 'wide', title: one.fields.text ?? '' }, one.text),
+              t.td(null, one.rank === null ? 'none known' : rankWords([one.rank])),
+              t.td(null, one.fields.seen_in ?? 'unknown'),
+            ),
+          ),
+        ),
+      ),
+    ),
+    el(CappedNote, { capped: data.capped, noun: 'events' }),
+  );
+}
+
+/** @param {{run: string, data: Machines, chosen: Machine, path: string}} props */
+function Choice({ run, data, chosen, path }) {
+  return el(
+    Card,
+    { title: 'Machines', note: 'choose one to see its samples', tools: t.a({ href: csvHref(path) }, 'CSV') },
+    t.div(
+      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Machines' },
+      t.table(
+        { class: 'table' },
+        t.thead(
+          null,
+          t.tr(
+            null,
+            ['Machine', 'Ranks', 'GPUs', 'Slowed', 'Sources', 'Last sample'].map((name) => t.th({ key: name }, name)),
+          ),
+        ),
+        t.tbody(
+          null,
+          data.machines.map((one) =>
+            t.tr(
+              { key: one.host },
+              t.td(
+                null,
+                t.a(
+                  {
+                    href: withQuery(runPath(run, 'machines'), { host: one.host }),
+                    'aria-current': one === chosen ? 'true' : undefined,
+                  },
+                  one === chosen ? t.b(null, one.host) : one.host,
+                ),
+              ),
+              t.td(null, one.ranks.length > 0 ? rankWords(one.ranks) : 'none known'),
+              t.td(null, one.gpus.length > 0 ? String(one.gpus.length) : 'none known'),
+              t.td(null, slowedWords(one) || 'none seen'),
+              t.td(null, sourcesWords(one.sources)),
+              t.td(null, el(Ago, { ms: one.last_ms })),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @param {Machine} machine */
+function slowedWords(machine) {
+  const slowed = machine.gpus.filter((gpu) => Object.keys(gpu.slowed).length > 0);
+  return slowed.map((gpu) => `GPU ${gpu.gpu}`).join(', ');
+}
+
+/** @param {MachineSource[]} sources */
+function sourcesWords(sources) {
+  if (sources.length === 0) return 'not told';
+  const working = sources.filter((one) => one.state === 'works' || one.state === 'slowed').length;
+  return `${working} of ${sources.length} work`;
+}
+
+/** @param {{run: string, topic: string | null, machine: Machine}} props */
+function OneMachine({ run, topic, machine }) {
+  const groups = GROUPS.filter((group) => machine.kinds.includes(group.kind));
+  return t.div(
+    { class: 'stack' },
+    machine.gpus.length > 0 ? el(Gpus, { machine }) : null,
+    groups.map((group) =>
+      el(Seen, {
+        key: group.title,
+        height: 220,
+        children: () => el(SampleGroup, { run, host: machine.host, topic, group }),
+      }),
+    ),
+    el(Sources, { machine }),
+  );
+}
+
+/** @param {{machine: Machine}} props */
+function Gpus({ machine }) {
+  return el(
+    Card,
+    {
+      title: `GPUs of ${machine.host}`,
+      note: machine.driver ? `driver ${machine.driver}; slowed in the last minutes` : 'slowed in the last minutes',
+    },
+    t.div(
+      { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'GPUs' },
+      t.table(
+        { class: 'table' },
+        t.thead(
+          null,
+          t.tr(
+            null,
+            ['GPU', 'Model', 'PCI', 'Slowed by'].map((name) => t.th({ key: name }, name)),
+          ),
+        ),
+        t.tbody(
+          null,
+          machine.gpus.map((gpu) =>
+            t.tr(
+              { key: gpu.gpu },
+              t.td(null, String(gpu.gpu)),
+              t.td({ title: gpu.uuid }, gpu.name || 'not told'),
+              t.td(null, t.code(null, gpu.bus_id || 'not told')),
+              t.td(
+                { class: 'wide' },
+                Object.entries(gpu.slowed)
+                  .map(([reason, share]) => `${reason}: ${percent(share)} of the time`)
+                  .join('; ') || 'nothing seen',
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** @type {Record<string, string>} */
+const MARKS = { works: 'ok', slowed: 'info', fails: 'warning', stuck: 'warning' };
+
+/** @param {{machine: Machine}} props */
+function Sources({ machine }) {
+  return el(
+    Card,
+    { title: `Where the samples of ${machine.host} come from`, note: 'skipped is not healthy: it is not known' },
+    machine.sources.length === 0
+      ? t.p({ class: 'note padded' }, 'Its collector has not told yet.')
+      : t.div(
+          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Sources' },
+          t.table(
+            { class: 'table' },
+            t.thead(
+              null,
+              t.tr(
+                null,
+                ['Source', 'State', 'Why'].map((name) => t.th({ key: name }, name)),
+              ),
+            ),
+            t.tbody(
+              null,
+              machine.sources.map((one) =>
+                t.tr(
+                  { key: one.source, 'data-source': one.source },
+                  t.td(null, words(one.source)),
+                  t.td({ class: 'nowrap' }, el(Icon, { name: MARKS[one.state] ?? 'unknown' }), ` ${one.state}`),
+                  t.td({ class: 'wide' }, one.reason),
+                ),
+              ),
+            ),
+          ),
+        ),
+  );
+}

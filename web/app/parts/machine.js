@@ -1,0 +1,195 @@
+/** The samples of one machine over time, in groups; what it does not tell is named, never drawn as zero. */
+
+import { csvHref, useApi } from '../api.js';
+import { Series } from '../charts/series.js';
+import { words } from '../format.js';
+import { el, t } from '../tags.js';
+import { runPath, withQuery } from '../url.js';
+import { CappedNote, Card, Loaded } from './bits.js';
+
+/** @typedef {import('../../types/api.js').Samples} Samples */
+/** @typedef {import('../../types/api.js').SampleSeries} SampleSeries */
+/** @typedef {{title: string, kind: string, names: string[], note: string}} Group */
+
+const WIDTH = 480;
+const MOST = 24;
+
+/** Which columns of which kind stand together. @type {Group[]} */
+export const GROUPS = [
+  {
+    title: 'Processors',
+    kind: 'host',
+    names: [
+      'cpu_user_us_total',
+      'cpu_system_us_total',
+      'cpu_iowait_us_total',
+      'cpu_steal_us_total',
+      'cpu_busiest_ratio',
+      'runnable',
+    ],
+    note: 'share of all processors; busiest: the one with most to do',
+  },
+  {
+    title: 'Memory and disk',
+    kind: 'host',
+    names: [
+      'memory_used_bytes',
+      'memory_cached_bytes',
+      'memory_dirty_bytes',
+      'swap_used_bytes',
+      'major_faults_total',
+      'run_disk_free_bytes',
+    ],
+    note: 'used is what is not available',
+  },
+  {
+    title: 'Pressure',
+    kind: 'pressure',
+    names: [],
+    note: 'share of time in which some or all tasks waited',
+  },
+  {
+    title: 'GPUs',
+    kind: 'gpu',
+    names: [
+      'utilization_ratio',
+      'memory_used_bytes',
+      'sm_clock_mhz',
+      'power_watts',
+      'temperature_celsius',
+      'memory_temperature_celsius',
+    ],
+    note: 'as the driver tells',
+  },
+  { title: 'GPU activity', kind: 'gpu_activity', names: [], note: 'what the parts of a GPU were doing' },
+  {
+    title: 'GPU health',
+    kind: 'gpu_health',
+    names: ['ecc_uncorrected', 'ecc_corrected', 'remap_pending', 'remap_failed', 'pcie_generation', 'pcie_width'],
+    note: 'errors since the driver was loaded; the PCIe link may sleep while a GPU is idle',
+  },
+  {
+    title: 'NVLink',
+    kind: 'nvlink',
+    names: ['sent_bytes_total', 'received_bytes_total', 'crc_errors_total', 'replay_errors_total'],
+    note: 'each link',
+  },
+  {
+    title: 'Network interfaces',
+    kind: 'nic',
+    names: [
+      'received_bytes_total',
+      'sent_bytes_total',
+      'received_errors_total',
+      'sent_errors_total',
+      'received_drops_total',
+      'link_mbps',
+    ],
+    note: 'each interface that ever carried a byte',
+  },
+  {
+    title: 'TCP',
+    kind: 'tcp',
+    names: ['retransmitted_segments_total', 'timeouts_total', 'sent_segments_total', 'listen_drops_total'],
+    note: 'of the machine, or of the network of its container',
+  },
+  {
+    title: 'InfiniBand',
+    kind: 'infiniband',
+    names: [
+      'sent_bytes_total',
+      'received_bytes_total',
+      'sent_wait_total',
+      'symbol_errors_total',
+      'link_downs_total',
+      'out_of_sequence_total',
+    ],
+    note: 'each port',
+  },
+  {
+    title: 'Disks',
+    kind: 'disk',
+    names: ['read_bytes_total', 'written_bytes_total', 'busy_us_total', 'in_flight'],
+    note: 'busy: share of time with at least one request',
+  },
+  {
+    title: 'Control groups',
+    kind: 'cgroup',
+    names: [
+      'memory_bytes',
+      'memory_limit_bytes',
+      'cpu_us_total',
+      'cpu_limit_cores',
+      'throttled_us_total',
+      'oom_kills_total',
+    ],
+    note: 'limits of the ranks’ containers or jobs; CPU above 100 % is more than one processor',
+  },
+  {
+    title: 'Ranks as processes',
+    kind: 'process',
+    names: [
+      'user_us_total',
+      'rss_bytes',
+      'num_threads',
+      'open_files',
+      'involuntary_switches_total',
+      'run_delay_us_total',
+    ],
+    note: 'CPU above 100 % is more than one processor; run delay: ready, but no processor free',
+  },
+  { title: 'Processes on GPUs', kind: 'gpu_process', names: ['memory_bytes'], note: 'a stranger has no rank' },
+];
+
+/** @param {{run: string, host: string, topic: string | null, group: Group}} props */
+export function SampleGroup({ run, host, topic, group }) {
+  const path = withQuery(runPath(run, 'samples'), {
+    kind: group.kind,
+    host,
+    names: group.names.join(','),
+    width: WIDTH,
+  });
+  const answer = /** @type {import('../api.js').Answer<Samples>} */ (useApi(path, { topic, on: ['samples'] }));
+  return el(
+    Card,
+    { title: group.title, note: group.note, tools: t.a({ href: csvHref(path) }, 'CSV') },
+    Loaded({ answer, height: 160, what: group.title.toLowerCase(), children: (data) => el(Charts, { data }) }),
+  );
+}
+
+/** @param {{data: Samples}} props */
+function Charts({ data }) {
+  const told = data.series.filter((one) => one.max.some((value) => value !== null));
+  const untold = [...new Set(data.series.filter((one) => !told.includes(one)).map(title))];
+  return t.div(
+    null,
+    t.div(
+      { class: 'charts' },
+      told.slice(0, MOST).map((one) =>
+        el(Series, {
+          key: `${one.label} ${one.name}`,
+          title: title(one),
+          x: one.time_ms,
+          low: one.min,
+          high: one.max,
+          line: null,
+          unit: one.unit,
+          time: true,
+        }),
+      ),
+    ),
+    told.length === 0 ? t.p({ class: 'note padded' }, 'No values yet: a rate needs two samples.') : null,
+    untold.length > 0 && told.length > 0
+      ? t.p({ class: 'note padded' }, `Not told by this machine: ${untold.join(', ')}.`)
+      : null,
+    told.length > MOST
+      ? el(CappedNote, { capped: { shown: MOST, total: told.length }, noun: 'charts; the CSV has all' })
+      : el(CappedNote, { capped: data.capped, noun: 'parts' }),
+  );
+}
+
+/** @param {SampleSeries} one */
+function title(one) {
+  const name = words(one.name.replace(/_(ratio|bytes|celsius|mhz|watts|mbps|cores)(_per_second)?$/, ''));
+  return one.label ? `${one.label}: ${name.charAt(0).toLowerCase()}${name.slice(1)}` : name;
+}
