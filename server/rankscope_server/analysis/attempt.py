@@ -29,6 +29,7 @@ from rankscope_server.detectors.window import Window
 
 _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
+_MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_STACK_CHARACTERS = 20_000
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
@@ -42,7 +43,7 @@ class AttemptState:
         self.attempt = attempt
         self.ranks: dict[int, RankRegistered] = {}
         self.states: dict[int, RankState] = {}
-        self.ends: dict[int, RankEnded] = {}
+        self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self.environments: dict[int, Environment] = {}
         self.stacks: dict[int, Stacks] = {}
@@ -108,10 +109,12 @@ class AttemptState:
             self.heard_ns.pop(rank, None)  # the next look says when
 
     def _end(self, record: RankEnded) -> None:
-        """Keep the end that says most: a known reason before "lost", then the earliest."""
-        known = self.ends.get(record.rank)
-        if known is None or _end_order(record) < _end_order(known):
-            self.ends[record.rank] = record
+        """Keep the ends in the order in which they count: a known reason before "lost"."""
+        ends = self.ends.setdefault(record.rank, [])
+        if record not in ends:
+            ends.append(record)
+            ends.sort(key=_end_order)
+            del ends[_MAX_ENDS:]
 
     def _group(self, record: GroupDefined) -> None:
         key = (record.rank, record.group)
@@ -141,11 +144,14 @@ class AttemptState:
     @property
     def ended(self) -> dict[int, RankEnded]:
         """Return how ranks ended, without ends after which the rank came up again."""
-        return {
-            rank: ended
-            for rank, ended in self.ends.items()
-            if (known := self.ranks.get(rank)) is None or known.time_ns <= ended.time_ns
-        }
+        found = {}
+        for rank, ends in self.ends.items():
+            known = self.ranks.get(rank)
+            came_up_ns = known.time_ns if known is not None else 0
+            counts = next((end for end in ends if end.time_ns >= came_up_ns), None)
+            if counts is not None:
+                found[rank] = counts
+        return found
 
     @property
     def world_size(self) -> int:
