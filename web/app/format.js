@@ -142,7 +142,7 @@ export function plural(n, noun, many = `${noun}s`) {
 export function words(name) {
   const text = name
     .replaceAll(/[_-]+/g, ' ')
-    .replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os)\b/gi, (word) => word.toUpperCase())
+    .replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os|nic|tcp)\b/gi, (word) => word.toUpperCase())
     .replace('iowait', 'IO wait');
   return text.charAt(0).toUpperCase() + text.slice(1);
 }

@@ -65,7 +65,7 @@ function options({ unit, time, line }, element) {
     cursor: { drag: { x: false, y: false } },
     scales: {
       x: { time: false },
-      y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 1) * 1.08, 1e-9)] },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), high ? high * 1.08 : 1] },
     },
     axes: [
       {

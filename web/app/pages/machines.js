@@ -1,5 +1,6 @@
 /** The machines: what happened to them, which sources work on each, and their samples over time. */
 
+import { Fragment } from 'preact';
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';
 import { dateTime, percent, rankWords, words } from '../format.js';
@@ -133,8 +134,9 @@ function sourcesWords(sources) {
 /** @param {{run: string, topic: string | null, machine: Machine}} props */
 function OneMachine({ run, topic, machine }) {
   const groups = GROUPS.filter((group) => machine.kinds.includes(group.kind));
-  return t.div(
-    { class: 'stack' },
+  return el(
+    Fragment,
+    {},
     machine.gpus.length > 0 ? el(Gpus, { machine }) : null,
     groups.map((group) =>
       el(Seen, {
