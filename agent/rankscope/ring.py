@@ -188,6 +188,19 @@ def _allocate(path: Path, slot_bytes: int, num_slots: int) -> tuple[int, int]:
     raise RingFull(f"no room for a ring of {MIN_SLOTS} slots in {path.parent}")
 
 
+def is_of_another(path: Path) -> bool:
+    """Return whether an earlier process, whose number this one has again, made this ring."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(IDENTITY.size)
+    except FileNotFoundError:
+        return False
+    if len(head) < IDENTITY.size:
+        return True
+    *_, ticks, boot = IDENTITY.unpack(head)
+    return (ticks, boot) != (process_start_ticks(os.getpid()), boot_id())
+
+
 def _reopen(path: Path, slot_bytes: int) -> tuple[int, int] | None:
     """Return descriptor and slots of a ring of this very process, None for any other file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ files hold log lines and stacks.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 COLLECTIVES_RING = "collectives.ring"
@@ -29,9 +30,24 @@ def run_directory(base: Path, run_id: str) -> Path:
     return base / run_id
 
 
-def rank_directory(run: Path, attempt: int, rank: int, pid: int) -> Path:
-    """Return the directory that one training process writes."""
-    return run / str(attempt) / f"{rank}.{pid}"
+def rank_directory(
+    run: Path,
+    attempt: int,
+    rank: int,
+    pid: int,
+    is_taken: Callable[[Path], bool] = lambda ring: False,
+) -> Path:
+    """Return the directory that one training process writes.
+
+    In containers numbers of processes come again: where the ring of an earlier one `is_taken`
+    the directory is a fresh one, `<rank>.<pid>.2`.
+    """
+    directory = run / str(attempt) / f"{rank}.{pid}"
+    number = 1
+    while is_taken(directory / COLLECTIVES_RING):
+        number += 1
+        directory = directory.with_name(f"{rank}.{pid}.{number}")
+    return directory
 
 
 def node_directory(run: Path) -> Path:

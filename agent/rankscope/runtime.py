@@ -118,7 +118,9 @@ class Agent:
         try:
             chosen = place.choose(self._environ)
             run = rundir.run_directory(chosen.base, who.run_id)
-            directory = rundir.rank_directory(run, who.attempt, who.rank, who.pid)
+            directory = rundir.rank_directory(
+                run, who.attempt, who.rank, who.pid, ring.is_of_another
+            )
             recorder = Recorder(directory, who, self.settings)
         except OSError as error:
             self._gave_up = True

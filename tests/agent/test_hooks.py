@@ -118,6 +118,32 @@ def test_logs_warnings_and_exceptions(tmp_path: Path) -> None:
     assert rank.ended == ring.EXCEPTION
 
 
+def test_floods_and_what_cannot_be_said(tmp_path: Path) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = recorded.run(tmp_path, "floods.py", **more)
+    assert done.returncode == 0
+    assert "rankscope:" not in done.stderr
+    (rank,) = recorded.read(tmp_path)
+    lines = rank.of(schema.LogLine)
+    texts = [line.message for line in lines]
+    assert texts.count("not formatted %s (not formatted)") == 5
+    assert texts.count("too few %s %s (not formatted)") == 5
+    assert "an error in the flood, password=***" in texts
+    told = [line for line in lines if line.stream == "agent"]
+    flood = [text for text in texts if text.startswith("flood ")]
+    assert 1000 <= len(flood) < 13_345
+    suppressed = sum(int(line.fields["suppressed"]) for line in told)
+    assert suppressed == 13_345 - len(flood)
+    assert told[-1].message.endswith(" similar lines: flood %d")
+    (fields,) = [line.fields for line in lines if line.message == "fields"]
+    assert fields == {
+        "epoch": "3", "tags": "[a, {b: 2}]", "tensor": "<builtins.object>", "token": "***",
+    }  # fmt: skip
+    (unraisable,) = [line for line in lines if line.logger == "py.unraisable"]
+    assert "OSError: in a finalizer" in unraisable.message
+    assert unraisable.level == 40
+
+
 def _without_addresses(text: str) -> list[str]:
     return [line for line in text.splitlines() if "Thread-" not in line]
 

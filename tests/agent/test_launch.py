@@ -24,6 +24,7 @@ from rankscope.collector import exits
 from rankscope.collector.launchers import own_directory
 from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
+from rankscope.line_records import FAILURE_SUMMARY
 from rankscope.lines import BURST_LINES, Line, LineIndexer, level_of
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
@@ -229,6 +230,8 @@ def test_torchrun_under_the_launcher(tmp_path: Path, receiver: Receiver) -> None
     assert (started.name, started.launcher) == ("train.py", "torchrun")
     ended = {record.rank: record for record in receiver.records(schema.RankEnded)}
     assert {rank: record.signal for rank, record in ended.items()} == {0: 15, 1: 9}
+    (summary,) = [e for e in receiver.records(schema.Event) if e.name == FAILURE_SUMMARY]
+    assert (summary.rank, summary.fields["exit_code"]) == (1, "-9")
     book = (tmp_path / "r" / "node" / "exits.jsonl").read_text()
     told = [json.loads(line) for line in book.splitlines()]
     assert {9, 15} <= {line.get("signal") for line in told if "torchrun" in line["source"]}

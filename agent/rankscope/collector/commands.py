@@ -146,8 +146,8 @@ class CommandDesk:
             if followed.life.is_elsewhere:
                 return "the process is in another pid namespace: no signal reaches it"
             look = followed.rank.look()
-            if look is None or not look.stack_signal:
-                return "the rank has no handler for stacks"
+            if look is None or not (look.stack_signal or followed.stacks.has_fallback):
+                return "the rank has no handler for stacks, and there is no py-spy"
         return ""
 
     def _write_requests(self, key: str, directory: Path) -> None:

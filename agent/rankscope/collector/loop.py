@@ -13,6 +13,7 @@ import msgspec
 
 from rankscope import ring, schema
 from rankscope.collector import ranks as rank_files
+from rankscope.collector.asking import StackAsker
 from rankscope.collector.commands import CommandDesk
 from rankscope.collector.ending import EndRules
 from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch
@@ -27,8 +28,9 @@ from rankscope.collector.ranks import FollowedRank, rank_directories
 from rankscope.collector.sampling import Sampling
 from rankscope.collector.sources.base import News, RankProcess
 from rankscope.collector.sources.process import ProcessSampler
-from rankscope.collector.stacks import StackTaker, send_stack_signal
+from rankscope.collector.stacks import StackTaker
 from rankscope.collector.traces import TraceWorker
+from rankscope.rundir import STACKS
 from rankscope.settings import Settings
 
 TURN_SECONDS = 0.2
@@ -175,11 +177,13 @@ class Collector:
             rank = FollowedRank(
                 self._run_directory, key, offsets, self._ledger, self._host, self._tell_once
             )
+            asker = StackAsker(rank.directory / STACKS)
             stacks = StackTaker(
-                rank.directory / "stacks",
+                rank.directory / STACKS,
                 offsets.stacks,
-                send_stack_signal,
+                asker,
                 int(self._settings.hang_stack_seconds * 1e9),
+                has_fallback=asker.has_fallback,
             )
             life = Life(rank, self._watch, self._book, self._oom)
             self._followed[key] = Followed(rank, life, stacks)

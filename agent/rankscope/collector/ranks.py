@@ -25,7 +25,7 @@ from rankscope.ring import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING, FATAL, STEPS_RING
 
 COLLECTED = "collected"  # an empty file: this directory is read to the end
-_NAME = re.compile(r"(\d{1,9})/(\d{1,9})\.(\d{1,9})")
+_NAME = re.compile(r"(\d{1,9})/(\d{1,9})\.(\d{1,9})(?:\.\d{1,4})?")
 _HALF_MADE_SECONDS = 5.0  # a ring without a valid header is damaged after that
 _SOURCES = {
     "overwritten": "collectives", "journal full": "journal", "hook failed": "hooks",

@@ -56,8 +56,11 @@ class StackTaker:
         offset: int,
         send_signal: Callable[[int, int, int], bool],
         hang_ns: int,
+        *,
+        has_fallback: bool = False,
     ) -> None:
         self.offset = offset
+        self.has_fallback = has_fallback  # stacks can be had without a handler in the rank
         self._path = path
         self._send_signal = send_signal
         self._hang_ns = hang_ns
@@ -119,7 +122,7 @@ class StackTaker:
         self._answers += [(command, state, reason) for command in commands]
 
     def _reason(self, look: Look, now_ns: int, group_is_stuck: bool) -> str:
-        if not look.stack_signal or look.ended != ring.RUNNING:
+        if look.ended != ring.RUNNING or not (look.stack_signal or self.has_fallback):
             return ""
         silent_ns = now_ns - look.heartbeat_ns if look.heartbeat_ns else 0
         inside_ns = now_ns - look.oldest_inside_ns if look.oldest_inside_ns else 0
