@@ -232,6 +232,13 @@ class CommandAnswer(Record, frozen=True, tag="command"):
     operators: list[OperatorTime] = []  # of a trace: those that took most time
 
 
+class ClockOffset(Record, frozen=True, tag="clock"):
+    """The server's wall clock minus that of this host, measured once a minute."""
+
+    offset_ns: int
+    band_ns: int  # it is wrong by at most so much: half the time that a request was under way
+
+
 class Loss(Record, frozen=True, tag="loss"):
     """What this agent lost, and why. Counts are totals since the producer started."""
 
@@ -253,11 +260,12 @@ AnyRecord: TypeAlias = (
     | Event
     | Stacks
     | CommandAnswer
+    | ClockOffset
     | Loss
 )
 RECORD_KINDS: tuple[type[Record], ...] = (
     RunStarted, RankRegistered, RankEnded, RankState, GroupDefined, Environment, LogLine,
-    ErrorRaised, Metrics, Event, Stacks, CommandAnswer, Loss,
+    ErrorRaised, Metrics, Event, Stacks, CommandAnswer, ClockOffset, Loss,
 )  # fmt: skip
 
 

@@ -286,6 +286,16 @@ finding_event = sa.Table(
     sa.Index("ix_finding_event_finding_id", "finding_id"),
 )
 
+clock_offset = sa.Table(
+    "clock_offset",
+    metadata,
+    _run_key(),
+    sa.Column("host", sa.String(256), primary_key=True),
+    _number("time_ns", key=True),  # clock of the host
+    _number("offset_ns"),  # server minus host
+    _number("band_ns"),  # wrong by at most so much
+)
+
 loss = sa.Table(
     "loss",
     metadata,

@@ -21,6 +21,7 @@ from pathlib import Path
 from rankscope import settings as settings_table
 from rankscope.collector import leftovers
 from rankscope.collector import offsets as progress
+from rankscope.collector.clock import ClockExchange
 from rankscope.collector.loop import Collector
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import Offsets
@@ -93,6 +94,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
             lambda items, why: collector.refused.put((items, why)),
             on_commands=collector.take_commands,
             traces=collector.traces,
+            clock=ClockExchange(collector.found.put),
         )
         uploader.start()
         _begin_delivery(run_directory, settings)

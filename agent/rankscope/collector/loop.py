@@ -58,6 +58,7 @@ class Collector:
     ) -> None:
         self.wake = threading.Event()
         self.refused: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[schema.Record] = queue.SimpleQueue()  # by other threads
         self._run_directory = run_directory
         self._settings = settings
         self._host = host
@@ -243,6 +244,8 @@ class Collector:
         for news in self._sampling.news():
             self._tell(news)
         self._ledger.add("samples", "collector late", self._sampling.take_dropped())
+        while not self.found.empty():
+            self._outbox.record(self.found.get())
         while not self.refused.empty():
             items, reason = self.refused.get()
             self._ledger.add("upload", reason, items)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rankscope import schema
+from rankscope.collector.clock import CLOCK_PATH, ClockExchange
 from rankscope.collector.spool import Entry, Spool
 from rankscope.collector.traces import TraceWorker
 
@@ -152,6 +153,7 @@ class Uploader(threading.Thread):
         jitter: Callable[[], float] = random.random,
         on_commands: Callable[[list[schema.Command]], None] = lambda commands: None,
         traces: TraceWorker | None = None,
+        clock: ClockExchange | None = None,
     ) -> None:
         super().__init__(name="rankscope-upload", daemon=True)
         self._server = server
@@ -160,6 +162,7 @@ class Uploader(threading.Thread):
         self._jitter = jitter
         self._on_commands = on_commands
         self._traces = traces
+        self._clock = clock
         self._ending = threading.Event()
         self._failures = 0
         self._failing_since = 0.0
@@ -179,6 +182,12 @@ class Uploader(threading.Thread):
                 self._send(entry)
             if traces is not None and not self._failures:
                 traces.send_part(self._server)
+            if self._clock is not None and entry is not None and not self._failures:
+                self._clock.turn(self._ask_clock)
+
+    def _ask_clock(self) -> tuple[int, str]:
+        answer = self._server.send(CLOCK_PATH, b"", {})
+        return answer.status, answer.text
 
     def _send(self, entry: Entry) -> None:
         try:

@@ -32,6 +32,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "ended": (0, MAX_TIME_NS),
     "count": (0, MAX_TIME_NS),
     "pid": (0, 1 << 40),
+    "offset_ns": _WIDE,
     "stage": (-1, MAX_RANK),
     "p2p_peer": (-1, MAX_RANK),
     "self_ns": (-1, MAX_TIME_NS),

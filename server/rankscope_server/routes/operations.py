@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
@@ -12,7 +14,7 @@ from rankscope_server.replies import documented, send
 from rankscope_server.security import COOKIE, is_token, session_value, signed_in
 from rankscope_server.service import service_of
 from rankscope_server.settings import public_values
-from rankscope_server.shapes import Health, Session, SettingsAnswer
+from rankscope_server.shapes import Clock, Health, Session, SettingsAnswer
 
 router = APIRouter(prefix="/api/v1", tags=["operations"])
 metrics_router = APIRouter(include_in_schema=False)
@@ -40,6 +42,14 @@ class SignIn(msgspec.Struct):
 def health(request: Request) -> Response:
     """Say that the server answers."""
     return send(request, Health(status="ok", version=rankscope.__version__))
+
+
+@router.post("/clock", **documented(Clock))
+def clock(request: Request) -> Response:
+    """Say what time it is; a collector takes the difference of its clock from that."""
+    received_ns = time.time_ns()
+    answer = Clock(received_ns=received_ns, sent_ns=time.time_ns())
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 @router.get("/ready", **documented(Health))

@@ -38,6 +38,7 @@ from rankscope_server.shapes.machines import (
     MachineSource,
 )
 from rankscope_server.shapes.operations import (
+    Clock,
     Health,
     IngestAnswer,
     Session,
@@ -110,6 +111,7 @@ __all__ = [
     "BudgetRow",
     "Capped",
     "Cell",
+    "Clock",
     "CollectiveRecord",
     "CollectiveRecords",
     "CollectiveRow",

@@ -29,6 +29,13 @@ class Health(Shape, frozen=True):
     version: str
 
 
+class Clock(Shape, frozen=True):
+    """When a request came and when it was answered, by the server's wall clock."""
+
+    received_ns: int
+    sent_ns: int
+
+
 class SettingValue(Shape, frozen=True):
     """One setting in force."""
 

@@ -172,6 +172,15 @@ def _loss(sink: _Sink, record: schema.Loss) -> None:
     sink.changed.add("ranks")
 
 
+def _clock(sink: _Sink, record: schema.ClockOffset) -> None:
+    sink.rows.setdefault(tables.clock_offset, []).append(
+        {
+            "run_id": sink.run_id, "host": sink.host, "time_ns": record.time_ns,
+            "offset_ns": record.offset_ns, "band_ns": record.band_ns,
+        }
+    )  # fmt: skip
+
+
 def _line(
     sink: _Sink,
     record: schema.Record,
@@ -205,6 +214,7 @@ _HANDLERS: dict[type[schema.Record], _Handler] = {
     schema.Event: _event,
     schema.Stacks: _stacks,
     schema.CommandAnswer: _command,
+    schema.ClockOffset: _clock,
     schema.Loss: _loss,
 }
 # Tables whose row a later record replaces, and what of it.
@@ -212,4 +222,5 @@ _REPLACED: dict[sa.Table, tuple[str, ...]] = {
     tables.environment: ("time_ns", "facts"),
     tables.metric: ("time_ns", "value"),
     tables.loss: ("host", "count", "time_ns"),
+    tables.clock_offset: ("offset_ns", "band_ns"),
 }

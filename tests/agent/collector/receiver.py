@@ -20,6 +20,7 @@ class Receiver:
     def __init__(self, port: int = 0) -> None:
         self.answer: tuple[int, str] | None = None
         self.delay_seconds = 0.0
+        self.clock = True  # answer POST /api/v1/clock
         self.drop_answers = 0  # store so many batches and close the connection unanswered
         self.batches: dict[tuple[str, int], schema.Batch] = {}
         self.arrived: dict[tuple[str, int], float] = {}
@@ -104,8 +105,13 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            assert self.path == "/api/v1/ingest", self.path
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/api/v1/clock":
+                now = time.time_ns()
+                times = json.dumps({"received_ns": now, "sent_ns": now})
+                self._answer(200 if receiver.clock else 404, times)
+                return
+            assert self.path == "/api/v1/ingest", self.path
             time.sleep(receiver.delay_seconds)
             receiver.num_posts += 1
             receiver.headers = dict(self.headers)
@@ -119,6 +125,9 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
                     receiver.drop_answers -= 1
                     self.close_connection = True
                     return
+            self._answer(status, text)
+
+        def _answer(self, status: int, text: str) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

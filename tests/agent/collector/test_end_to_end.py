@@ -83,7 +83,7 @@ def test_killed_every_second_nothing_is_lost_and_nothing_comes_twice(
             kills += 1
     for rank in ranks:
         stop(rank)
-    assert kills >= 5
+    assert kills >= 3  # on a loaded machine a life takes seconds to begin
     wait_for(lambda: ensure(run, server=receiver.url))  # as soon as the killed one is gone
     wait_for(lambda: len(receiver.records(schema.RankEnded)) >= 2)
     assert_complete(receiver, 2, count)

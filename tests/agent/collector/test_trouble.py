@@ -82,6 +82,7 @@ def test_the_spool_is_bounded_and_says_what_went(run: Path) -> None:
     fake = FakeRank(run, 0)
     limit = 60_000
     assert ensure(run, server=f"http://127.0.0.1:{port}", flush_seconds=0.2, spool_bytes=limit)
+    wait_for(lambda: spooled(run))  # or all would be one batch, and the newest stays
     noise = random.Random(1)
     for number in range(30):
         fake.say(f"line {number} " + noise.randbytes(6000).hex())

@@ -42,6 +42,15 @@ def upgrade() -> None:
     )
     op.create_index("ix_batch_run_id_id", "batch", ["run_id", "id"], unique=False)
     op.create_table(
+        "clock_offset",
+        sa.Column("run_id", sa.String(length=128), nullable=False),
+        sa.Column("host", sa.String(length=256), nullable=False),
+        sa.Column("time_ns", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("offset_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("band_ns", sa.BigInteger(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "host", "time_ns", name=op.f("pk_clock_offset")),
+    )
+    op.create_table(
         "chunk",
         sa.Column(
             "id",
@@ -441,6 +450,7 @@ def downgrade() -> None:
     op.drop_index("ix_chunk_run_id_kind_rank_step_hi", table_name="chunk")
     op.drop_index("ix_chunk_batch_id", table_name="chunk")
     op.drop_table("chunk")
+    op.drop_table("clock_offset")
     op.drop_index("ix_batch_run_id_id", table_name="batch")
     op.drop_table("batch")
     op.drop_table("attempt")
