@@ -61,8 +61,9 @@ class Loop:
         try:
             answer: dict[str, Any] = json.loads(self.request(path))
         except urllib.error.HTTPError as error:
-            with error:
-                assert error.code == 404
+            error.close()
+            if error.code != 404:
+                raise
             return {}
         return answer
 

@@ -31,6 +31,8 @@ PAGES = {
     "errors": f"runs/{CRASH}/errors",
     "logs": f"runs/{SLOW}/logs",
     "environment": f"runs/{SLOW}/environment",
+    "agent": f"runs/{FRESH}/agent?for=1",
+    "agent-over": f"runs/{SLOW}/agent",
     "machines": f"runs/{SLOW}/machines",
 }
 MAX_MODULES, MAX_REQUESTS, MAX_FIRST_ROUTE_BYTES = 25, 30, 150 * 1024

@@ -6,6 +6,7 @@ The file is JSON with one list of events, which may be gigabytes: it is decoded 
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ _MAX_NAMES = 5_000
 _MAX_NESTED = 300_000  # events whose nesting is looked at; beyond, own time is not known
 _CATEGORIES = ("cpu_op", "kernel", "user_annotation", "gpu_memcpy", "gpu_memset")
 _NESTED = "cpu_op"
+_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 
 
 class _Totals:
@@ -108,12 +110,12 @@ def trace_events(path: Path) -> Iterator[dict[str, Any]]:
     decode = json.JSONDecoder().raw_decode
     with path.open(encoding="utf-8", errors="replace") as file:
         text = ""
-        while '"traceEvents"' not in text:
+        while (start := _BEGIN.search(text)) is None:
             block = file.read(_BLOCK)
             if not block or len(text) > 1 << 24:
                 raise ValueError("no traceEvents in it")
             text += block
-        at = text.index("[", text.index('"traceEvents"')) + 1
+        at = start.end()
         while True:
             while at < len(text) and text[at] in " \r\n\t,":
                 at += 1
