@@ -1,11 +1,16 @@
 """What the agent costs a DDP run: paired blocks of steps with and without it, in one process.
 
-    python benchmarks/overhead.py [--json] [--blocks 24] [--ranks 2]
+    python benchmarks/overhead.py [--json] [--pairs 30] [--variants agent,probe,profiler]
 
-Each rank trains the same model in alternating blocks of steps. In half of the blocks all hooks
-are installed and record to a ring, in the other half they are taken out, kernels included. What
-is compared is the CPU time of the main thread and of the whole process per step (the machine's
-other load does not enter it), and the wall time beside it, which on shared cores is noisy.
+Each rank trains the same model of 5 M parameters in alternating blocks of steps. In half of the
+blocks the variant is in, in the other half it is taken out, kernels included. Compared is the CPU
+time of the main thread and of the whole process per step (the machine's other load hardly enters
+it), and the wall time beside it, which on shared cores is noisy. Peers run in the same way:
+torch.profiler always on, TraceML (`pip install traceml-ai`) where it is there, and bare against
+bare, which shows what the method itself cannot tell apart.
+
+Then one rank alone calls all_reduce, hot (in a tight loop) and cold (a matrix product and a pass
+over 24 MB before each call), with each source of collectives.
 """
 
 from __future__ import annotations
@@ -18,147 +23,112 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-STEPS_PER_BLOCK = 8
-WARM_UP_STEPS = 10
+from overhead_rank import VARIANTS, spread
+
+RANK = Path(__file__).with_name("overhead_rank.py")
+SOURCES = ("probe", "official", "kernels")
 
 
-def worker(arguments: argparse.Namespace) -> None:
-    """Train in blocks on one rank and print the figures on rank 0."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    import rankscope
-    from rankscope.attach import start
-
-    rankscope.init(collector=False)
-    agent = start.agent()
-    assert agent is not None
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group("gloo")
-    layers = [nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(arguments.layers)]
-    model = nn.Sequential(*layers)
-    parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    bucket_mib = parameter_bytes / arguments.collectives / (1 << 20)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mib)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
-    batch = torch.randn(arguments.batch, 512)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        ddp(batch).square().mean().backward()
-        optimizer.step()
-
-    timed(step, WARM_UP_STEPS, agent)
-    blocks: dict[str, list[tuple[float, float, float, int]]] = {"with": [], "without": []}
-    for block in range(arguments.blocks):
-        # ABBA: drift of the machine falls on both alike
-        is_with = block % 4 in (0, 3)
-        if is_with and not agent.undo:
-            agent.install_hooks()
-        elif not is_with and agent.undo:
-            agent.remove_hooks()
-        step()
-        blocks["with" if is_with else "without"].append(timed(step, STEPS_PER_BLOCK, agent))
-    if dist.get_rank() == 0:
-        sys.stdout.write(json.dumps(blocks) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+def start_rank(
+    arguments: argparse.Namespace, job: str, variant: str, collectives: int = 1
+) -> dict[str, Any]:
+    """Run one configuration and return what its rank 0 printed."""
+    launcher = [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory:
+        done = subprocess.run(
+            [sys.executable, *(launcher if job == "worker" else []), str(RANK), job,
+             "--variant", variant, "--pairs", str(arguments.pairs),
+             "--batch", str(arguments.batch), "--collectives", str(collectives)],
+            env=os.environ | {"RANKSCOPE_DIR": directory, "OMP_NUM_THREADS": "1", "RANKSCOPE": "0"},
+            capture_output=True, text=True, check=False, cwd=directory,
+        )  # fmt: skip
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return {"skipped": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:200]}
 
 
-def timed(step: Callable[[], None], number: int, agent: Any) -> tuple[float, float, float, int]:
-    """Return wall, main-thread CPU and process CPU seconds, and collectives, per step."""
-    before = agent.recorder.num_collectives if agent.recorder else 0
-    wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
-    for _ in range(number):
-        step()
-    after = agent.recorder.num_collectives if agent.recorder else 0
+def measure(arguments: argparse.Namespace, variant: str, collectives: int) -> dict[str, Any]:
+    """Return medians and quartiles of one variant over its pairs of blocks."""
+    row: dict[str, Any] = {"variant": variant, "collectives_per_step": collectives}
+    found = start_rank(arguments, "worker", variant, collectives)
+    if "skipped" in found:
+        return row | {"skipped": found["skipped"]}
+    pairs = found["pairs"]
+    extra = [(a[1] - b[1]) * 1e6 / collectives for a, b in pairs]
+    return row | {
+        "recorded_per_step": found["num_collectives"],
+        "step_ms": statistics.median(b[0] for _, b in pairs) * 1e3,
+        "main_thread_us_per_collective": spread(extra),
+        "main_thread_cpu_ratio": spread([a[1] / b[1] for a, b in pairs]),
+        "process_cpu_ratio": spread([a[2] / b[2] for a, b in pairs]),
+        "wall_ratio": spread([a[0] / b[0] for a, b in pairs]),
+        "pairs": len(pairs),
+    }
+
+
+def text(values: dict[str, float], digits: int) -> str:
+    """Write a median and its quartiles."""
     return (
-        (time.perf_counter() - wall) / number,
-        (time.thread_time() - thread) / number,
-        (time.process_time() - process) / number,
-        (after - before) // number,
+        f"{values['median']:.{digits}f} ({values['low']:.{digits}f} to {values['high']:.{digits}f})"
     )
 
 
-def summarise(blocks: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Return medians and their spread over the pairs of blocks."""
-    pairs = list(zip(blocks["with"], blocks["without"], strict=True))
-    collectives = int(statistics.median(pair[0][3] for pair in pairs))
-
-    def ratio(column: int) -> dict[str, float]:
-        values = [a[column] / b[column] for a, b in pairs]
-        quarters = statistics.quantiles(values, n=4)
-        return {"median": statistics.median(values), "low": quarters[0], "high": quarters[2]}
-
-    extra = [(a[1] - b[1]) * 1e6 / max(collectives, 1) for a, b in pairs]
-    quarters = statistics.quantiles(extra, n=4)
-    return {
-        "collectives_per_step": collectives,
-        "step_ms": statistics.median(b[0] for _, b in pairs) * 1e3,
-        "main_thread_us_per_collective": {
-            "median": statistics.median(extra), "low": quarters[0], "high": quarters[2],
-        },
-        "main_thread_cpu_ratio": ratio(1),
-        "process_cpu_ratio": ratio(2),
-        "wall_ratio": ratio(0),
-        "pairs": len(pairs),
-    }  # fmt: skip
-
-
-def measure(arguments: argparse.Namespace, collectives: int) -> dict[str, Any]:
-    """Run one configuration under torchrun."""
-    with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone",
-             "--nproc-per-node", str(arguments.ranks), __file__, "--worker",
-             "--collectives", str(collectives), "--blocks", str(arguments.blocks),
-             "--layers", str(arguments.layers), "--batch", str(arguments.batch)],
-            env=os.environ | {"RANKSCOPE_DIR": directory, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    if done.returncode != 0:
-        raise SystemExit(done.stderr[-2000:])
-    return summarise(json.loads(done.stdout.strip().splitlines()[-1]))
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print the table of the jobs."""
+    print(f"{'variant':<10}{'n':>4}{'step ms':>9}  {'main us/collective':<26}"
+          f"{'main CPU ratio':<26}{'process CPU':>12}{'wall':>8}")  # fmt: skip
+    for row in rows:
+        head = f"{row['variant']:<10}{row['collectives_per_step']:>4}"
+        if "skipped" in row:
+            print(f"{head}  skipped: {row['skipped']}")
+            continue
+        print(f"{head}{row['step_ms']:>9.1f}  {text(row['main_thread_us_per_collective'], 0):<26}"
+              f"{text(row['main_thread_cpu_ratio'], 3):<26}"
+              f"{row['process_cpu_ratio']['median']:>12.3f}"
+              f"{row['wall_ratio']['median']:>8.3f}")  # fmt: skip
 
 
 def main() -> None:
-    """Measure each number of collectives and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure each variant at each number of collectives and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--blocks", type=int, default=48, help="blocks of steps, half of them with")
+    parser.add_argument("--pairs", type=int, default=24, help="pairs of blocks, with and without")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--collectives", type=int, help="buckets per step (worker)")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma separated")
+    parser.add_argument("--counts", default="1,3,10,40,300", help="collectives per step")
     arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments)
-        return
     import torch
 
-    rows = [measure(arguments, collectives) for collectives in (3, 10, 40)]
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "machine": platform.machine()}
+    counts = [int(count) for count in arguments.counts.split(",")]
+    variants = arguments.variants.split(",")
+    rows = [measure(arguments, variant, count) for count in counts for variant in variants]
+    calls = {
+        source: start_rank(arguments, "micro", source) for source in SOURCES if source in variants
+    }
+    taken = start_rank(arguments, "memory", "agent")
     if arguments.json:
-        print(json.dumps({"machine": machine, "rows": rows}))
+        print(json.dumps({"machine": machine, "rows": rows, "one_call": calls, "memory": taken}))
         return
-    print(f"{machine['cores']} cores, {arguments.ranks} ranks, torch {machine['torch']}")
-    print("collectives  step ms   us/collective (quartiles)   main CPU ratio   process CPU   wall")
-    for row in rows:
-        cost, cpu = row["main_thread_us_per_collective"], row["main_thread_cpu_ratio"]
-        print(
-            f"{row['collectives_per_step']:>11}  {row['step_ms']:>7.1f}"
-            f"   {cost['median']:>8.0f} ({cost['low']:.0f} to {cost['high']:.0f})"
-            f"   {cpu['median']:>8.3f} ({cpu['low']:.3f} to {cpu['high']:.3f})"
-            f"   {row['process_cpu_ratio']['median']:.3f}   {row['wall_ratio']['median']:.3f}"
+    print(f"{machine['cores']} cores, {arguments.ranks} ranks, torch {machine['torch']}, medians "
+          f"(quartiles) of {arguments.pairs} pairs of blocks")  # fmt: skip
+    print_rows(rows)
+    for source, found in calls.items():
+        said = found.get("skipped") or (
+            f"hot {text(found['hot_us'], 1)} us, cold {text(found['cold_us'], 1)} us"
         )
+        print(f"one all_reduce alone, {source}: {said}")
+    print("memory of the agent in a rank: " + ", ".join(
+        f"{name.removesuffix('_bytes')} {size / (1 << 20):.1f} MiB" for name, size in taken.items()
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

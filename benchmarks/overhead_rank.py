@@ -1,0 +1,317 @@
+"""One rank of `benchmarks/overhead.py`: trains in blocks with a variant and without, and prints.
+
+python benchmarks/overhead_rank.py worker|micro|memory --variant probe ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PARAMETERS = 5_000_000
+WARM_UP_STEPS = 6
+BLOCK_SECONDS = 0.6
+# name: (what it is, settings of the agent or None)
+VARIANTS: dict[str, tuple[str, dict[str, str] | None]] = {
+    "bare": ("nothing, against nothing", None),
+    "agent": ("everything that is on by default", {}),
+    "probe": ("collectives, native probe", {"hooks": "collectives", "collectives": "probe"}),
+    "official": (
+        "collectives, official hooks",
+        {"hooks": "collectives", "collectives": "official"},
+    ),
+    "kernels": ("collectives, portable", {"hooks": "collectives", "collectives": "kernels"}),
+    "profiler": ("torch.profiler, CPU", None),
+    "traceml": ("TraceML, trace_step", None),
+}
+NO_GOVERNOR = {"overhead_percent": 100.0}  # what a source costs, not what is left of it
+
+
+class Unavailable(Exception):
+    """This variant cannot run here; the message says why."""
+
+
+# --- the variants: a context manager that is in force during one block --------------------------
+
+
+def switch_for(variant: str, model: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what puts the variant in for one block. Raises Unavailable."""
+    settings = VARIANTS[variant][1]
+    if settings is not None:
+        return agent_switch(settings)
+    if variant == "profiler":
+        import torch
+
+        return lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    if variant == "traceml":
+        return traceml_switch(model)
+    return contextlib.nullcontext
+
+
+def agent_switch(settings: dict[str, str]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    from rankscope.attach import start
+
+    agent = start.agent()
+    assert agent is not None
+    agent.remove_hooks()
+
+    @contextlib.contextmanager
+    def inside() -> Iterator[None]:
+        agent.install_hooks()
+        if "skipped" in agent.sources.get("collectives", ""):
+            raise Unavailable(agent.sources["collectives"])
+        try:
+            yield
+        finally:
+            agent.remove_hooks()
+
+    return inside
+
+
+def traceml_switch(model: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    try:
+        import traceml_ai  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise Unavailable(f"{error}: pip install traceml-ai") from None
+    traceml_ai.init(mode="auto")
+    return lambda: traceml_ai.trace_step(model)  # of each step: see `timed`
+
+
+# --- one rank of a job ---------------------------------------------------------------------------
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """Train in blocks on one rank and print the figures on rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    import rankscope
+
+    settings = VARIANTS[arguments.variant][1]
+    if settings is not None:
+        rankscope.init(collector=False, **settings, **NO_GOVERNOR)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model, batch = make_model(arguments.collectives, arguments.batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    out: dict[str, Any] = {}
+    try:
+        switch = switch_for(arguments.variant, model)
+        each_step = arguments.variant == "traceml"
+        steps = steps_of_a_block(step)
+        timed(step, steps, switch, each_step)  # lazy imports and first calls are not the cost
+        pairs = []
+        for pair in range(arguments.pairs):
+            rows = {}
+            for is_with in (True, False) if pair % 2 else (False, True):
+                inside = switch if is_with else contextlib.nullcontext
+                rows[is_with] = timed(step, steps, inside, each_step)
+            pairs.append((rows[True], rows[False]))
+        out = {"pairs": pairs, "num_collectives": num_collectives(step, settings, switch)}
+    except Unavailable as reason:
+        out = {"skipped": str(reason)}
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps(out) + "\n")
+        sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def make_model(collectives: int, batch: int) -> tuple[Any, Any]:
+    """Return a model of PARAMETERS parameters in as many buckets, under DDP, and its input."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    width = round((PARAMETERS / collectives) ** 0.5)
+    layers = [nn.Linear(width, width, bias=False) for _ in range(collectives)]
+    per_bucket = layers[0].weight.nbytes / (1 << 20)
+    ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=per_bucket / 2)
+    return ddp, torch.randn(batch, width)
+
+
+def steps_of_a_block(step: Callable[[], None]) -> int:
+    """Return how many steps last BLOCK_SECONDS, the same on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    began = time.perf_counter()
+    for _ in range(3):
+        step()
+    number = torch.tensor(max(2.0, BLOCK_SECONDS / ((time.perf_counter() - began) / 3)))
+    dist.all_reduce(number, op=dist.ReduceOp.MIN)
+    return int(number)
+
+
+def timed(
+    step: Callable[[], None],
+    number: int,
+    switch: Callable[[], contextlib.AbstractContextManager[Any]],
+    each_step: bool,
+) -> tuple[float, float, float]:
+    """Return wall, main-thread CPU and process CPU seconds per step."""
+    outer, inner = (
+        (contextlib.nullcontext, switch) if each_step else (switch, contextlib.nullcontext)
+    )
+    with outer():
+        with inner():
+            step()
+        wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+        for _ in range(number):
+            with inner():
+                step()
+        return (
+            (time.perf_counter() - wall) / number,
+            (time.thread_time() - thread) / number,
+            (time.process_time() - process) / number,
+        )
+
+
+def num_collectives(step: Callable[[], None], settings: Any, switch: Callable[[], Any]) -> int:
+    """Return the collectives that the agent counts in one step; 0 where there is no agent."""
+    from rankscope.attach import start
+
+    agent = start.agent()
+    if settings is None or agent is None or agent.recorder is None:
+        return 0
+    with switch():
+        before = agent.recorder.num_collectives
+        step()
+        return int(agent.recorder.num_collectives - before)
+
+
+def anonymous_bytes() -> int:
+    """Return the resident memory of this process that no file backs."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Print how much memory of its own the agent takes in a rank, files that it maps included."""
+    import torch
+    import torch.distributed as dist
+
+    del arguments
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.ones(1000)
+
+    def work(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(4, 100)).sum().backward()
+            for _ in range(20):
+                dist.all_reduce(x)
+            optimizer.step()
+
+    work(200)
+    before = anonymous_bytes()
+    import rankscope
+    from rankscope.attach import start
+
+    rankscope.init(collector=False, **NO_GOVERNOR)
+    work(2000)
+    after = anonymous_bytes()
+    agent = start.agent()
+    assert agent is not None
+    assert agent.recorder is not None
+    mapped = sum(path.stat().st_size for path in agent.recorder.directory.glob("*.ring"))
+    sys.stdout.write(json.dumps({"heap_bytes": after - before, "rings_bytes": mapped}) + "\n")
+    dist.destroy_process_group()
+
+
+# --- one rank alone, hot and cold ----------------------------------------------------------------
+
+
+def micro(arguments: argparse.Namespace) -> None:
+    """Print what one all_reduce costs more with a source than without, hot and cold, in us."""
+    import torch
+    import torch.distributed as dist
+
+    import rankscope
+    from rankscope.attach import start
+
+    rankscope.init(
+        collector=False, hooks="collectives", collectives=arguments.variant, **NO_GOVERNOR
+    )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    agent = start.agent()
+    assert agent is not None
+    if "skipped" in agent.sources["collectives"]:
+        sys.stdout.write(json.dumps({"skipped": agent.sources["collectives"]}) + "\n")
+        return
+    small, matrix, large = torch.ones(1000), torch.ones(180, 180), torch.ones(6_000_000)
+
+    def hot() -> float:
+        began = time.thread_time_ns()
+        for _ in range(1000):
+            dist.all_reduce(small)
+        return (time.thread_time_ns() - began) / 1e6
+
+    def cold() -> float:
+        total = 0
+        for _ in range(30):
+            torch.mm(matrix, matrix)
+            large.add_(1)
+            began = time.thread_time_ns()
+            dist.all_reduce(small)
+            total += time.thread_time_ns() - began
+        return total / 30e3
+
+    found: dict[str, list[float]] = {"hot_us": [], "cold_us": []}
+    bare: dict[str, list[float]] = {"hot_us": [], "cold_us": []}
+    hot()
+    for _ in range(arguments.pairs):
+        seen = {"hot_us": hot(), "cold_us": cold()}
+        agent.remove_hooks()
+        for name, measure in (("hot_us", hot), ("cold_us", cold)):
+            without = measure()
+            bare[name].append(without)
+            found[name].append(seen[name] - without)
+        agent.install_hooks()
+    rows = {name: spread(values) for name, values in found.items()}
+    rows |= {f"bare_{name}": spread(values) for name, values in bare.items()}
+    sys.stdout.write(json.dumps(rows) + "\n")
+    dist.destroy_process_group()
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median and quartiles."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "low": low, "high": high}
+
+
+def main() -> None:
+    """Do one of the jobs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("job", choices=("worker", "micro", "memory"))
+    parser.add_argument("--variant", default="agent", choices=VARIANTS)
+    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--collectives", type=int, default=3)
+    arguments = parser.parse_args()
+    {"worker": worker, "micro": micro, "memory": memory}[arguments.job](arguments)
+
+
+if __name__ == "__main__":
+    main()
