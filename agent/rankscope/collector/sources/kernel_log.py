@@ -20,6 +20,7 @@ from typing import ClassVar
 from rankscope.collector.sources.base import Lane, Limiter, Row, Skipped, Source
 from rankscope.collector.sources.machine import Machine
 from rankscope.gpu_words import xid_words
+from rankscope.redaction import redact
 from rankscope.schema import ChunkKind
 
 _READ_BYTES = 1 << 16  # a record has at most 8 KiB; a smaller buffer gets EINVAL
@@ -154,7 +155,7 @@ class KernelLogSource(Source):
             if not self._limiter.passes():
                 return
             fields = {key: value for key, value in match.groupdict().items() if value}
-            fields |= {"seen_in": "kernel log", "text": text[:_MAX_TEXT]}
+            fields |= {"seen_in": "kernel log", "text": redact(text[:_MAX_TEXT])}
             if name == "xid":
                 fields |= self._xid(fields)
             if suppressed := self._limiter.take_suppressed():
