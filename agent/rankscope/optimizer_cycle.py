@@ -47,6 +47,8 @@ class OptimizerCycle:
         key = id(optimizer)
         if key in self._inside:
             del self._inside[self._inside.index(key) :]
+        if len(self._alive) == 1 and not self._inside:
+            return True, True  # the usual case, in no time
         if optimizer in self._stepped and not self._inside:
             self._expected = self._stepped
             self._stepped = weakref.WeakSet()

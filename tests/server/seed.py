@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import random
 import time
 import urllib.request
@@ -432,7 +433,10 @@ def sparse_records(
         at = int(ends[step - 1])
         if rank == 0:
             loss = 4.0 * step**-0.15 + rng.uniform(-0.02, 0.02)
-            values = {"loss": loss, "learning_rate": 3e-4}
+            norm = 1.0 + 3.0 / step + 0.2 * math.sin(step)  # draws nothing: the rest stays as it is
+            seconds = times.duration[rank, step - 1] / 1e9
+            values = {"loss": loss, "learning_rate": 3e-4, "gradient_norm": norm}
+            values |= {"samples_per_second": float(32 / seconds), "loss_nonfinite": 0.0}
             yield schema.Metrics(attempt=0, rank=rank, time_ns=at, step=step, values=values)
         if step % 10 == 0:
             seconds = times.duration[rank, step - 1] / 1e9

@@ -236,6 +236,20 @@ def test_errors_name_the_first_and_fold_the_echoes(sender: Sender) -> None:
 def test_metrics(seeded: Sender) -> None:
     loss = next(item for item in seeded.get("/metrics")["series"] if item["name"] == "loss")
     assert loss["step"] == list(range(1, 101))
+    one = seeded.get("/metrics", rank=0, names="loss")["series"]
+    assert [item["rank"] for item in one] == [0]
+
+
+def test_metrics_merged_over_ranks(sender: Sender) -> None:
+    for rank, values in enumerate(([1.0, 5.0], [3.0, float("nan")])):
+        for step, value in enumerate(values, 1):
+            sender.send(
+                {"kind": "metrics", "attempt": 0, "rank": rank, "time_ns": step, "step": step,
+                 "values": {"loss": value}}
+            )  # fmt: skip
+    (loss,) = sender.get("/metrics", merged=True)["series"]
+    assert (loss["rank"], loss["step"]) == (-1, [1, 2])
+    assert (loss["value"], loss["min"], loss["max"]) == ([2.0, 5.0], [1.0, 5.0], [3.0, 5.0])
 
 
 def test_a_cell_of_a_spreadsheet_cannot_be_a_formula(sender: Sender) -> None:

@@ -188,11 +188,18 @@ def samples(
 
 
 @router.get("/metrics", **documented(MetricsAnswer))
-def metrics(request: Request, run: str, names: str = "", width: Width = 600) -> Response:
-    """Return the numbers that the script logged."""
+def metrics(
+    request: Request,
+    run: str,
+    names: str = "",
+    width: Width = 600,
+    rank: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
+    merged: bool = False,
+) -> Response:
+    """Return the numbers of training: of each rank, of one, or merged over all ranks."""
     with service_of(request).read() as connection:
         run_row(connection, run)
-        body = series_views.metrics(connection, run, _items(names), width)
+        body = series_views.metrics(connection, run, _items(names), width, rank=rank, merged=merged)
     return send(request, body, body.series)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import sqlalchemy as sa
@@ -21,8 +21,16 @@ MAX_SERIES = 256
 MAX_POINTS = 400_000
 
 
-def metrics(connection: sa.Connection, run_id: str, names: list[str], width: int) -> MetricsAnswer:
-    """Return the numbers that the script logged, in bins of steps."""
+def metrics(
+    connection: sa.Connection,
+    run_id: str,
+    names: list[str],
+    width: int,
+    *,
+    rank: int | None = None,
+    merged: bool = False,
+) -> MetricsAnswer:
+    """Return the numbers of training in bins of steps, of each rank or `merged` over all ranks."""
     table = tables.metric.c
     all_names = list(
         connection.scalars(
@@ -30,34 +38,69 @@ def metrics(connection: sa.Connection, run_id: str, names: list[str], width: int
         )
     )
     wanted = [name for name in names if name in all_names] if names else all_names
-    points: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-    rows = connection.execute(
-        sa.select(table.name, table.rank, table.step, table.value)
-        .where(table.run_id == run_id, table.name.in_(wanted))
-        # Later attempts come last: where steps were repeated, what was kept counts.
-        .order_by(table.name, table.rank, table.attempt, table.step)
-        .limit(MAX_POINTS)
-    )
-    for name, rank, step, value in rows:
-        points[name, rank][step] = np.nan if value is None else value
+    where = [table.run_id == run_id, table.name.in_(wanted)]
+    if rank is not None:
+        where.append(table.rank == rank)
+    points = _merged_points(connection, where) if merged else _points(connection, where)
     series = [
-        _metric_series(name, rank, values, width)
-        for (name, rank), values in list(points.items())[:MAX_SERIES]
+        _metric_series(name, of_rank, values, width)
+        for (name, of_rank), values in list(points.items())[:MAX_SERIES]
     ]
     capped = Capped(shown=MAX_SERIES, total=len(points)) if len(points) > MAX_SERIES else None
     return MetricsAnswer(names=all_names, series=series, capped=capped)
 
 
-def _metric_series(name: str, rank: int, values: dict[int, float], width: int) -> MetricSeries:
+# by (name, rank) and step: value, least, largest; NaN where none was finite
+_Points: TypeAlias = dict[tuple[str, int], dict[int, tuple[float, float, float]]]
+
+
+def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
+    table = tables.metric.c
+    points: _Points = defaultdict(dict)
+    rows = connection.execute(
+        sa.select(table.name, table.rank, table.step, table.value)
+        .where(*where)
+        # Later attempts come last: where steps were repeated, what was kept counts.
+        .order_by(table.name, table.rank, table.attempt, table.step)
+        .limit(MAX_POINTS)
+    )
+    for name, rank, step, value in rows:
+        points[name, rank][step] = (np.nan if value is None else value,) * 3
+    return points
+
+
+def _merged_points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
+    """Return the mean, least and largest value over the ranks; the rank is -1."""
+    table, over = tables.metric.c, sa.func
+    points: _Points = defaultdict(dict)
+    rows = connection.execute(
+        sa.select(
+            table.name, table.step, over.avg(table.value), over.min(table.value),
+            over.max(table.value),
+        )
+        .where(*where)
+        .group_by(table.name, table.attempt, table.step)
+        .order_by(table.name, table.attempt, table.step)
+        .limit(MAX_POINTS)
+    )  # fmt: skip
+    for name, step, *values in rows:
+        mean, least, largest = (np.nan if value is None else value for value in values)
+        points[name, -1][step] = mean, least, largest
+    return points
+
+
+def _metric_series(
+    name: str, rank: int, values: dict[int, tuple[float, float, float]], width: int
+) -> MetricSeries:
     steps = np.array(sorted(values), np.int64)
-    numbers = np.array([values[step] for step in steps.tolist()])
+    numbers, least, largest = np.array([values[step] for step in steps.tolist()]).T
     size = bin_of(len(steps), width)
     starts = np.arange(0, len(steps), size)
     ends = np.append(starts[1:], len(steps)) - 1
     return MetricSeries(
         name=name, rank=rank, step=steps[ends].tolist(), value=_rounded(numbers[ends]),
-        min=_rounded(np.fmin.reduceat(numbers, starts)),
-        max=_rounded(np.fmax.reduceat(numbers, starts)),
+        min=_rounded(np.fmin.reduceat(least, starts)),
+        max=_rounded(np.fmax.reduceat(largest, starts)),
     )  # fmt: skip
 
 

@@ -82,6 +82,11 @@ export function Page({ run, overview, topic, ended }) {
             : t.p({ class: 'note padded' }, noFindings(list)),
       }),
     ),
+    el(Seen, {
+      height: 60,
+      children: () =>
+        el(Lazy, { load: () => import('../parts/numbers.js'), pick: 'NumbersCard', props: { run, topic } }),
+    }),
   );
 }
 

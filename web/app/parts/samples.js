@@ -6,6 +6,7 @@ import { words } from '../format.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { Card } from './bits.js';
+import { chart, toDraw, troubles } from './numbers.js';
 
 /** @typedef {import('../../types/api.js').Samples} Samples */
 /** @typedef {import('../../types/api.js').MetricsAnswer} MetricsAnswer */
@@ -14,6 +15,7 @@ const WIDTH = 480;
 const HOST_NAMES = ['cpu_user_us_total', 'memory_used_bytes', 'cpu_iowait_us_total'];
 const GPU_NAMES = ['utilization_ratio', 'sm_clock_mhz', 'temperature_celsius'];
 const MOST = 6;
+const MOST_NUMBERS = 9;
 
 /** @param {{run: string, rank: number, host: string, topic: string | null}} props */
 export function RankSamples({ run, rank, host, topic }) {
@@ -25,9 +27,9 @@ export function RankSamples({ run, rank, host, topic }) {
     useApi(withQuery(runPath(run, 'samples'), { kind: 'gpu', host, names: GPU_NAMES.join(','), width: WIDTH }), live)
   );
   const metrics = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (
-    useApi(withQuery(runPath(run, 'metrics'), { width: WIDTH }), live)
+    useApi(withQuery(runPath(run, 'metrics'), { rank, width: WIDTH }), live)
   );
-  const numbers = metrics.data?.series.filter((one) => one.rank === rank && one.step.length > 1) ?? [];
+  const numbers = toDraw(metrics.data?.series ?? []);
   const samples = [...(ofGpu.data?.series ?? []), ...(ofHost.data?.series ?? [])].filter(
     (one) => one.time_ms.length > 1,
   );
@@ -36,22 +38,14 @@ export function RankSamples({ run, rank, host, topic }) {
     Card,
     {
       title: 'Over time',
-      note: `numbers the script logged, and samples of ${host}; a band holds the least and the largest of its slice`,
+      note: [
+        `numbers of training, and samples of ${host}; a band holds the least and the largest of its slice`,
+        ...troubles(metrics.data?.series ?? []),
+      ].join('; '),
     },
     t.div(
       { class: 'charts' },
-      numbers.slice(0, MOST).map((one) =>
-        el(Series, {
-          key: `m${one.name}`,
-          title: words(one.name),
-          x: one.step,
-          low: one.min,
-          high: one.max,
-          line: one.value,
-          unit: '',
-          time: false,
-        }),
-      ),
+      numbers.slice(0, MOST_NUMBERS).map(chart),
       samples.slice(0, MOST).map((one) =>
         el(Series, {
           key: `${one.gpu} ${one.name}`,
