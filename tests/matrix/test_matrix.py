@@ -18,7 +18,8 @@ from rankscope.hooks.collectives import SOURCES
 from tests.matrix.launch import RANKS, Cell, launch, torch_version
 
 FAMILIES = (
-    "plain", "functional", "p2p", "objects", "groups", "works", "coalesced", "again",
+    "plain", "functional", "compiled", "ddp", "fsdp", "fsdp2", "dtensor", "pipeline", "p2p",
+    "objects", "groups", "works", "coalesced", "again",
 )  # fmt: skip
 EXACT = (
     "operation", "group", "sequence", "input_bytes", "output_bytes", "dtype", "num_tensors",
@@ -88,16 +89,25 @@ def test_path(launched: Launched, source: str, family: str) -> None:
 
 def _same_calls(rank: int, cell: Cell, source: str) -> None:
     fields = [name for name in EXACT if name != "reduce_op"]
+    if source == "official":  # those hooks know one name for two operations
+        for call in cell.calls:
+            if call["operation"] == "gather_into_tensor":
+                call["operation"] = "gather"
     did = [_row(call, fields) for call in cell.calls]
     seen = [_row(slot, fields) for slot in cell.slots]
     assert seen == did, f"rank {rank}\n" + _differences(did, seen)
     for call, slot in zip(cell.calls, cell.slots, strict=True):
-        if source != "official":  # those hooks are not told
-            assert slot["reduce_op"] == call["reduce_op"], slot
+        known = call["reduce_op"] if _knows_reduce_op(source) else ""
+        assert slot["reduce_op"] == known, slot
         if call["is_async"] is not None and torch_version() >= (2, 9):  # older ones do not say
             assert slot["is_async"] == call["is_async"], slot
         assert cell.groups[slot["group"]].ranks == call["members"]
         assert cell.groups[slot["group"]].backend == "gloo"
+
+
+def _knows_reduce_op(source: str) -> bool:
+    """The official hooks are not told; older versions cannot open the box that kernels get."""
+    return source == "probe" or (source == "kernels" and torch_version() >= (2, 13))
 
 
 def _row(call: dict[str, Any], fields: list[str]) -> tuple[Any, ...]:

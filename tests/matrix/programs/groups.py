@@ -22,9 +22,6 @@ def run(ledger: Ledger) -> None:
     _all_reduce(ledger, mine)
     mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
     _all_reduce(ledger, mine)
-    local = dist.new_group([0, 2], use_local_synchronization=True)
-    if rank in (0, 2):
-        _all_reduce(ledger, local)
     _same_members_twice(ledger)
     _mesh(ledger)
     _split(ledger)

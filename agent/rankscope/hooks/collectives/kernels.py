@@ -116,8 +116,7 @@ def _issuer(
     unbox_group, reduce_op = watch.unbox_group, _reduce_op
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
-    async_at, async_default = where.async_at, where.async_default
-    reduce_at = where.reduce_at if where.can_open_reduce_op else -1
+    async_at, async_default, reduce_at = where.async_at, where.async_default, where.reduce_at
     issue, results, functional = watch.issuer(operator), watch.results, operator.functional
 
     def issued(args: tuple[Any, ...]) -> Token | None:
@@ -154,6 +153,12 @@ def _returner(watch: Watch) -> Callable[[Token, Any, bool], None]:
 
 
 def _reduce_op(boxed: Any) -> int:
-    """Return the index of a boxed ReduceOp; its number is that of torch's enum."""
-    number: int = boxed.op()
+    """Return the index of a boxed ReduceOp; its number is that of torch's enum.
+
+    0, unknown, in versions whose box Python cannot open (2.6 and 2.9).
+    """
+    read = getattr(boxed, "op", None)
+    if read is None:
+        return 0
+    number: int = read()
     return number + 1 if number < len(schema.REDUCE_OPS) - 2 else len(schema.REDUCE_OPS) - 1

@@ -74,22 +74,16 @@ class Places:
     async_at: int
     async_default: bool  # torch leaves out trailing arguments that have their default
     reduce_at: int
-    can_open_reduce_op: bool  # from Python; C++ always can
     work_in_tuple: bool
 
 
 def places(types: Any) -> Places:
     """Read the schema of one operator (`overload._schema`)."""
-    from torch._C._distributed_c10d import ReduceOp
-
     names = [argument.name for argument in types.arguments]
-    # older versions give Python a box that it cannot open: then the reduce op is not known
-    can_open = hasattr(ReduceOp, "unbox")
     async_at = names.index("async_op") if "async_op" in names else -1
     return Places(
         async_at=async_at,
         async_default=async_at >= 0 and bool(types.arguments[async_at].default_value),
         reduce_at=names.index("reduce_op") if "reduce_op" in names else -1,
-        can_open_reduce_op=can_open,
         work_in_tuple=len(types.returns) == 2,
     )
