@@ -17,6 +17,7 @@ from rankscope.collector.sources.base import News, RankProcess, Source
 from rankscope.collector.sources.machine import Machine
 
 CHUNK_SECONDS = 5.0  # rows wait so long to share the header of a chunk
+RECENT_SECONDS = 60.0  # so long news of a pid belong to the rank that had it
 START_SECONDS = 10.0  # by then each source has answered, or is told as starting
 _MAX_NEWS = 1000  # waiting
 _LANES = ("kernel", "driver")
@@ -38,11 +39,13 @@ class Sampling:
         self._monotonic = monotonic
         self._news: queue.Queue[News] = queue.Queue(_MAX_NEWS)
         self._ranks: tuple[RankProcess, ...] = ()
+        self._seen: dict[RankProcess, float] = {}  # when last alive, monotonic
         self._began = self._last_chunks = monotonic()
         machine = replace(
             machine or Machine(run_directory=run_directory),
             tell=self._tell,
             ranks=lambda: self._ranks,
+            recent=lambda: tuple(self._seen),
         )
         slots = [
             Slot(source(machine), seconds * source.every, machine.wall_ns) for source in sources
@@ -67,7 +70,10 @@ class Sampling:
 
     def watch(self, ranks: Iterable[RankProcess]) -> None:
         """Say which training processes live here now and can be seen."""
+        now = self._monotonic()
         self._ranks = tuple(ranks)
+        recent = {rank: at for rank, at in self._seen.items() if now - at < RECENT_SECONDS}
+        self._seen = recent | dict.fromkeys(self._ranks, now)
 
     def take_chunks(self, *, all_of_them: bool = True) -> list[schema.Chunk]:
         """Return the samples since the last call, one chunk of each kind.

@@ -234,6 +234,18 @@ def test_the_kernels_oom_killer_is_named(run: Path, receiver: Receiver, memory_g
     assert (ended.reason, ended.signal) == ("signal", 9)
     assert ended.detail.endswith("the cgroup's OOM killer fired")
 
+    def kills() -> dict[str, schema.Event]:
+        events = [event for event in receiver.records(schema.Event) if event.name == "oom kill"]
+        return {event.fields["seen_in"]: event for event in events}
+
+    wait_for(lambda: "cgroup" in kills())
+    assert kills()["cgroup"].fields["cgroup"] == f"/{memory_group.name}"
+    states = next(e for e in receiver.records(schema.Event) if e.name == "machine sources")
+    if states.fields["source.kernel-log"] == "works" and Path("/dev/kmsg").exists():
+        wait_for(lambda: "kernel log" in kills())
+        told = kills()["kernel log"]
+        assert (told.rank, told.fields["pid"]) == (0, str(rank.pid))
+
 
 def test_of_eight_callers_one_starts_a_collector(run: Path, receiver: Receiver) -> None:
     script = (

@@ -12,6 +12,7 @@ from rankscope.collector.sources.machine import Machine
 from rankscope.schema import ChunkKind
 
 _MAX_GROUPS = 16
+_TURNS_AFTER = 5  # a group is looked at so long after its last rank is gone
 _NO_LIMIT = 1 << 60  # version 1 says "none" with the largest multiple of a page
 # what is used, the limit, and what happened
 _MEMORY = ("memory.current", "memory.max", "memory.events")
@@ -30,7 +31,8 @@ class CgroupSource(Source):
         self._machine = machine
         self._memory_bytes = -1
         self._num_cpus = -1
-        self._kills: dict[str, int] = {}
+        self._kills: dict[Path, int] = {}
+        self._turns_left: dict[str, int] = {}  # of /proc/<pid>/cgroup, also of ranks just gone
 
     def open(self) -> None:
         """Read what the machine has. Raises Skipped where no control group is mounted."""
@@ -45,14 +47,14 @@ class CgroupSource(Source):
     def sample(self) -> Iterable[Row]:
         """Return one row for each control group that holds a rank, or for the collector's own."""
         ranks = self._machine.ranks()
-        texts = {
-            text: rank.pid
-            for rank in ranks
-            if (text := read_or_none(self._machine.proc / str(rank.pid) / "cgroup"))
-        }
+        files = [self._machine.proc / str(rank.pid) / "cgroup" for rank in ranks]
+        texts = dict.fromkeys(filter(None, map(read_or_none, files)))
         if not texts and (text := read_or_none(self._machine.proc / "self/cgroup")):
-            texts[text] = 0
-        return [self._row(text) for text in list(texts)[:_MAX_GROUPS]]
+            texts[text] = None
+        # a rank that was killed for memory is gone before its group is asked again
+        left = {text: turns - 1 for text, turns in self._turns_left.items() if turns > 1}
+        self._turns_left = left | dict.fromkeys(list(texts)[:_MAX_GROUPS], _TURNS_AFTER)
+        return [self._row(text) for text in self._turns_left]
 
     def _row(self, text: str) -> Row:
         groups: dict[str, str] = {}  # controller -> path; "" is version 2
@@ -61,18 +63,18 @@ class CgroupSource(Source):
             groups |= dict.fromkeys(controllers.split(","), path)
         name = groups.get("memory") or groups.get("") or "/"
         row: dict[str, float | str] = {"cgroup": name[:1000]}
-        row |= self._memory(groups)
+        row |= self._memory(name, groups)
         row |= self._processor(groups)
         for directory in self._upwards(groups, "pids"):
             if (tasks := number(read_or_none(directory / "pids.current"))) >= 0:
                 row["tasks"] = tasks
                 break
-        self._tell_kills(name, row.get("oom_kills_total", -1))
         return row
 
-    def _memory(self, groups: dict[str, str]) -> Row:
+    def _memory(self, name: str, groups: dict[str, str]) -> Row:
         """Return what the nearest group with a limit says, or the nearest one with numbers."""
         found: dict[str, float | str] = {}
+        where: Path | None = None
         for directory in self._upwards(groups, "memory"):
             old = (directory / "memory.limit_in_bytes").exists()
             names = _OLD_MEMORY if old else _MEMORY
@@ -89,8 +91,11 @@ class CgroupSource(Source):
                 "memory_limit_hits_total": failed if old else events.get("max", -1),
                 "oom_kills_total": events.get("oom_kill", -1),
             }
+            where = directory
             if has_limit:
                 break
+        if where is not None and isinstance(kills := found["oom_kills_total"], int):
+            self._tell_kills(name, where, kills)
         return found
 
     def _processor(self, groups: dict[str, str]) -> Row:
@@ -131,12 +136,10 @@ class CgroupSource(Source):
                 directory = directory.parent
             yield root
 
-    def _tell_kills(self, name: str, kills: float | str) -> None:
-        if not isinstance(kills, int) or kills < 0:
-            return
-        before = self._kills.get(name, kills)
-        self._kills[name] = kills
-        if kills > before:
+    def _tell_kills(self, name: str, directory: Path, kills: int) -> None:
+        before = self._kills.get(directory, kills)
+        self._kills[directory] = kills
+        if kills > before >= 0:
             fields = {"cgroup": name, "count": str(kills - before), "seen_in": "cgroup"}
             self._machine.tell_of("oom kill", fields)
 

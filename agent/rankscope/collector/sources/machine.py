@@ -22,12 +22,14 @@ class Machine:
     run_directory: Path = Path("/tmp")
     nvml: Nvml = field(default_factory=Nvml)
     ranks: Callable[[], Sequence[RankProcess]] = tuple
+    recent: Callable[[], Sequence[RankProcess]] = tuple  # gone a moment ago: news come late
     tell: Callable[[News], None] = lambda news: None
     wall_ns: Callable[[], int] = time.time_ns
 
     def tell_of(self, name: str, fields: dict[str, str], pid: int = 0, time_ns: int = 0) -> None:
         """Tell news; of a rank, where `pid` is one."""
-        owner = next((rank for rank in self.ranks() if rank.pid == pid), None)
+        known = [*self.ranks(), *self.recent()]
+        owner = next((rank for rank in known if rank.pid == pid), None)
         if owner is None:
             self.tell(News(name, fields, time_ns))
         else:
