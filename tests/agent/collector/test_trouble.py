@@ -225,7 +225,7 @@ def memory_group() -> Iterator[Path]:
 
 
 def test_the_kernels_oom_killer_is_named(run: Path, receiver: Receiver, memory_group: Path) -> None:
-    rank = start_rank(run, 0, 1000, 500, "out_of_memory")
+    rank = start_rank(run, 0, 2500, 500, "out_of_memory")  # long enough to be sampled
     (memory_group / "cgroup.procs").write_text(str(rank.pid))
     assert ensure(run, server=receiver.url)
     wait_for(lambda: receiver.records(schema.RankEnded))
