@@ -89,14 +89,14 @@ class FakeRank:
         ring.U64.pack_into(self.ring.buffer, at + ring.field_offset(fields, "ended_ns"), now)
         self.ring.buffer[at + ring.field_offset(fields, "state")] = schema.ENDED
 
-    def step(self) -> None:
+    def step(self, **fields: int) -> None:
         """Write a step and begin the next one."""
         self.num_steps += 1
         now = time.monotonic_ns()
         values = {name: 0 for name, _, _ in ring.STEP_FIELDS} | {
             "started_ns": now - 10_000_000, "ended_ns": now, "forward_ns": 4_000_000,
             "step": self.num_steps, "microbatches": 1,
-        }  # fmt: skip
+        } | fields  # fmt: skip
         at = self.steps.offset(self.num_steps - 1)
         ring.STEP_SLOT.pack_into(self.steps.buffer, at, *values.values())
         ring.U64.pack_into(self.steps.buffer, at, self.num_steps)

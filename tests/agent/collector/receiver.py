@@ -25,6 +25,7 @@ class Receiver:
         self.batches: dict[tuple[str, int], schema.Batch] = {}
         self.arrived: dict[tuple[str, int], float] = {}
         self.num_posts = 0
+        self.num_bytes = 0  # of the bodies, as they came
         self.headers: dict[str, str] = {}
         self._raw: dict[tuple[str, int], bytes] = {}
         self._lock = threading.Lock()
@@ -114,6 +115,7 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
             assert self.path == "/api/v1/ingest", self.path
             time.sleep(receiver.delay_seconds)
             receiver.num_posts += 1
+            receiver.num_bytes += len(body)
             receiver.headers = dict(self.headers)
             status, text = receiver.answer or (
                 200,
