@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_BLOCK_LINES = 400
-Kind = Literal["traceback", "summary", "terminate", "key"]
+Kind = Literal["traceback", "summary", "terminate", "fatal", "key"]
 
 _TRACEBACK = re.compile(r"^\s*(\+ |\| )*(Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -15,6 +15,10 @@ _SUMMARY_EDGE = re.compile(r"^={20,}\s*$")
 _KEY = "PRIVATE KEY"
 _TERMINATE = "terminate called"
 _AFTER_TERMINATE = re.compile(r"^\s|^Exception raised from |^frame #|^$")
+_FATAL = "Fatal Python error: "
+_AFTER_FATAL = re.compile(
+    r"^$|^\s|^(Python runtime state|Current thread|Thread 0x|Extension modules|<no Python)"
+)
 _SUMMARY_FIELD = re.compile(r"^\s+(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 _ROOT = "Root Cause (first observed failure):"
 _RANK = re.compile(r"(\d+) \(local_rank: (-?\d+)\)")
@@ -52,6 +56,8 @@ def begin(text: str) -> Block | None:
         return Block("summary", [text])
     if text.startswith(_TERMINATE):
         return Block("terminate", [text])
+    if text.startswith(_FATAL):
+        return Block("fatal", [text])
     if "-----BEGIN" in text and _KEY in text and "-----END" not in text:
         return Block("key", [text])
     return None
@@ -79,6 +85,10 @@ def _continues_terminate(block: Block, text: str) -> bool:
     return _AFTER_TERMINATE.match(text) is not None
 
 
+def _continues_fatal(block: Block, text: str) -> bool:
+    return _AFTER_FATAL.match(text) is not None
+
+
 def _continues_key(block: Block, text: str) -> bool:
     block.closing = "-----END" in text
     return True
@@ -88,6 +98,7 @@ _CONTINUES = {
     "traceback": _continues_traceback,
     "summary": _continues_summary,
     "terminate": _continues_terminate,
+    "fatal": _continues_fatal,
     "key": _continues_key,
 }
 

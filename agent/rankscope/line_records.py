@@ -44,7 +44,8 @@ class LineRecords:
                 fields=fields or {},
             )
         ]
-        if error is not None and self._is_new((attempt, rank, error.key)):
+        is_known = rank != schema.NODE_RANK  # an error of nobody would be told as somebody's
+        if error is not None and is_known and self._is_new((attempt, rank, error.key)):
             records.append(
                 schema.ErrorRaised(
                     attempt=attempt,

@@ -180,7 +180,7 @@ class LineIndexer:
         if len(text) > MAX_BLOCK_CHARACTERS:
             half = MAX_BLOCK_CHARACTERS // 2
             text = f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
-        is_other = block.kind == "key" or len(block.lines) == 1
+        is_other = block.kind == "key" or (block.kind == "summary" and len(block.lines) == 1)
         level = level_of(block.lines[0]) if is_other else logging.ERROR
         self._emit(Line(text, self._stream, level, open_block.time_ns, *key, block.kind))
 

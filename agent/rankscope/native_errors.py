@@ -12,6 +12,7 @@ from typing import Literal
 
 _HINTS = (
     "atchdog", "Heartbeat monitor", "taking the entire process down", "terminate called",
+    "Fatal Python error: ",
 )  # fmt: skip
 _RANK = re.compile(r"\bRank (\d{1,9})\]")
 _WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
@@ -40,6 +41,10 @@ def recognise(text: str) -> NativeError | None:
     """Return the error that a line or block of output tells, None for every other one."""
     if not any(hint in text for hint in _HINTS):
         return None
+    if text.startswith("Fatal Python error: "):  # faulthandler that the script switched on
+        first = text.partition("\n")[0]
+        kind = first.partition(": ")[2]
+        return NativeError(kind[:200], first, "fatal_signal")
     if match := _TERMINATE.search(text):
         what = _WHAT.search(text)
         return NativeError(match[1], what[1] if what else text, "fatal_signal", _rank(text))

@@ -77,10 +77,13 @@ RULES: tuple[Rule, ...] = (
         "password=None, the secretary said: no; wrong password",
     ),
     Rule(
-        "token or key that is assigned", ("token", "key", "signature"),
-        re.compile(r"(?i)((?<![a-z0-9])(?:[\w.-]{0,40}[_.-])?(?<!eos_)(?<!bos_)(?<!pad_)"
-                   r"(?:token|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|"
-                   r"signature)(?:[\"']?\s*[:=]\s*[\"']?|\s+(?<=--[\w-]{5} )))" + _TOKEN_VALUE),
+        "token or key that is assigned",
+        ("token", "key", "signature"),
+        re.compile(
+            r"(?i)((?<![a-z0-9])(?<!eos_)(?<!bos_)(?<!pad_)(?:(?:access|auth|refresh|api)?token|"
+            r"(?:api|access|account|private)[_-]?key|signature)[\"']?\s*[:=]\s*[\"']?|"
+            r"--[\w-]{0,40}(?:token|key)\s+)" + _TOKEN_VALUE
+        ),
         rf"\1{HIDDEN}", "WANDB_API_KEY=0123456789abcdef0123", "0123456789abcdef0123",
         "tokens=4096 token: 50256 pad_token: <pad> key: layer.norm.weight token_ids=12ab34cd56",
     ),
@@ -143,7 +146,10 @@ _ALL_HINTS = tuple(dict.fromkeys(hint for rule in RULES for hint in rule.hints))
 def redact(text: str) -> str:
     """Return `text` with every secret of RULES replaced."""
     lowered = text.lower()
-    if not any(hint in lowered for hint in _ALL_HINTS):
+    for hint in _ALL_HINTS:
+        if hint in lowered:
+            break
+    else:
         return text
     for rule in RULES:
         if any(hint in lowered for hint in rule.hints):

@@ -115,11 +115,26 @@ def test_what_cpp_says_at_its_end_is_one_error(indexed: Indexed) -> None:
     block, after = indexed.feed(TERMINATE + "Fatal Python error: Aborted\n")
     assert block.kind == "terminate"
     assert after.text == "Fatal Python error: Aborted"
+    assert len(LineRecords().of(after, 0, schema.NODE_RANK)) == 1  # of nobody knows which rank
     _, error = LineRecords().of(block, 0, schema.NODE_RANK)
     assert isinstance(error, schema.ErrorRaised)
     assert (error.type, error.rank) == ("c10::DistBackendError", 2)
     assert error.message.endswith("terminated with exception: CUDA error")
     assert "frame #0" in error.traceback
+
+
+def test_faulthandler_of_the_script_is_an_error_too(indexed: Indexed) -> None:
+    report = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x00007f (most recent call first):\n"
+        '  File "a.py", line 3 in wait\n\nCurrent thread 0x00007e (most recent call first):\n'
+        '  File "a.py", line 9 in f\n\nExtension modules: numpy.core (total: 1)'
+    )
+    block, after = indexed.feed(f"{report}\nnext\n")
+    assert (block.text, block.kind, after.text) == (report, "fatal", "next")
+    _, error = LineRecords().of(block, 0, 4)
+    assert isinstance(error, schema.ErrorRaised)
+    assert (error.type, error.where) == ("Segmentation fault", "fatal_signal")
+    assert error.traceback == report
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,29 @@ def test_a_followed_file_survives_a_restart_of_the_collector(tmp_path: Path) -> 
         "two",
         "three",
     ]
+
+
+def test_files_that_variables_name(tmp_path: Path) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    own_error = tmp_path / "error.json"
+    more |= {
+        "NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p"),
+        "TORCHELASTIC_ERROR_FILE": str(own_error),
+    }
+    done = recorded.run(tmp_path, "prints.py", "fail", **more)
+    assert done.returncode == 1
+    (rank,) = recorded.read(tmp_path)
+    pid = rank.directory.name.split(".")[1]
+    (tmp_path / f"nccl.{socket.gethostname()}.{pid}").write_text("node7:1:1 [0] NCCL WARN bad\n")
+    (line,) = [line for line in lines_of(rank.directory) if line.logger == "nccl"]
+    assert (line.message, line.level, line.rank) == ("node7:1:1 [0] NCCL WARN bad", 30, 0)
+    # torch's own handler wrote the other one
+    output = RankOutput(rank.directory, (0, 0), {}, lambda reason, count: None)
+    output.turn(lambda body: None, gone=True)
+    error = output.error(step=3)
+    assert error is not None
+    assert (error.type, error.message, error.step) == ("ValueError", "the end", 3)
+    assert "prints.py" in error.traceback
 
 
 def test_damaged_frames_and_files_are_ignored(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_the_list_is_documented(rule: Rule) -> None:
         ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrX"),
         ("'access_token': 'ab12cd34ef56'", "ab12cd34ef56"),
         ("HF_TOKEN=abcd1234efgh", "abcd1234efgh"),
+        ("accessToken: abcd1234efgh", "abcd1234efgh"),
+        ("push.py --hub-token abcd1234efgh --x", "abcd1234efgh"),
         ("https://x.blob/y?sv=1&sig=abcdefghijklmnopqrstuvwxyz0123456789%3D&z", "abcdefghijkl"),
         ("redis://:hunter2@cache:6379", "hunter2"),
         ("x-api-key: 12345678abcdef", "12345678abcdef"),

@@ -192,7 +192,10 @@ class Check:
             "exit_code": code if way.exit_code == "code" else way.exit_code,
             "last_step": step,
             "detail": True,
-            "errors": {(way.error, way.where, step)} if way.error else set(),
+            "errors": {
+                *([(way.error, way.where, step)] if way.error else []),
+                *([(way.said, "fatal_signal", 0)] if way.said else []),
+            },
         }
 
     def _seen_end(self, victim: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ class Way:
     exit_code: int | str | None = None  # "code": the chosen one
     error: str = ""  # type of the error that the victim must have left
     where: str = ""
+    said: str = ""  # type of a second error, out of what C++ printed at its end
     detail: str = ""  # words that the end's sentence must hold
     stacks: str = ""  # name of the function that the stacks must show, before the harness kills
 
@@ -29,7 +30,8 @@ WAYS: tuple[Way, ...] = (
     Way("bus-error", "signal", signal.SIGBUS, None, "Bus error", "fatal_signal"),
     Way("divide-by-zero", "signal", signal.SIGFPE, None, "Floating point exception",
         "fatal_signal"),
-    Way("terminate", "signal", signal.SIGABRT, None, "Aborted", "fatal_signal"),
+    Way("terminate", "signal", signal.SIGABRT, None, "Aborted", "fatal_signal",
+        said="std::terminate"),
     Way("os-exit", "exit_code", None, "code"),
     Way("sys-exit", "exit_code", None, "code"),
     Way("exception", "exception", None, 1, "ValueError", "main"),
