@@ -182,7 +182,7 @@ class Agent:
         self.is_off = True
         for undo in (self.undo, self.undo_collectives):
             while undo:
-                undo.pop()()
+                guarded(undo.pop())()  # one that fails must not leave the others in
         self.clock.recorder = None
         for name in self.sources:
             if name not in self._staying:
@@ -353,6 +353,7 @@ class Agent:
 
     def _finish(self) -> None:
         if self.recorder is not None:
+            self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
 
 

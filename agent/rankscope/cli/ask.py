@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import sys
@@ -175,7 +176,7 @@ class _Asking:
             with error:
                 code = EXIT_REFUSED if error.code == 409 else EXIT_UNREACHABLE
                 raise AskFailed(_what(error.read(65_536)), code) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise AskFailed(f"{self._url} does not answer: {error}", EXIT_UNREACHABLE) from error
 
 

@@ -42,7 +42,8 @@ class OpenCommand:
     """One command in one rank."""
 
     command: Command
-    key: str  # the rank's directory
+    key: str  # the rank's directory, relative to the run's
+    directory: Path
     rank: int
     deadline: float
     is_running: bool = False
@@ -75,6 +76,7 @@ class CommandDesk:
         self._open: dict[str, OpenCommand] = {}
         self._answers: dict[str, tuple[tuple[int, int], Answers]] = {}
         self._next_look = 0.0
+        self._known: set[str] = set()
         self._trace_files: dict[str, Path] = {}
         self._to_delete: list[Path] = []
 
@@ -109,10 +111,18 @@ class CommandDesk:
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
             for key, one in followed.items():
+                if key not in self._known:
+                    self._begin(key, one.rank.directory)
                 self._read_answers(key, one.rank.directory)
         for open_command in list(self._open.values()):
             self._advance(open_command, followed, now)
         return len(self._answered) != num_answered
+
+    def _begin(self, key: str, directory: Path) -> None:
+        """Withdraw what a collector before us asked for: the server repeats what still holds."""
+        self._known.add(key)
+        if (directory / REQUESTS).exists():
+            self._write_requests(key, directory)
 
     # --- new commands --------------------------------------------------------------------
 
@@ -121,7 +131,8 @@ class CommandDesk:
             key = _key_of(followed, command.attempt, rank)
             if key is None:
                 continue  # not here, or not yet: the server repeats it
-            one = OpenCommand(command, key, rank, now + command.expires_in_seconds)
+            directory = followed[key].rank.directory
+            one = OpenCommand(command, key, directory, rank, now + command.expires_in_seconds)
             if one.name in self._answered or one.name in self._open:
                 continue
             self._open[one.name] = one
@@ -133,7 +144,7 @@ class CommandDesk:
                     command.id, command.asked_by, is_automatic=command.asked_by != "user"
                 )
             else:
-                self._write_requests(key, followed[key].rank.directory)
+                self._write_requests(key, directory)
 
     def _refusal(self, followed: Followed, command: Command) -> str:
         if not self._is_enabled:
@@ -179,30 +190,32 @@ class CommandDesk:
         if one.is_sending:
             return
         rank = followed.get(one.key)
+        is_gone = rank is None or rank.life.is_gone
+        if is_gone:
+            self._read_answers(one.key, one.directory)
         said = self._answers[one.key][1].answers if one.key in self._answers else {}
         answer = said.get(one.command.id)
-        if answer is not None and one.command.kind != "stacks":
-            self._take_answer(one, answer, rank)
-        elif rank is None or rank.life.is_gone:
+        is_over = answer is not None and answer.state != "running"
+        if is_gone and not is_over:
             self._finish(one, "refused", "the process ended before it was done")
+        elif answer is not None and one.command.kind != "stacks":
+            self._take_answer(one, answer)
         elif now > one.deadline:  # the server calls it expired
             del self._open[one.name]
-            self._write_requests(one.key, rank.rank.directory)
-        if one.is_running and not one.is_sending and (rank is None or rank.life.is_gone):
-            self._finish(one, "refused", "the process ended before it was done")
+            self._write_requests(one.key, one.directory)
 
-    def _take_answer(self, one: OpenCommand, answer: RankAnswer, rank: Followed | None) -> None:
+    def _take_answer(self, one: OpenCommand, answer: RankAnswer) -> None:
         if answer.state == "running":
             if not one.is_running:
                 one.is_running = True
                 self._say(one, "running", answer.reason)
-        elif answer.state == "done" and answer.file and rank is not None:
-            one.is_running, one.is_sending = False, True
-            path = rank.rank.directory / Path(answer.file).name
+        elif answer.state == "done" and answer.file:
+            one.is_sending = True
+            path = one.directory / Path(answer.file).name
             self._trace_files[one.name] = path
             self._traces.put(Trace(one.name, one.command.id, one.rank, path, answer.reason))
         else:
-            self._finish(one, answer.state, answer.reason, rank)
+            self._finish(one, answer.state, answer.reason)
 
     def _take_traces(self) -> None:
         for result in self._traces.results():
@@ -223,15 +236,13 @@ class CommandDesk:
         one: OpenCommand,
         state: State,
         reason: str,
-        rank: Followed | None = None,
         trace: TraceResult | None = None,
     ) -> None:
         self._say(one, state, reason, trace)
         self._answered[one.name] = None
         self._open.pop(one.name, None)
-        if rank is not None:
-            with contextlib.suppress(OSError):
-                self._write_requests(one.key, rank.rank.directory)
+        if one.command.kind != "stacks":
+            self._write_requests(one.key, one.directory)
 
     def _say(
         self, one: OpenCommand, state: State, reason: str, trace: TraceResult | None = None

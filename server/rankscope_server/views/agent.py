@@ -55,9 +55,12 @@ def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
             order.setdefault(hook, len(order))
             ranks.setdefault((hook, source), []).append(row.rank)
     found = []
-    for (hook, said), members in sorted(
-        ranks.items(), key=lambda item: (order[item[0][0].partition("/")[0]], item[0][0])
-    ):
+
+    def place(row: tuple[tuple[str, str], list[int]]) -> tuple[int, str]:
+        hook = row[0][0]  # "collectives/probe" stands behind "collectives"
+        return order.get(hook.partition("/")[0], order[hook]), hook
+
+    for (hook, said), members in sorted(ranks.items(), key=place):
         state = _state(said)
         reason = said.partition(":")[2].strip() if state == "skipped" else ""
         found.append(
