@@ -289,6 +289,12 @@ class StepClock:
         self._blocked_seen_ns = recorder.thread_blocked_ns
         recorder.begin_step(self.step)
 
+    @property
+    def last_step(self) -> int:
+        """The last step that ended, or the one of now if something was learnt in it."""
+        has_begun = self.saw_backward or self._flags & STEP_FIRST
+        return self.step if has_begun else self.step - 1
+
     def renumber(self, step: int) -> None:
         """Go on counting from `step`: the script resumed, or numbers its steps itself."""
         self.step = step

@@ -143,3 +143,12 @@ def test_real_time_passes() -> None:
     time.sleep(0.02)
     clock.end_step()
     assert recorder.steps[0]["forward_ns"] > 15_000_000
+
+
+def test_the_last_step_is_the_one_that_was_done(now: list[int]) -> None:
+    clock = clock_with(FakeRecorder())
+    assert clock.last_step == 1
+    play(clock, now, (BACKWARD, 20), (OPTIMIZER, 5))
+    assert (clock.step, clock.last_step) == (2, 1)
+    play(clock, now, (DATA, 5), (BACKWARD, 20))
+    assert clock.last_step == 2

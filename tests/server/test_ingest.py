@@ -297,3 +297,14 @@ def test_random_and_mutated_bytes_never_fail_the_server(client: TestClient, send
     for run in client.get("/api/v1/runs", params={"limit": 500}).json()["runs"]:
         for path in ("", "/ranks", "/logs", "/throughput", "/collectives", "/errors", "/findings"):
             assert client.get(f"/api/v1/runs/{run['run_id']}{path}").status_code == 200
+
+
+def test_a_run_that_ended_shows_the_last_step_that_was_done(sender: Sender) -> None:
+    state = schema.RankState(attempt=0, rank=0, time_ns=NOW, step=221, phase="other",
+                             phase_since_ns=NOW, heartbeat_ns=NOW)  # fmt: skip
+    sender.send(state, log_line("done", step=221))
+    assert sender.get("")["run"]["step"] == 221  # it is in this step
+    end = {"attempt": 0, "rank": 0, "time_ns": NOW, "reason": "clean", "exit_code": 0}
+    sender.send(schema.RankEnded(last_step=220, **end))
+    assert sender.get("")["run"]["step"] == 220
+    assert [row["step"] for row in sender.get("/ranks")["ranks"]] == [220]

@@ -186,6 +186,8 @@ def _update_run(unit: Unit, batch: JudgedBatch, ranks: RankRows, num_lines: int)
         "refused": row.refused + len(batch.refused),
         "version": row.version + 1,
     }
+    if ranks.clean_step and values["step"] == ranks.clean_step + 1:
+        values["step"] = ranks.clean_step  # it ended before the step that would have come next
     if times and (row.started_ns == 0 or min(times) < row.started_ns):
         values["started_ns"] = min(times)
     for record in batch.records:

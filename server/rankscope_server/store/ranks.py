@@ -39,6 +39,7 @@ class RankRows:
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self.attempts: dict[int, Seen] = {}
         self.step = 0
+        self.clean_step = 0  # last one of a rank that ended cleanly in this batch
 
     def load(self, keys: set[tuple[int, int]]) -> None:
         """Read the rows of (attempt, rank) at once."""
@@ -98,6 +99,9 @@ class RankRows:
         row["exit_code"] = record.exit_code
         row["exit_signal"] = record.signal
         row["end_detail"] = record.detail
+        if record.reason == "clean" and row["step"] == record.last_step + 1:
+            row["step"] = record.last_step  # the step that would have come next never did
+            self.clean_step = max(self.clean_step, record.last_step)
 
     def flush(self) -> None:
         """Write every row that was touched."""
