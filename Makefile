@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check install system-packages bench screenshots clean
+.PHONY: help demo test versions check install system-packages bench screenshots clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -26,6 +26,9 @@ demo: $(STAMP) ## train on 4 ranks, slow one of them, show who it was (DEMO="--f
 
 test: $(STAMP) system-packages check ## all checks and all tests (TESTS="tests/agent -k ring" for some)
 	$(BIN)/pytest $(TESTS)
+
+versions: ## every path to a collective on PyTorch 2.6, 2.9, 2.13 and the newest (VERSIONS="--torch 2.9.1 --json")
+	$(PYTHON) tests/versions.py $(VERSIONS)
 
 system-packages: ## Chromium for the browser tests, where it is missing and may be installed
 	@.ci/system-packages

@@ -59,9 +59,9 @@ def _state(ledger: Ledger, tensors: list[torch.Tensor]) -> None:
         _from_rank_0(ledger, num_bytes, dtype)
 
 
-def _regrouped(ledger: Ledger, num_buckets: int) -> None:
+def _regrouped(ledger: Ledger, num_parameters: int, num_buckets: int) -> None:
     """Once, as the second step begins: rank 0 tells the order and the sizes of the buckets."""
-    _from_rank_0(ledger, 4 * (LAYERS + 1), INT)
+    _from_rank_0(ledger, 4 * (num_parameters + 1), INT)
     _from_rank_0(ledger, 4 * num_buckets, INT)
 
 
@@ -78,7 +78,7 @@ def _buckets(ledger: Ledger) -> None:
             _reduced(ledger, LAYERS * LAYER_BYTES)
         else:
             if step == 1:
-                _regrouped(ledger, LAYERS)
+                _regrouped(ledger, LAYERS, LAYERS)
             for _ in range(LAYERS):
                 _reduced(ledger, LAYER_BYTES)
 
@@ -87,10 +87,12 @@ def _buffers(ledger: Ledger) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     parallel = nn.parallel.DistributedDataParallel(model)
     _constructed(ledger, model)
-    for _ in range(2):
-        with torch.no_grad():
-            parallel(torch.ones(3, 4))
+    for step in range(2):
+        parallel(torch.ones(3, 4)).sum().backward()
+        if step == 1:
+            _regrouped(ledger, len(list(model.parameters())), 1)
         _state(ledger, list(model.buffers()))
+        _reduced(ledger, sum(parameter.nbytes for parameter in model.parameters()))
 
 
 def _own_hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -106,7 +108,7 @@ def _hook(ledger: Ledger, name: str, state: Any, hook: Any) -> None:
     for step in range(4):
         parallel(torch.ones(2, WIDTH)).sum().backward()
         if step == 1:
-            _regrouped(ledger, 1)
+            _regrouped(ledger, LAYERS, 1)
         if name == "fp16":
             _reduced(ledger, LAYERS * LAYER_BYTES // 2, torch.float16)
         elif name == "powersgd" and step >= 2:

@@ -25,6 +25,10 @@ def run(ledger: Ledger) -> None:
     _same_members_twice(ledger)
     _mesh(ledger)
     _split(ledger)
+    # Made by its members alone; last, because torch numbers later groups differently then.
+    local = dist.new_group([0, 2], use_local_synchronization=True)
+    if rank in (0, 2):
+        _all_reduce(ledger, local)
 
 
 def _all_reduce(ledger: Ledger, group: Any) -> None:
