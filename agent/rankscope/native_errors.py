@@ -19,6 +19,7 @@ _WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
 _RAN_FOR = re.compile(r"ran for (\d+) milliseconds")
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']{1,200})'")
 _WHAT = re.compile(r"(?m)^\s*what\(\):\s*(.*)$")
+Where = Literal["collective", "fatal_signal"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class NativeError:
 
     type: str
     message: str
-    where: Literal["collective", "fatal_signal"]
+    where: Where
     rank: int | None = None
 
     @property
@@ -47,7 +48,10 @@ def recognise(text: str) -> NativeError | None:
         return NativeError(kind[:200], first, "fatal_signal")
     if match := _TERMINATE.search(text):
         what = _WHAT.search(text)
-        return NativeError(match[1], what[1] if what else text, "fatal_signal", _rank(text))
+        # what the backend throws is the consequence of another rank's trouble more often than not
+        is_backends = "Dist" in match[1] or "atchdog" in text
+        where: Where = "collective" if is_backends else "fatal_signal"
+        return NativeError(match[1], what[1] if what else text, where, _rank(text))
     if "terminate called without an active exception" in text:
         return NativeError("std::terminate", text, "fatal_signal", _rank(text))
     return _of_watchdog(text)
@@ -60,9 +64,9 @@ def _of_watchdog(text: str) -> NativeError | None:
     if "Watchdog caught" in text or "watchdog thread terminated with exception" in text:
         return NativeError("NCCL watchdog error", text, "collective", rank)
     if "Heartbeat monitor timed out" in text or "watchdog got stuck" in text:
-        return NativeError("NCCL heartbeat monitor", text, "fatal_signal", rank)
+        return NativeError("NCCL heartbeat monitor", text, "collective", rank)
     if "taking the entire process down" in text:
-        return NativeError("NCCL takes the process down", text, "fatal_signal", rank)
+        return NativeError("NCCL takes the process down", text, "collective", rank)
     return None
 
 

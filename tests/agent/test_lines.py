@@ -119,6 +119,7 @@ def test_what_cpp_says_at_its_end_is_one_error(indexed: Indexed) -> None:
     _, error = LineRecords().of(block, 0, schema.NODE_RANK)
     assert isinstance(error, schema.ErrorRaised)
     assert (error.type, error.rank) == ("c10::DistBackendError", 2)
+    assert error.where == "collective"
     assert error.message.endswith("terminated with exception: CUDA error")
     assert "frame #0" in error.traceback
 

@@ -208,6 +208,44 @@ def test_files_that_variables_name(tmp_path: Path) -> None:
     assert "prints.py" in error.traceback
 
 
+def test_no_secret_reaches_a_file(tmp_path: Path) -> None:
+    secret = "hf_" + "Zz9" * 12
+    done = recorded.run(
+        tmp_path, "tells_secrets.py", f"--hub-token={secret}", f"s3://u:{secret}@h",
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", PLANTED=secret, NCCL_COMMENT=secret,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count(secret) >= 5  # the script's own output is its own
+    (rank,) = recorded.read(tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    for path in files:
+        assert b"Zz9Zz9" not in path.read_bytes(), path
+    texts = [line.message.splitlines()[0] for line in rank.of(schema.LogLine)]
+    assert {"argument ***", "with traceback", "UserWarning: warned of ***"} <= set(texts)
+    assert {error.message for error in rank.of(schema.ErrorRaised)} == {
+        "in a thread: ***", "the end: ***",
+    }  # fmt: skip
+    assert rank.of(schema.RunStarted)[0].command[-2:] == ["--hub-token=***", "s3://u:***@h"]
+    assert rank.of(schema.Environment)[0].facts["env.NCCL_COMMENT"] == "***"
+
+
+@pytest.mark.parametrize(("hooks", "count"), [("exceptions", 1), ("all", 1)])
+def test_the_handler_for_those_who_switch_the_hook_off(
+    tmp_path: Path, hooks: str, count: int
+) -> None:
+    recorded.run(
+        tmp_path, "tells_secrets.py", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", PLANTED="x",
+        HANDLER="1", RANKSCOPE_HOOKS=hooks,
+    )  # fmt: skip
+    (rank,) = recorded.read(tmp_path)
+    lines = rank.of(schema.LogLine)
+    kept = [line for line in lines if line.message == "kept by the handler too"]
+    assert len(kept) == count
+    assert kept[0].fields == {"where": "https://u:***@h/"}
+    assert any(line.message.startswith("argument") for line in lines) == (hooks == "all")
+
+
 def test_damaged_frames_and_files_are_ignored(tmp_path: Path) -> None:
     output = RankOutput(tmp_path, (0, 0), {}, lambda reason, count: None)
     output.frame(b"short")

@@ -23,6 +23,7 @@ from rankscope.guard import guarded
 from rankscope.hooks.logs import state
 from rankscope.limits import Bucket
 from rankscope.lines import TEE_VARIABLE
+from rankscope.redaction import redact
 from rankscope.rundir import OUTPUTS
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Writes:
         self._append(recorder, whole)
 
     def _append(self, recorder: Any, whole: str) -> None:
-        data = whole.encode(errors="replace")[: journal.MAX_BODY_BYTES - 100]
+        data = redact(whole).encode(errors="replace")[: journal.MAX_BODY_BYTES - 100]
         if not self._bucket.take(time.monotonic(), len(data) + journal.OUTPUT_HEAD.size):
             self._suppressed += whole.count("\n") + 1
             recorder.count_drop("too many alike")
