@@ -101,6 +101,11 @@ class JournalFollower:
                 return self._newer_since is None
         return False
 
+    def close(self) -> None:
+        """Forget the names, and whoever is told of losses."""
+        self.names = Names()
+        self._on_loss = lambda reason, count: None
+
     def save(self, offsets: RankOffsets) -> None:
         """Write how far this journal has been read."""
         offsets.segment, offsets.offset = self._segment, self._offset

@@ -305,7 +305,7 @@ class Collector:
         return any_ended
 
     def _leave(self, key: str) -> None:
-        del self._followed[key]
+        self._followed.pop(key).rank.close()
         self._finished[key] = False
         self._last_ended = time.monotonic()
 

@@ -146,6 +146,12 @@ class FollowedRank:
         """Forget what was read: without a server it stays where it is."""
         self._rows, self._step_rows = [], []
 
+    def close(self) -> None:
+        """Let go of the files at once, not when the garbage collector comes by."""
+        self._collectives = self._steps = None
+        self.drop_rows()
+        self.journal.close()
+
     def offsets(self) -> RankOffsets:
         """Return how far everything is read."""
         offsets = RankOffsets(
