@@ -119,4 +119,8 @@ def test_another_machine_can_be_chosen_and_the_page_has_a_key(
     chart = page.locator("figure.series", has_text="CPU user")
     chart.wait_for()
     assert "%" in chart.inner_text()
+    page.get_by_role("button", name="Everything").click()
+    page.wait_for_url("**/machines?host=node-b&span=all")
+    assert page.get_by_role("button", name="Everything").get_attribute("aria-pressed") == "true"
+    chart.wait_for()
     watched.check()

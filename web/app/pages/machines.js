@@ -6,8 +6,8 @@ import { csvHref, useApi } from '../api.js';
 import { dateTime, percent, rankWords, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Ago, CappedNote, Card, Empty, Icon, Problem, Seen, Skeleton } from '../parts/bits.js';
-import { GROUPS, SampleGroup } from '../parts/machine.js';
-import { query } from '../router.js';
+import { GROUPS, SampleGroup, SPANS, spanStart } from '../parts/machine.js';
+import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 
@@ -30,12 +30,32 @@ export function Page({ run, topic }) {
   const chosen = data.machines.find((one) => one.host === query.value.host) ?? data.machines[0];
   return t.div(
     { class: 'stack' },
-    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text)),
+    t.header({ class: 'pagehead' }, t.h1({ id: 'verdict' }, data.text), chosen ? el(Span, {}) : null),
     data.events.length > 0 ? el(Events, { data }) : null,
     data.machines.length > 1 ? el(Choice, { run, data, chosen, path }) : null,
     chosen
       ? el(OneMachine, { key: chosen.host, run, topic, machine: chosen })
       : el(Card, { title: 'Machines' }, el(Empty, { title: 'The collector of a node sends samples once it runs.' })),
+  );
+}
+
+/** How far back the charts reach: a long run has more samples than a reader wants to wait for. */
+function Span() {
+  const here = query.value.span in SPANS ? query.value.span : 'hour';
+  return t.nav(
+    { class: 'actions', 'aria-label': 'Time shown' },
+    Object.entries(SPANS).map(([name, { title }]) =>
+      t.button(
+        {
+          key: name,
+          type: 'button',
+          class: 'button small',
+          'aria-pressed': name === here,
+          onClick: () => setQuery({ span: name === 'hour' ? null : name }, { replace: true }),
+        },
+        title,
+      ),
+    ),
   );
 }
 
@@ -134,6 +154,7 @@ function sourcesWords(sources) {
 /** @param {{run: string, topic: string | null, machine: Machine}} props */
 function OneMachine({ run, topic, machine }) {
   const groups = GROUPS.filter((group) => machine.kinds.includes(group.kind));
+  const fromMs = spanStart(query.value.span, machine.last_ms);
   return el(
     Fragment,
     {},
@@ -142,7 +163,7 @@ function OneMachine({ run, topic, machine }) {
       el(Seen, {
         key: group.title,
         height: 220,
-        children: () => el(SampleGroup, { run, host: machine.host, topic, group }),
+        children: () => el(SampleGroup, { run, host: machine.host, topic, group, fromMs }),
       }),
     ),
     el(Sources, { machine }),

@@ -141,12 +141,34 @@ export const GROUPS = [
   { title: 'Processes on GPUs', kind: 'gpu_process', names: ['memory_bytes'], note: 'a stranger has no rank' },
 ];
 
-/** @param {{run: string, host: string, topic: string | null, group: Group}} props */
-export function SampleGroup({ run, host, topic, group }) {
+const MINUTE_MS = 60_000;
+
+/** @type {Record<string, {title: string, ms: number}>} */
+export const SPANS = {
+  quarter: { title: 'Last 15 minutes', ms: 15 * MINUTE_MS },
+  hour: { title: 'Last hour', ms: 60 * MINUTE_MS },
+  all: { title: 'Everything', ms: 0 },
+};
+
+/**
+ * Where the charts begin: the span before the last sample, in whole tenths of it so that the address
+ * stays the same for a while. Null for everything.
+ * @param {string | undefined} span @param {number | null} lastMs
+ */
+export function spanStart(span, lastMs) {
+  const { ms } = SPANS[span ?? 'hour'] ?? SPANS.hour;
+  if (ms === 0 || lastMs === null) return null;
+  const step = ms / 10;
+  return Math.max(Math.floor(lastMs / step) * step - ms, 0);
+}
+
+/** @param {{run: string, host: string, topic: string | null, group: Group, fromMs: number | null}} props */
+export function SampleGroup({ run, host, topic, group, fromMs }) {
   const path = withQuery(runPath(run, 'samples'), {
     kind: group.kind,
     host,
     names: group.names.join(','),
+    from_ms: fromMs,
     width: WIDTH,
   });
   const answer = /** @type {import('../api.js').Answer<Samples>} */ (useApi(path, { topic, on: ['samples'] }));
