@@ -32,9 +32,13 @@ def _model() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
 
 
-def _reduced(ledger: Ledger, num_bytes: int, dtype: torch.dtype = torch.float32) -> None:
+def _reduced(
+    ledger: Ledger, num_bytes: int, dtype: torch.dtype = torch.float32, from_callback: bool = False
+) -> None:
     flat = zeros(num_bytes, dtype)
-    ledger.did("all_reduce", [flat], [flat], reduce="sum", waited="c++")
+    ledger.did(
+        "all_reduce", [flat], [flat], reduce="sum", waited="c++", from_callback=from_callback
+    )
 
 
 def _from_rank_0(ledger: Ledger, num_bytes: int, dtype: torch.dtype) -> None:
@@ -114,7 +118,7 @@ def _hook(ledger: Ledger, name: str, state: Any, hook: Any) -> None:
         elif name == "powersgd" and step >= 2:
             _reduced(ledger, 0)  # what it does not compress: nothing
             side = math.isqrt(LAYER_BYTES // 4)
-            _reduced(ledger, LAYERS * side * 4)
-            _reduced(ledger, LAYERS * side * 4)
+            _reduced(ledger, LAYERS * side * 4, from_callback=True)  # P, then Q
+            _reduced(ledger, LAYERS * side * 4, from_callback=True)
         else:
             _reduced(ledger, LAYERS * LAYER_BYTES)

@@ -38,4 +38,4 @@ def run(ledger: Ledger) -> None:
         for index in (1, 0):
             whole = zeros(layer_bytes[index], FLOAT)
             shard = zeros(layer_bytes[index] // ledger.size, FLOAT)
-            ledger.did("reduce_scatter_tensor", [whole], [shard], group=group, reduce="sum")
+            ledger.did("reduce_scatter_tensor", [whole], [shard], group=group, reduce="avg")

@@ -65,12 +65,13 @@ class Ledger:
         waited: str = "python",
         is_async: bool | None = None,
         state: str = "ended",
-        from_engine: bool = False,
+        from_callback: bool = False,
     ) -> None:
         """Note one operation of this rank.
 
         `inputs` is what this rank hands in, `outputs` what receives the result here; `peer` is
-        the root or peer as a global rank; `waited` says who waited for it: python, c++ or nobody.
+        the root or peer as a global rank; `waited` says who waited for it: python, c++ or nobody;
+        `from_callback`: a thread of the backend called, in which no line of the program stands.
         """
         group = dist.group.WORLD if group is None else group
         inputs, outputs = list(inputs), list(outputs)
@@ -97,6 +98,7 @@ class Ledger:
                 "is_async": is_async,
                 "state": state,
                 "waited": waited,
+                "from_callback": from_callback,
             }
         )
 

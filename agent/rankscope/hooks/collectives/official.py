@@ -79,8 +79,9 @@ class Official:
 
     def install(self, agent: Agent) -> str:
         """Hook the groups that are there, and each new one as torch registers it."""
-        import torch.distributed.distributed_c10d as c10d
+        import torch.distributed.distributed_c10d as module
 
+        c10d: Any = module  # of its private names, older versions lack some
         watch = self._watch = Watch(agent, "official hook", depth=2)  # before, the guard
         hooks = _Hooks(watch)
         original = c10d._register_process_group
@@ -206,10 +207,11 @@ _ANY_SOURCE = -1
 
 def _rows(watch: Watch) -> dict[int, Row]:
     """Return what to do with each member of HookOpName, by its number in this version."""
-    from torch._C._distributed_c10d import HookOpName
+    import torch._C._distributed_c10d as module
 
+    c10d: Any = module  # older versions have no HookOpName
     by_operation = {operator.operation: operator for operator in OPERATORS}
-    names = {int(number): name for name, number in HookOpName.__members__.items()}
+    names = {int(number): name for name, number in c10d.HookOpName.__members__.items()}
     rows = {}
     for number, name in names.items():
         if name not in _LEFT_OUT:
