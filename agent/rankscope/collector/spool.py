@@ -67,6 +67,7 @@ class Spool:
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._entries: deque[Entry] = deque()
+        self._bytes = {False: 0, True: 0}  # of the entries: in files, in memory
         self._in_flight: Entry | None = None
         self._changed = threading.Condition()
         make_private(directory)
@@ -93,7 +94,7 @@ class Spool:
     def offer(self, entry: Entry) -> tuple[int, int]:
         """Queue a batch; return (batches, items) that had to go for it."""
         with self._changed:
-            self._entries.append(entry)
+            self._append(entry)
             dropped = self._drop_over_limit()
             self._changed.notify_all()
         return dropped
@@ -101,16 +102,16 @@ class Spool:
     def _drop_over_limit(self) -> tuple[int, int]:
         batches = items = 0
         for in_memory, limit in ((False, self._limit_bytes), (True, MAX_MEMORY_BYTES)):
+            if self._bytes[in_memory] <= limit:
+                continue
             waiting = [entry for entry in self._entries if (entry.path is None) is in_memory]
-            size = sum(entry.num_bytes for entry in waiting)
             for entry in waiting[:-1]:  # the newest stays, be it larger than the limit alone
-                if size <= limit:
+                if self._bytes[in_memory] <= limit:
                     break
                 if entry is self._in_flight:
                     continue
-                self._entries.remove(entry)
+                self._remove(entry)
                 _delete(entry)
-                size -= entry.num_bytes
                 batches, items = batches + 1, items + entry.num_items
         return batches, items
 
@@ -129,7 +130,7 @@ class Spool:
         with self._changed:
             self._in_flight = None
             with contextlib.suppress(ValueError):
-                self._entries.remove(entry)
+                self._remove(entry)
         _delete(entry)
 
     # --- both ----------------------------------------------------------------------------
@@ -137,12 +138,20 @@ class Spool:
     def waiting(self) -> tuple[int, int]:
         """Return (batches, bytes) that wait."""
         with self._changed:
-            return len(self._entries), sum(entry.num_bytes for entry in self._entries)
+            return len(self._entries), sum(self._bytes.values())
 
     def has_memory_entries(self) -> bool:
         """Return whether some batch is nowhere but in memory."""
         with self._changed:
-            return any(entry.path is None for entry in self._entries)
+            return self._bytes[True] > 0
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._bytes[entry.path is None] += entry.num_bytes
+
+    def _remove(self, entry: Entry) -> None:
+        self._entries.remove(entry)  # near the left end: the oldest go first
+        self._bytes[entry.path is None] -= entry.num_bytes
 
     def _recover(self) -> None:
         for path in self._directory.glob("*.tmp"):
@@ -156,7 +165,7 @@ class Spool:
                 self.num_damaged += 1
                 path.unlink(missing_ok=True)
                 continue
-            self._entries.append(Entry(header.sequence, header.num_items, size, path))
+            self._append(Entry(header.sequence, header.num_items, size, path))
             if self.recovered is None or header.offsets.sequence > self.recovered.sequence:
                 self.recovered = header.offsets
 

@@ -221,6 +221,8 @@ class Uploader(threading.Thread):
             logger.warning(
                 "the server refused parts of batch %d: %.2000s", entry.sequence, answer.text
             )
+            for part in _refused_parts(answer):
+                self._on_refused(1, part)
 
     def _refused(self, entry: Entry, reason: str) -> None:
         logger.error(
@@ -250,6 +252,15 @@ class Uploader(threading.Thread):
         else:
             asked = min(answer.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
             self._ending.wait(max(backoff, asked))
+
+
+def _refused_parts(answer: Answer) -> list[str]:
+    """Return for each refused record or chunk what it was and which field the server named."""
+    refused = answer.fields["refused"]
+    parts = (
+        [part for part in refused if isinstance(part, dict)] if isinstance(refused, list) else []
+    )
+    return [f"refused {part.get('kind')}: {part.get('field')}" for part in parts]
 
 
 def _what(text: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -81,6 +82,19 @@ def test_a_proxy_that_says_200_to_everything_is_not_believed(
     receiver.take, receiver.answer = real, None  # type: ignore[method-assign]
     wait_for(lambda: spool.waiting()[0] == 0)
     assert list(receiver.batches) == [("p", 1)]
+
+
+def test_parts_that_the_server_refuses_are_counted(tmp_path: Path, receiver: Receiver) -> None:
+    spool = Spool(tmp_path, 1 << 20)
+    spool.offer(Entry(1, 5, 1, None, batch(1)))
+    refused: list[tuple[int, str]] = []
+    parts = [{"index": 0, "kind": "steps", "field": "step"}, {"index": 1}, "noise"]
+    receiver.answer = (200, json.dumps({"accepted_records": 3, "refused": parts}))
+    server = Server(receiver.url, "")
+    Uploader(server, spool, lambda *what: refused.append(what)).start()
+    wait_for(lambda: len(refused) == 2)
+    assert spool.waiting() == (0, 0)
+    assert refused == [(1, "refused steps: step"), (1, "refused None: None")]
 
 
 def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Receiver) -> None:
