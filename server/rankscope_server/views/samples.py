@@ -110,35 +110,36 @@ class _Reader:
         if total and total > MAX_CHUNKS:
             self.capped = Capped(shown=MAX_CHUNKS, total=int(total))
         keys = SAMPLE_KEYS[self._kind]
-        found: dict[Key, dict[str, list[Array]]] = {}
+        names = {*EVERY_SAMPLE, *keys, *wanted}
+        parts: dict[str, dict[str, list[Array]]] = {}
         for host, data in rows:
-            decoded = decode_chunk(data, {*EVERY_SAMPLE, *keys, *wanted})
-            columns = {name: np.asarray(values) for name, values in decoded.items()}
-            for key, chosen in self._split(columns, keys):
-                target = found.setdefault((host, key), {})
-                for name in (*EVERY_SAMPLE, *wanted):
-                    target.setdefault(name, []).append(columns[name][chosen])
-        ordered = sorted(found.items(), key=lambda item: item[0])
-        return [(key, _joined(parts)) for key, parts in ordered]
+            target = parts.setdefault(host, {name: [] for name in names})
+            for name, values in decode_chunk(data, names).items():
+                target[name].append(np.asarray(values))
+        found: list[tuple[Key, dict[str, Array]]] = []
+        for host, columns in sorted(parts.items()):
+            whole = {name: np.concatenate(values) for name, values in columns.items()}
+            found += [((host, key), one) for key, one in self._split(whole, keys)]
+        return found
 
     def _split(
         self, columns: dict[str, Array], keys: tuple[str, ...]
-    ) -> list[tuple[tuple[int | str, ...], Array]]:
+    ) -> list[tuple[tuple[int | str, ...], dict[str, Array]]]:
+        """Return the rows of each thing apart, in the order of time; a time stands once."""
         times = columns["time_ns"]
-        inside = np.flatnonzero((times >= self._between[0]) & (times <= self._between[1]))
-        if not keys:
-            return [((), inside)] if len(inside) else []
-        values = zip(*(columns[key][inside].tolist() for key in keys), strict=True)
-        places: dict[tuple[int | str, ...], list[int]] = {}
-        for place, value in zip(inside.tolist(), values, strict=True):
-            places.setdefault(value, []).append(place)
-        return [(value, np.array(chosen)) for value, chosen in places.items()]
-
-
-def _joined(parts: dict[str, list[Array]]) -> dict[str, Array]:
-    joined = {name: np.concatenate(values) for name, values in parts.items()}
-    _, order = np.unique(joined["time_ns"], return_index=True)  # sorted, a time stands once
-    return {name: values[order] for name, values in joined.items()}
+        inside = (times >= self._between[0]) & (times <= self._between[1])
+        columns = {name: values[inside] for name, values in columns.items()}
+        code = np.zeros(int(inside.sum()), np.int64)
+        for key in keys:
+            words, places = np.unique(columns[key], return_inverse=True)
+            code = code * len(words) + places
+        found = []
+        for one in np.unique(code):
+            rows = np.flatnonzero(code == one)
+            _, first = np.unique(columns["time_ns"][rows], return_index=True)
+            mine = {name: values[rows[first]] for name, values in columns.items()}
+            found.append((tuple(mine[key][0].item() for key in keys), mine))
+        return found
 
 
 def _series(kind: str, key: Key, name: str, columns: dict[str, Array], width: int) -> SampleSeries:

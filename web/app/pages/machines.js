@@ -15,12 +15,10 @@ import { runPath, withQuery } from '../url.js';
 /** @typedef {import('../../types/api.js').Machine} Machine */
 /** @typedef {import('../../types/api.js').MachineSource} MachineSource */
 
-/** @param {import('../main.js').PageProps} props */
-export function Page({ run, topic }) {
+/** @param {import('../main.js').PageProps & {ended: boolean}} props */
+export function Page({ run, topic, ended }) {
   const path = runPath(run, 'machines');
-  const answer = /** @type {import('../api.js').Answer<Machines>} */ (
-    useApi(path, { topic, on: ['samples', 'events', 'ranks'] })
-  );
+  const answer = /** @type {import('../api.js').Answer<Machines>} */ (useApi(path, { topic, on: ['events'] }));
   const data = answer.data;
   useEffect(() => setTitle(data?.text ?? 'Machines', run), [data?.text]);
   if (!data)
@@ -34,7 +32,7 @@ export function Page({ run, topic }) {
     data.events.length > 0 ? el(Events, { data }) : null,
     data.machines.length > 1 ? el(Choice, { run, data, chosen, path }) : null,
     chosen
-      ? el(OneMachine, { key: chosen.host, run, topic, machine: chosen })
+      ? el(OneMachine, { key: chosen.host, run, machine: chosen, ended })
       : el(Card, { title: 'Machines' }, el(Empty, { title: 'The collector of a node sends samples once it runs.' })),
   );
 }
@@ -151,8 +149,8 @@ function sourcesWords(sources) {
   return `${working} of ${sources.length} work`;
 }
 
-/** @param {{run: string, topic: string | null, machine: Machine}} props */
-function OneMachine({ run, topic, machine }) {
+/** @param {{run: string, machine: Machine, ended: boolean}} props */
+function OneMachine({ run, machine, ended }) {
   const groups = GROUPS.filter((group) => machine.kinds.includes(group.kind));
   const fromMs = spanStart(query.value.span, machine.last_ms);
   return el(
@@ -163,7 +161,7 @@ function OneMachine({ run, topic, machine }) {
       el(Seen, {
         key: group.title,
         height: 220,
-        children: () => el(SampleGroup, { run, host: machine.host, topic, group, fromMs }),
+        children: () => el(SampleGroup, { run, host: machine.host, group, fromMs, ended }),
       }),
     ),
     el(Sources, { machine }),

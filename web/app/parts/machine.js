@@ -13,6 +13,7 @@ import { CappedNote, Card, Loaded } from './bits.js';
 
 const WIDTH = 480;
 const MOST = 24;
+const EVERY_MS = 10_000; // samples come each second from every machine: nobody reads charts that fast
 
 /** Which columns of which kind stand together. @type {Group[]} */
 export const GROUPS = [
@@ -162,8 +163,8 @@ export function spanStart(span, lastMs) {
   return Math.max(Math.floor(lastMs / step) * step - ms, 0);
 }
 
-/** @param {{run: string, host: string, topic: string | null, group: Group, fromMs: number | null}} props */
-export function SampleGroup({ run, host, topic, group, fromMs }) {
+/** @param {{run: string, host: string, group: Group, fromMs: number | null, ended: boolean}} props */
+export function SampleGroup({ run, host, group, fromMs, ended }) {
   const path = withQuery(runPath(run, 'samples'), {
     kind: group.kind,
     host,
@@ -171,7 +172,7 @@ export function SampleGroup({ run, host, topic, group, fromMs }) {
     from_ms: fromMs,
     width: WIDTH,
   });
-  const answer = /** @type {import('../api.js').Answer<Samples>} */ (useApi(path, { topic, on: ['samples'] }));
+  const answer = /** @type {import('../api.js').Answer<Samples>} */ (useApi(path, { everyMs: ended ? 0 : EVERY_MS }));
   return el(
     Card,
     { title: group.title, note: group.note, tools: t.a({ href: csvHref(path) }, 'CSV') },
