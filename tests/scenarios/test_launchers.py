@@ -1,0 +1,141 @@
+"""`rankscope run` in front of every kind of launcher: the same two ranks, known by their number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios import slurm, starts
+from tests.scenarios.conftest import Watched
+from tests.scenarios.launched import PYTHON, RUN, TORCHRUN, cells, environment, launch, operations
+from tests.server.conftest import ServerProcess
+
+pytestmark = pytest.mark.multiproc
+SCRIPT = str(Path(starts.__file__))
+MPI_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def is_whole(run: Watched) -> None:
+    """Both ranks are there, did all their steps and ended, and nobody else was taken for one."""
+    ranks = run.ranks()
+    assert [(row["rank"], row["local_rank"]) for row in ranks] == [(0, 0), (1, 1)]
+    assert {row["exit_text"] for row in ranks} == {"ended cleanly"}
+    assert run.get()["run"]["world_size"] == 2
+    for rank in (0, 1):
+        assert len(cells(run, rank)) == starts.STEPS
+        assert operations(run, rank)["all_reduce"] == starts.STEPS
+
+
+def port() -> dict[str, str]:
+    return {"FREE_PORT": str(slurm.free_port())}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_multiprocessing(tmp_path: Path, server: ServerProcess, method: str) -> None:
+    run = launch(server, tmp_path, PYTHON, SCRIPT, method, **port())
+    is_whole(run)
+    assert run.get()["run"]["launcher"] == "python"
+
+
+def test_wrappers(tmp_path: Path, server: ServerProcess) -> None:
+    """A shell script calls env and torchrun, which starts a script per rank, which starts Python.
+
+    Before the training each rank runs a Python program that is none.
+    """
+    inner, outer = tmp_path / "rank.sh", tmp_path / "job.sh"
+    inner.write_text(f"#!/bin/sh\n{PYTHON} -c 'import logging'\nexec {PYTHON} {SCRIPT} again\n")
+    outer.write_text(f"{PYTHON} -c 'print(1)'\nenv A=1 {' '.join(TORCHRUN)} --no-python {inner}\n")
+    inner.chmod(0o700)
+    run = launch(server, tmp_path, "sh", str(outer))
+    is_whole(run)
+    assert run.get()["run"]["name"] == "job.sh"
+
+
+def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None:
+    """Each node has its own launcher; both name the run, and here they share a directory."""
+    rendezvous = f"127.0.0.1:{slurm.free_port()}"
+    nodes = [
+        subprocess.Popen(
+            [*RUN, PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
+             str(node), "--nproc-per-node", "1", "--rdzv-backend", "static", "--rdzv-endpoint",
+             rendezvous, "--rdzv-id", "test", SCRIPT],
+            env=environment(tmp_path, server), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in (0, 1)
+    ]  # fmt: skip
+    outputs = [node.communicate(timeout=200)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    run = Watched(server, tmp_path, "test")
+    run.log.write_text("".join(outputs))
+    run.until(lambda: run.get()["run"]["status"] == "ended", 30)
+    ranks = run.ranks()
+    assert [(row["rank"], row["local_rank"], row["node_rank"]) for row in ranks] == [
+        (0, 0, 0), (1, 0, 1),
+    ]  # fmt: skip
+    for rank in (0, 1):
+        assert operations(run, rank)["all_reduce"] == starts.STEPS
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI (openmpi-bin)")
+def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
+    command = ("mpirun", "--oversubscribe", "-np", "2", PYTHON, SCRIPT)
+    run = launch(server, tmp_path, *command, **MPI_ROOT, **port())
+    is_whole(run)
+    assert run.get()["run"]["launcher"] == "mpirun"
+
+
+@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "there")
+def test_srun(tmp_path: Path, server: ServerProcess) -> None:
+    """One `rankscope run` before srun, and one in each of its tasks."""
+    with slurm.cluster(tmp_path / "slurm") as variables:
+        before = launch(
+            server, tmp_path, "srun", "-n", "2", PYTHON, SCRIPT,
+            RANKSCOPE_RUN_ID="before", **variables, **port(),
+        )  # fmt: skip
+        inside = launch(
+            server, tmp_path, *RUN, PYTHON, SCRIPT, attach=("srun", "-n", "2"),
+            RANKSCOPE_RUN_ID="inside", **variables, **port(),
+        )  # fmt: skip
+    is_whole(before)
+    is_whole(inside)
+    assert before.get()["run"]["launcher"] == "srun"
+    lines = inside.get("/logs?limit=500")["lines"]
+    # each task's own launcher knows whose output it passes on
+    assert {line["rank"] for line in lines if line["stream"] == "stderr"} <= {0, 1}
+
+
+@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "there")
+def test_a_rank_of_srun_that_dies_before_its_group(tmp_path: Path, server: ServerProcess) -> None:
+    with slurm.cluster(tmp_path / "slurm") as variables:
+        run = launch(server, tmp_path, "srun", "-n", "2", PYTHON, SCRIPT, "dies", code=1,
+                     **variables)  # fmt: skip
+    assert [row["rank"] for row in run.ranks()] == [0, 1]
+    errors = run.get("/errors")
+    assert "told to die before there is a group" in str(errors)
+
+
+def test_a_pod_that_numbers_its_nodes(tmp_path: Path, server: ServerProcess) -> None:
+    """RANK and WORLD_SIZE of a pod are its node's: neither torchrun nor a parent is rank 0."""
+    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(slurm.free_port())}
+    run = launch(server, tmp_path, *TORCHRUN, SCRIPT, **(pod | {"RANKSCOPE_RUN_ID": "torchrun"}))
+    is_whole(run)
+    run = launch(server, tmp_path, PYTHON, SCRIPT, "spawn", **(pod | {"RANKSCOPE_RUN_ID": "spawn"}))
+    is_whole(run)
+
+
+def test_by_environment_all_ranks_share_a_run(tmp_path: Path, server: ServerProcess) -> None:
+    """Without a name and without `rankscope run`: the first process names the run."""
+    variables = environment(tmp_path, server, RANKSCOPE="1", **port())
+    variables.pop("RANKSCOPE_RUN_ID")
+    done = subprocess.run([PYTHON, SCRIPT, "spawn"], env=variables, check=False, timeout=200)
+    assert done.returncode == 0
+    (name,) = [entry for entry in os.listdir(tmp_path) if (tmp_path / entry / "node").exists()]
+    run = Watched(server, tmp_path, name)
+    run.log.write_text(name)
+    run.until(lambda: run.get().get("run", {}).get("status") == "ended", 60)
+    is_whole(run)
