@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
+import zlib
 from typing import Any
 
 import msgspec
@@ -144,6 +145,11 @@ def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(chunk, "MAX_RAW_BYTES", 1 << 16)
     with pytest.raises(ChunkError, match="would unpack to 65537"):
         decode_chunk(repacked(bytes((1 << 16) + 1)))
+
+
+def test_the_shared_words_are_those_of_this_format() -> None:
+    changed = "stored chunks become unreadable: a changed dictionary is a new format version"
+    assert (chunk.FORMAT_VERSION, zlib.crc32(DICTIONARY)) == (2, 0x28D4FA12), changed
 
 
 def test_an_older_format_is_named() -> None:
