@@ -19,14 +19,16 @@ def run(ledger: Ledger) -> None:
     mine, most = things[rank], max(lengths)
 
     dist.all_gather_object([None] * n, mine)
-    _all_gather_lengths(ledger)
+    one = zeros(8, LENGTH)
     if VERSION >= (2, 14):
+        ledger.did("all_gather_into_tensor", [one], [zeros(8 * n, LENGTH)])
         ledger.did("all_gather_into_tensor", [zeros(most)], [zeros(n * most)])
     else:
+        ledger.did("all_gather", [one], [one] * n)
         ledger.did("all_gather", [zeros(most)], [zeros(most)] * n)
 
     dist.gather_object(mine, [None] * n if rank == 1 else None, dst=1)
-    _all_gather_lengths(ledger)
+    ledger.did("all_gather", [one], [one] * n)
     ledger.did("gather", [zeros(most)], [zeros(most)] * (n if rank == 1 else 0), peer=1)
 
     dist.broadcast_object_list(things if rank == 2 else [None] * n, src=2)
@@ -38,7 +40,7 @@ def run(ledger: Ledger) -> None:
     got: list[Any] = [None]
     dist.scatter_object_list(got, things if rank == 0 else None, src=0)
     assert got == [mine]
-    root, one = rank == 0, zeros(8, LENGTH)
+    root = rank == 0
     ledger.did("broadcast", [one] * root, [one], peer=0)
     ledger.did("scatter", [zeros(most)] * (n * root), [zeros(most)], peer=0)
     ledger.did("scatter", [one] * (n * root), [one], peer=0)
@@ -51,11 +53,3 @@ def run(ledger: Ledger) -> None:
         dist.recv_object_list([None] * n, src=0)
         ledger.received(zeros(8 * n, LENGTH), 0)
         ledger.received(total, 0)
-
-
-def _all_gather_lengths(ledger: Ledger) -> None:
-    n, one = ledger.size, zeros(8, LENGTH)
-    if VERSION >= (2, 14):
-        ledger.did("all_gather_into_tensor", [one], [zeros(8 * n, LENGTH)])
-    else:
-        ledger.did("all_gather", [one], [one] * n)

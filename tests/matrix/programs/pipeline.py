@@ -42,7 +42,9 @@ def run(ledger: Ledger) -> None:
 
 def _did(ledger: Ledger, x: torch.Tensor, *, first: bool) -> None:
     rank, last = ledger.rank, ledger.size - 1
-    if first and VERSION >= (2, 13):
+    if first and VERSION >= (2, 14):
+        _meet(ledger)
+    elif first and VERSION >= (2, 13):
         _vote(ledger)
     for _ in range(MICROBATCHES):  # forward
         if rank > 0:
@@ -66,3 +68,16 @@ def _vote(ledger: Ledger) -> None:
         ledger.received(vote, rank + 1)
     if rank > 0:
         ledger.sent(vote, rank - 1)
+
+
+def _meet(ledger: Ledger) -> None:
+    """The vote is an all_reduce, and neighbours connect in two rounds: even pairs, odd pairs."""
+    vote = zeros(4, torch.int32)
+    ledger.did("all_reduce", [vote], [vote], reduce="min")
+    for parity in (0, 1):
+        for lower in range(parity, ledger.size - 1, 2):
+            if ledger.rank == lower:
+                ledger.sent(vote, lower + 1)
+            elif ledger.rank == lower + 1:
+                ledger.received(vote, lower)
+        ledger.did("all_reduce", [vote], [vote], reduce="sum")
