@@ -11,7 +11,10 @@ FLOAT = torch.float32
 
 def skipped() -> str:
     if VERSION < (2, 7):
-        return "fully_shard fails on the CPU in this PyTorch, also without the agent"
+        return (
+            "fully_shard fails on the CPU in this PyTorch, also without the agent: "
+            "AttributeError: 'Stream' object has no attribute 'record_event'"
+        )
     return ""
 
 

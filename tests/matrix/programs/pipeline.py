@@ -9,12 +9,6 @@ from torch import nn
 WIDTH, MICROBATCHES, BATCH = 6, 3, 12
 
 
-def skipped() -> str:
-    if VERSION < (2, 7):
-        return "pipelining hangs on the CPU in this PyTorch, also without the agent"
-    return ""
-
-
 def run(ledger: Ledger) -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
