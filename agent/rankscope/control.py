@@ -76,6 +76,12 @@ class Control:
         if self._waiting and not self._boundaries:
             self._do_due()
 
+    def close(self) -> None:
+        """The process ends."""
+        if self._window is not None:
+            self._window.abandon("the process ended before it was done")
+            self._window = None
+
     # --- steps ---------------------------------------------------------------------------
 
     def _count_steps(self) -> None:

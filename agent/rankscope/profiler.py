@@ -34,7 +34,7 @@ class ProfilerWindow:
         self._started = 0.0
         self._done = 0
         self._profile: Any = None
-        self._gave_way = False
+        self._lost = ""  # why there will be no file
         self._undo: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -61,8 +61,8 @@ class ProfilerWindow:
 
         Raises ProfilerRefused where there will be no file.
         """
-        if self._gave_way:
-            raise ProfilerRefused("a profiler of the script started: ours gave way")
+        if self._lost:
+            raise ProfilerRefused(self._lost)
         self._done += 1
         seconds = self._clock() - self._started
         if self._done < self._num_steps and seconds < MAX_SECONDS:
@@ -80,6 +80,15 @@ class ProfilerWindow:
             return f"{self._done} of {self._num_steps} steps: {MAX_SECONDS:.0f} s had passed"
         return f"{self._done} step{'s' if self._done > 1 else ''} in {seconds:.3g} s"
 
+    def abandon(self, why: str) -> None:
+        """Stop without a file, in the thread that started.
+
+        torch crashes in a process that ends while it profiles.
+        """
+        if self._profile is not None and not self._lost:
+            self._lost = why
+            self._end()
+
     def _end(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -90,10 +99,8 @@ class ProfilerWindow:
 
         @guarded
         def give_way() -> None:
-            if self._profile is not None and not self._gave_way:
-                self._gave_way = True
-                with contextlib.suppress(RuntimeError):
-                    self._end()
+            with contextlib.suppress(RuntimeError):
+                self.abandon("a profiler of the script started: ours gave way")
 
         prepare, on_start = module.profile._prepare_trace, module._run_on_profiler_start
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rankscope import environment, identity, place, ring, rundir, schema
+from rankscope import environment, flight, identity, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
 from rankscope.governor import Governor
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
-from rankscope.moments import Moments
+from rankscope.moments import GroupMade, Moments
 from rankscope.optimizer_cycle import OptimizerCycle
 from rankscope.recorder import Recorder
 from rankscope.redaction import clean
@@ -82,6 +82,7 @@ class Agent:
     def install_hooks(self) -> None:
         """Install the hooks that the settings name. Raises ValueError for an unknown name."""
         collectives.check_name(self.settings.collectives)
+        flight.check_mode(self.settings.flight_recorder)
         self._times_on += 1
         for hook_class in _chosen(self.settings.hooks):
             if hook_class.name in self._staying:
@@ -220,11 +221,13 @@ class Agent:
         if self.recorder is None:
             self.open(identity.build(self._environ, rank, world_size))
 
-    def group_defined(self, backend: str) -> None:
+    def group_defined(self, made: GroupMade) -> None:
         """Register again when the first group shows the backend, and describe the machine."""
+        for listener in self.moments.group:
+            listener(made)
         if not self._knows_backend:
             self._knows_backend = True
-            self.describe(backend=backend)
+            self.describe(backend=made.backend)
             self._snapshot()
 
     def first_work(self) -> None:
@@ -350,11 +353,13 @@ class Agent:
         if self.recorder is not None:
             self.recorder.disown()
             self.recorder = self.clock.recorder = None  # a group of its own makes it a rank
+            self.control = Control(self)  # a profile is the parent's to end
 
     def _finish(self) -> None:
         if self.recorder is not None:
             self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
+        self.control.close()
 
 
 def _chosen(names: str) -> list[type[Hook]]:
