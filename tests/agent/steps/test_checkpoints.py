@@ -77,7 +77,7 @@ def test_distributed_checkpoints(watching: Watching, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer)
     weight = model.state_dict()["0.weight"].clone()
-    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "a", no_dist=True)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "a")
     train(model, optimizer)
     assert watching.steps[1]["checkpoint_ns"] > 0
     assert watching.steps[1]["flags"] == schema.STEP_CHECKPOINT
@@ -85,5 +85,5 @@ def test_distributed_checkpoints(watching: Watching, tmp_path: Path) -> None:
     assert event.fields["how"] == "dcp.save"
     assert event.fields["path"] == str(tmp_path / "a")
     loaded = {"model": net(5).state_dict()}
-    dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
+    dcp.load(loaded, checkpoint_id=tmp_path / "a")
     assert torch.equal(loaded["model"]["0.weight"], weight)

@@ -17,7 +17,7 @@ from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching
 
 MS = 1_000_000
-SLACK_NS = 60 * MS  # a busy machine
+SLACK_NS = 500 * MS  # a busy machine; that phases add up to the step bounds them too
 
 
 def near(value_ns: int, seconds: float) -> bool:
