@@ -362,6 +362,11 @@ class Recorder:
         """Allow the collector to send this signal for stacks; 0 forbids it."""
         self.buffer[ring.STACK_SIGNAL_AT] = number
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has said how it ends."""
+        return bool(self.buffer[ring.ENDED_AT] != ring.RUNNING)
+
     def end(self, how: int) -> None:
         """Say how the process ends; an exception is not overwritten by the clean exit after it."""
         if self.active and self.buffer[ring.ENDED_AT] == ring.RUNNING:

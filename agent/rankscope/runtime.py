@@ -357,7 +357,8 @@ class Agent:
 
     def _finish(self) -> None:
         if self.recorder is not None:
-            self.recorder.begin_step(self.clock.last_step)
+            if not self.recorder.has_ended:  # an exception left the step that it came from
+                self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
         self.control.close()
 

@@ -8,6 +8,8 @@ import pty
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from rankscope import journal, schema
 from rankscope.collector.outputs import RankOutput
-from rankscope.hooks.output import source_of
+from rankscope.hooks.output import Writes, source_of
 from rankscope.launch.naming import tee_variables
 from rankscope.lines import TEE_VARIABLE
 from tests.agent import recorded
@@ -123,6 +125,85 @@ def test_files_of_torchrun_are_read_with_what_c_wrote(tmp_path: Path) -> None:
     assert errors
     assert not receiver.losses()
     receiver.close()
+
+
+def test_under_the_launcher_every_line_comes_once(tmp_path: Path) -> None:
+    receiver = Receiver()
+    environment = recorded.environment(
+        tmp_path, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", RANKSCOPE_COLLECTOR="1"
+    )
+    for name in ("RANKSCOPE", "RANKSCOPE_RUN_ID", "PYTHONPATH"):
+        environment.pop(name)
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", "run", "--server", receiver.url, "--run-id", "test",
+         "--", sys.executable, str(SCRIPT)],
+        env=environment, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in receiver.records(schema.LogLine) if line.stream in journal.STREAMS]
+    texts = [line.message for line in lines]
+    for text in ("python 0 says hello", "C 0 says hello", "no line end yet: Bearer ***"):
+        assert texts.count(text) == 1
+    assert {line.rank for line in lines} == {0}
+    registered = receiver.records(schema.RankRegistered)
+    assert registered[-1].sources["output"] == "stdout: rankscope run; stderr: rankscope run"
+    receiver.close()
+
+
+class Journal:
+    """Takes what an agent would write; the agent of `Writes` needs no more than that."""
+
+    def __init__(self) -> None:
+        self.recorder = self.journal = self
+        self.step = 3
+        self.lines: list[str] = []
+        self.told: list[str] = []
+        self.drops = 0
+
+    def append(self, kind: int, body: bytes) -> bool:
+        assert kind == journal.OUTPUT
+        self.lines += body[journal.OUTPUT_HEAD.size :].decode().split("\n")
+        return True
+
+    def record(self, line: schema.LogLine) -> None:
+        self.told.append(line.message)
+
+    def count_drop(self, reason: str) -> None:
+        self.drops += 1
+
+    def here(self) -> dict[str, int]:
+        return {"attempt": 0, "rank": 0, "time_ns": 1}
+
+
+def test_writes_of_many_threads_lose_nothing() -> None:
+    kept: Any = Journal()
+    writes = Writes(kept, "stdout")
+
+    def speak(name: int) -> None:
+        for number in range(300):
+            writes.take(f"thread {name} line {number}\n")
+
+    threads = [threading.Thread(target=speak, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(kept.lines) == {f"thread {name} line {n}" for name in range(4) for n in range(300)}
+
+
+def test_a_flood_of_writes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: Any = Journal()
+    writes = Writes(kept, "stderr")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in range(300):
+        writes.take("x" * 9_999 + "\n")
+    assert len(kept.lines) == 209  # 2 MiB at once
+    assert kept.drops == 91
+    now += 1
+    writes.take("after\n")
+    assert kept.told == ["suppressed 91 lines of stderr: too many at once"]
+    assert kept.lines[-1] == "after"
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ class Check:
             "reason": way.reason,
             "signal": way.signal,
             "exit_code": code if way.exit_code == "code" else way.exit_code,
-            "last_step": step,
+            "last_step": step - 1 if way.is_orderly else step,
             "detail": True,
             "errors": {
                 *([(way.error, way.where, step)] if way.error else []),

@@ -17,6 +17,7 @@ class Way:
     error: str = ""  # type of the error that the victim must have left
     where: str = ""
     said: str = ""  # type of a second error, out of what C++ printed at its end
+    is_orderly: bool = False  # the record then tells the last step that was done
     detail: str = ""  # words that the end's sentence must hold
     stacks: str = ""  # name of the function that the stacks must show, before the harness kills
 
@@ -33,7 +34,7 @@ WAYS: tuple[Way, ...] = (
     Way("terminate", "signal", signal.SIGABRT, None, "Aborted", "fatal_signal",
         said="std::terminate"),
     Way("os-exit", "exit_code", None, "code"),
-    Way("sys-exit", "exit_code", None, "code"),
+    Way("sys-exit", "exit_code", None, "code", is_orderly=True),
     Way("exception", "exception", None, 1, "ValueError", "main"),
     Way("thread-exception", "exit_code", None, "code", "ValueError", "thread"),
     Way("memory-error", "exception", None, 1, "MemoryError", "main"),
