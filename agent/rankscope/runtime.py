@@ -32,6 +32,7 @@ from rankscope.sheet import Sheet
 from rankscope.steps import EndedStep, StepClock
 
 _WATCH_COLLECTOR_SECONDS = 5.0
+_LAST_CALLBACKS_SECONDS = 0.05
 
 
 class Agent:
@@ -360,6 +361,10 @@ class Agent:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
+            if self.recorder.num_collectives:
+                # a thread of the backend may still run a callback: it must not need an
+                # interpreter that is being taken down, or the process aborts
+                time.sleep(_LAST_CALLBACKS_SECONDS)
         self.control.close()
 
 
