@@ -1,7 +1,8 @@
 """A small DDP loop on gloo that runs until a file appears; writes each loss, bit for bit.
 
 python loop_program.py LOSSES STOP [STEPS]: with STEPS it runs so many and does not wait between.
-A file STOP.hang makes rank 1 sleep, a file STOP.profile makes it run a profiler of its own.
+A file STOP.hang makes rank 1 sleep, a file STOP.profile makes it run a profiler of its own, a
+file STOP.slow makes every step slow.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
         if not STEPS:
             if ends > 0:
                 break
-            time.sleep(0.05)
+            time.sleep(1.0 if STOP.with_suffix(".slow").exists() else 0.05)
     LOSSES.with_suffix(f".{dist.get_rank()}").write_text("\n".join(losses))
     dist.destroy_process_group()
 

@@ -137,7 +137,7 @@ def test_stacks_profile_off_and_on(loop: Loop, tmp_path: Path) -> None:
     _own_profiler_comes_first(loop)
     _off_and_on(loop)
     _files_are_private(loop)
-    assert loop.end() == 0
+    _ends_within_a_profile(loop)
     _late(loop)
     _results_are_identical(loop, tmp_path)
 
@@ -221,6 +221,18 @@ def _files_are_private(loop: Loop) -> None:
     assert len(directories) > 4
     for path in (loop.run_directory(), *directories):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+
+
+def _ends_within_a_profile(loop: Loop) -> None:
+    """torch crashes in a process that ends while it profiles: ours is stopped before."""
+    loop.stop_file.with_suffix(".slow").touch()
+    asked = loop.ask(kind="profile", ranks=[0], num_steps=20)
+    loop.until(lambda: loop.get(f"/commands/{asked['id']}")["ranks"][0]["state"] == "running")
+    assert loop.end() == 0
+    (done,) = loop.get(f"/commands/{asked['id']}")["ranks"]
+    assert (done["state"], done["reason"]) == (
+        "refused", "the process ended before it was done",
+    )  # fmt: skip
 
 
 def _late(loop: Loop) -> None:
