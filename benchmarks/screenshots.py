@@ -42,7 +42,7 @@ def pages(url: str, run: str) -> Iterator[tuple[str, str]]:
         yield "finding", f"runs/{run}/findings/{finding['id']}"
     yield "ranks", f"runs/{run}/ranks"
     yield "rank", f"runs/{run}/ranks/0"
-    for name in ("collectives", "errors", "logs", "environment"):
+    for name in ("collectives", "errors", "logs", "environment", "agent"):
         yield name, f"runs/{run}/{name}"
 
 
