@@ -11,6 +11,10 @@ by sequence. The producer id and its sequence are part of the value and go on ov
 number is never given to two batches and the server stores a batch that comes twice once. Only
 when both are gone does a new producer begin, and reads from the start of the files.
 
+A batch that must go because the spool is full is in the losses of the batch that it goes for, and
+its number in that one's `dropped`: a collector that is killed before the file is deleted leaves
+that to the next one, which neither sends it nor counts it again.
+
 While the disk is full a batch has no file. Such batches carry a second producer id, known to this
 life alone; a collector killed in that state sends again what it read since the last file.
 This covers the death of the process. The machine's own death takes the ranks with it.
@@ -59,6 +63,7 @@ class Offsets(msgspec.Struct):
     finished: list[str] = []  # directories that are read to the end, and not yet marked so
     losses: list[LossTotal] = []
     said: list[str] = []  # events that are sent once
+    dropped: list[int] = []  # batches that went for this one, and are in the losses
 
 
 def save(directory: Path, offsets: Offsets) -> None:

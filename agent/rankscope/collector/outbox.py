@@ -109,8 +109,7 @@ class SpoolingOutbox:
 
     def commit(self, files: dict[str, RankOffsets], finished: list[str], said: list[str]) -> None:
         """Make everything durable that was added, together with how far the files are read."""
-        for loss in self._ledger.take_records():
-            self.record(loss)
+        self._take_losses()
         if not self._records and not self._chunks:
             return
         reached = Offsets(
@@ -121,16 +120,37 @@ class SpoolingOutbox:
             losses=self._ledger.totals(),
             said=said,
         )
+        going = self._make_room(reached)
+        if going:
+            self._lose(going, "spool full")
+            self._take_losses()
+            reached.losses = self._ledger.totals()
+            reached.dropped = [entry.sequence for entry in going]
         entry = self._to_disk(reached) or self._to_memory()
+        self._spool.delete(going)
         if entry.path is None:  # its number was not used up
             reached = msgspec.structs.replace(reached, sequence=self._offsets.sequence)
         self._offsets = reached
         self._records, self._chunks, self._record_bytes = [], [], 0
-        batches, items = self._spool.offer(entry)
-        if batches:
-            reason = "disk full" if entry.path is None else "spool full"
-            self._ledger.add("spool", reason, items)
+        self._lose(self._spool.offer(entry), "disk full")
+
+    def _take_losses(self) -> None:
+        for loss in self._ledger.take_records():
+            self.record(loss)
+
+    def _lose(self, entries: list[Entry], reason: str) -> None:
+        """Count the batches that go; they may have named totals themselves."""
+        if entries:
+            self._ledger.add("spool", reason, sum(entry.num_items for entry in entries))
             self._ledger.say_all_again()
+
+    def _make_room(self, reached: Offsets) -> list[Entry]:
+        """Take batches out of the spool so that this one fits."""
+        plain = self._record_bytes + sum(len(chunk.data) + 256 for chunk in self._chunks)
+        if self._spool.has_room(plain + len(msgspec.msgpack.encode(reached)) + 1024):
+            return []  # it is smaller, if anything
+        body = self._encode(reached.producer, reached.sequence)
+        return self._spool.make_room(len(body) + len(msgspec.msgpack.encode(reached)) + 256)
 
     def safe(self) -> Offsets | None:
         """Return the offsets up to which everything is durable somewhere."""

@@ -91,29 +91,44 @@ class Spool:
             raise
         return Entry(header.sequence, header.num_items, path.stat().st_size, path)
 
-    def offer(self, entry: Entry) -> tuple[int, int]:
-        """Queue a batch; return (batches, items) that had to go for it."""
-        with self._changed:
-            self._append(entry)
-            dropped = self._drop_over_limit()
-            self._changed.notify_all()
-        return dropped
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether a file of this size fits as things are."""
+        return self._bytes[False] + num_bytes <= self._limit_bytes
 
-    def _drop_over_limit(self) -> tuple[int, int]:
-        batches = items = 0
-        for in_memory, limit in ((False, self._limit_bytes), (True, MAX_MEMORY_BYTES)):
+    def make_room(self, num_bytes: int) -> list[Entry]:
+        """Take the oldest files out of the queue until one of this size fits, or none is left.
+
+        They are to be passed to `delete` when their loss is on the disk.
+        """
+        with self._changed:
+            return self._take_out(in_memory=False, limit=self._limit_bytes - num_bytes)
+
+    @staticmethod
+    def delete(entries: list[Entry]) -> None:
+        """Delete the files of batches that are out of the queue."""
+        for entry in entries:
+            _delete(entry)
+
+    def offer(self, entry: Entry) -> list[Entry]:
+        """Queue a batch; return those in memory that had to go for it."""
+        with self._changed:
+            limit = MAX_MEMORY_BYTES - (entry.num_bytes if entry.path is None else 0)
+            gone = self._take_out(in_memory=True, limit=limit)
+            self._append(entry)
+            self._changed.notify_all()
+        return gone
+
+    def _take_out(self, *, in_memory: bool, limit: int) -> list[Entry]:
+        gone: list[Entry] = []
+        if self._bytes[in_memory] <= limit:
+            return gone
+        for entry in [one for one in self._entries if (one.path is None) is in_memory]:
             if self._bytes[in_memory] <= limit:
-                continue
-            waiting = [entry for entry in self._entries if (entry.path is None) is in_memory]
-            for entry in waiting[:-1]:  # the newest stays, be it larger than the limit alone
-                if self._bytes[in_memory] <= limit:
-                    break
-                if entry is self._in_flight:
-                    continue
+                break
+            if entry is not self._in_flight:
                 self._remove(entry)
-                _delete(entry)
-                batches, items = batches + 1, items + entry.num_items
-        return batches, items
+                gone.append(entry)
+        return gone
 
     # --- the uploading side --------------------------------------------------------------
 
@@ -168,6 +183,10 @@ class Spool:
             self._append(Entry(header.sequence, header.num_items, size, path))
             if self.recovered is None or header.offsets.sequence > self.recovered.sequence:
                 self.recovered = header.offsets
+        dropped = set(self.recovered.dropped if self.recovered else ())
+        for entry in [one for one in self._entries if one.sequence in dropped]:
+            self._remove(entry)
+            _delete(entry)
 
 
 def _read_header(start: bytes, read: Callable[[int], bytes]) -> SpoolHeader:

@@ -129,8 +129,11 @@ class Killing:
             if life < self.plan.kills_in_outage:
                 self._kill_collector()
                 wait_for(self._ensure)
+        before = self.server.num_batches(RUN)
         self.server.start()
         self.result.outage_seconds = time.monotonic() - begun
+        # the ends of the ranks must not be among what a full spool drops
+        wait_for(lambda: self.server.num_batches(RUN) > before + 1, 60)
 
     def _ensure(self) -> bool:
         return ensure_collector(self.run, self._environment)

@@ -80,6 +80,9 @@ class RealServer:
         sql = "SELECT count(*) FROM rank WHERE run_id = ? AND ended_ns IS NOT NULL"
         return int(self.query(sql, run_id)[0][0])
 
+    def num_batches(self, run_id: str) -> int:
+        return int(self.query("SELECT count(*) FROM batch WHERE run_id = ?", run_id)[0][0])
+
     def stored(self, run_id: str) -> Stored:
         """Return everything of a run."""
         stored = Stored()

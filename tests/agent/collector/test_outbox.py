@@ -164,6 +164,46 @@ def test_what_was_dropped_is_named_in_later_batches_and_later_lives(tmp_path: Pa
     assert losses[0].count >= 20 - waiting + 1
 
 
+def items_of(boxes: Box) -> int:
+    return sum(loss.count for loss in boxes.ledger.totals())
+
+
+@pytest.mark.parametrize("when", ["before the file", "before the deletion"])
+def test_killed_while_a_batch_is_dropped_it_is_counted_exactly_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    box = Box(tmp_path, limit=2000)
+    made = 0
+    while not items_of(box):
+        box.commit(made)
+        made += 1
+    for _ in range(5):
+        with monkeypatch.context() as patch:
+            if when == "before the file":
+                patch.setattr("os.replace", _killed)
+            else:
+                patch.setattr(Spool, "delete", staticmethod(_killed))
+            with pytest.raises(KeyboardInterrupt):
+                box.commit(made)
+        made += when == "before the deletion"
+        box = Box(tmp_path, limit=2000)
+        box.commit(made)
+        made += 1
+    batches = box.drain()
+    lines = [
+        record
+        for batch in batches
+        for record in map(schema.decode_record, batch.records)
+        if isinstance(record, schema.LogLine)
+    ]
+    kept = len({batch.sequence for batch in batches})
+    dropped_records = items_of(box)
+    assert len(lines) == kept == made - (batches[-1].sequence - kept)
+    # every dropped batch had its line and, from the second on, the record of the losses
+    dropped = batches[-1].sequence - kept
+    assert dropped <= dropped_records <= 2 * dropped
+
+
 def test_the_batch_that_is_being_sent_is_not_dropped(tmp_path: Path) -> None:
     box = Box(tmp_path, limit=2000)
     box.commit(0, "first")
