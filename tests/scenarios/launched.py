@@ -57,9 +57,11 @@ def launch(
 
 
 def cells(run: Watched, rank: int) -> list[dict[str, Any]]:
-    """Return the steps of a rank, from 1 to the last one that ended."""
-    last = next(row["step"] for row in run.ranks() if row["rank"] == rank)
-    return [run.get(f"/cell?rank={rank}&step={step}") for step in range(1, last)]
+    """Return the steps of a rank that ended, from 1 on."""
+    found: list[dict[str, Any]] = []
+    while (cell := run.get(f"/cell?rank={rank}&step={len(found) + 1}")).get("step_ms") is not None:
+        found.append(cell)
+    return found
 
 
 def operations(run: Watched, rank: int) -> Counter[str]:
