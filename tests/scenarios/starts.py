@@ -27,6 +27,7 @@ def train(rank: int, world_size: int) -> None:
         model(torch.ones(8, 64)).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
+    print(f"trained as {rank}", flush=True)
 
 
 if __name__ == "__main__":

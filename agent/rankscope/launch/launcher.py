@@ -68,7 +68,9 @@ class Launcher:
         self._own = launchers.own_directory(self.directory)
         self._supervisor = Supervisor(self.directory, self._environ, say)
         # under srun and the like each task may have a launcher: its lines are that rank's
-        who = identity.from_environment(environ)
+        # (a launcher's number there is its node's)
+        is_rank = naming.launcher_kind(command) == "python"
+        who = identity.likely(environ) if is_rank else None
         self._own_rank = schema.NODE_RANK if who is None else who.rank
         self._process: subprocess.Popen[bytes] | None = None
         self._interrupted = False

@@ -13,7 +13,10 @@ from rankscope.rundir import clean_run_id
 _LAUNCHERS = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun", "accelerate": "accelerate", "deepspeed": "deepspeed",
-    "srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "horovodrun": "horovodrun",
+    "accelerate.commands.launch": "accelerate", "accelerate-launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed", "srun": "srun", "mpirun": "mpirun",
+    "mpiexec": "mpirun", "orterun": "mpirun", "mpiexec.hydra": "mpirun",
+    "horovodrun": "horovodrun",
 }  # fmt: skip
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash"})
 
