@@ -100,8 +100,11 @@ def _buffers(ledger: Ledger) -> None:
 
 
 def _own_hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
+    """Reduce at once: a callback on the future of the work hangs the engine of PyTorch 2.9."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _hook(ledger: Ledger, name: str, state: Any, hook: Any) -> None:

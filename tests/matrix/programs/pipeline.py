@@ -6,7 +6,7 @@ import torch
 from ledger import VERSION, Ledger, zeros
 from torch import nn
 
-WIDTH, MICROBATCHES, BATCH = 6, 3, 12
+WIDTH, MICROBATCHES, BATCH = 6, 4, 12
 
 
 def run(ledger: Ledger) -> None:
