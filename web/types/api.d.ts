@@ -70,6 +70,12 @@ export interface Cell {
   flags: string[];
 }
 
+/** When a request came and when it was answered, by the server's wall clock. */
+export interface Clock {
+  received_ns: number;
+  sent_ns: number;
+}
+
 /** One collective or point-to-point operation of one rank. */
 export interface CollectiveRecord {
   attempt: number;

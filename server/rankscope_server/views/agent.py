@@ -34,15 +34,16 @@ def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
     sources = _sources(rows)
     off = [row.rank for row in rows if "switched off" in json.loads(row.sources).values()]
     alone = [row.rank for row in rows if _is_alone(row) and row.rank not in off]
+    is_live = any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed")
     return AgentAnswer(
-        text=_text(rows, sources, off),
+        text=_text(rows, sources, off, "Recording" if is_live else "Recorded"),
         num_ranks=len(rows),
         off=off,
         alone=alone,
         sources=sources,
         changes=_changes(connection, run),
         losses=losses(connection, run.run_id),
-        is_live=any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed"),
+        is_live=is_live,
     )
 
 
@@ -108,12 +109,17 @@ def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
                 step=row.step,
                 old=str(fields.get("from", "")),
                 new=str(fields.get("to", "")),
-                why=str(fields.get("why", "")),
+                why=_why(fields),
                 overhead_ratio=_ratio(fields.get("overhead_ratio")),
                 budget_ratio=_ratio(fields.get("budget_ratio")),
             )
         )
     return found
+
+
+def _why(fields: dict[str, str]) -> str:
+    each_us = fields.get("us_per_collective")
+    return str(fields.get("why") or (f"{each_us} us for each collective" if each_us else ""))
 
 
 def _ratio(text: Any) -> float | None:
@@ -124,18 +130,19 @@ def _ratio(text: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int]) -> str:
+def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int], recording: str) -> str:
     """Say in one sentence how the agent is."""
     if not rows:
         return "No rank has registered yet"
     if len(off) == len(rows):
         return f"Switched off in all {plural(len(rows), 'rank')}: nothing is recorded"
     if off:
-        return f"Switched off in {rank_list(off)}, recording in {len(rows) - len(off)} others"
+        others = len(rows) - len(off)
+        return f"Switched off in {rank_list(off)}, {recording.lower()} in {plural(others, 'other')}"
     skipped = sorted({row.hook for row in sources if row.state in ("skipped", "failed")})
     used = [row for row in sources if row.hook == "collectives"]
     seen = " and ".join(
         f"{row.source.partition(':')[0]} in {row.ranks_text}" for row in used if row.state == "used"
     )
-    first = f"Recording; collectives by {seen}" if seen else "Recording, but no collectives yet"
+    first = f"{recording}; collectives by {seen}" if seen else f"{recording}, but no collectives"
     return first + (f"; {plural(len(skipped), 'hook')} skipped" if skipped else "")
