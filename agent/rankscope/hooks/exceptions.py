@@ -63,7 +63,8 @@ def _keep(agent: Agent, kind: Any, error: Any, trace: Any, where: Any) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
     message = attempt(lambda: str(error))
     agent.error(kind.__qualname__, "(not formatted)" if message is None else message, text, where)
-    if where == "main":
+    at_a_prompt = hasattr(sys, "ps1") or sys.flags.inspect  # which goes on
+    if where == "main" and not at_a_prompt:
         agent.exception_left()
 
 
