@@ -9,6 +9,15 @@ from torch import nn
 WIDTH, MICROBATCHES, BATCH = 6, 4, 12
 
 
+def skipped() -> str:
+    if (2, 7) <= VERSION < (2, 13):
+        return (
+            "pipelining fails on gloo in this PyTorch, also without the agent: "
+            "its stages greet their neighbours with 8 bytes into a tensor of 4"
+        )
+    return ""
+
+
 def run(ledger: Ledger) -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
