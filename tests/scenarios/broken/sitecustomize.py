@@ -55,4 +55,6 @@ atexit.register(write_names)
 
 from rankscope.attach.start import attach_from_environment  # noqa: E402 - behind the breaking
 
+os.environ["RANKSCOPE"] = "1"
 attach_from_environment()
+os.environ["RANKSCOPE"] = "0"  # of an installed package: its own line comes before this file
