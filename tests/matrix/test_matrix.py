@@ -136,6 +136,10 @@ def _same_end(call: dict[str, Any], slot: dict[str, Any], source: str) -> None:
     if unseen:  # nobody can tell; the record says so
         assert (slot["state"], slot["ended_by"]) == ("returned", ""), slot
         return
+    if call["waited"] == "inside" and slot["state"] == "returned":
+        assert call["operation"] in WITHOUT_FUTURE, slot
+        assert slot["ended_by"] == "", slot
+        return
     assert slot["state"] == "ended", slot
     assert slot["ended_by"] in ENDED_BY[source], slot
     assert slot["arrived_ns"] <= slot["returned_ns"], slot

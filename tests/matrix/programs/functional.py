@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from ledger import Ledger
+from ledger import VERSION, Ledger
 
 LATE_SECONDS = 0.3  # of rank 0, so that the others are seen to wait
 
@@ -57,17 +57,23 @@ def _coalesced(ledger: Ledger) -> None:
 
 def _autograd(ledger: Ledger) -> None:
     n, world = ledger.size, dist.group.WORLD
+    # before 2.13 the backward pass waits below all operators
+    backward_waits = "c++" if VERSION >= (2, 13) else "inside"
     x = torch.ones(8, requires_grad=True)
     whole = funcol.all_gather_tensor_autograd(x, 0, world)
     ledger.did("all_gather_into_tensor_coalesced", [x], [torch.empty(8 * n)], waited="c++")
-    whole.sum().backward()
+    whole.square().sum().backward()  # a gradient in one piece: 2.9 asks for it
     ledger.did(
-        "reduce_scatter_tensor_coalesced", [torch.empty(8 * n)], [x], reduce="sum", waited="c++"
+        "reduce_scatter_tensor_coalesced",
+        [torch.empty(8 * n)],
+        [x],
+        reduce="sum",
+        waited=backward_waits,
     )
     x = torch.ones(8 * n, requires_grad=True)
     part = funcol.reduce_scatter_tensor_autograd(x, "sum", 0, world)
     ledger.did("reduce_scatter_tensor_coalesced", [x], [torch.empty(8)], reduce="sum", waited="c++")
-    part.sum().backward()
+    part.square().sum().backward()
     ledger.did("all_gather_into_tensor_coalesced", [torch.empty(8)], [x], waited="c++")
 
 

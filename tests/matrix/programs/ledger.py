@@ -70,7 +70,8 @@ class Ledger:
         """Note one operation of this rank.
 
         `inputs` is what this rank hands in, `outputs` what receives the result here; `peer` is
-        the root or peer as a global rank; `waited` says who waited for it: python, c++ or nobody;
+        the root or peer as a global rank; `waited` says who waited for it: python, c++,
+        inside (C++ below all operators) or nobody;
         `from_callback`: a thread of the backend called, in which no line of the program stands.
         """
         group = dist.group.WORLD if group is None else group
