@@ -7,6 +7,7 @@ that fails neither harms the run nor the listeners behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankscope.guard import guarded
@@ -14,6 +15,15 @@ from rankscope.steps import EndedStep
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
+
+
+@dataclass(frozen=True)
+class GroupMade:
+    """A process group that this rank is about to use for the first time."""
+
+    backend: str
+    label: str  # as the recorder names it
+    process_group: Any  # not to be kept: that would keep the group alive
 
 
 class Moments:
@@ -26,6 +36,7 @@ class Moments:
         self.optimizer: list[Callable[[Any], None]] = []  # this optimizer is about to step
         self.step: list[Callable[[EndedStep], None]] = []  # a step ended
         self.failure: list[Callable[[BaseException], None]] = []  # an exception goes by
+        self.group: list[Callable[[GroupMade], None]] = []  # before its first collective
 
 
 def listen(agent: Agent, moment: str, listener: Callable[[Any], Any]) -> None:

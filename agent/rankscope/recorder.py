@@ -18,6 +18,7 @@ from typing import Any
 
 from rankscope import journal, ring, schema
 from rankscope.identity import RankIdentity
+from rankscope.moments import GroupMade
 from rankscope.rundir import COLLECTIVES_RING, STEPS_RING, make_private
 from rankscope.settings import Settings
 
@@ -62,7 +63,7 @@ class Recorder:
         self.active = True
         self.step = 1
         self._head_at_step = 0
-        self.on_group: Callable[[str], None] = lambda backend: None
+        self.on_group: Callable[[GroupMade], None] = lambda made: None
         self.journal = journal.JournalWriter(directory)
         self._ring = self._open_ring(
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
@@ -292,7 +293,7 @@ class Recorder:
             urgent=True,
         )
         self._groups_by_id[id(process_group)] = group
-        self.on_group(backend)
+        self.on_group(GroupMade(backend, label, process_group))
         return group
 
     def world_made(self) -> None:

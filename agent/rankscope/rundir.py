@@ -21,6 +21,8 @@ FATAL = "fatal"
 OUTPUTS = "outputs.json"
 REQUESTS = "requests"  # what the collector asks of the rank, rankscope.control
 ANSWERS = "answers"  # what became of it
+FLIGHT_SETUP = "flight.json"  # what the collector may ask at the socket, rankscope.flight
+FLIGHT_SOCKET = "control.sock"  # of torch's control server
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 MAX_RUN_ID_LENGTH = 80
 

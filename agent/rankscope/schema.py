@@ -330,6 +330,7 @@ COLLECTIVE_COLUMNS: tuple[str, ...] = (
     "arrived_ns",  # the call was entered
     "started_ns",  # backend's begin minus arrival; -1 unknown
     "duration_ns",  # end minus arrival; -1 while open or unknown
+    "device_duration_ns",  # time on the device as it measured itself; -1 unknown
     "returned_ns",  # duration of the call itself, -1 unknown
     "blocked_ns",  # time the issuing thread was blocked in Work.wait for it
     "sequence",  # 0: not known; per group, collectives only; for p2p per (group, peer, direction)

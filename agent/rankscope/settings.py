@@ -35,6 +35,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("dir", "", "Base of the run directories; empty: the user's runtime directory."),
     Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
     Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
+    Setting("flight_recorder", "auto", "Times of NCCL from Flight Recorder: auto, on, off."),
     Setting("probe_build", True, "Compile the native probe at first use, where a compiler is."),
     Setting("overhead_percent", 0.5, "Most of the training thread's time for collectives."),
     Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
@@ -66,6 +67,7 @@ class Settings:
     dir: str = ""
     hooks: str = "all"
     collectives: str = "auto"
+    flight_recorder: str = "auto"
     probe_build: bool = True
     overhead_percent: float = 0.5
     log_level: str = "INFO"

@@ -310,6 +310,7 @@ def collective_chunk(plan: Plan, times: Steps, rank: int, lo: int, hi: int) -> s
         "arrived_ns": arrived,
         "duration_ns": ended - arrived,
         "started_ns": fill - 1,
+        "device_duration_ns": fill - 1,
         "returned_ns": fill + 30_000,
         "blocked_ns": blocked.reshape(-1),
         "sequence": np.arange(lo * buckets + 1, hi * buckets + 1),

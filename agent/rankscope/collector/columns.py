@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ def collective_chunk(
     groups: Mapping[int, str],
     call_sites: Mapping[int, str],
     identity: tuple[int, int, str],
+    device_ns: Callable[[Any], Any],
 ) -> tuple[schema.Chunk | None, int]:
     """Return the chunk of these final slots, and how many were refused as damaged.
 
-    `clock` is a (monotonic, wall) pair, `identity` is (attempt, rank, host).
+    `clock` is a (monotonic, wall) pair, `identity` is (attempt, rank, host); `device_ns` gives
+    the time on the device by slot number.
     """
     slots, damaged = _plausible(slots, "arrived_ns", clock)
     if len(slots) == 0:
@@ -34,6 +36,7 @@ def collective_chunk(
         "arrived_ns": arrived + (clock[1] - clock[0]),
         "started_ns": _since(slots["started_ns"], arrived),
         "duration_ns": _since(slots["ended_ns"], arrived),
+        "device_duration_ns": device_ns(slots["number"].astype(np.int64) - 1),
         "returned_ns": _since(slots["returned_ns"], arrived),
         "blocked_ns": _int(slots["blocked_ns"]),
         "sequence": _int(slots["sequence"]),

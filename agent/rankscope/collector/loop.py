@@ -268,6 +268,7 @@ class Collector:
             followed.rank.stacks_offset = followed.stacks.offset
             if taken is not None:
                 any_taken = True
+                followed.rank.flight.incident(taken.reason)
                 for command in taken.commands or (0,):
                     self._outbox.record(
                         schema.Stacks(

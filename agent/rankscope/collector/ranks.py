@@ -13,6 +13,7 @@ import numpy as np
 
 from rankscope import ring, schema
 from rankscope.collector.columns import collective_chunk, step_chunk
+from rankscope.collector.flight.reader import FlightReader
 from rankscope.collector.journals import JournalFollower
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import RankOffsets
@@ -62,6 +63,8 @@ class FollowedRank:
         self.journal = JournalFollower(
             self.directory, offsets, self._on_journal_loss, self.output.frame
         )
+        self.flight = FlightReader(self.directory, self._tell_of_rank, self._on_flight_loss)
+        self._news: list[schema.Event] = []
         self._ledger = ledger
         self._identity = (self.attempt, self.rank, host)
         self._tell = tell
@@ -81,6 +84,7 @@ class FollowedRank:
         """Read on, a bounded amount; return whether there is more to read now."""
         self._open_rings()
         self.output.begin(forward)
+        self._read_flight(forward, gone=gone)
         caught_up = self.journal.read(forward)
         more = not caught_up
         more |= self.output.turn(forward, gone=gone)
@@ -90,6 +94,14 @@ class FollowedRank:
         if self._steps is not None and STEPS_RING not in self._damaged:
             more |= self._read_steps(self._steps)
         return more
+
+    def _read_flight(self, forward: Callable[[bytes], None], *, gone: bool) -> None:
+        if gone:
+            self.flight.close()
+        elif self._collectives is not None and COLLECTIVES_RING not in self._damaged:
+            self.flight.turn(self._collectives.reader, self.journal.names.groups)
+        while self._news:
+            forward(schema.encode(self._news.pop(0)))
 
     def _read_collectives(
         self, follower: CollectiveFollower, *, gone: bool, names_final: bool
@@ -129,7 +141,7 @@ class FollowedRank:
             names = self.journal.names
             chunk, damaged = collective_chunk(
                 np.concatenate(self._rows), self._collectives.reader.clock(), names.groups,
-                names.call_sites, self._identity,
+                names.call_sites, self._identity, self.flight.ends.device_ns,
             )  # fmt: skip
             self._lose("collectives", "damaged slot", damaged)
             chunks.append(chunk)
@@ -276,7 +288,7 @@ class FollowedRank:
                 self.start_ticks, self.boot_id = reader.pid_start_ticks, reader.boot_id
                 self.local_rank = reader.local_rank
                 try:
-                    self._collectives = CollectiveFollower(reader, self._from)
+                    self._collectives = CollectiveFollower(reader, self._from, self.flight.ends)
                 except ring.RingDamaged as error:
                     self._damage(COLLECTIVES_RING, error)
         if self._steps is None and STEPS_RING not in self._damaged:
@@ -302,6 +314,17 @@ class FollowedRank:
         self._damaged.add(name)
         self._lose(name.removesuffix(".ring"), "ring damaged", 1)
         self._tell("ring damaged", {"file": f"{self.key}/{name}", "reason": str(error)[:500]})
+
+    def _tell_of_rank(self, name: str, fields: dict[str, str]) -> None:
+        self._news.append(
+            schema.Event(
+                attempt=self.attempt, rank=self.rank, time_ns=time.time_ns(), name=name,
+                step=self.last_step, fields=fields,
+            )
+        )  # fmt: skip
+
+    def _on_flight_loss(self, reason: str, count: int) -> None:
+        self._lose("flight recorder", reason, count)
 
     def _on_journal_loss(self, reason: str, count: int) -> None:
         self._lose("journal", reason, count)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from rankscope import ring, schema
+from rankscope.collector.flight.ends import Ends
 from rankscope.collector.offsets import RankOffsets, from_ranges, to_ranges
 from rankscope.collector.states import GroupTracker
 
 SETTLE_NS = 500_000_000  # `blocked_ns` may be written so long after the end
 ENDLESS_NS = 2_000_000_000  # age of an operation that a backend never ends
+HELD_NS = 6_000_000_000  # the same, where the Flight Recorder may still tell an end
 MAX_NEW = 8192  # slots per turn and ring
 _KEEP_RATIO = 0.75  # an open slot is taken as it is before the ring comes round to it
 _MANY_OPEN = 2000  # more than that are looked at every fifth turn only
@@ -26,9 +28,12 @@ class CollectiveFollower:
     `read` may raise ring.RingDamaged: the head is not one that the slots could have.
     """
 
-    def __init__(self, reader: ring.RingReader, offsets: RankOffsets) -> None:
+    def __init__(
+        self, reader: ring.RingReader, offsets: RankOffsets, ends: Ends | None = None
+    ) -> None:
         self.reader = reader
         self.tracker = GroupTracker()
+        self._ends = ends or Ends()
         self._read_to = offsets.read_to
         self._open = from_ranges(offsets.open_ranges, reader.num_slots)
         self._turn = 0
@@ -52,6 +57,7 @@ class CollectiveFollower:
         numbers = np.concatenate((again, np.arange(self._read_to, upto, dtype=np.int64)))
         slots, state = self.reader.read(numbers)
         whole = state == 1
+        self._ends.apply(slots, numbers)
         self.tracker.update(slots[whole])
         final = whole & self._final(slots, numbers, now_ns, head, gone)
         if known_groups is not None and final.any():
@@ -64,7 +70,9 @@ class CollectiveFollower:
             self._open = numbers[waits]
             self.tracker.set_open(slots[waits & whole])
         lost += int((state == -1).sum()) + (int((state == 0).sum()) if gone else 0)
-        return slots[final], lost, upto < head
+        taken = slots[final]
+        self._ends.finish(taken, numbers[final])
+        return taken, lost, upto < head
 
     def save(self, offsets: RankOffsets) -> None:
         """Write how far this ring has been read."""
@@ -98,17 +106,19 @@ class CollectiveFollower:
             slots["ended_ns"].astype(np.int64) + SETTLE_NS <= now_ns
         )
         too_old = numbers < head - int(self.reader.num_slots * _KEEP_RATIO)
-        return ended | too_old | self._endless(slots, now_ns)
+        return ended | too_old | self._endless(slots, numbers, now_ns)
 
-    def _endless(self, slots: Any, now_ns: int) -> Any:
+    def _endless(self, slots: Any, numbers: Any, now_ns: int) -> Any:
         collectives, p2p = self.tracker.endless_groups()
-        if not collectives and not p2p:
+        held = np.isin(slots["group_id"], self._ends.held)
+        if not collectives and not p2p and not held.any():
             return np.zeros(len(slots), dtype=bool)
         is_p2p = (slots["flags"] & schema.FLAG_P2P) != 0
         of_these = (np.isin(slots["group_id"], collectives) & ~is_p2p) | (
             np.isin(slots["group_id"], p2p) & is_p2p
         )
-        old = slots["arrived_ns"].astype(np.int64) + ENDLESS_NS <= now_ns
+        of_these = (of_these | held) & ~np.isin(numbers, self._ends.in_flight)
+        old = slots["arrived_ns"].astype(np.int64) + np.where(held, HELD_NS, ENDLESS_NS) <= now_ns
         return of_these & old & (slots["state"] == schema.RETURNED)
 
 

@@ -9,6 +9,7 @@ from rankscope.hooks.base import Hook, HookSkipped
 from rankscope.hooks.collectives import Collectives
 from rankscope.hooks.copies import Copies
 from rankscope.hooks.exceptions import Exceptions
+from rankscope.hooks.flight_recorder import FlightRecorder
 from rankscope.hooks.gpu_phases import GpuPhases
 from rankscope.hooks.logs import Logs, Warnings
 from rankscope.hooks.memory import Memory, OutOfMemory
@@ -43,6 +44,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Warnings,
     Output,
     Collectives,
+    FlightRecorder,
     DataLoading,
     Evaluation,
     Backward,

@@ -65,10 +65,13 @@ class CollectiveRecord(Shape, frozen=True):
     num_tensors: int
     peer_rank: int | None
     arrived_ms: float
+    started_ms: float | None  # after arrival, as the next ones
     duration_ms: float | None
+    device_ms: float | None  # what the device measured itself
     returned_ms: float | None
     blocked_ms: float | None
     state: str
+    ended_by: str  # the source of the end, empty where there is none
     is_async: bool
     is_p2p: bool
     end_is_upper_bound: bool

@@ -229,6 +229,7 @@ function Records({ data }) {
           t.th({ class: 'num' }, 'Size'),
           t.th({ class: 'num' }, 'Entered'),
           t.th({ class: 'num' }, 'Took'),
+          t.th({ class: 'num', title: 'Time at work on the GPU, as CUDA measured it' }, 'On device'),
           t.th({ class: 'num' }, 'Blocked'),
           t.th(null, 'State'),
           t.th(null, 'Called from'),
@@ -255,6 +256,7 @@ function Records({ data }) {
                 ? t.span({ class: 'faint', title: 'The end was seen late: this is the most it took' }, ' at most')
                 : null,
             ),
+            t.td({ class: 'num nowrap' }, duration(row.device_ms)),
             t.td({ class: 'num nowrap' }, duration(row.blocked_ms)),
             t.td(null, row.state === 'ended' ? 'ended' : t.b({ class: 'changed' }, row.state)),
             t.td({ class: 'wide clip', title: row.call_site }, shortPlace(row.call_site)),

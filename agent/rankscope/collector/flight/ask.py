@@ -1,0 +1,172 @@
+"""One question to the control server of a rank, and its answer as typed values.
+
+The answer is JSON by decision: a dump in pickle form is never opened in this process. Its size,
+its time and the number of its entries are bounded; what does not parse raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+TIMEOUT_SECONDS = 5.0
+MAX_BYTES = 64 << 20
+MAX_ENTRIES = 100_000
+_PIECE_BYTES = 1 << 18
+_MAX_ADDRESS = 100  # of 108 bytes that the kernel takes
+
+
+class AskError(OSError):
+    """The rank gave no answer that can be used; the message says why."""
+
+
+class Frame(msgspec.Struct):
+    """One frame of the stack of a call."""
+
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class Entry(msgspec.Struct):
+    """One operation as the Flight Recorder keeps it; times are wall clock, 0 or null unknown."""
+
+    record_id: int
+    pg_id: int
+    process_group: tuple[str, str]  # name, description
+    collective_seq_id: int
+    p2p_seq_id: int
+    profiling_name: str
+    time_created_ns: int
+    state: str
+    retired: bool
+    is_p2p: bool
+    op_id: int = 0
+    time_discovered_started_ns: int | None = None
+    time_discovered_completed_ns: int | None = None
+    duration_ms: float | None = None
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    output_sizes: list[list[int]] = []
+    frames: list[Frame] = []
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the group, among collectives or among exchanges."""
+        return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+
+    @property
+    def batch(self) -> tuple[int, bool, int]:
+        """What the entries of one coalesced batch have in common."""
+        return self.pg_id, self.is_p2p, self.sequence
+
+    @property
+    def ends_batch(self) -> bool:
+        """Whether this is the entry, "nccl:coalesced", that tells the state of its whole batch."""
+        return self.profiling_name.endswith(":coalesced")
+
+
+class Dump(msgspec.Struct):
+    """One answer. `pg_status` is by `pg_id`, `pg_config` by name."""
+
+    version: str = ""
+    pg_config: dict[str, dict[str, str]] = {}
+    pg_status: dict[str, dict[str, str | int]] = {}
+    entries: list[Entry] = []
+
+
+_decode = msgspec.json.Decoder(Dump).decode
+
+
+def parse(answer: bytes) -> Dump:
+    """Return the values of an answer. Raises AskError for anything that is not a dump."""
+    try:
+        dump = _decode(answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise AskError(f"the answer is no dump: {error}") from None
+    if len(dump.entries) > MAX_ENTRIES:
+        raise AskError(f"the answer has {len(dump.entries)} entries")
+    return dump
+
+
+class Question:
+    """One POST, made in a thread of its own: a server that hangs costs nobody else anything."""
+
+    def __init__(self, path: Path, handler: str) -> None:
+        self.handler = handler
+        self.answer = b""
+        self.dump: Dump | None = None
+        self.error: AskError | None = None
+        self.clock = (0, 0)  # monotonic and wall ns at the answer
+        self.is_gone = False  # there is no socket any more
+        self._path = path
+        self._deadline = time.monotonic() + TIMEOUT_SECONDS
+        self._connection: _UnixConnection | None = None
+        self._thread = threading.Thread(target=self._run, name="rankscope-flight", daemon=True)
+        self._thread.start()
+
+    def is_done(self) -> bool:
+        """Return whether the answer, or an error, is there; end what takes too long."""
+        if self._thread.is_alive() and time.monotonic() > self._deadline:
+            connection = self._connection
+            if connection is not None and connection.sock is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._ask()
+            self.clock = (time.monotonic_ns(), time.time_ns())
+            self.dump = parse(self.answer)
+        except AskError as error:
+            self.error = error
+        except FileNotFoundError as error:
+            self.is_gone, self.error = True, AskError(str(error))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.error = AskError(f"{type(error).__name__}: {error}")
+
+    def _ask(self) -> bytes:
+        self._connection = connection = _UnixConnection(self._path)
+        with contextlib.closing(connection):
+            connection.request("POST", f"/handler/{self.handler}")
+            response = connection.getresponse()
+            pieces, size = [], 0
+            while piece := response.read1(_PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_BYTES:
+                    raise AskError(f"the answer has more than {MAX_BYTES >> 20} MiB")
+                if time.monotonic() > self._deadline:
+                    raise AskError(f"no whole answer within {TIMEOUT_SECONDS:g} s")
+            if response.status != 200:
+                raise AskError(f"status {response.status}")
+            if response.length:
+                raise AskError("the answer was cut")
+            return b"".join(pieces)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(TIMEOUT_SECONDS)
+        address = str(self._path)
+        if len(os.fsencode(address)) <= _MAX_ADDRESS:
+            self.sock.connect(address)
+            return
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sock.connect(f"/proc/self/fd/{descriptor}/{self._path.name}")
+        finally:
+            os.close(descriptor)
