@@ -45,11 +45,17 @@ class Governor:
         self._since_ns = 0
         self._num_collectives = 0
         self._own = (0, 0)
+        self._times_down = 0
 
     def govern(self, source: Governed) -> None:
-        """Watch this source from now on."""
+        """Watch this source from now on, at the level that was reached before."""
         self.source = source
         self._since_ns = 0
+        for _ in range(self._times_down):
+            if not source.cheaper():
+                self.source = None
+                self._agent.stop_collectives()
+                return
 
     def at_boundary(self) -> None:
         """Count a step; at the end of a window, decide."""
@@ -83,6 +89,7 @@ class Governor:
 
     def _step_down(self, source: Governed, overhead_ratio: float, each_us: float) -> None:
         agent = self._agent
+        self._times_down += 1
         left_out = source.cheaper()
         if not left_out:
             self.source = None
