@@ -57,8 +57,8 @@ def _coalesced(ledger: Ledger) -> None:
 
 def _autograd(ledger: Ledger) -> None:
     n, world = ledger.size, dist.group.WORLD
-    # before 2.13 the backward pass waits below all operators
-    backward_waits = "c++" if VERSION >= (2, 13) else "inside"
+    # before 2.13 the autograd forms wait below all operators
+    autograd_waits = "c++" if VERSION >= (2, 13) else "inside"
     x = torch.ones(8, requires_grad=True)
     whole = funcol.all_gather_tensor_autograd(x, 0, world)
     ledger.did("all_gather_into_tensor_coalesced", [x], [torch.empty(8 * n)], waited="c++")
@@ -68,11 +68,17 @@ def _autograd(ledger: Ledger) -> None:
         [torch.empty(8 * n)],
         [x],
         reduce="sum",
-        waited=backward_waits,
+        waited=autograd_waits,
     )
     x = torch.ones(8 * n, requires_grad=True)
     part = funcol.reduce_scatter_tensor_autograd(x, "sum", 0, world)
-    ledger.did("reduce_scatter_tensor_coalesced", [x], [torch.empty(8)], reduce="sum", waited="c++")
+    ledger.did(
+        "reduce_scatter_tensor_coalesced",
+        [x],
+        [torch.empty(8)],
+        reduce="sum",
+        waited=autograd_waits,
+    )
     part.square().sum().backward()
     ledger.did("all_gather_into_tensor_coalesced", [torch.empty(8)], [x], waited="c++")
 
