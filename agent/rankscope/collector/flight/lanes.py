@@ -11,7 +11,7 @@ verification fails the lane is anchored anew: by sequence, else by the times of 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 from rankscope import schema
 from rankscope.collector.flight.ask import Entry
 
-SLACK_NS = 2_000_000  # clock corrections between the call and the look at both clocks
+# Both clocks of a host are slewed alike, so a (monotonic, wall) pair holds until one is stepped.
+SLACK_NS = 100_000
 _VOTES = 32
+_DECISIVE = 4  # votes, and two thirds of them
 _FAR = 1 << 62
 _PEER = re.compile(r"(?:send \d+->|recv \d+<-)(\d+)")
 _KINDS = (  # the first part that a name contains; longer ones first
@@ -53,6 +55,7 @@ class Lane:
     cursor: int = -1  # slot number of the last one that was found
     ahead: int = 0  # our sequence minus theirs, at that one
     is_anchored: bool = False
+    batch: tuple[int, bool, int] = (-1, False, 0)  # of that one: a call may become several pieces
 
 
 @dataclass
@@ -142,33 +145,33 @@ def place(
     if lane.is_anchored:
         at = bisect_right(slots.number, lane.cursor)
         if not slots.fits(at, kind, created):
-            at = _anchor(lane, slots, entries, first)
+            is_piece = lane.batch == entry.batch and slots.fits(at - 1, kind, created)
+            at = at - 1 if is_piece else _anchor(lane, slots, entries, first)
     else:
         at = _anchor(lane, slots, entries, first)
     if not slots.fits(at, kind, created):
         return None
-    lane.cursor, lane.is_anchored = slots.number[at], True
+    lane.cursor, lane.is_anchored, lane.batch = slots.number[at], True, entry.batch
     lane.ahead = slots.sequence[at] - entry.collective_seq_id
     return slots.number[at]
 
 
 def _anchor(lane: Lane, slots: LaneSlots, entries: Sequence[tuple[Entry, int]], first: int) -> int:
-    """Return the likeliest place of an entry, to be verified."""
-    entry, created = entries[first]
-    kind = kind_of(entry.profiling_name)
-    near = slots.last_before(created + SLACK_NS)
-    if not entry.is_p2p:
-        low = bisect_left(slots.arrived, created - 60_000_000_000)
-        wanted = entry.collective_seq_id + lane.ahead
-        for at in range(near, low - 1, -1):
-            if slots.sequence[at] == wanted and slots.fits(at, kind, created):
-                return at
+    """Return the likeliest place of an entry, to be verified; it may be before the first slot."""
     votes: Counter[int] = Counter()
     for offset, (other, when) in enumerate(entries[first : first + _VOTES]):
         at = slots.last_before(when)
         if slots.fits(at, kind_of(other.profiling_name), when):
             votes[at - offset] += 1
-    for at, _ in votes.most_common(3):
-        if slots.fits(at, kind, created):
+    for at, count in votes.most_common(1):
+        if count >= _DECISIVE and count * 3 >= votes.total() * 2:
             return at
-    return slots.last_before(created)
+    entry, created = entries[first]
+    near = slots.last_before(created)
+    if entry.is_p2p:
+        return near
+    wanted = entry.collective_seq_id + lane.ahead
+    for at in range(near, max(-1, near - _VOTES), -1):  # calls of several threads overlap
+        if slots.sequence[at] == wanted and slots.fits(at, kind_of(entry.profiling_name), created):
+            return at
+    return near
