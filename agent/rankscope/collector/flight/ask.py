@@ -116,9 +116,9 @@ class Question:
         """Return whether the answer, or an error, is there; end what takes too long."""
         if self._thread.is_alive() and time.monotonic() > self._deadline:
             connection = self._connection
-            if connection is not None and connection.sock is not None:
+            if connection is not None and connection.line is not None:
                 with contextlib.suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+                    connection.line.shutdown(socket.SHUT_RDWR)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -137,20 +137,23 @@ class Question:
         self._connection = connection = _UnixConnection(self._path)
         with contextlib.closing(connection):
             connection.request("POST", f"/handler/{self.handler}")
-            response = connection.getresponse()
-            pieces, size = [], 0
-            while piece := response.read1(_PIECE_BYTES):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_BYTES:
-                    raise AskError(f"the answer has more than {MAX_BYTES >> 20} MiB")
-                if time.monotonic() > self._deadline:
-                    raise AskError(f"no whole answer within {TIMEOUT_SECONDS:g} s")
-            if response.status != 200:
-                raise AskError(f"status {response.status}")
-            if response.length:
-                raise AskError("the answer was cut")
-            return b"".join(pieces)
+            with contextlib.closing(connection.getresponse()) as response:
+                return self._read(response)
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        pieces, size = [], 0
+        while piece := response.read1(_PIECE_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BYTES:
+                raise AskError(f"the answer has more than {MAX_BYTES >> 20} MiB")
+            if time.monotonic() > self._deadline:
+                raise AskError(f"no whole answer within {TIMEOUT_SECONDS:g} s")
+        if response.status != 200:
+            raise AskError(f"status {response.status}")
+        if response.length:
+            raise AskError("the answer was cut")
+        return b"".join(pieces)
 
 
 def both_clocks() -> tuple[int, int]:
@@ -165,10 +168,11 @@ def both_clocks() -> tuple[int, int]:
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=TIMEOUT_SECONDS)
+        self.line: socket.socket | None = None  # `sock` is None once the response has it
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock = self.line = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(TIMEOUT_SECONDS)
         address = str(self._path)
         if len(os.fsencode(address)) <= _MAX_ADDRESS:
