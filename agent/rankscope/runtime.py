@@ -32,7 +32,6 @@ from rankscope.sheet import Sheet
 from rankscope.steps import EndedStep, StepClock
 
 _WATCH_COLLECTOR_SECONDS = 5.0
-_LAST_CALLBACKS_SECONDS = 0.05
 
 
 class Agent:
@@ -50,6 +49,7 @@ class Agent:
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
+        self.before_exit: list[Callable[[], Any]] = []
         self.undo_collectives: list[Callable[[], Any]] = []  # of their source alone
         # the same of what sees step boundaries: it stays in while recording is switched off
         self.undo_boundary: list[Callable[[], Any]] = []
@@ -361,10 +361,8 @@ class Agent:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
-            if self.recorder.num_collectives:
-                # a thread of the backend may still run a callback: it must not need an
-                # interpreter that is being taken down, or the process aborts
-                time.sleep(_LAST_CALLBACKS_SECONDS)
+            for action in self.before_exit:
+                action()
         self.control.close()
 
 

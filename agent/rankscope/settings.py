@@ -44,7 +44,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("sample_seconds", 1.0, "Seconds between two samples of host and GPUs."),
     Setting("flush_seconds", 1.0, "Seconds between two batches to the server."),
     Setting("spool_bytes", 256 << 20, "Most bytes kept on disk while the server is away."),
-    Setting("keep_hours", 24.0, "Hours for which a run directory stays once the server has it all."),
+    Setting("keep_hours", 24.0, "Hours a run directory stays once the server has all of it."),
     Setting("keep_bytes", 1 << 30, "Most bytes of such directories; the oldest go first."),
     Setting("hang_stack_seconds", 2.5, "Take stacks of a rank silent for so long in a hang."),
     Setting("collector", True, "Start a node collector if none runs."),

@@ -84,7 +84,7 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
     where = places(overload._schema)
     work_in_tuple = where.work_in_tuple
     issued, failed = guarded(_issuer(operator, where, watch)), watch.failed
-    returned, has_future = guarded(_returner(watch)), operator.has_future
+    returned = guarded(_returner(watch))
 
     calls, cost = itertools.count(1), guarded(watch.cost)
 
@@ -100,7 +100,7 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
             raise
         if token is not None:
             began = _thread_cpu_ns() if own_ns else 0
-            returned(token, result[1] if work_in_tuple else result, has_future)
+            returned(token, result[1] if work_in_tuple else result)
             if began:
                 cost(own_ns + _thread_cpu_ns() - began)
         return result
@@ -117,7 +117,8 @@ def _issuer(
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
     async_at, async_default, reduce_at = where.async_at, where.async_default, where.reduce_at
-    issue, results, functional = watch.issuer(operator), watch.results, operator.functional
+    issue = watch.issuer(operator, knows_async=async_at >= 0)
+    results, functional = watch.results, operator.functional
 
     def issued(args: tuple[Any, ...]) -> Token | None:
         recorder = agent.recorder
@@ -143,11 +144,11 @@ def _issuer(
     return issued
 
 
-def _returner(watch: Watch) -> Callable[[Token, Any, bool], None]:
+def _returner(watch: Watch) -> Callable[[Token, Any], None]:
     unbox_work, returned = watch.unbox_work, watch.returned
 
-    def unboxed(token: Token, boxed: Any, has_future: bool) -> None:
-        returned(token, unbox_work(boxed), has_future)
+    def unboxed(token: Token, boxed: Any) -> None:
+        returned(token, unbox_work(boxed))
 
     return unboxed
 

@@ -111,7 +111,7 @@ class _Hooks:
         self._watch = watch
         self._rows = _rows(watch)
         self._groups: list[weakref.ref[Any]] = []
-        self._open: dict[int, tuple[int, int, Token, bool, int]] = {}  # by thread
+        self._open: dict[int, tuple[int, int, Token, int]] = {}  # by thread
         self._calls = itertools.count(1)
 
     def attach(self, group: Any) -> None:
@@ -166,7 +166,7 @@ class _Hooks:
             if operator.functional and not token[1]:
                 results.note(outputs, token[0], token[2])
             own_ns = max(1, _thread_cpu_ns() - began) if began else 0
-            calls_open[thread] = (id(group), event.op_id, token, operator.has_future, own_ns)
+            calls_open[thread] = (id(group), event.op_id, token, own_ns)
 
         return before
 
@@ -178,11 +178,11 @@ class _Hooks:
             opened = calls_open.pop(get_ident(), None)
             if opened is None:
                 return
-            known_group, number, token, has_future, own_ns = opened
+            known_group, number, token, own_ns = opened
             if (known_group, number) != (group_id, event.op_id):
                 return
             began = _thread_cpu_ns() if own_ns else 0
-            returned(token, event.work, has_future)
+            returned(token, event.work)
             if began:
                 cost(own_ns + _thread_cpu_ns() - began)
 
@@ -221,4 +221,8 @@ def _rows(watch: Watch) -> dict[int, Row]:
 
 
 def _row(watch: Watch, operator: Operator) -> Row:
-    return operator, schema.OPERATIONS.index(operator.operation), watch.issuer(operator)
+    return (
+        operator,
+        schema.OPERATIONS.index(operator.operation),
+        watch.issuer(operator, knows_async=True),
+    )

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
 _MAX_FRAMES = 40
+_DRAIN_SECONDS = 1.0
+_LAST_RETURN_SECONDS = 0.02  # for the last callback to return from Python into its thread
 _BY_FUTURE = schema.ENDED_BY.index("future")
 _BY_WAIT = schema.ENDED_BY.index("wait")
 _OWN_DIRECTORY = str(Path(__file__).parents[2])
 _now = time.monotonic_ns
-# slot number; the autograd engine called, so C++ waits; host: the end can be seen from the CPU
-Token: TypeAlias = tuple[int, bool, bool]
+# slot number; the autograd engine called, so C++ waits; host: the end can be seen from the CPU;
+# a future is needed to see it: the caller itself waits for a synchronous call
+Token: TypeAlias = tuple[int, bool, bool, bool]
 Measured: TypeAlias = tuple[int, int, int, bool]  # bytes, tensors, dtype of the first, on the CPU
 
 
@@ -58,6 +61,9 @@ class Watch:
         self._not_the_user = not_the_user()
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
+        self._has_futures = False
+        self._calling: set[int] = set()  # slots whose future has not called back yet
+        agent.before_exit.append(guarded(self._drain))
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
 
     def leave_out(self) -> str:
@@ -72,8 +78,10 @@ class Watch:
         if self.agent.recorder is not None:
             self.agent.recorder.add_own_cost(cpu_ns)
 
-    def issuer(self, operator: Operator) -> Callable[..., Token]:
+    def issuer(self, operator: Operator, *, knows_async: bool) -> Callable[..., Token]:
         """Return what writes the slot of one operator's call; `peer` is a rank of the group."""
+        asks = operator.has_future and not knows_async
+        has_future = operator.has_future
         is_p2p, one_way, is_barrier = operator.is_p2p, operator.one_way, operator.is_barrier
         always = schema.FLAG_P2P | schema.FLAG_ASYNC if is_p2p else 0
         issued_by, call_site = self._issued_by, self._call_site
@@ -108,13 +116,19 @@ class Watch:
             )
             if by_engine:
                 recorder.engine_issued(number)
-            return number, by_engine, result[3] and handed_in[3]
+            on_host = result[3] and handed_in[3]  # on a device a future ends when it is enqueued
+            return (
+                number,
+                by_engine,
+                on_host,
+                on_host and (asks or (has_future and (by_engine or is_async))),
+            )
 
         return issue
 
-    def returned(self, token: Token, work: Any, has_future: bool) -> None:
+    def returned(self, token: Token, work: Any) -> None:
         """Note that the call came back, and arrange that the end of `work` is seen."""
-        number, by_engine, on_host = token
+        number, by_engine, on_host, needs_future = token
         recorder = self.agent.recorder
         assert recorder is not None
         recorder.returned(number)  # first: the callback below may run at once
@@ -125,14 +139,32 @@ class Watch:
             reference = weakref.ref(work, lambda _: waiting.pop(key, None))
             waiting[key] = (reference, number, on_host)
             self._latest_work = work
-        if has_future and on_host:  # the future of device work is complete when it is enqueued
-            ended = recorder.ended
+        if needs_future:
             try:
                 future = work.get_future()
             except RuntimeError:  # this backend has none for this operation
                 return
-            late = schema.FLAG_END_IS_UPPER_BOUND
-            future.add_done_callback(lambda _: ended(number, late, _BY_FUTURE))
+            self._has_futures = True
+            ended, calling = recorder.ended, self._calling
+            calling.add(number)
+
+            def done(_: Any) -> None:
+                ended(number, schema.FLAG_END_IS_UPPER_BOUND, _BY_FUTURE)
+                calling.discard(number)
+
+            future.add_done_callback(done)
+
+    def _drain(self) -> None:
+        """Let the backend's threads finish their callbacks before the interpreter goes.
+
+        Such a thread that wants the interpreter lock later would abort the process.
+        """
+        if not self._has_futures:
+            return
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self._calling and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(_LAST_RETURN_SECONDS)
 
     def _failed(self, token: Token) -> None:
         recorder = self.agent.recorder
