@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankscope import flight, schema
+from rankscope.hooks.flight_recorder import plan
 from rankscope.rundir import FLIGHT_SETUP, FLIGHT_SOCKET
 from rankscope.settings import Settings
 from tests.agent import recorded
@@ -140,6 +141,38 @@ def test_it_keeps_out_of_the_way_of_gloo(tmp_path: Path, mode: str, said: str) -
             and source in ("skipped: this PyTorch has no NCCL", "waits for a group of NCCL")
         )
         assert not (rank.directory / FLIGHT_SOCKET).exists()
+
+
+BOTH = {flight.OF_NCCL, flight.OF_OTHERS}
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "version", "environ", "polled", "timed", "said"),
+    [
+        ("nccl", "auto", (2, 15), {}, True, True, "with times of the device"),
+        ("cpu:gloo,cuda:nccl", "auto", (2, 14), {}, True, True, "with times of the device"),
+        ("nccl", "on", (2, 15), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, True, False, "overlap"),
+        ("nccl", "auto", (2, 15), {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, True, True, "device"),
+        ("nccl", "auto", (2, 13), {}, False, False, "incidents only"),
+        ("nccl", "on", (2, 6), {}, False, False, "incidents only"),  # no setting makes it safe
+        ("gloo", "on", (2, 13), {}, True, False, "without times"),
+    ],
+)
+def test_what_is_done_for_a_group(
+    backend: str, mode: str, version: tuple[int, int], environ: dict[str, str],
+    polled: bool, timed: bool, said: str,
+) -> None:  # fmt: skip
+    chosen = plan(backend, mode, BOTH, version, environ)
+    assert chosen is not None
+    assert (chosen.is_polled, chosen.is_timed) == (polled, timed)
+    assert said in chosen.said
+    assert chosen.is_endless == (polled and "nccl" in backend)
+
+
+def test_nothing_is_done_for_a_group_that_it_does_not_know() -> None:
+    assert plan("gloo", "auto", BOTH, (2, 15), {}) is None
+    assert plan("nccl2", "auto", BOTH, (2, 15), {}) is None
+    assert plan("nccl", "auto", {flight.OF_OTHERS}, (2, 13), {}) is None
 
 
 def test_an_unknown_mode_is_told_at_once() -> None:

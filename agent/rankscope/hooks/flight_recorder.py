@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import os
 import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -63,28 +65,23 @@ class FlightRecorder:
 
     def _made(self, made: GroupMade) -> None:
         """Open the door for the first group that is worth it, and say what may be asked."""
-        is_nccl = "nccl" in re.split(r"[,:]", made.backend)
-        handler = OF_NCCL if is_nccl else OF_OTHERS
-        if handler not in self._handlers or not (is_nccl or self._mode == "on"):
+        chosen = plan(made.backend, self._mode, self._handlers, _torch_version(), os.environ)
+        if chosen is None:
             return
-        said, setup = self._agent.sources[self.name], self._open().setup
-        if handler not in setup.handlers:
-            setup.handlers.append(handler)
-        can_poll = not is_nccl or _torch_version() >= _SAFE_TO_POLL
-        if can_poll and handler not in setup.polled:
-            setup.polled.append(handler)
-        if is_nccl and can_poll and len(setup.endless) < _MAX_GROUPS:
+        said, door = self._agent.sources[self.name], self._open()
+        setup = door.setup
+        if chosen.handler not in setup.handlers:
+            setup.handlers.append(chosen.handler)
+        if chosen.is_polled and chosen.handler not in setup.polled:
+            setup.polled.append(chosen.handler)
+        if chosen.is_endless and len(setup.endless) < _MAX_GROUPS:
             setup.endless.append(made.label)
-        if is_nccl and can_poll and (timing := _timing_refused()) == "":
+        if chosen.is_timed:
             made.process_group._enable_collectives_timing()
             setup.is_timed = True
-        elif is_nccl:
-            timing = timing if can_poll else "no timing"
-        else:
-            timing = "ends without times"
-        self._open().write()
-        self._agent.sources[self.name] = _describe(can_poll, timing)
-        if self._agent.sources[self.name] != said:
+        door.write()
+        self._agent.sources[self.name] = chosen.said
+        if chosen.said != said:
             self._agent.describe()
 
     def _open(self) -> _Door:
@@ -146,14 +143,32 @@ def _torch_version() -> tuple[int, int]:
     return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]
 
 
-def _timing_refused() -> str:
-    """Return why the device must not be timed, empty where it may be."""
-    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        return "no timing: with CUDA_DEVICE_MAX_CONNECTIONS=1 it would undo the overlap"
-    return ""
+@dataclass(frozen=True)
+class Plan:
+    """What is done for a group."""
+
+    handler: str
+    is_polled: bool  # may be asked all the time
+    is_timed: bool  # CUDA events around each collective
+    is_endless: bool  # no other source tells its ends
+    said: str
 
 
-def _describe(can_poll: bool, timing: str) -> str:
-    if not can_poll:
-        return "at incidents only: before PyTorch 2.14 reading it all the time may crash NCCL"
-    return "read every 2 s, " + (timing or "with times of the device")
+def plan(
+    backend: str, mode: str, handlers: Container[str], version: tuple[int, int],
+    environ: Mapping[str, str],
+) -> Plan | None:  # fmt: skip
+    """Return what to do for a group of this backend, None where there is nothing to do."""
+    is_nccl = "nccl" in re.split(r"[,:]", backend)
+    handler = OF_NCCL if is_nccl else OF_OTHERS
+    if handler not in handlers or not (is_nccl or mode == "on"):
+        return None
+    if not is_nccl:
+        return Plan(handler, True, False, False, "read every 2 s, ends without times")
+    if version < _SAFE_TO_POLL:
+        why = "at incidents only: before PyTorch 2.14 reading it all the time may crash NCCL"
+        return Plan(handler, False, False, False, why)
+    if environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        why = "without timing, which would undo the overlap with CUDA_DEVICE_MAX_CONNECTIONS=1"
+        return Plan(handler, True, False, True, f"read every 2 s, {why}")
+    return Plan(handler, True, True, True, "read every 2 s, with times of the device")
