@@ -84,8 +84,8 @@ class FollowedRank:
         """Read on, a bounded amount; return whether there is more to read now."""
         self._open_rings()
         self.output.begin(forward)
-        self._read_flight(forward, gone=gone)
         caught_up = self.journal.read(forward)
+        self._read_flight(forward, gone=gone)  # behind the names of groups
         more = not caught_up
         more |= self.output.turn(forward, gone=gone)
         if self._collectives is not None and COLLECTIVES_RING not in self._damaged:
