@@ -89,10 +89,13 @@ export interface CollectiveRecord {
   num_tensors: number;
   peer_rank: number | null;
   arrived_ms: number;
+  started_ms: number | null;
   duration_ms: number | null;
+  device_ms: number | null;
   returned_ms: number | null;
   blocked_ms: number | null;
   state: string;
+  ended_by: string;
   is_async: boolean;
   is_p2p: boolean;
   end_is_upper_bound: boolean;

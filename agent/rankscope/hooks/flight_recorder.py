@@ -60,7 +60,11 @@ class FlightRecorder:
             os.environ[name] = _NUM_ENTRIES  # torch reads it at the first collective
         self._handlers = handlers
         listen(agent, "group", self._made)
-        agent.undo.append(self._forget)
+        agent.undo.append(self._shut)
+        door = FlightRecorder._door
+        if door is not None and door.pid == os.getpid():  # it was switched off and is on again
+            door.write()
+            return door.said
         return "waits for a group of NCCL" if self._mode == "auto" else "waits for a group"
 
     def _made(self, made: GroupMade) -> None:
@@ -80,7 +84,7 @@ class FlightRecorder:
             made.process_group._enable_collectives_timing()
             setup.is_timed = True
         door.write()
-        self._agent.sources[self.name] = chosen.said
+        self._agent.sources[self.name] = door.said = chosen.said
         if chosen.said != said:
             self._agent.describe()
 
@@ -92,10 +96,9 @@ class FlightRecorder:
             door = FlightRecorder._door = _Door(recorder.directory)
         return door
 
-    def _forget(self) -> None:
+    def _shut(self) -> None:
         """Let the collector ask no more; the server cannot be ended without a wait."""
         if FlightRecorder._door is not None:
-            FlightRecorder._door.setup = FlightSetup()
             FlightRecorder._door.remove(FLIGHT_SETUP)
 
 
@@ -106,6 +109,7 @@ class _Door:
         from torch._C._distributed_c10d import _WorkerServer
 
         self.pid, self.directory, self.setup = os.getpid(), directory, FlightSetup()
+        self.said = ""
         self.remove(FLIGHT_SOCKET)  # of the program that this process ran before
         server = _WorkerServer(socket_address(directory / FLIGHT_SOCKET))
         # Its destructor waits for threads, which a forked child does not have: it never runs.
