@@ -17,7 +17,8 @@ from typing import Any
 
 PARAMETERS = 5_000_000
 WARM_UP_STEPS = 6
-BLOCK_SECONDS = 0.6
+SETTLING_STEPS = 3  # after a switch: what is done once for a run is not the cost of a step
+BLOCK_SECONDS = 0.3
 # name: (what it is, settings of the agent or None)
 VARIANTS: dict[str, tuple[str, dict[str, str] | None]] = {
     "bare": ("nothing, against nothing", None),
@@ -170,8 +171,9 @@ def timed(
         (contextlib.nullcontext, switch) if each_step else (switch, contextlib.nullcontext)
     )
     with outer():
-        with inner():
-            step()
+        for _ in range(SETTLING_STEPS):
+            with inner():
+                step()
         wall, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
         for _ in range(number):
             with inner():

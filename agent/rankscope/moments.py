@@ -6,6 +6,7 @@ that fails neither harms the run nor the listeners behind it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,17 +32,29 @@ class Moments:
 
     def __init__(self) -> None:
         self.batch: list[Callable[[Any], None]] = []  # a data loader gave this batch
+        # of these three, `..._due` also has those that listen on sampled steps only
         self.backward: list[Callable[[Any], None]] = []  # a backward pass begins at these tensors
         self.scaled: list[Callable[[Any], None]] = []  # a gradient scaler scaled this loss
         self.optimizer: list[Callable[[Any], None]] = []  # this optimizer is about to step
         self.step: list[Callable[[EndedStep], None]] = []  # a step ended
+        self.backward_due: list[Callable[[Any], None]] = []
+        self.optimizer_due: list[Callable[[Any], None]] = []
+        self.step_due: list[Callable[[EndedStep], None]] = []
         self.failure: list[Callable[[BaseException], None]] = []  # an exception goes by
         self.group: list[Callable[[GroupMade], None]] = []  # before its first collective
 
 
-def listen(agent: Agent, moment: str, listener: Callable[[Any], Any]) -> None:
-    """Call `listener` at each moment of this name until the agent's hooks are taken out."""
-    listeners: list[Callable[[Any], Any]] = getattr(agent.moments, moment)
+def listen(
+    agent: Agent, moment: str, listener: Callable[[Any], Any], *, sampled: bool = False
+) -> None:
+    """Call `listener` at each moment of this name until the agent's hooks are taken out.
+
+    `sampled`: only in steps whose numbers will be written. A call that finds nothing to do costs
+    some microseconds too.
+    """
     safe = guarded(listener)
-    listeners.append(safe)
-    agent.undo.append(lambda: listeners.remove(safe))
+    for name in (f"{moment}_due",) if sampled else (moment, f"{moment}_due"):
+        listeners: list[Callable[[Any], Any]] | None = getattr(agent.moments, name, None)
+        if listeners is not None:
+            listeners.append(safe)
+            agent.undo.append(functools.partial(listeners.remove, safe))

@@ -240,7 +240,7 @@ class Agent:
         """Collect and write the numbers of the step that just ended."""
         if self.is_off:
             return
-        for listener in self.moments.step:
+        for listener in self.moments.step_due if self.sheet.due else self.moments.step:
             listener(ended)
         self.sheet.step_ended(ended)
 

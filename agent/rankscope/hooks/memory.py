@@ -35,7 +35,7 @@ class Memory:
 
         self._agent, self._cuda = agent, torch.cuda
         self._next = 0.0
-        listen(agent, "step", self._step)
+        listen(agent, "step", self._step, sampled=True)
         return "/proc/self/statm, getrusage, torch.cuda.memory_stats where CUDA is used"
 
     def _step(self, ended: EndedStep) -> None:

@@ -40,9 +40,9 @@ class Gradients:
         self._is_scaled = False  # the local gradients of this step bear a gradient scaler's factor
         self._step = 0  # the last one that was sampled
         listen(agent, "scaled", self._scaled)
-        listen(agent, "backward", self._backward)
-        listen(agent, "optimizer", self._optimizer)
-        listen(agent, "step", self._ended)
+        listen(agent, "backward", self._backward, sampled=True)
+        listen(agent, "optimizer", self._optimizer, sampled=True)
+        listen(agent, "step", self._ended, sampled=True)
         agent.undo.append(self._remove)
         return f"each {_EVERY}th step, less often where that costs too much"
 

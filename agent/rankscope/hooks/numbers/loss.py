@@ -27,9 +27,9 @@ class Losses:
         self._stack = torch.stack
         self._seen: list[Any] = []
         self._unscaled: Any = None
-        listen(agent, "backward", self._backward)
+        listen(agent, "backward", self._backward, sampled=True)
         listen(agent, "scaled", self._scaled)
-        listen(agent, "step", self._step)
+        listen(agent, "step", self._step, sampled=True)
         return "the tensor of backward()"
 
     def _scaled(self, outputs: Any) -> None:

@@ -21,7 +21,7 @@ class LearningRate:
         """Listen to optimizers."""
         self._agent = agent
         self._step = 0  # the last one whose rate was taken
-        listen(agent, "optimizer", self._optimizer)
+        listen(agent, "optimizer", self._optimizer, sampled=True)
         return "param_groups of the optimizer"
 
     def _optimizer(self, optimizer: Any) -> None:
@@ -46,7 +46,7 @@ class ModelSize:
         """Listen to steps."""
         self._agent = agent
         self._num_steps = 0
-        listen(agent, "step", self._step)
+        listen(agent, "step", self._step, sampled=True)
         return "param_groups and state of the optimizers"
 
     def _step(self, ended: EndedStep) -> None:

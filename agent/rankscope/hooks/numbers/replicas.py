@@ -46,7 +46,7 @@ class Replicas:
             agent.replicated.add(model)
 
         agent.patch(DistributedDataParallel, "__init__", __init__)
-        listen(agent, "step", self._step)
+        listen(agent, "step", self._step, sampled=True)
         return f"each {every}th step, less often where that costs too much"
 
     def _step(self, ended: EndedStep) -> None:

@@ -68,7 +68,8 @@ class _Passes:
             agent.recorder.begin_backward()
         before = clock.enter(BACKWARD, counts=counts)
         if is_outermost and counts:
-            for listener in agent.moments.backward:
+            moments = agent.moments
+            for listener in moments.backward_due if agent.sheet.due else moments.backward:
                 listener(roots)
         return before
 

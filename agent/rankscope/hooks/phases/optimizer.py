@@ -72,7 +72,8 @@ class _Steps:
             return None
         if agent.cycle.began(optimizer):
             clock.enter(OPTIMIZER)
-            for listener in agent.moments.optimizer:
+            moments = agent.moments
+            for listener in moments.optimizer_due if agent.sheet.due else moments.optimizer:
                 listener(optimizer)
             return _with_timed_closure(clock, args, kwargs)
         return None
