@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from rankscope import schema
@@ -269,3 +270,38 @@ def test_echoes_are_told_from_causes(kind: str, message: str) -> None:
 @pytest.mark.parametrize(("kind", "message"), CAUSES)
 def test_causes_are_told_from_echoes(kind: str, message: str) -> None:
     assert failures.of_error(raised(0, 0, kind, message)).role == "initiating"
+
+
+def test_a_watchdog_that_aborts_its_own_rank_accuses_nobody_else() -> None:
+    """Rank 2 fails; the watchdogs of the others give up and abort them, one of them first."""
+    watchdog = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE)"
+    for first_to_die in (0, 2):
+        records: list[schema.AnyRecord] = [
+            raised(2, 500, *CAUSES[0]),
+            ended(2, 510, reason="exit_code", exit_code=1),
+        ]
+        for rank in (0, 1, 3):
+            begins = 100 * rank if first_to_die == 0 else 600 + 100 * rank
+            error = raised(rank, begins, "DistBackendError", watchdog)
+            fatal = raised(rank, begins + 20, "Aborted", "Fatal Python error: Aborted")
+            records += [
+                msgspec.structs.replace(error, where="collective"),
+                msgspec.structs.replace(fatal, where="fatal_signal"),
+                ended(rank, begins + 50, reason="signal", signal=6),
+            ]
+        look = look_after(run(), records, seed=first_to_die)
+        (finding,) = [one for one in look.findings if one.kind == "crash"]
+        assert finding.ranks == (2,)
+
+
+def test_an_abort_that_nothing_explains_is_a_cause() -> None:
+    records: list[schema.AnyRecord] = [
+        msgspec.structs.replace(
+            raised(1, 0, "Aborted", "Fatal Python error: Aborted"), where="fatal_signal"
+        ),
+        ended(1, 30, reason="signal", signal=6),
+        raised(0, 60, *ECHOES[0]),
+        ended(0, 90, reason="exit_code", exit_code=1),
+    ]
+    (finding,) = [one for one in look_after(run(), records).findings if one.kind == "crash"]
+    assert finding.ranks == (1,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rankscope.schema import ErrorRaised, RankEnded
@@ -104,6 +104,31 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
         text = "disappeared; how it ended is not known"
         return Failure(*who, "initiating", text, ended.last_step, ended=ended, is_weak=True)
     return None
+
+
+def aborts_are_echoes(found: Iterable[Failure], errors: Iterable[Failure]) -> list[Failure]:
+    """Return `found` where an abort of a rank that has told of nothing but echoes is one too.
+
+    The watchdog of NCCL ends its own process (SIGABRT) when a collective does not come back.
+    """
+    roles: dict[int, set[Role]] = {}
+    for error in errors:
+        if not is_abort(error):
+            roles.setdefault(error.rank, set()).add(error.role)
+    return [
+        replace(failure, role="cascade")
+        if is_abort(failure) and roles.get(failure.rank) == {"cascade"}
+        else failure
+        for failure in found
+    ]
+
+
+def is_abort(failure: Failure) -> bool:
+    """Return whether this is a process that aborted itself."""
+    if failure.ended is not None:
+        return failure.ended.signal == signal.SIGABRT
+    error = failure.error
+    return error is not None and error.where == "fatal_signal" and "abort" in error.type.lower()
 
 
 def signal_name(number: int) -> str:

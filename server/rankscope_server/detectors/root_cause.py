@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
-from rankscope_server.detectors.failures import Failure, of_end, of_error
+from rankscope_server.detectors.failures import Failure, aborts_are_echoes, of_end, of_error
 from rankscope_server.detectors.finding import (
     DetectorResult,
     DetectorStatus,
@@ -67,6 +67,7 @@ def _failures(window: Window) -> list[Failure]:
     found += [
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
+    found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
     return sorted(found, key=lambda failure: (failure.time_ns, failure.rank))
 
 
