@@ -62,6 +62,7 @@ def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     compiler.chmod(0o755)
     _, rows = doctor("--build", RANKSCOPE_CACHE=str(tmp_path), CXX=str(compiler))
     assert rows["collectives", "probe"]["state"] == "advice"
+    assert "no such thing" in rows["collectives", "probe"]["detail"]
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(build.BuildError, match="no such thing"):
         build.build({"RANKSCOPE_CACHE": str(tmp_path)})
@@ -82,6 +83,16 @@ def test_built_once_however_many_ask(tmp_path: Path) -> None:
     made_ns = path.stat().st_mtime_ns
     assert build.build(environ).stat().st_mtime_ns == made_ns
     assert str(sysconfig.get_config_var("SOABI")) in str(path)
+
+
+def test_what_others_could_have_written_is_not_loaded(tmp_path: Path) -> None:
+    path = build.path_of({"RANKSCOPE_CACHE": str(tmp_path)})
+    path.parent.mkdir(parents=True)
+    path.write_bytes(build.build().read_bytes())
+    path.chmod(0o777)
+    _, rows = doctor(RANKSCOPE_CACHE=str(tmp_path))
+    assert rows["collectives", "probe"]["state"] == "skipped"
+    assert "not loaded" in rows["collectives", "probe"]["detail"]
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:

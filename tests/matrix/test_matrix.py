@@ -15,6 +15,7 @@ import pytest
 
 from rankscope.hooks import HookSkipped
 from rankscope.hooks.collectives import SOURCES
+from rankscope.hooks.collectives.probe import build
 from tests.matrix.launch import RANKS, Cell, launch, torch_version
 
 FAMILIES = (
@@ -39,10 +40,12 @@ Launched = Callable[[str], dict[str, list[Cell]]]
 
 
 def available(source: Any) -> str:
-    """Return why a source cannot run here, or nothing."""
+    """Return why a source cannot run here, or nothing; the probe is compiled first."""
     try:
+        if source.name == "probe":
+            build.build()
         source.check()
-    except HookSkipped as reason:
+    except (HookSkipped, build.BuildError) as reason:
         return str(reason)
     return ""
 

@@ -125,7 +125,7 @@ def _collectives(settings: Settings) -> Iterator[Row]:
         try:
             source.check()
         except HookSkipped as reason:
-            can_build = source.name == "probe" and "not built" in str(reason)
+            can_build = source.name == "probe" and str(reason).startswith(("not built", "the comp"))
             yield Row(part, source.name, "advice" if can_build else "skipped", str(reason))
             continue
         used = not taken and settings.collectives in ("auto", source.name)

@@ -90,8 +90,9 @@ def _prepare_probe(settings: Settings, say: Callable[[str], None]) -> None:
     if not settings.probe_build or settings.collectives not in ("auto", "probe"):
         return
     try:
-        if build.path_of().exists() or build.missing():
-            return  # without a compiler another source is taken; `rankscope doctor` says so
+        path = build.path_of()
+        if path.exists() or build.missing() or build.last_failure(path):
+            return  # another source is taken; `rankscope doctor` says why
         say("compiling the native probe for this version of PyTorch, once (about 20 s) ...")
         build.build()
     except (build.BuildError, OSError) as error:

@@ -107,7 +107,8 @@ def build(environ: Mapping[str, str] = os.environ) -> Path:
 def build_in_background(environ: Mapping[str, str] = os.environ) -> None:
     """Compile it for the runs to come, in a process of its own that yields to everything else."""
     try:
-        if path_of(environ).exists() or missing():
+        path = path_of(environ)
+        if path.exists() or missing() or last_failure(path):
             return
         subprocess.Popen(
             [sys.executable, "-m", __name__], env=dict(environ), start_new_session=True,
@@ -130,12 +131,33 @@ def _compile(path: Path) -> None:
             except subprocess.TimeoutExpired:
                 raise BuildError(f"the compiler took more than {TIMEOUT_SECONDS} s") from None
             if done.returncode == 0:
+                made.chmod(0o755)
                 made.replace(path)  # at once: nobody sees half a file
+                _log_of(path).unlink(missing_ok=True)
                 return
             said = done.stderr
-    path.with_suffix(".log").write_text(said)
+    _log_of(path).write_text(said)
+    raise BuildError(last_failure(path))
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_suffix(".log")
+
+
+def last_failure(path: Path) -> str:
+    """Return in one line why an earlier build of this very probe failed; empty if none did."""
+    try:
+        said = _log_of(path).read_text(errors="replace")
+    except OSError:
+        return ""
     first = next((line for line in said.splitlines() if "error" in line), said[-_LOG_TAIL:])
-    raise BuildError(f"the compiler failed: {first.strip()} (all of it: {path.stem}.log)")
+    return f"the compiler failed: {first.strip()} (all of it: {_log_of(path)})"
+
+
+def is_trusted(path: Path) -> bool:
+    """Return whether only this user or root can have written the file: it will be loaded."""
+    facts = path.stat()
+    return facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022
 
 
 def _command(output: Path, standard: str) -> list[str]:

@@ -68,8 +68,10 @@ class Probe:
         except (build.BuildError, OSError) as error:
             raise HookSkipped(str(error)) from None
         if not path.exists():
-            why = build.missing() or "not built yet: `rankscope probe` builds it"
-            raise HookSkipped(why)
+            not_yet = "not built yet: `rankscope doctor --build` does it"
+            raise HookSkipped(build.missing() or build.last_failure(path) or not_yet)
+        if not build.is_trusted(path):
+            raise HookSkipped(f"{path} is not yours alone to write: it is not loaded")
         for operator in OPERATORS:
             name = f"c10d::{operator.operator}"
             if hasattr(torch.ops.c10d, operator.operator) and (
