@@ -43,7 +43,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
     After MAX_FAILURES the function is not called any more. `KeyboardInterrupt` and `SystemExit`
     pass through: stopping the job is the user's right.
     """
-    name = function.__qualname__
+    name = getattr(function, "__qualname__", type(function).__name__)
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:

@@ -6,7 +6,6 @@ that fails neither harms the run nor the listeners behind it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,4 +56,8 @@ def listen(
         listeners: list[Callable[[Any], Any]] | None = getattr(agent.moments, name, None)
         if listeners is not None:
             listeners.append(safe)
-            agent.undo.append(functools.partial(listeners.remove, safe))
+            agent.undo.append(_remover(listeners, safe))
+
+
+def _remover(listeners: list[Callable[[Any], Any]], listener: Any) -> Callable[[], None]:
+    return lambda: listeners.remove(listener)
