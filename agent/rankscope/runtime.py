@@ -21,6 +21,7 @@ from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
 from rankscope.governor import Governor
+from rankscope.grid import Grid
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
 from rankscope.moments import GroupMade, Moments
@@ -49,6 +50,7 @@ class Agent:
         self.sources: dict[str, str] = {}
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
+        self.grids: dict[str, Grid] = {}  # of sampled numbers, by hook: they outlive a switch
         self.before_exit: list[Callable[[], Any]] = []
         self.undo_collectives: list[Callable[[], Any]] = []  # of their source alone
         # the same of what sees step boundaries: it stays in while recording is switched off

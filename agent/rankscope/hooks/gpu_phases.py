@@ -38,7 +38,8 @@ class GpuPhases:
         if torch.version.cuda is None and torch.version.hip is None:
             raise HookSkipped("this torch has no CUDA")
         self._agent, self._cuda = agent, torch.cuda
-        self._grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
+        grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
+        self._grid = agent.grids.setdefault(self.name, grid)
         self._pool: EventPool | None = None
         listen(agent, "step", self._step)
         agent.undo.append(self._stop)

@@ -33,7 +33,8 @@ class Gradients:
         import torch
 
         self._agent, self._torch = agent, torch
-        self._grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
+        grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
+        self._grid = agent.grids.setdefault(self.name, grid)  # what it learnt stays known
         self._handles: list[Any] = []
         self._norms: dict[int, Any] = {}
         self._cost_ns = 0

@@ -35,7 +35,8 @@ class Replicas:
         original: Any = DistributedDataParallel.__init__
         self._agent = agent
         every = 1 << max(0, agent.settings.replica_check_steps - 1).bit_length()
-        self._grid = Grid(every, agent.settings.numbers_budget_ratio / 4)
+        grid = Grid(every, agent.settings.numbers_budget_ratio / 4)
+        self._grid = agent.grids.setdefault(self.name, grid)
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
