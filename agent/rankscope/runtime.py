@@ -147,6 +147,9 @@ class Agent:
         for action in self._when_recorder:
             action(self)
         self._watch_collector(run, first=True)
+        if _is_child():  # these may leave without `atexit`
+            finalize = sys.modules["multiprocessing.util"].Finalize
+            finalize(None, guarded(self._settle), exitpriority=0)
 
     def patch(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute of a class or module until `remove_hooks`.
@@ -355,7 +358,8 @@ class Agent:
     def _forked(self) -> None:
         if self.recorder is not None:
             self.recorder.disown()
-            self.recorder = self.clock.recorder = None  # a group of its own makes it a rank
+            self.recorder = None  # a group of its own makes it a rank
+            self.clock.begin_anew()
             self.control = Control(self)  # a profile is the parent's to end
 
     def _finish(self) -> None:
@@ -363,9 +367,13 @@ class Agent:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
+        self._settle()
+        self.control.close()
+
+    def _settle(self) -> None:
+        if self.recorder is not None:
             for action in self.before_exit:
                 action()
-        self.control.close()
 
 
 def _chosen(names: str) -> list[type[Hook]]:
@@ -387,5 +395,10 @@ def _is_inherited(environ: Mapping[str, str]) -> bool:
     attached = environ.get(ATTACHED, "")
     if attached and attached != str(os.getpid()):
         return True
+    return _is_child()
+
+
+def _is_child() -> bool:
+    """Return whether `multiprocessing` started this process."""
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None

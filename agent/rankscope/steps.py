@@ -58,6 +58,12 @@ class StepClock:
     """Times the phases of the main thread's steps. Calls from other threads are ignored."""
 
     def __init__(self) -> None:
+        self.on_end: Callable[[EndedStep], None] = lambda ended: None
+        self.on_phase: Callable[[int], None] | None = None  # told the phase that ends
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Know of no step yet: in a new process, or in a fork, which is perhaps a rank itself."""
         self.recorder: Recorder | None = None
         self.phase = OTHER
         self.sees_data = False  # a data loader shows where the first forward begins
@@ -70,8 +76,6 @@ class StepClock:
         self.step = 1
         self.gc_ns = 0  # of this step; hooks add to it
         self.copy_ns = 0  # of this step; hooks add to it
-        self.on_end: Callable[[EndedStep], None] = lambda ended: None
-        self.on_phase: Callable[[int], None] | None = None  # told the phase that ends
         self._explicit = 0  # depth of rankscope.phase() blocks
         self._thread = threading.main_thread().ident
         self._since_ns = self._started_ns = _now()

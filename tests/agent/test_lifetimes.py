@@ -45,6 +45,21 @@ def test_a_hundred_worlds(tmp_path: Path) -> None:
         assert late - early < 32 << 20  # gloo itself keeps a little of each world
 
 
+@pytest.mark.multiproc
+@pytest.mark.parametrize("source", ["auto", "kernels"])
+def test_a_rank_that_forks_a_rank(tmp_path: Path, source: str) -> None:
+    """Each records its own calls, all with their ends, though a fork leaves without `atexit`."""
+    done = recorded.run(tmp_path, "forks_a_rank.py", RANKSCOPE_COLLECTIVES=source)
+    assert done.returncode == 0, done.stderr
+    assert "rankscope:" not in done.stderr
+    both = recorded.read(tmp_path)
+    assert len(both) == 2
+    for rank in both:
+        assert rank.operations()["all_reduce"] == 8  # 4 by hand, 4 of the model
+        assert set(rank.collectives["state"]) == {schema.ENDED}
+        assert list(rank.collectives["sequence"]) == list(range(1, len(rank.collectives) + 1))
+
+
 AGAIN = """
 import os, sys, torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)

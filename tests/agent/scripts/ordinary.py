@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -81,6 +82,7 @@ def main(path, context):
     with open(f"{path}.{rank}.json", "w") as file:
         json.dump(result, file)
     dist.destroy_process_group()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, when the other rank raised first
     raise ValueError(f"the end of rank {rank}")
 
 

@@ -8,6 +8,7 @@ and also tells exposed waiting.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import weakref
@@ -19,6 +20,7 @@ from rankscope import schema
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.functional import Results, patch_wait_tensor
+from rankscope.hooks.collectives.last_calls import drain
 from rankscope.hooks.collectives.operators import Operator
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
 _MAX_FRAMES = 40
-_DRAIN_SECONDS = 1.0
-_LAST_RETURN_SECONDS = 0.02  # for the last callback to return from Python into its thread
 _BY_FUTURE = schema.ENDED_BY.index("future")
 _BY_WAIT = schema.ENDED_BY.index("wait")
 _OWN_DIRECTORY = str(Path(__file__).parents[2])
@@ -61,10 +61,12 @@ class Watch:
         self._not_the_user = not_the_user()
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
-        self._has_futures = False
         self._calling: set[int] = set()  # slots whose future has not called back yet
+        self._on_host = False  # whether a backend's thread may be at work on the CPU
         agent.before_exit.append(guarded(self._drain))
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
+        # a child that let go of the parent's work would wait for the parent's threads for ever
+        os.register_at_fork(before=self._let_go)
 
     def leave_out(self) -> str:
         """Do less from now on; return what is left out, empty if that was done before."""
@@ -134,6 +136,7 @@ class Watch:
         recorder.returned(number)  # first: the callback below may run at once
         if work is None:
             return
+        self._on_host = self._on_host or on_host
         if not by_engine:  # C++ callers never wait through Python
             key, waiting = id(work), self._waiting
             reference = weakref.ref(work, lambda _: waiting.pop(key, None))
@@ -144,7 +147,6 @@ class Watch:
                 future = work.get_future()
             except RuntimeError:  # this backend has none for this operation
                 return
-            self._has_futures = True
             ended, calling = recorder.ended, self._calling
             calling.add(number)
 
@@ -155,23 +157,19 @@ class Watch:
             future.add_done_callback(done)
 
     def _drain(self) -> None:
-        """Let the backend's threads finish their callbacks before the interpreter goes.
-
-        Such a thread that wants the interpreter lock later would abort the process.
-        """
-        if not self._has_futures:
-            return
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._calling and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(_LAST_RETURN_SECONDS)
+        if self._on_host:
+            drain(lambda: len(self._calling))
 
     def _failed(self, token: Token) -> None:
         recorder = self.agent.recorder
         if recorder is not None:
             recorder.failed(token[0])
 
+    def _let_go(self) -> None:
+        self._latest_work = None
+
     def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
+        self._latest_work = None  # a work holds its group, sockets and all, after its destruction
         known = self._waiting.pop(id(work), None)
         if known is not None and known[0]() is work:
             self.waited(known[1], known[2], _now() - began_ns, failed)

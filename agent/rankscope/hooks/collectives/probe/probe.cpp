@@ -153,10 +153,10 @@ struct Probe {
   PyObject* is_inside = nullptr; // (code) -> bool
   PyObject* name_place = nullptr; // (code, line) -> index
   PyObject* engine_code = nullptr;
-  PyObject* original_wait = nullptr;
   PyTypeObject* work_type = nullptr;
   std::unique_ptr<torch::Library> c10d_library, functional_library;
   Pending pending[PENDING_SLOTS];
+  std::atomic<int64_t> ends_expected{-1}; // futures that have not called back; -1: none ever asked
 };
 Probe* probe = nullptr;
 
@@ -559,15 +559,19 @@ void returned(const Row& row, const Token& token, const c10::IValue& result) noe
       row.without_future = true; // this backend has none for this operation
       return;
     }
+    if (!future) return;
     const int64_t number = token.number;
-    if (future)
-      future->addCallback([number](c10::ivalue::Future& ended) {
-        const Constants& is = probe->is;
-        if (ended.hasError())
-          finish(number, is.failed, 0, is.ended_by_error);
-        else
-          finish(number, is.ended, 0, is.ended_by_future);
-      });
+    int64_t never = -1;
+    probe->ends_expected.compare_exchange_strong(never, 0);
+    probe->ends_expected.fetch_add(1);
+    future->addCallback([number](c10::ivalue::Future& ended) {
+      const Constants& is = probe->is;
+      if (ended.hasError())
+        finish(number, is.failed, 0, is.ended_by_error);
+      else
+        finish(number, is.ended, 0, is.ended_by_future);
+      probe->ends_expected.fetch_sub(1);
+    });
   } catch (...) {
     count_error();
   }
@@ -631,8 +635,8 @@ struct WaitTensor final : c10::OperatorKernel {
 
 // --- the module --------------------------------------------------------------------------------
 
-// Work.wait, in place of the class's own: the same call, timed.
-PyObject* wait(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+// Work.wait, in place of what the class had (bound as `original`): the same call, timed.
+PyObject* wait(PyObject* original, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
   Token token;
   const bool is_work = probe->active.load(std::memory_order_relaxed) &&
       PyVectorcall_NARGS(count) > 0 && PyObject_TypeCheck(arguments[0], probe->work_type);
@@ -641,7 +645,7 @@ PyObject* wait(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject
     if (instance->simple_layout) token = take_wait(instance->simple_value_holder[0]);
   }
   const uint64_t began = now_ns();
-  PyObject* result = PyObject_Vectorcall(probe->original_wait, arguments, count, names);
+  PyObject* result = PyObject_Vectorcall(original, arguments, count, names);
   if (is_work && token.number >= 0) waited(token, began, result == nullptr);
   return result;
 }
@@ -678,6 +682,17 @@ bool map_ring(const char* path) {
   return true;
 }
 
+// In a child the ring, its groups and perhaps a held lock are the parent's: it begins anew.
+void after_fork() {
+  Probe* inherited = probe;
+  probe = new Probe;
+  probe->c10d_library = std::move(inherited->c10d_library);
+  probe->functional_library = std::move(inherited->functional_library);
+  probe->work_type = inherited->work_type;
+  latest_group = nullptr;
+  own_thread_id = 0;
+}
+
 // open(path, layout, constants, dtypes, rank, define_group, is_inside, name_place, engine_code)
 PyObject* open_ring(PyObject*, PyObject* arguments) {
   const char *path, *layout;
@@ -693,7 +708,7 @@ PyObject* open_ring(PyObject*, PyObject* arguments) {
   if (probe == nullptr) {
     static_assert(sizeof(std::atomic<uint64_t>) == 8);
     probe = new Probe;
-    pthread_atfork(nullptr, nullptr, [] { probe->active = false; }); // the ring is the parent's
+    pthread_atfork(nullptr, nullptr, after_fork);
   }
   if (!read_constants(constants, probe->is)) {
     if (PyErr_Occurred() == nullptr)
@@ -760,9 +775,9 @@ PyObject* start(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   PyObject* methods = PyObject_GetAttrString(work_type, "__dict__");
-  probe->original_wait = methods ? PyMapping_GetItemString(methods, "wait") : nullptr;
+  PyObject* original = methods ? PyMapping_GetItemString(methods, "wait") : nullptr;
   Py_XDECREF(methods);
-  if (probe->original_wait == nullptr) return nullptr;
+  if (original == nullptr) return nullptr;
   Py_INCREF(work_type);
   probe->work_type = reinterpret_cast<PyTypeObject*>(work_type);
   try {
@@ -773,10 +788,12 @@ PyObject* start(PyObject*, PyObject* arguments) {
   if (PyErr_Occurred() != nullptr) {
     probe->c10d_library.reset();
     probe->functional_library.reset();
+    Py_DECREF(original);
     return nullptr;
   }
   probe->active = true;
-  PyObject* function = PyCFunction_New(&WAIT, nullptr);
+  PyObject* function = PyCFunction_New(&WAIT, original);
+  Py_DECREF(original);
   PyObject* method = function == nullptr ? nullptr : PyInstanceMethod_New(function);
   Py_XDECREF(function);
   return method;
@@ -796,10 +813,16 @@ PyObject* set_call_sites(PyObject*, PyObject* wanted) {
   Py_RETURN_NONE;
 }
 
+PyObject* ends_expected(PyObject*, PyObject*) {
+  return PyLong_FromLongLong(probe == nullptr ? -1 : probe->ends_expected.load());
+}
+
 PyMethodDef METHODS[] = {
     {"open", open_ring, METH_VARARGS, "Map the ring of this rank."},
     {"start", start, METH_VARARGS, "Register the kernels; return the new Work.wait."},
     {"stop", stop, METH_NOARGS, "Take the kernels out again."},
+    {"ends_expected", ends_expected, METH_NOARGS,
+     "How many ends are still to be told; -1 if none ever was."},
     {"set_call_sites", set_call_sites, METH_O, "Whether places in the user's code are looked up."},
     {nullptr, nullptr, 0, nullptr}};
 

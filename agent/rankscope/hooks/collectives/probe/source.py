@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rankscope import ring, schema
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.collectives.last_calls import drain
 from rankscope.hooks.collectives.operators import OPERATORS, Operator, places
 from rankscope.hooks.collectives.probe import build
 from rankscope.hooks.collectives.watch import not_the_user
@@ -137,11 +138,17 @@ def _start(agent: Agent, module: Any) -> None:
         agent.engine_code,
     )
     wait = module.start(_rows(), Work)
+    agent.before_exit.append(guarded(lambda: _drain(module)))
     num_before = len(agent.undo)
     agent.undo.append(module.stop)
     agent.patch(Work, "wait", wait)
     agent.undo_collectives += agent.undo[num_before:]  # whenever the recorder opened
     del agent.undo[num_before:]
+
+
+def _drain(module: Any) -> None:
+    if module.ends_expected() >= 0:
+        drain(module.ends_expected)
 
 
 def _rows() -> list[tuple[Any, ...]]:
