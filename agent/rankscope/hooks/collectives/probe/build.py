@@ -187,6 +187,8 @@ def _compiler() -> list[str] | None:
 def main() -> int:
     """Build at the lowest priority; for `build_in_background`."""
     os.nice(19)
+    with contextlib.suppress(OSError):  # nice counts within a session only, where sessions share
+        Path("/proc/self/autogroup").write_text("19")
     try:
         build()
     except BuildError:
