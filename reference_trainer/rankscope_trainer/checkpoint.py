@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
 FORMAT = 1
@@ -49,8 +50,7 @@ class Checkpoints:
     def save(
         self,
         progress: Progress,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
         *,
         has_weights: bool,
     ) -> None:
@@ -58,9 +58,13 @@ class Checkpoints:
         final = self._folder / f"step-{progress.step:08d}"
         unfinished = final.with_suffix(".tmp")
         unfinished.mkdir(parents=True, exist_ok=True)
-        part: dict[str, Any] = {"random": _random_state(self._world.device)}
+        part: dict[str, Any] = {
+            "random": _random_state(self._world.device), "strategy": strategy.state()
+        }  # fmt: skip
         if has_weights:
-            part |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            part |= {
+                "model": strategy.model.state_dict(), "optimizer": strategy.optimizer.state_dict()
+            }  # fmt: skip
         _write(unfinished / f"rank-{self._world.rank}.pt", part)
         dist.barrier()  # every part is written
         if self._world.rank == 0:
@@ -81,17 +85,16 @@ class Checkpoints:
         dist.broadcast(agreed, src=0)
         return int(agreed.item())
 
-    def load(
-        self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, part: int
-    ) -> Progress:
+    def load(self, step: int, strategy: Strategy, *, part: int) -> Progress:
         """Put weights and optimizer (of rank `part`) and random numbers back as they were."""
         folder = self._folder / f"step-{step:08d}"
         document = json.loads((folder / "checkpoint.json").read_text())
         self._check(folder, document)
         weights = self._read(folder, part)
-        model.load_state_dict(weights["model"])
-        optimizer.load_state_dict(weights["optimizer"])
+        strategy.model.load_state_dict(weights["model"])
+        strategy.optimizer.load_state_dict(weights["optimizer"])
         own = weights if part == self._world.rank else self._read(folder, self._world.rank)
+        strategy.load_state(own["strategy"])
         _restore_random_state(own["random"], self._world.device)
         return Progress(step=document["step"], position=document["position"])
 

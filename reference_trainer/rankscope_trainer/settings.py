@@ -110,7 +110,7 @@ class Settings:
         """Return the microbatches of a step, with 0 replaced by the strategy's own number."""
         if self.microbatches:
             return self.microbatches
-        return 2 * num_stages if self.strategy == "pipeline" else 2
+        return STRATEGIES[self.strategy].microbatches(num_stages)
 
 
 def load_settings(
@@ -247,21 +247,7 @@ def _check_together(settings: Settings, world_size: int) -> None:
             f"{settings.heads} heads do not divide width {settings.width} evenly",
             "Choose a width that is a multiple of heads",
         )
-    if settings.strategy == "pipeline":
-        if settings.layers < world_size:
-            raise SettingError(
-                "layers",
-                f"{settings.layers} layers cannot fill {world_size} pipeline stages",
-                f"Give at least {world_size} layers, or start fewer ranks",
-            )
-        microbatches = settings.microbatches_for(world_size)
-        if settings.schedule == "1f1b" and microbatches < world_size:
-            raise SettingError(
-                "microbatches",
-                f"schedule 1f1b keeps {world_size} stages busy with as many microbatches,"
-                f" there are {microbatches}",
-                f"Give at least {world_size}, or choose schedule gpipe",
-            )
+    STRATEGIES[settings.strategy].check(settings, world_size)
     for text in settings.fault:
         parse_fault(text, world_size, settings.steps)
     if settings.validate_every and not settings.validation_ratio:

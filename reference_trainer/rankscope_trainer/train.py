@@ -49,12 +49,7 @@ class Trainer:
         """Build all parts; each is a file of its own."""
         self.settings = settings
         self.world = world
-        self.strategy = STRATEGIES[settings.strategy](settings, world)
-        self.optimizer = torch.optim.AdamW(
-            self.strategy.model.parameters(),
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-        )
+        self.strategy = STRATEGIES[settings.strategy].build(settings, world)
         self.faults = Injector(
             [parse_fault(text, world.world_size, settings.steps) for text in settings.fault],
             rank=world.rank,
@@ -75,14 +70,18 @@ class Trainer:
     def run(self) -> None:
         """Train from the newest checkpoint, or from the first step, to the last."""
         step = self._resume()
-        with contextlib.closing(self.report), contextlib.closing(self.faults):
+        with (
+            contextlib.closing(self.strategy),
+            contextlib.closing(self.report),
+            contextlib.closing(self.faults),
+        ):
             batches = iter(self.batches)
             while step < self.settings.steps:
                 step += 1
                 self.faults.begin_step(step)
                 loss = self._train_step(batches)
                 known = None if loss is None else float(loss)
-                self.report.step(step, known, self.optimizer.param_groups[0]["lr"])
+                self.report.step(step, known, self.strategy.optimizer.param_groups[0]["lr"])
                 self._after(step)
 
     def _train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor | None:
@@ -92,8 +91,7 @@ class Trainer:
         loss = self.strategy.train_batch((bytes_BT.to(device), next_BT.to(device)))
         if self.settings.clip:
             self.strategy.clip(self.settings.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.update()
         return loss
 
     def _after(self, step: int) -> None:
@@ -104,8 +102,7 @@ class Trainer:
         if self.checkpoints is not None and step % self.settings.checkpoint_every == 0:
             self.checkpoints.save(
                 Progress(step=step, position=self.batches.position),
-                self.strategy.model,
-                self.optimizer,
+                self.strategy,
                 has_weights=not self.strategy.is_replicated or self.world.rank == 0,
             )
 
@@ -134,7 +131,7 @@ class Trainer:
             return 0
         self.strategy.warm_up()
         part = 0 if self.strategy.is_replicated else self.world.rank
-        progress = self.checkpoints.load(step, self.strategy.model, self.optimizer, part=part)
+        progress = self.checkpoints.load(step, self.strategy, part=part)
         self.batches.position = progress.position
         logger.info("resumed after step %d", progress.step)
         return progress.step

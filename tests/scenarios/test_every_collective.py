@@ -9,7 +9,7 @@ import pytest
 
 from rankscope import schema
 from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.expected import STARTUP, expected_traffic
+from rankscope_trainer.strategies.traffic import STARTUP, expected_traffic
 from tests.agent import recorded
 from tests.scenarios.trainer import train
 

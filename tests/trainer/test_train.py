@@ -12,8 +12,8 @@ import torch
 from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.settings import Settings, load_settings
-from rankscope_trainer.strategies.expected import Message, expected_traffic
 from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies.traffic import Message, expected_traffic
 from tests.trainer.launch import Finished, run
 
 STEPS = 10

@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
 
-class DataParallel:
+class DataParallel(Strategy):
     """Replicas of the model, kept equal by the mean of their gradients."""
 
     is_replicated = True
@@ -41,6 +41,7 @@ class DataParallel:
         self._context = settings.context
         self._device = world.device
         self.model = build_model(settings).to(world.device)
+        self.optimizer = build_optimizer(settings, self.model)
         self._replica = DistributedDataParallel(self.model, bucket_cap_mb=settings.bucket_mib)
 
     def train_batch(self, batch: Sample) -> Tensor:
@@ -59,10 +60,6 @@ class DataParallel:
         """Return the loss of this rank's own part of the validation data."""
         bytes_BT, next_BT = batch
         return next_byte_loss(self.model(bytes_BT), next_BT)
-
-    def clip(self, max_norm: float) -> None:
-        """Clip; every rank holds the whole mean gradient, so nothing needs to be sent."""
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def warm_up(self) -> None:
         """Let DDP regroup its buckets, which it does once, after the first backward.

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import VOCABULARY, next_byte_loss
-from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
-class Pipeline:
+class Pipeline(Strategy):
     """One stage of the model, and the schedule that all stages follow together."""
 
     shard, num_shards = 0, 1
@@ -44,6 +44,7 @@ class Pipeline:
         self.reports_loss = self.writes_losses = world.rank == world.world_size - 1
         self.model = build_model(settings).keep_stage(world.rank, world.world_size)
         self.model.to(world.device)
+        self.optimizer = build_optimizer(settings, self.model)
         self._stage = PipelineStage(
             self.model,
             world.rank,
@@ -65,15 +66,14 @@ class Pipeline:
         """Run the schedule without backwards."""
         return self._run(self._schedule.eval, batch)
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> float:
         """Clip by the norm over all stages, to which each contributes its own squares."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         squares = torch.nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(squares)
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, squares.sqrt())
-
-    def warm_up(self) -> None:
-        """Do nothing: no step depends on the first one."""
+        norm = squares.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, norm)
+        return float(norm)
 
     def _run(self, schedule: Callable[..., object], batch: Sample) -> Tensor | None:
         bytes_BT, next_BT = batch

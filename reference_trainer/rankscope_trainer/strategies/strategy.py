@@ -1,9 +1,11 @@
-"""What the training loop asks of every strategy."""
+"""What the training loop asks of every strategy, and what most of them answer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rankscope_trainer.data import Sample
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """One way of training the model on several ranks."""
 
+    optimizer: torch.optim.Optimizer
     model: GPT  # what this rank computes: the whole model, or its own part of it
     microbatches: int  # parts of this rank's batch
     shard: int  # which part of the data this rank draws
@@ -23,18 +26,41 @@ class Strategy(Protocol):
     is_replicated: bool  # every rank holds the same weights, so a checkpoint needs them once
     reports_loss: bool  # this rank knows the loss
     writes_losses: bool  # exactly one rank does: its losses go to the file
+    needs_data: bool = True  # False: this rank draws no batches (a parameter server, say)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
         """Repeat what the first step leaves behind, before training goes on from a checkpoint."""
 
+    @abstractmethod
     def train_batch(self, batch: Sample) -> Tensor | None:
         """Run forward and backward over all microbatches; return the mean loss where known."""
 
+    @abstractmethod
     def validate_batch(self, batch: Sample) -> Tensor | None:
         """Run forward only; return the mean loss where known."""
 
-    def clip(self, max_norm: float) -> None:
-        """Scale the gradient so that the norm of the whole model's is at most `max_norm`."""
+    def clip(self, max_norm: float) -> float | None:
+        """Scale the gradient so that the norm of the whole model's is at most `max_norm`.
+
+        Returns that norm before scaling, where this rank knows it. An infinite `max_norm` only
+        measures.
+        """
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm))
+
+    def update(self) -> None:
+        """Take the optimizer's step and forget the gradient."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of this rank beside model and optimizer."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Put back what `state` returned."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of threads, processes and shared memory, after the last step."""
 
 
 def build_model(settings: Settings) -> GPT:
@@ -46,4 +72,11 @@ def build_model(settings: Settings) -> GPT:
         context=settings.context,
         dropout=settings.dropout,
         seed=settings.seed,
+    )
+
+
+def build_optimizer(settings: Settings, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer that every strategy uses unless its own mathematics asks for another."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
