@@ -31,10 +31,12 @@ class Report:
         self._steps = 0
         self._since = time.perf_counter()
 
-    def step(self, step: int, loss: float | None, learning_rate: float) -> None:
-        """Report one finished step."""
+    def step(
+        self, step: int, loss: float | None, learning_rate: float, **measured: float
+    ) -> None:
+        """Report one finished step, with whatever else the strategy measured in it."""
         metrics: dict[str, Any] = {
-            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate
+            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate, **measured
         }  # fmt: skip
         if loss is not None:
             metrics["loss"] = loss

@@ -81,8 +81,10 @@ class Trainer:
                 self.faults.begin_step(step)
                 loss = self._train_step(batches)
                 known = None if loss is None else float(loss)
-                self.report.step(step, known, self.strategy.optimizer.param_groups[0]["lr"])
+                learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
+                self.report.step(step, known, learning_rate, **self.strategy.metrics())
                 self._after(step)
+            self.strategy.settle()
 
     def _train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor | None:
         bytes_BT, next_BT = next(batches)
@@ -100,6 +102,7 @@ class Trainer:
         if every and step % every == 0:
             self.report.validation(step, self._validate())
         if self.checkpoints is not None and step % self.settings.checkpoint_every == 0:
+            self.strategy.settle()
             self.checkpoints.save(
                 Progress(step=step, position=self.batches.position),
                 self.strategy,

@@ -52,6 +52,13 @@ class Strategy(ABC):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def settle(self) -> None:  # noqa: B027
+        """Finish what is still in flight: before each checkpoint, and after the last step."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what else this rank measured in the step that ended, for the agent."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank beside model and optimizer."""
         return {}
