@@ -1,12 +1,20 @@
 """Checkpoints that are whole or absent, and from which a run goes on exactly.
 
+    checkpoints/attempts.jsonl            one line for each start of the run
     checkpoints/step-00000050/            appears at once, under this name, when all of it is there
         checkpoint.json                   step, position in the data, and what the run looked like
         rank-0.pt  rank-1.pt  ...         weights, optimizer and random numbers of each rank
 
 Every rank writes its own file into `step-00000050.tmp`; when all have, rank 0 renames the folder.
-Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each. The
+Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each; a
+strategy that cuts single tensors apart lets all ranks write one `sharded/` together. The
 folder must be one that all ranks see.
+
+An elastic run may go on with another number of ranks. Kept then: weights, optimizer, step, and
+the position in the data, so that exactly those windows come next that would have come without the
+change. Steps after the checkpoint are trained again, hence no step twice that is further back
+than `checkpoint_every`. Not kept: the random numbers of dropout, which belong to ranks; each rank
+begins new ones, that depend on the seed, the rank and the step.
 """
 
 from __future__ import annotations
@@ -26,7 +34,8 @@ from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
-FORMAT = 1
+FORMAT = 2  # 1 counted the position in batches of a rank
+SHARDED = "sharded"  # folder of what the ranks write together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,18 +43,30 @@ class Progress:
     """How far training has come."""
 
     step: int
-    position: int  # batches that each rank has drawn
+    position: int  # windows that all ranks together have drawn
 
 
 class Checkpoints:
     """The checkpoints of one run in one folder."""
 
-    def __init__(self, folder: str, *, keep: int, world: World, shape: dict[str, Any]) -> None:
-        """Name the folder; `shape` is what a checkpoint must agree on to be resumed."""
+    def __init__(
+        self,
+        folder: str,
+        *,
+        keep: int,
+        world: World,
+        shape: dict[str, Any],
+        is_elastic: bool = False,
+    ) -> None:
+        """Name the folder; `shape` is what a checkpoint must agree on to be resumed.
+
+        Where `is_elastic`, the number of ranks need not be the same.
+        """
         self._folder = Path(folder)
         self._keep = keep
         self._world = world
         self._shape = {"world_size": world.world_size, **shape}
+        self._is_elastic = is_elastic
 
     def save(
         self,
@@ -61,7 +82,9 @@ class Checkpoints:
         part: dict[str, Any] = {
             "random": _random_state(self._world.device), "strategy": strategy.state()
         }  # fmt: skip
-        if has_weights:
+        if strategy.is_sharded:
+            strategy.save(unfinished / SHARDED)
+        elif has_weights:
             part |= {
                 "model": strategy.model.state_dict(), "optimizer": strategy.optimizer.state_dict()
             }  # fmt: skip
@@ -91,12 +114,30 @@ class Checkpoints:
         document = json.loads((folder / "checkpoint.json").read_text())
         self._check(folder, document)
         weights = self._read(folder, part)
-        strategy.model.load_state_dict(weights["model"])
-        strategy.optimizer.load_state_dict(weights["optimizer"])
-        own = weights if part == self._world.rank else self._read(folder, self._world.rank)
+        if strategy.is_sharded:
+            strategy.load(folder / SHARDED)
+        else:
+            strategy.model.load_state_dict(weights["model"])
+            strategy.optimizer.load_state_dict(weights["optimizer"])
+        rank, ranks_then = self._world.rank, document["shape"]["world_size"]
+        # A rank that is new in the run takes over from the one whose weights it takes.
+        own_part = rank if rank < ranks_then else part
+        own = weights if own_part == part else self._read(folder, own_part)
         strategy.load_state(own["strategy"])
-        _restore_random_state(own["random"], self._world.device)
+        if ranks_then == self._world.world_size:
+            _restore_random_state(own["random"], self._world.device)
+        else:
+            torch.manual_seed(hash((self._shape.get("seed", 0), rank, step)))
         return Progress(step=document["step"], position=document["position"])
+
+    def begin_attempt(self, **facts: int) -> int:
+        """Append a line about this start of the run; return how many there were before it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "attempts.jsonl").open("a+") as file:
+            file.seek(0)
+            before = sum(1 for _ in file)
+            file.write(json.dumps({"attempt": before, **facts}) + "\n")
+        return before
 
     def remove_unfinished(self) -> None:
         """Remove what an interrupted run left behind; nothing resumes from it."""
@@ -116,6 +157,8 @@ class Checkpoints:
         """Refuse a checkpoint of a run that was not like this one."""
         written = {"format": document["format"], **document["shape"]}
         for name, value in {"format": FORMAT, **self._shape}.items():
+            if name == "world_size" and self._is_elastic:
+                continue
             if written.get(name) != value:
                 raise SettingError(
                     "checkpoint_dir",

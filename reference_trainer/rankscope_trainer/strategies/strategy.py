@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ class Strategy(ABC):
     is_replicated: bool  # every rank holds the same weights, so a checkpoint needs them once
     reports_loss: bool  # this rank knows the loss
     writes_losses: bool  # exactly one rank does: its losses go to the file
+    is_sharded: bool = False  # True: the ranks together write model and optimizer, see `save`
     needs_data: bool = True  # False: this rank draws no batches (a parameter server, say)
 
     def warm_up(self) -> None:  # noqa: B027 - most have nothing to do
@@ -65,6 +67,14 @@ class Strategy(ABC):
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Put back what `state` returned."""
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimizer into `folder`, all ranks together, where `is_sharded`."""
+        raise NotImplementedError(f"{type(self).__name__} is not sharded")
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        raise NotImplementedError(f"{type(self).__name__} is not sharded")
 
     def close(self) -> None:  # noqa: B027
         """Let go of threads, processes and shared memory, after the last step."""
