@@ -46,11 +46,16 @@ def main(arguments: list[str]) -> int:
 
 
 def fault_table() -> str:
-    """Return the table of faults: name, the finding it leads to, and what it does."""
-    lines = [f"{'fault':14} {'finding':14} what it does"]
+    """Return the table of faults: name, the finding it leads to, its size, and what it does."""
+    lines = [f"{'fault':18} {'finding':18} {'size':34} what it does"]
     for fault in FAULTS:
         sentence = (type(fault).__doc__ or "").splitlines()[0]
-        lines.append(f"{fault.name:14} {fault.finding:14} {sentence}")
+        size = (
+            fault.size_is
+            if fault.default_size is None
+            else f"{fault.size_is} ({fault.default_size})"
+        )
+        lines.append(f"{fault.name:18} {fault.finding:18} {size:34} {sentence}")
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 from collections.abc import Iterator
 
 import torch
@@ -35,8 +37,10 @@ def train(settings: Settings) -> None:
     """Join the other ranks, train, and leave the process group in order."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    faults = build_faults(settings)
+    settings = faults.start(settings)
     world = join_world(device=settings.device, timeout_seconds=settings.timeout_seconds)
-    Trainer(settings, world).run()
+    Trainer(settings, world, faults).run()
     # Only here: after a failure some other rank may be dead, and a process group that still has
     # work to do with it waits. The end of the process closes the connections just as well.
     dist.destroy_process_group()
@@ -45,18 +49,12 @@ def train(settings: Settings) -> None:
 class Trainer:
     """One rank's model, data and optimizer, and the loop over the steps."""
 
-    def __init__(self, settings: Settings, world: World) -> None:
+    def __init__(self, settings: Settings, world: World, faults: Injector | None = None) -> None:
         """Build all parts; each is a file of its own."""
         self.settings = settings
         self.world = world
         self.strategy = STRATEGIES[settings.strategy].build(settings, world)
-        self.faults = Injector(
-            [parse_fault(text, world.world_size, settings.steps) for text in settings.fault],
-            rank=world.rank,
-            microbatches=self.strategy.microbatches,
-            manifest=Manifest(settings.fault_manifest),
-        )
-        self.faults.inject_into(self.strategy.model)
+        self.faults = faults or build_faults(settings)
         self.batches, self.validation_batches = _build_data(settings, self.strategy, self.faults)
         self.report = Report(
             log_every=settings.log_every,
@@ -64,6 +62,7 @@ class Trainer:
             losses=settings.losses if self.strategy.writes_losses else "",
         )
         self.checkpoints = _build_checkpoints(settings, world)
+        self.faults.attach(self)
         # From here on random numbers mean dropout, which differs between ranks.
         torch.manual_seed(settings.seed + world.rank)
 
@@ -88,12 +87,15 @@ class Trainer:
 
     def _train_step(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Tensor | None:
         bytes_BT, next_BT = next(batches)
+        self.faults.fire(Place.BATCH, batch=(bytes_BT, next_BT))
         self.faults.fire(Place.BEFORE_FORWARD)
         device = self.world.device
         loss = self.strategy.train_batch((bytes_BT.to(device), next_BT.to(device)))
+        self.faults.fire(Place.BEFORE_UPDATE)
         if self.settings.clip:
             self.strategy.clip(self.settings.clip)
         self.strategy.update()
+        self.faults.fire(Place.AFTER_UPDATE)
         return loss
 
     def _after(self, step: int) -> None:
@@ -103,11 +105,12 @@ class Trainer:
             self.report.validation(step, self._validate())
         if self.checkpoints is not None and step % self.settings.checkpoint_every == 0:
             self.strategy.settle()
-            self.checkpoints.save(
-                Progress(step=step, position=self.batches.position),
-                self.strategy,
-                has_weights=not self.strategy.is_replicated or self.world.rank == 0,
-            )
+            with self.faults.around(Place.CHECKPOINT):
+                self.checkpoints.save(
+                    Progress(step=step, position=self.batches.position),
+                    self.strategy,
+                    has_weights=not self.strategy.is_replicated or self.world.rank == 0,
+                )
 
     def _validate(self) -> float | None:
         """Return the mean loss of the first validation batches, where this rank knows it."""
@@ -145,6 +148,20 @@ class Trainer:
         return sequences * self.settings.context * self.strategy.num_shards
 
 
+def build_faults(settings: Settings) -> Injector:
+    """Build this rank's faults; the environment tells who it is, as no group is joined yet."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    plans = [parse_fault(text, world_size, settings.steps) for text in settings.fault]
+    for plan in plans:
+        plan.fault.check(settings, world_size)
+    return Injector(
+        plans,
+        rank=int(os.environ.get("RANK", "0")),
+        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        manifest=Manifest(settings.fault_manifest),
+    )
+
+
 def _build_data(
     settings: Settings, strategy: Strategy, faults: Injector
 ) -> tuple[Batches, Batches | None]:
@@ -157,7 +174,7 @@ def _build_data(
         shard=strategy.shard,
         num_shards=strategy.num_shards,
         seed=settings.seed,
-        on_load=lambda: faults.fire(Place.DATA),
+        on_load=functools.partial(faults.visit, Place.DATA),
     )
     if not settings.validate_every:
         return training_batches, None
