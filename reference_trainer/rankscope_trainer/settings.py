@@ -67,8 +67,9 @@ class Settings:
         " 0: 2 for ddp, twice the number of stages for a pipeline.",
         minimum=0,
     )
-    learning_rate: float = _setting(1e-3, "Step size of AdamW.", minimum=0.0)
-    weight_decay: float = _setting(0.01, "Weight decay of AdamW.", minimum=0.0)
+    optimizer: str = _setting("adamw", "How weights follow gradients.", choices=("adamw", "sgd"))
+    learning_rate: float = _setting(1e-3, "Step size of the optimizer.", minimum=0.0)
+    weight_decay: float = _setting(0.01, "Weight decay of the optimizer.", minimum=0.0)
     clip: float = _setting(
         0.0, "Largest norm of the whole gradient; 0: gradients are not clipped.", minimum=0.0
     )
@@ -81,6 +82,13 @@ class Settings:
     )
     schedule: str = _setting(
         "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
+    )
+
+    reduce_with: str = _setting(
+        "ring", "ring: who adds up, our ring or the library.", choices=("ring", "library")
+    )
+    average_every: int = _setting(
+        4, "local_sgd: steps between two averages of the weights.", minimum=1
     )
 
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")

@@ -20,6 +20,7 @@ STEPS = 10
 HALFWAY = 5
 DDP_RANKS = 3  # the sum of two numbers does not depend on their order, that of three does
 PIPELINE_RANKS = 2
+SHARDED = {"ddp", "ring"}  # each rank draws its own part of the data
 RUNS: dict[str, tuple[int, str]] = {
     "ddp": (DDP_RANKS, "--microbatches 2 --bucket-mib 0.05"),
     "gpipe": (
@@ -28,6 +29,7 @@ RUNS: dict[str, tuple[int, str]] = {
         " --validate-every 4 --validate-batches 2",
     ),
     "1f1b": (PIPELINE_RANKS, "--strategy pipeline --microbatches 4 --clip 0.5"),
+    "ring": (DDP_RANKS, "--strategy ring"),
 }
 
 
@@ -51,7 +53,7 @@ def reference_losses(settings: Settings, ranks: int) -> dict[int, float]:
     """Train in this process, one microbatch after the other; return what rank 0 would report."""
     text = read_standard_library(settings.data_bytes)
     windows = ByteWindows(split_text(text, settings.validation_ratio)[0], settings.context)
-    num_shards = ranks if settings.strategy == "ddp" else 1
+    num_shards = ranks if settings.strategy in SHARDED else 1
     microbatches = settings.microbatches_for(ranks)
     shards = [
         iter(
@@ -107,7 +109,7 @@ def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], nam
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize("name", ["ddp", "1f1b"])
+@pytest.mark.parametrize("name", ["ddp", "1f1b", "ring"])
 def test_a_resumed_run_goes_on_bit_for_bit(
     runs: dict[str, Finished], name: str, tmp_path: Path
 ) -> None:

@@ -42,4 +42,6 @@ STRATEGIES: dict[str, Entry] = {
         check=checks.pipeline,
         microbatches=lambda world_size: 2 * world_size,
     ),
+    "ring": Entry(module="ring", class_name="Ring"),
+    "local_sgd": Entry(module="local_sgd", class_name="LocalSGD"),
 }

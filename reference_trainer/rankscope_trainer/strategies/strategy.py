@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankscope_trainer.data import Sample
-from rankscope_trainer.model import GPT
+from rankscope_trainer.model import GPT, next_byte_loss
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -92,8 +92,23 @@ def build_model(settings: Settings) -> GPT:
     )
 
 
+def accumulate_gradient(model: torch.nn.Module, batch: Sample, microbatches: int) -> Tensor:
+    """Add up the gradient of the batch's mean loss, part by part; return that loss."""
+    parts = list(zip(*(half.chunk(microbatches) for half in batch), strict=True))
+    total = torch.zeros((), device=batch[0].device)
+    for bytes_BT, next_BT in parts:
+        loss = next_byte_loss(model(bytes_BT), next_BT) / len(parts)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
 def build_optimizer(settings: Settings, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer that every strategy uses unless its own mathematics asks for another."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
     return torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
