@@ -91,6 +91,28 @@ class Settings:
         4, "local_sgd: steps between two averages of the weights.", minimum=1
     )
 
+    servers: int = _setting(1, "parameter_server: ranks that keep the weights.", minimum=1)
+    server_ranks: str = _setting(
+        "last", "parameter_server: which ranks are servers.", choices=("first", "last")
+    )
+    server_shares: str = _setting(
+        "", "parameter_server: share of the weights of each server, as 3,1; empty: equal."
+    )
+    consistency: str = _setting(
+        "sync",
+        "parameter_server: workers wait for all, for none, or for those far behind.",
+        choices=("sync", "async", "bounded"),
+    )
+    staleness: int = _setting(
+        2, "parameter_server, bounded: steps that a worker may be ahead of the slowest.", minimum=0
+    )
+    backup_workers: int = _setting(
+        0, "parameter_server, sync: gradients of a step that are not waited for.", minimum=0
+    )
+    reassign: bool = _setting(
+        False, "parameter_server, sync: a worker that is behind leaves microbatches to others."
+    )
+
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
     checkpoint_every: int = _setting(50, "Steps between two checkpoints.", minimum=1)
     checkpoint_keep: int = _setting(2, "Newest checkpoints that are kept.", minimum=1)

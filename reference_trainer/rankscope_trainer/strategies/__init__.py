@@ -44,4 +44,9 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "ring": Entry(module="ring", class_name="Ring"),
     "local_sgd": Entry(module="local_sgd", class_name="LocalSGD"),
+    "parameter_server": Entry(
+        module="parameter_server",
+        class_name="worker_or_server",
+        check=checks.parameter_server,
+    ),
 }

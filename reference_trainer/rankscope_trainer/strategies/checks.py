@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.strategies.parameter_server_layout import parse_shares
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -25,4 +26,40 @@ def pipeline(settings: Settings, world_size: int) -> None:
             f"schedule 1f1b keeps {world_size} stages busy with as many microbatches,"
             f" there are {microbatches}",
             f"Give at least {world_size}, or choose schedule gpipe",
+        )
+
+
+def parameter_server(settings: Settings, world_size: int) -> None:
+    """Beside the servers there are workers, more than need not be waited for. SettingError."""
+    num_workers = world_size - settings.servers
+    if num_workers < 1:
+        raise SettingError(
+            "servers",
+            f"{settings.servers} of {world_size} ranks leave no worker",
+            f"Start at least {settings.servers + 1} ranks, or have fewer servers",
+        )
+    parse_shares(settings)
+    if settings.backup_workers >= num_workers:
+        raise SettingError(
+            "backup_workers",
+            f"without {settings.backup_workers} of {num_workers} workers a step has no gradient",
+            f"Give at most {num_workers - 1}",
+        )
+    for name in ("backup_workers", "reassign"):
+        if getattr(settings, name) and settings.consistency != "sync":
+            raise SettingError(
+                name, f"{settings.consistency} has no common step", "Choose --consistency sync"
+            )
+    for name in ("check_batches", "grace_seconds", "data_path", "patience"):
+        if settings.backup_workers and getattr(settings, name):
+            raise SettingError(
+                name,
+                "all ranks meet for it, and backup_workers lets some of them be late",
+                "Choose one of the two",
+            )
+    if settings.backup_workers and settings.reassign:
+        raise SettingError(
+            "reassign",
+            "a microbatch that was handed over must not be dropped",
+            "Choose either backup_workers or reassign",
         )
