@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         settings = load_settings(arguments, os.environ, int(os.environ.get("WORLD_SIZE", "1")))
         from rankscope_trainer.train import train  # torch, only once it is needed
 
-        train(settings)
+        train(settings, stopping)
     except SettingError as error:
         sys.stderr.write(f"rankscope_trainer: {error}\n")
         return EXIT_USAGE

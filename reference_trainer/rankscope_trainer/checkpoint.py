@@ -34,7 +34,7 @@ from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
-FORMAT = 2  # 1 counted the position in batches of a rank
+FORMAT = 3  # 1 counted the position in batches of a rank, 2 knew no early stopping
 SHARDED = "sharded"  # folder of what the ranks write together
 
 
@@ -44,6 +44,8 @@ class Progress:
 
     step: int
     position: int  # windows that all ranks together have drawn
+    best_validation: float | None = None  # of early stopping, as the next
+    validations_in_vain: int = 0
 
 
 class Checkpoints:
@@ -128,7 +130,9 @@ class Checkpoints:
             _restore_random_state(own["random"], self._world.device)
         else:
             torch.manual_seed(hash((self._shape.get("seed", 0), rank, step)))
-        return Progress(step=document["step"], position=document["position"])
+        return Progress(
+            **{field.name: document[field.name] for field in dataclasses.fields(Progress)}
+        )
 
     def begin_attempt(self, **facts: int) -> int:
         """Append a line about this start of the run; return how many there were before it."""
@@ -165,6 +169,15 @@ class Checkpoints:
                     f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}",
                     "Choose the same, another folder, or --no-resume",
                 )
+
+
+def newest_shape(folder: str) -> dict[str, Any]:
+    """Return what the newest checkpoint in a folder says of its run; nothing without any."""
+    found = sorted(path for path in Path(folder).glob("step-*") if path.suffix != ".tmp")
+    if not found:
+        return {}
+    shape: dict[str, Any] = json.loads((found[-1] / "checkpoint.json").read_text())["shape"]
+    return shape
 
 
 def _write(path: Path, part: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.plan import parse_fault
-from rankscope_trainer.strategies import STRATEGIES
+from rankscope_trainer.strategies import STRATEGIES, checks
 
 # Environment variables that stand for a setting, so that a launcher need not edit a command line.
 ENVIRONMENT = {"RANKSCOPE_FAULTS": "fault", "RANKSCOPE_FAULT_MANIFEST": "fault_manifest"}
@@ -54,11 +54,23 @@ class Settings:
     data_bytes: int = _setting(
         4 << 20, "Read at most this many bytes of the standard library.", minimum=1024
     )
+    data_path: str = _setting(
+        "", "Train on this file, or the files in this folder; empty: the standard library."
+    )
+    data_wait_seconds: float = _setting(
+        300.0, "data_path: wait at most so long for data that went away.", minimum=0.0
+    )
+    check_batches: bool = _setting(
+        False, "Check each batch's checksum; all ranks skip a batch that is corrupt on one."
+    )
     validation_ratio: float = _setting(
         0.1, "Share of the bytes, at their end, kept for validation.", minimum=0.0, below=1.0
     )
     validate_every: int = _setting(0, "Validate every this many steps; 0: never.", minimum=0)
     validate_batches: int = _setting(4, "Batches of one validation.", minimum=1)
+    patience: int = _setting(
+        0, "Stop after so many validations in a row without a better loss; 0: never.", minimum=0
+    )
 
     batch_size: int = _setting(4, "Sequences in one microbatch.", minimum=1)
     microbatches: int = _setting(
@@ -67,9 +79,23 @@ class Settings:
         " 0: 2 for ddp, twice the number of stages for a pipeline.",
         minimum=0,
     )
+    global_batch: int = _setting(
+        0,
+        "ddp: sequences of a step over all ranks, however many there are;"
+        " 0: batch_size times microbatches on each rank.",
+        minimum=0,
+    )
     optimizer: str = _setting("adamw", "How weights follow gradients.", choices=("adamw", "sgd"))
     learning_rate: float = _setting(1e-3, "Step size of the optimizer.", minimum=0.0)
     weight_decay: float = _setting(0.01, "Weight decay of the optimizer.", minimum=0.0)
+    warm_up: int = _setting(0, "Steps in which the learning rate rises to its height.", minimum=0)
+    scale_learning_rate: str = _setting(
+        "none",
+        "How the learning rate grows with the global batch over base_batch.",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_batch: int = _setting(32, "Sequences of a step that learning_rate is for.", minimum=1)
+    gradient_norm: bool = _setting(False, "Report the gradient's norm also if it is not clipped.")
     clip: float = _setting(
         0.0, "Largest norm of the whole gradient; 0: gradients are not clipped.", minimum=0.0
     )
@@ -124,6 +150,12 @@ class Settings:
         choices=("auto", "cpu", "cuda"),
     )
     threads: int = _setting(1, "CPU threads of one rank; 0: PyTorch decides.", minimum=0)
+    grace_seconds: float = _setting(
+        0.0,
+        "After SIGTERM finish the step, save and leave together within this time; 0: at once.",
+        minimum=0.0,
+        below=1e6,
+    )
     timeout_seconds: float = _setting(
         1800.0, "A collective that takes longer fails.", minimum=1.0, below=1e9
     )
@@ -141,6 +173,13 @@ class Settings:
         if self.microbatches:
             return self.microbatches
         return STRATEGIES[self.strategy].microbatches(num_stages)
+
+    def microbatches_by_rank(self, world_size: int) -> list[int]:
+        """Return the microbatches of each data-parallel rank; they differ by one at most."""
+        if not self.global_batch:
+            return [self.microbatches_for(world_size)] * world_size
+        even, rest = divmod(self.global_batch // self.batch_size, world_size)
+        return [even + (rank < rest) for rank in range(world_size)]
 
 
 def load_settings(
@@ -278,8 +317,12 @@ def _check_together(settings: Settings, world_size: int) -> None:
             "Choose a width that is a multiple of heads",
         )
     STRATEGIES[settings.strategy].check(settings, world_size)
+    if settings.global_batch:
+        checks.global_batch(settings, world_size)
     for text in settings.fault:
         parse_fault(text, world_size, settings.steps)
+    if settings.patience and not settings.validate_every:
+        raise SettingError("patience", "nothing is validated", "Give validate_every as well")
     if settings.validate_every and not settings.validation_ratio:
         raise SettingError(
             "validation_ratio", "there is nothing to validate on", "Give a ratio above 0"

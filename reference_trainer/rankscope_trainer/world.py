@@ -19,6 +19,7 @@ class World:
     rank: int
     world_size: int
     device: torch.device
+    restarts: int = 0  # how often the agent of this node has restarted its ranks after a failure
 
 
 def join_world(*, device: str, timeout_seconds: float) -> World:
@@ -34,7 +35,8 @@ def join_world(*, device: str, timeout_seconds: float) -> World:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not declared so
         dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
 
 
 def _choose_device(device: str, local_rank: int) -> torch.device:

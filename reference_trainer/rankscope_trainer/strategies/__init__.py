@@ -26,6 +26,7 @@ class Entry:
     class_name: str
     check: Callable[[Settings, int], None] = lambda settings, world_size: None
     microbatches: Callable[[int], int] = lambda world_size: 2  # where the settings name none
+    is_elastic: bool = False  # a checkpoint goes on with another number of ranks
 
     def build(self, settings: Settings, world: World) -> Strategy:
         """Build this rank's part of the strategy."""
@@ -35,7 +36,7 @@ class Entry:
 
 
 STRATEGIES: dict[str, Entry] = {
-    "ddp": Entry(module="ddp", class_name="DataParallel"),
+    "ddp": Entry(module="ddp", class_name="DataParallel", is_elastic=True),
     "pipeline": Entry(
         module="pipeline",
         class_name="Pipeline",

@@ -29,6 +29,22 @@ def pipeline(settings: Settings, world_size: int) -> None:
         )
 
 
+def global_batch(settings: Settings, world_size: int) -> None:
+    """A fixed global batch is cut into microbatches, at least one for each rank."""
+    if settings.strategy != "ddp":
+        raise SettingError(
+            "global_batch", f"{settings.strategy} has none", "Leave it out, or choose ddp"
+        )
+    microbatches, rest = divmod(settings.global_batch, settings.batch_size)
+    if rest or microbatches < world_size:
+        raise SettingError(
+            "global_batch",
+            f"{settings.global_batch} sequences are not whole microbatches of"
+            f" {settings.batch_size}, at least one for each of {world_size} ranks",
+            f"Give a multiple of {settings.batch_size}, and enough for all ranks",
+        )
+
+
 def parameter_server(settings: Settings, world_size: int) -> None:
     """Beside the servers there are workers, more than need not be waited for. SettingError."""
     num_workers = world_size - settings.servers

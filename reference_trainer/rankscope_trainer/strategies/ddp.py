@@ -35,7 +35,11 @@ class DataParallel(Strategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Wrap the model; DDP sends rank 0's weights to the others as it is constructed."""
-        self.microbatches = settings.microbatches_for(world.world_size)
+        by_rank = settings.microbatches_by_rank(world.world_size)
+        self.microbatches = by_rank[world.rank]
+        # DDP takes the mean over ranks. Where some have a microbatch more than others, all divide
+        # by the mean number, so that each microbatch counts the same.
+        self._microbatches_mean = sum(by_rank) / len(by_rank)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
         self._context = settings.context
@@ -51,10 +55,10 @@ class DataParallel(Strategy):
         for index, (bytes_BT, next_BT) in enumerate(parts):
             is_last = index == len(parts) - 1
             with contextlib.nullcontext() if is_last else self._replica.no_sync():
-                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / len(parts)
+                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / self._microbatches_mean
                 loss.backward()
             total += loss.detach()
-        return total
+        return total * (self._microbatches_mean / len(parts))  # the mean over its own
 
     def validate_batch(self, batch: Sample) -> Tensor:
         """Return the loss of this rank's own part of the validation data."""

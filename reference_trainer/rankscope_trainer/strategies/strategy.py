@@ -68,6 +68,10 @@ class Strategy(ABC):
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Put back what `state` returned."""
 
+    def checkpoint_shape(self) -> dict[str, str]:
+        """Return what a checkpoint must also agree on to be resumed; the same on all ranks."""
+        return {}
+
     def save(self, folder: Path) -> None:
         """Write model and optimizer into `folder`, all ranks together, where `is_sharded`."""
         raise NotImplementedError(f"{type(self).__name__} is not sharded")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from rankscope_trainer.agreement import AGREEMENT_BYTES, needs_agreement
+from rankscope_trainer.patience import PATIENCE_BYTES
 from rankscope_trainer.settings import Settings
 from rankscope_trainer.strategies import STRATEGIES
 from rankscope_trainer.strategies.traffic.message import (
@@ -31,6 +33,13 @@ def expected_traffic(
     """
     of = import_module(f"{__name__}.{STRATEGIES[settings.strategy].module}")
     by_step: dict[int, Traffic] = of.traffic(settings, rank, world_size, resumed_after)
+    for step in range(resumed_after + 1, settings.steps + 1):
+        # what ranks agree on before the step, and after a validation
+        if needs_agreement(settings):
+            by_step[step][Message("all_reduce", AGREEMENT_BYTES)] += 1
+        if settings.patience:
+            validates = step % settings.validate_every == 0
+            by_step[step][Message("all_reduce", PATIENCE_BYTES)] += validates
     if settings.checkpoint_dir:
         if settings.resume:
             by_step[STARTUP][Message("broadcast", INT64_BYTES)] += 1  # the step to go on from
