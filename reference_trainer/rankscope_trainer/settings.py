@@ -110,6 +110,13 @@ class Settings:
         "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
     )
 
+    weight_stashing: bool = _setting(
+        True, "pipedream: a backward uses the weights that its forward used."
+    )
+    versions: str = _setting(
+        "", "pipedream, hogwild: append the weight versions used to this file as JSON lines."
+    )
+
     reduce_with: str = _setting(
         "ring", "ring: who adds up, our ring or the library.", choices=("ring", "library")
     )

@@ -43,6 +43,18 @@ STRATEGIES: dict[str, Entry] = {
         check=checks.pipeline,
         microbatches=lambda world_size: 2 * world_size,
     ),
+    "pipedream": Entry(
+        module="pipedream",
+        class_name="PipeDream",
+        check=checks.pipedream,
+        microbatches=lambda world_size: 1,
+    ),
+    "hogwild": Entry(
+        module="hogwild",
+        class_name="Hogwild",
+        check=checks.hogwild,
+        microbatches=lambda world_size: 1,
+    ),
     "ring": Entry(module="ring", class_name="Ring"),
     "local_sgd": Entry(module="local_sgd", class_name="LocalSGD"),
     "parameter_server": Entry(

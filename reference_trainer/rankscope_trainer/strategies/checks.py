@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from rankscope_trainer.errors import SettingError
@@ -78,4 +79,26 @@ def parameter_server(settings: Settings, world_size: int) -> None:
             "reassign",
             "a microbatch that was handed over must not be dropped",
             "Choose either backup_workers or reassign",
+        )
+
+
+def pipedream(settings: Settings, world_size: int) -> None:
+    """Every stage needs a layer; any number of microbatches will do. Raises SettingError."""
+    if settings.layers < world_size:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {world_size} stages",
+            f"Give at least {world_size} layers, or start fewer ranks",
+        )
+
+
+def hogwild(settings: Settings, world_size: int) -> None:
+    """All ranks share the memory of one host. Raises SettingError."""
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if on_this_host != world_size:
+        raise SettingError(
+            "strategy",
+            "hogwild shares the memory of one host,"
+            f" which has {on_this_host} of {world_size} ranks",
+            "Start all ranks on one host with one torchrun, or choose another strategy",
         )
