@@ -106,6 +106,16 @@ class Settings:
         minimum=0.0,
         below=1e6,
     )
+    comm_hook: str = _setting(
+        "none",
+        "ddp: how gradients are made smaller to be sent.",
+        choices=("none", "fp16", "bf16", "powersgd"),
+    )
+    powersgd_rank: int = _setting(2, "ddp, powersgd: columns kept of a gradient.", minimum=1)
+    static_graph: bool = _setting(False, "ddp: every step uses the same parameters.")
+    uneven_ratio: float = _setting(
+        0.0, "ddp: share of its batches that the last rank lacks.", minimum=0.0, below=1.0
+    )
     schedule: str = _setting(
         "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
     )
@@ -324,6 +334,8 @@ def _check_together(settings: Settings, world_size: int) -> None:
             "Choose a width that is a multiple of heads",
         )
     STRATEGIES[settings.strategy].check(settings, world_size)
+    if settings.uneven_ratio and settings.strategy != "ddp":
+        raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
     if settings.global_batch:
         checks.global_batch(settings, world_size)
     for text in settings.fault:

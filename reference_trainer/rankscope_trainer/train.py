@@ -34,6 +34,7 @@ from rankscope_trainer.source import FileWindows, Source, open_source
 from rankscope_trainer.stopping import Stopped, Stopping
 from rankscope_trainer.strategies import STRATEGIES
 from rankscope_trainer.strategies.strategy import Strategy
+from rankscope_trainer.strategies.uneven import last_steps
 from rankscope_trainer.supply import Supply
 from rankscope_trainer.world import World, join_world
 
@@ -77,6 +78,7 @@ class Trainer:
         self.settings = settings
         self.world = world
         self.strategy = STRATEGIES[settings.strategy].build(settings, world)
+        self._last_steps = last_steps(settings, world.world_size)
         self.faults = faults or build_faults(settings)
         self.batches, self.validation_batches = _build_data(settings, self.strategy, self.faults)
         self.report = Report(
@@ -103,8 +105,9 @@ class Trainer:
             contextlib.closing(self.strategy),
             contextlib.closing(self.report),
             contextlib.closing(self.faults),
+            self.strategy.uneven(),
         ):
-            while step < self.settings.steps and not self.patience.is_exhausted:
+            while step < self._last_steps[self.world.rank] and not self.patience.is_exhausted:
                 step += 1
                 self.faults.begin_step(step)
                 batch = supply.next(step)
@@ -165,6 +168,8 @@ class Trainer:
         """Write a checkpoint, unless there is one of this step already."""
         if self.checkpoints is None or step == self._saved:
             return
+        if step > min(self._last_steps):
+            return  # a rank that ran out of batches cannot take part
         self.strategy.settle()
         progress = Progress(
             step=step,

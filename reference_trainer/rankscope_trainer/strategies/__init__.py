@@ -36,7 +36,7 @@ class Entry:
 
 
 STRATEGIES: dict[str, Entry] = {
-    "ddp": Entry(module="ddp", class_name="DataParallel", is_elastic=True),
+    "ddp": Entry(module="ddp", class_name="DataParallel", check=checks.ddp, is_elastic=True),
     "pipeline": Entry(
         module="pipeline",
         class_name="Pipeline",

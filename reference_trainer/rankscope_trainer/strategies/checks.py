@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
 
 
+def ddp(settings: Settings, world_size: int) -> None:
+    """Ranks without batches mirror plain reductions only. Raises SettingError."""
+    others = ("comm_hook", "static_graph", "global_batch", "patience")
+    others += ("check_batches", "grace_seconds", "data_path")
+    for name in others if settings.uneven_ratio else ():
+        if getattr(settings, name) not in ("none", "", 0):
+            raise SettingError(
+                "uneven_ratio", f"ranks that ran out of batches cannot take part in {name}",
+                f"Leave out either uneven_ratio or {name}",
+            )  # fmt: skip
+
+
 def pipeline(settings: Settings, world_size: int) -> None:
     """Every stage needs a layer, and 1f1b a microbatch for each stage. Raises SettingError."""
     if settings.layers < world_size:

@@ -7,12 +7,17 @@
 `DistributedDataParallel` reduces gradients in buckets while the backward still runs: as soon as
 every gradient of a bucket is there, its all_reduce starts. With several microbatches the
 gradients are added up locally under `no_sync`, and only the last backward communicates.
+
+    `--comm-hook`      what is sent in place of the gradients; `comm_hooks.py`
+    `--static-graph`   each step uses the same parameters equally often, so DDP need only count
+                       once; with activation checkpointing it could not do without
+    `--uneven-ratio`   some ranks run out of batches early; `uneven.py`
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
+from rankscope_trainer.strategies import comm_hooks
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
@@ -46,7 +52,14 @@ class DataParallel(Strategy):
         self._device = world.device
         self.model = build_model(settings).to(world.device)
         self.optimizer = build_optimizer(settings, self.model)
-        self._replica = DistributedDataParallel(self.model, bucket_cap_mb=settings.bucket_mib)
+        self._replica = DistributedDataParallel(
+            self.model, bucket_cap_mb=settings.bucket_mib, static_graph=settings.static_graph
+        )
+        self._powersgd = comm_hooks.register(self._replica, settings)
+        self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
+        self._is_uneven = settings.uneven_ratio > 0
+        if settings.static_graph:
+            self.warm_up()  # the backward that records the graph must not be one of `no_sync`
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate the gradients of all microbatches; the last backward reduces them."""
@@ -64,6 +77,27 @@ class DataParallel(Strategy):
         """Return the loss of this rank's own part of the validation data."""
         bytes_BT, next_BT = batch
         return next_byte_loss(self.model(bytes_BT), next_BT)
+
+    def uneven(self) -> contextlib.AbstractContextManager[Any]:
+        """Let ranks that have no batches left mirror the collectives of those that do.
+
+        The mean is then taken over the ranks that still have batches. When the last one is done,
+        its weights go to all.
+        """
+        return self._replica.join(divide_by_initial_world_size=False, enable=self._is_uneven)
+
+    def state(self) -> dict[str, Any]:
+        """Return the errors that PowerSGD still owes; the other hooks remember nothing."""
+        return {} if self._powersgd is None else comm_hooks.powersgd_state(self._powersgd)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put them back."""
+        if self._powersgd is not None:
+            comm_hooks.load_powersgd_state(self._powersgd, state, self._device)
+
+    def checkpoint_shape(self) -> dict[str, str]:
+        """PowerSGD's errors fit the matrices and buckets that they were made with only."""
+        return {} if self._powersgd is None else {"powersgd": self._hook_shape}
 
     def warm_up(self) -> None:
         """Let DDP regroup its buckets, which it does once, after the first backward.

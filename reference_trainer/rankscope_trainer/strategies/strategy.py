@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ class Strategy(ABC):
     @abstractmethod
     def validate_batch(self, batch: Sample) -> Tensor | None:
         """Run forward only; return the mean loss where known."""
+
+    def uneven(self) -> AbstractContextManager[Any]:
+        """Return what surrounds all steps, in which some ranks may run out of batches early."""
+        return nullcontext()
 
     def clip(self, max_norm: float) -> float | None:
         """Scale the gradient so that the norm of the whole model's is at most `max_norm`.

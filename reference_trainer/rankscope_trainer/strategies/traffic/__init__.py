@@ -20,6 +20,7 @@ from rankscope_trainer.strategies.traffic.message import (
     Message,
     Traffic,
 )
+from rankscope_trainer.strategies.uneven import last_steps
 
 __all__ = ["STARTUP", "Message", "Traffic", "expected_traffic", "total_traffic"]
 
@@ -43,7 +44,8 @@ def expected_traffic(
     if settings.checkpoint_dir:
         if settings.resume:
             by_step[STARTUP][Message("broadcast", INT64_BYTES)] += 1  # the step to go on from
-        for step in range(resumed_after + 1, settings.steps + 1):
+        last = min(last_steps(settings, world_size))  # after it some rank is missing
+        for step in range(resumed_after + 1, last + 1):
             by_step[step][Message("barrier", 0)] += step % settings.checkpoint_every == 0
     return {step: +traffic for step, traffic in by_step.items()}  # `+` drops counts of 0
 
