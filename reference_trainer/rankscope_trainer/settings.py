@@ -156,6 +156,16 @@ class Settings:
         False, "parameter_server, sync: a worker that is behind leaves microbatches to others."
     )
 
+    replicas: int = _setting(1, "fsdp: copies of the model, each cut over its ranks.", minimum=1)
+    precision: str = _setting(
+        "fp32", "fsdp: how weights are sent and used.", choices=("fp32", "bf16", "fp16")
+    )
+    checkpoint_activations: bool = _setting(False, "fsdp: compute blocks again in backward.")
+    sequence_parallel: bool = _setting(False, "tensor, hybrid: a rank holds only its positions.")
+    data_parallel: int = _setting(2, "hybrid: shards of the data.", minimum=1)
+    pipeline_parallel: int = _setting(2, "hybrid: stages.", minimum=1)
+    tensor_parallel: int = _setting(2, "hybrid: ranks that share each layer.", minimum=1)
+
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
     checkpoint_every: int = _setting(50, "Steps between two checkpoints.", minimum=1)
     checkpoint_keep: int = _setting(2, "Newest checkpoints that are kept.", minimum=1)

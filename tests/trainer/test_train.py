@@ -49,11 +49,14 @@ def _arguments(folder: Path, name: str) -> list[str]:
     return [*RUNS[name][1].split(), *checkpoints, "--steps", str(STEPS), "--log-every", "5"]
 
 
-def reference_losses(settings: Settings, ranks: int) -> dict[int, float]:
+def reference_losses(
+    settings: Settings, ranks: int, num_shards: int | None = None
+) -> dict[int, float]:
     """Train in this process, one microbatch after the other; return what rank 0 would report."""
     text = read_standard_library(settings.data_bytes)
     windows = ByteWindows(split_text(text, settings.validation_ratio)[0], settings.context)
-    num_shards = ranks if settings.strategy in SHARDED else 1
+    if num_shards is None:
+        num_shards = ranks if settings.strategy in SHARDED else 1
     microbatches = settings.microbatches_for(ranks)
     shards = [
         iter(
@@ -127,7 +130,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     for rank in range(ranks):
         last = Path("checkpoints", f"step-{STEPS:08d}", f"rank-{rank}.pt")
         parts = [torch.load(run.folder / last, weights_only=True) for run in (original, resumed)]
-        _assert_equal(*parts)
+        assert_equal(*parts)
         assert _counted(resumed, rank) == expected_traffic(
             settings, rank=rank, world_size=ranks, resumed_after=HALFWAY
         )
@@ -148,7 +151,7 @@ def _counted(finished: Finished, rank: int) -> dict[int, Counter[Message]]:
     }
 
 
-def _assert_equal(one: object, other: object) -> None:
+def assert_equal(one: object, other: object) -> None:
     """Compare nested containers of tensors, bit for bit."""
     if isinstance(one, torch.Tensor):
         assert isinstance(other, torch.Tensor)
@@ -157,6 +160,6 @@ def _assert_equal(one: object, other: object) -> None:
         assert isinstance(other, dict)
         assert one.keys() == other.keys()
         for key in one:
-            _assert_equal(one[key], other[key])
+            assert_equal(one[key], other[key])
     else:
         assert one == other

@@ -62,4 +62,12 @@ STRATEGIES: dict[str, Entry] = {
         class_name="worker_or_server",
         check=checks.parameter_server,
     ),
+    "fsdp": Entry(module="fsdp", class_name="FullySharded", check=checks.fsdp),
+    "tensor": Entry(module="tensor", class_name="TensorParallel", check=checks.tensor),
+    "hybrid": Entry(
+        module="hybrid",
+        class_name="Hybrid",
+        check=checks.hybrid,
+        microbatches=lambda world_size: 4,
+    ),
 }

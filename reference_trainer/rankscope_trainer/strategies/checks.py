@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -113,4 +114,66 @@ def hogwild(settings: Settings, world_size: int) -> None:
             "hogwild shares the memory of one host,"
             f" which has {on_this_host} of {world_size} ranks",
             "Start all ranks on one host with one torchrun, or choose another strategy",
+        )
+
+
+def fsdp(settings: Settings, world_size: int) -> None:
+    """Every replica has the same number of ranks. Raises SettingError."""
+    if world_size % settings.replicas:
+        raise SettingError(
+            "replicas",
+            f"{world_size} ranks cannot form {settings.replicas} equal replicas",
+            "Give a number that divides the number of ranks",
+        )
+
+
+def tensor(settings: Settings, world_size: int) -> None:
+    """The ranks share heads evenly, and positions too. Raises SettingError."""
+    _cut_of_layers(settings, world_size)
+
+
+def hybrid(settings: Settings, world_size: int) -> None:
+    """The three axes fill the world, and each of them can be cut so. Raises SettingError."""
+    axes = settings.data_parallel, settings.pipeline_parallel, settings.tensor_parallel
+    if math.prod(axes) != world_size:
+        raise SettingError(
+            "data_parallel",
+            f"{axes[0]} x {axes[1]} x {axes[2]} ranks are not the {world_size} that there are",
+            "Let data_parallel x pipeline_parallel x tensor_parallel be the number of ranks",
+        )
+    stages = settings.pipeline_parallel
+    if settings.layers < stages:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {stages} pipeline stages",
+            f"Give at least {stages} layers",
+        )
+    microbatches = settings.microbatches_for(world_size)
+    if microbatches < stages:
+        raise SettingError(
+            "microbatches",
+            f"1F1B keeps {stages} stages busy with as many microbatches, there are {microbatches}",
+            f"Give at least {stages}",
+        )
+    _cut_of_layers(settings, settings.tensor_parallel)
+
+
+def _cut_of_layers(settings: Settings, ranks: int) -> None:
+    if settings.heads % ranks:
+        raise SettingError(
+            "heads",
+            f"{ranks} ranks cannot share {settings.heads} heads evenly",
+            f"Give a multiple of {ranks}",
+        )
+    if settings.sequence_parallel and settings.context % ranks:
+        raise SettingError(
+            "context",
+            f"{ranks} ranks cannot share {settings.context} positions evenly",
+            f"Give a multiple of {ranks}",
+        )
+    if settings.dropout and not settings.sequence_parallel and ranks > 1:
+        raise SettingError(
+            "dropout",
+            "ranks that all hold the whole residual stream would drop other parts of it",
+            "Give 0, or choose sequence_parallel",
         )
