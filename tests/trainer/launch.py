@@ -45,11 +45,13 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def start(folder: Path, ranks: int, arguments: list[str]) -> subprocess.Popen[str]:
+def start(
+    folder: Path, ranks: int, arguments: list[str], program: Path = COUNTED_TRAINER
+) -> subprocess.Popen[str]:
     """Start a run whose files all go into `folder`."""
     folder.mkdir(exist_ok=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", str(ranks), str(COUNTED_TRAINER), str(folder)]
+    command = [*launcher, "--nproc-per-node", str(ranks), str(program), str(folder)]
     command += [*SMALL, *arguments, "--losses", str(folder / "losses.jsonl")]
     command += ["--fault-manifest", str(folder / "manifest.jsonl")]
     return subprocess.Popen(
@@ -61,8 +63,8 @@ def start(folder: Path, ranks: int, arguments: list[str]) -> subprocess.Popen[st
     )
 
 
-def run(folder: Path, ranks: int, *arguments: str) -> Finished:
+def run(folder: Path, ranks: int, *arguments: str, program: Path = COUNTED_TRAINER) -> Finished:
     """Run to the end."""
-    with start(folder, ranks, list(arguments)) as process:
-        output, _ = process.communicate(timeout=120)
+    with start(folder, ranks, list(arguments), program) as process:
+        output, _ = process.communicate(timeout=300)
     return Finished(process.returncode, output, folder, [*SMALL, *arguments])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,10 +93,12 @@ class FaultContext:
     """All that a fault may know about the moment in which it fires, and what it may change."""
 
     rank: int
+    world_size: int
     step: int
     magnitude: Magnitude | None
     compute_seconds: float  # this rank's own compute of one step: median, without injected delays
     visits: int  # how often the fault's place is passed in one step
+    place: Place
     sleep: Callable[[float], None]
     peer: int | None = None  # the other end, for faults between two ranks
     trainer: Parts | None = None  # None only before the trainer is built
@@ -105,7 +107,7 @@ class FaultContext:
     batch: tuple[Tensor, Tensor] | None = None  # BATCH: bytes and next bytes, changed in place
     tensor: Tensor | None = None  # FORWARD, BACKWARD, BEFORE_REDUCE: may be replaced
     call: Call | None = None  # COLLECTIVE
-    facts: dict[str, float] = dataclasses.field(default_factory=dict)  # see `add`
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `add`, `tell`
 
     def delay_seconds(self) -> float:
         """Return this visit's share of the extra time that the fault adds to a step."""
@@ -131,6 +133,10 @@ class FaultContext:
         for name, value in facts.items():
             self.facts[name] = self.facts.get(name, 0.0) + value
 
+    def tell(self, **facts: Any) -> None:
+        """Put down what the fault did, for its end in the manifest; later words win."""
+        self.facts.update(facts)
+
 
 class Fault:
     """One way of breaking a run; the first line of the class docstring is its help text."""
@@ -138,10 +144,15 @@ class Fault:
     name: ClassVar[str]
     finding: ClassVar[str]  # the kind of finding that the diagnosis must name
     place: ClassVar[Place]
+    other_place: ClassVar[Place | None] = None  # for what acts at two
     default_size: ClassVar[Magnitude | None] = None  # None: the fault has no size
     size_is: ClassVar[str] = "none"  # what the size means, for the tables
     on_all_ranks: ClassVar[bool] = False  # True: `rank` is `all`, or left out
-    has_peer: ClassVar[bool] = False  # True: `peer` is required
+    has_peer: ClassVar[bool] = False  # True: `peer` may be given: only between these two ranks
+
+    def acts_at(self, place: Place) -> bool:
+        """Tell whether this is one of the fault's places."""
+        return place in (self.place, self.other_place)
 
     def check(self, settings: Settings, world_size: int) -> None:
         """Raise a SettingError if this run, or this machine, cannot show the fault."""

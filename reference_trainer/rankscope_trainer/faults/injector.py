@@ -42,7 +42,7 @@ class _Active:
     fired: int = 0
     last_step: int = 0
     is_over: bool = False
-    facts: dict[str, float] = dataclasses.field(default_factory=dict)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Injector:
@@ -53,6 +53,7 @@ class Injector:
         plans: Sequence[FaultPlan],
         *,
         rank: int,
+        world_size: int = 1,
         manifest: Manifest,
         microbatches: int = 1,
         attempt: int = 0,
@@ -60,7 +61,7 @@ class Injector:
     ) -> None:
         """Keep the plans of this rank."""
         self._faults = [_Active(plan) for plan in plans if plan.concerns(rank, attempt)]
-        self._rank = rank
+        self._rank, self._world_size = rank, world_size
         self._microbatches = self._visits = microbatches
         self._manifest = manifest
         self._sleep = sleep
@@ -73,7 +74,7 @@ class Injector:
         """Fire at `Place.START`; return the settings with which the run is built."""
         for active in self._faults:
             if active.plan.fault.place is Place.START:
-                settings = self._visit(active, settings=settings).settings or settings
+                settings = self._visit(active, Place.START, settings=settings).settings or settings
         return settings
 
     def attach(self, trainer: Parts) -> None:
@@ -100,7 +101,7 @@ class Injector:
     def fire(self, place: Place, **moment: Any) -> Tensor | None:
         """Fire the faults that are on at `place` in this step; return the tensor they leave."""
         for active in self._on_at(place):
-            moment["tensor"] = self._visit(active, **moment).tensor
+            moment["tensor"] = self._visit(active, place, **moment).tensor
         tensor: Tensor | None = moment.get("tensor")
         return tensor
 
@@ -108,10 +109,14 @@ class Injector:
         """Fire where nothing is handed over that faults could replace."""
         self.fire(place, **moment)
 
+    def visit_sample(self, sample: int) -> None:
+        """Fire while one window of the data is read."""
+        self.fire(Place.SAMPLE, sample=sample)
+
     @contextlib.contextmanager
     def around(self, place: Place) -> Iterator[None]:
         """Fire the faults of `place`, and let them know when the work inside is done."""
-        fired = [(active, self._visit(active)) for active in self._on_at(place)]
+        fired = [(active, self._visit(active, place)) for active in self._on_at(place)]
         try:
             yield
         finally:
@@ -138,24 +143,26 @@ class Injector:
                 self._end(active)
 
     def _has(self, place: Place) -> bool:
-        return any(active.plan.fault.place is place for active in self._faults)
+        return any(active.plan.fault.acts_at(place) for active in self._faults)
 
     def _on_at(self, place: Place) -> Iterator[_Active]:
         for active in self._faults:
-            if active.plan.fault.place is place and active.plan.covers(self._step):
+            if active.plan.fault.acts_at(place) and active.plan.covers(self._step):
                 yield active
 
     def _fire_at_call(self, call: Call) -> None:
         self.fire(Place.COLLECTIVE, call=call)
 
-    def _context(self, active: _Active, **moment: Any) -> FaultContext:
+    def _context(self, active: _Active, place: Place, **moment: Any) -> FaultContext:
         plan = active.plan
         return FaultContext(
             rank=self._rank,
+            world_size=self._world_size,
             step=self._step,
             magnitude=plan.size,
             compute_seconds=self._compute_seconds(),
-            visits=self._visits if plan.fault.place in PLACES_OF_MICROBATCHES else 1,
+            place=place,
+            visits=self._visits if place in PLACES_OF_MICROBATCHES else 1,
             sleep=self._sleep,
             peer=plan.peer,
             trainer=self._trainer,
@@ -163,8 +170,8 @@ class Injector:
             **moment,
         )
 
-    def _visit(self, active: _Active, **moment: Any) -> FaultContext:
-        plan, context = active.plan, self._context(active, **moment)
+    def _visit(self, active: _Active, place: Place, **moment: Any) -> FaultContext:
+        plan, context = active.plan, self._context(active, place, **moment)
         if plan.size is not None and plan.size.ratio is not None and not context.delay_seconds():
             return context  # nothing measured yet, in the first step: it starts with the second
         if not plan.fault.is_due(context):
@@ -189,7 +196,7 @@ class Injector:
         if active.is_over:
             return
         active.is_over = True
-        active.plan.fault.end(self._context(active))
+        active.plan.fault.end(self._context(active, active.plan.fault.place))
         self._manifest.write(
             fault=active.plan.fault.name,
             rank=self._rank,

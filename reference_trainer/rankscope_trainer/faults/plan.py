@@ -96,8 +96,8 @@ def _check(text: str, plan: FaultPlan, world_size: int, last_step: int) -> None:
     if fault.on_all_ranks and plan.rank is not None:
         problem = f"{text!r}: {fault.name} on one rank would only break the run"
         raise SettingError("fault", problem, "Write rank=all, or leave it out")
-    if fault.has_peer != (plan.peer is not None) or (fault.has_peer and plan.peer == plan.rank):
-        problem = f"{text!r}: {fault.name} is {'' if fault.has_peer else 'not '}between two ranks"
+    if plan.peer is not None and (not fault.has_peer or plan.peer == plan.rank):
+        problem = f"{text!r}: {fault.name} is not between these two ranks"
         remedy = "Name another rank as peer" if fault.has_peer else "Leave peer out"
         raise SettingError("fault", problem, remedy)
 
