@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -17,10 +18,12 @@ from rankscope_trainer import report
 from rankscope_trainer.__main__ import main
 from rankscope_trainer.faults.injector import Injector
 from rankscope_trainer.strategies.parameter_server import Worker
-from tests.trainer.counted_trainer import Counter
+
+# Beside this file, but a script that torchrun starts has no package to import it from.
+Counter: Any = runpy.run_path(str(Path(__file__).with_name("counted_trainer.py")))["Counter"]
 
 
-def trace(folder: Path, counter: Counter) -> None:
+def trace(folder: Path, counter: Any) -> None:
     """Patch the places that are traced."""
     file = (folder / f"trace-{os.environ['RANK']}.jsonl").open("w")
 
