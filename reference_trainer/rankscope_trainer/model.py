@@ -145,15 +145,6 @@ class GPT(nn.Module):
             self.head = None
         return self
 
-    def stage(self, layers: range) -> nn.Sequential:
-        """Return some consecutive layers as one module; their weights stay this model's too."""
-        parts: list[nn.Module] = [self.blocks[str(layer)] for layer in layers]
-        if 0 in layers and self.embedding is not None:
-            parts.insert(0, self.embedding)
-        if self.num_layers - 1 in layers and self.head is not None:
-            parts.append(self.head)
-        return nn.Sequential(*parts)
-
     def forward(self, x: Tensor) -> Tensor:
         """Turn bytes (or what the stage before computed) into scores (or input of the next)."""
         if self.embedding is not None:

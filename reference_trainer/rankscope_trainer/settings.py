@@ -117,7 +117,23 @@ class Settings:
         0.0, "ddp: share of its batches that the last rank lacks.", minimum=0.0, below=1.0
     )
     schedule: str = _setting(
-        "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
+        "1f1b",
+        "pipeline: order of forwards and backwards.",
+        choices=("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"),
+    )
+    virtual_stages: int = _setting(
+        2, "pipeline: stages on each rank; not for gpipe and 1f1b, which have one.", minimum=1
+    )
+    stage_layers: str = _setting(
+        "", "pipeline, model_parallel: layers of each stage, as 1,3,2,2; empty: see balance."
+    )
+    balance: str = _setting(
+        "even",
+        "pipeline, model_parallel: stages of equally many layers, or of equal measured time.",
+        choices=("even", "profile"),
+    )
+    layer_seconds: str = _setting(
+        "", "Let each layer sleep so long in a forward, twice in a backward: 0.02, or 0.02,0,0.01."
     )
 
     weight_stashing: bool = _setting(
@@ -344,6 +360,8 @@ def _check_together(settings: Settings, world_size: int) -> None:
             "Choose a width that is a multiple of heads",
         )
     STRATEGIES[settings.strategy].check(settings, world_size)
+    if settings.layer_seconds:
+        checks.layer_seconds(settings)
     if settings.uneven_ratio and settings.strategy != "ddp":
         raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
     if settings.global_batch:

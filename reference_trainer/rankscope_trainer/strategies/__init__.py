@@ -43,6 +43,12 @@ STRATEGIES: dict[str, Entry] = {
         check=checks.pipeline,
         microbatches=lambda world_size: 2 * world_size,
     ),
+    "model_parallel": Entry(
+        module="model_parallel",
+        class_name="ModelParallel",
+        check=checks.model_parallel,
+        microbatches=lambda world_size: 1,
+    ),
     "pipedream": Entry(
         module="pipedream",
         class_name="PipeDream",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from typing import TYPE_CHECKING
 
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.strategies import placement
 from rankscope_trainer.strategies.parameter_server_layout import parse_shares
 
 if TYPE_CHECKING:
@@ -26,13 +28,9 @@ def ddp(settings: Settings, world_size: int) -> None:
 
 
 def pipeline(settings: Settings, world_size: int) -> None:
-    """Every stage needs a layer, and 1f1b a microbatch for each stage. Raises SettingError."""
-    if settings.layers < world_size:
-        raise SettingError(
-            "layers",
-            f"{settings.layers} layers cannot fill {world_size} pipeline stages",
-            f"Give at least {world_size} layers, or start fewer ranks",
-        )
+    """Every stage needs a layer, and a schedule its microbatches. Raises SettingError."""
+    stages = placement.num_stages(settings, world_size)
+    _layers_of_stages(settings, stages)
     microbatches = settings.microbatches_for(world_size)
     if settings.schedule == "1f1b" and microbatches < world_size:
         raise SettingError(
@@ -41,6 +39,74 @@ def pipeline(settings: Settings, world_size: int) -> None:
             f" there are {microbatches}",
             f"Give at least {world_size}, or choose schedule gpipe",
         )
+    rounds = max(1, microbatches // world_size)
+    if settings.schedule in ("interleaved", "zero_bubble") and microbatches % rounds:
+        raise SettingError(
+            "microbatches",
+            f"schedule {settings.schedule} runs {microbatches} in {rounds} equal rounds",
+            f"Give a multiple of {world_size}",
+        )
+    if settings.schedule == "zero_bubble_v" and settings.virtual_stages != 2:
+        raise SettingError(
+            "virtual_stages", f"a V has 2 on each rank, not {settings.virtual_stages}", "Give 2"
+        )
+    ranks = [placement.rank_of_stage(settings, stage, world_size) for stage in range(stages)]
+    if settings.validate_every and any(one == next_ for one, next_ in itertools.pairwise(ranks)):
+        raise SettingError(
+            "validate_every",
+            "PyTorch's schedules cannot run forwards only where one rank holds neighbouring stages",
+            "Give 0, or choose another schedule",
+        )
+
+
+def model_parallel(settings: Settings, world_size: int) -> None:
+    """Every rank needs a layer, and the batch stays in one piece. Raises SettingError."""
+    _layers_of_stages(settings, world_size)
+    if settings.microbatches > 1:
+        raise SettingError(
+            "microbatches",
+            "model_parallel does not cut its batch",
+            "Raise batch_size, or choose pipeline",
+        )
+
+
+def _layers_of_stages(settings: Settings, stages: int) -> None:
+    if settings.layers < stages:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {stages} pipeline stages",
+            f"Give at least {stages} layers, or start fewer ranks",
+        )
+    if not settings.stage_layers:
+        return
+    sizes = _numbers("stage_layers", settings.stage_layers)
+    is_whole = all(size >= 1 and size == int(size) for size in sizes)
+    if not is_whole or len(sizes) != stages or sum(sizes) != settings.layers:
+        raise SettingError(
+            "stage_layers",
+            f"{settings.stage_layers!r} does not split {settings.layers} layers"
+            f" into {stages} stages",
+            f"Give {stages} whole numbers from 1, which add up to {settings.layers}",
+        )
+
+
+def layer_seconds(settings: Settings) -> None:
+    """The layers' times are one for all, or one for each. Raises SettingError."""
+    seconds = _numbers("layer_seconds", settings.layer_seconds)
+    if len(seconds) not in (1, settings.layers) or not all(0 <= one < 60 for one in seconds):
+        raise SettingError(
+            "layer_seconds",
+            f"{settings.layer_seconds!r} is no time for each of {settings.layers} layers",
+            f"Give one number of seconds, or {settings.layers} separated by commas",
+        )
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        remedy = "Separate numbers by commas"
+        raise SettingError(name, f"{text!r} is no list of numbers", remedy) from error
 
 
 def global_batch(settings: Settings, world_size: int) -> None:

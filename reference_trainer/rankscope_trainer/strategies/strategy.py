@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope_trainer.data import Sample
+from rankscope_trainer.known_time import layer_times, make_times_known
 from rankscope_trainer.model import GPT, next_byte_loss
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Strategy(ABC):
 
 def build_model(settings: Settings) -> GPT:
     """Build the whole model: the same on every rank."""
-    return GPT(
+    model = GPT(
         layers=settings.layers,
         width=settings.width,
         heads=settings.heads,
@@ -99,6 +100,9 @@ def build_model(settings: Settings) -> GPT:
         dropout=settings.dropout,
         seed=settings.seed,
     )
+    if settings.layer_seconds:
+        make_times_known(model, layer_times(settings.layer_seconds, settings.layers))
+    return model
 
 
 def accumulate_gradient(model: torch.nn.Module, batch: Sample, microbatches: int) -> Tensor:
