@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def fault_table() -> str:
     """Return the table of faults: name, the finding it leads to, its size, and what it does."""
-    lines = [f"{'fault':18} {'finding':18} {'size':34} what it does"]
+    lines = [f"{'fault':24} {'finding':20} {'size':36} what it does"]
     for fault in FAULTS:
         sentence = (type(fault).__doc__ or "").splitlines()[0]
         size = (
@@ -55,7 +55,7 @@ def fault_table() -> str:
             if fault.default_size is None
             else f"{fault.size_is} ({fault.default_size})"
         )
-        lines.append(f"{fault.name:18} {fault.finding:18} {size:34} {sentence}")
+        lines.append(f"{fault.name:24} {fault.finding:20} {size:36} {sentence}")
     return "\n".join(lines) + "\n"
 
 

@@ -127,7 +127,7 @@ class Trainer:
             self.settings,
             self.world.device,
             needs_data=self.strategy.needs_data,
-            on_batch=lambda batch: self.faults.fire(Place.BATCH, batch=batch),
+            on_batch=lambda batch: self.faults.visit(Place.BATCH, batch=batch),
             on_skip=self.report.skipped,
             save=self._save,
             signal=lambda: self.stopping.received,
@@ -246,6 +246,7 @@ def build_faults(settings: Settings) -> Injector:
     return Injector(
         plans,
         rank=int(os.environ.get("RANK", "0")),
+        world_size=world_size,
         attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         manifest=Manifest(settings.fault_manifest),
     )
@@ -256,10 +257,10 @@ def _build_data(
 ) -> tuple[Batches, Batches | None]:
     source, text = _read_data(settings)
     training, validation = split_text(text, settings.validation_ratio)
-    windows = ByteWindows(training, settings.context)
+    windows = ByteWindows(training, settings.context, on_read=faults.visit_sample)
     checksums = [checksum(*window) for window in _all(training, settings)]
     if source is not None:
-        windows = FileWindows(source, len(training), settings.context)
+        windows = FileWindows(source, len(training), settings.context, faults.visit_sample)
     batch_size = _batch_sizes(settings, strategy)
     training_batches = Batches(
         windows,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 COUNTED_TRAINER = Path(__file__).with_name("counted_trainer.py")
+RECORDED_TRAINER = Path(__file__).with_name("recorded_trainer.py")
 SMALL = ["--layers", "4", "--width", "32", "--context", "32", "--data-bytes", "65536"]
 SMALL += ["--timeout-seconds", "60", "--device", "cpu"]
 
@@ -31,6 +32,14 @@ class Finished:
 
     def manifest(self) -> list[dict[str, Any]]:
         return read_manifest(self.folder)
+
+    def record(self, rank: int) -> dict[int, dict[str, Any]]:
+        """Return what `recorded_trainer.py` wrote: by step, sums and states in one."""
+        document = json.loads((self.folder / f"record-{rank}.json").read_text())
+        return {
+            int(step): {**state, **document["sums"].get(step, {})}
+            for step, state in document["states"].items()
+        }
 
     def operations(self, rank: int) -> dict[int, list[tuple[str, int]]]:
         document = json.loads((self.folder / f"operations-{rank}.json").read_text())

@@ -1,0 +1,29 @@
+"""A batch that was damaged on its way from the disk to the model."""
+
+from typing import ClassVar
+
+from rankscope_trainer.faults.fault import Fault, FaultContext, Magnitude, Place
+
+MASK = 0x55  # every second bit of a byte
+
+
+class CorruptBatch(Fault):
+    """So many bytes of each batch of the rank are changed after it was drawn."""
+
+    name: ClassVar[str] = "corrupt_batch"
+    finding: ClassVar[str] = "corrupt_batch"
+    place: ClassVar[Place] = Place.BATCH
+    default_size: ClassVar[Magnitude | None] = Magnitude(count=8)
+    size_is: ClassVar[str] = "bytes of a batch"
+
+    def is_due(self, context: FaultContext) -> bool:
+        """Some ranks draw no bytes, such as a parameter server."""
+        return context.batch is not None and context.batch[0].numel() > 0
+
+    def fire(self, context: FaultContext) -> None:
+        """Flip half of the bits of the first bytes."""
+        assert context.batch is not None
+        bytes_BT, _ = context.batch
+        first = bytes_BT.view(-1)[: int(context.size())]
+        first ^= MASK
+        context.add(changed_bytes=len(first))
