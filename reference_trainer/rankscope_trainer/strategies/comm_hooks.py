@@ -59,14 +59,17 @@ def register(replica: DistributedDataParallel, settings: "Settings") -> PowerSGD
 
 
 def bf16_everywhere(
-    group: dist.ProcessGroup | None, bucket: dist.GradBucket
+    _: None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # public, but not declared
 ) -> torch.futures.Future[torch.Tensor]:
     """Round to bf16. Without NCCL, DDP refuses PyTorch's hook by name; but gloo can add up bf16."""
-    return bf16_compress_hook(group or dist.group.WORLD, bucket)
+    assert dist.group.WORLD is not None
+    return bf16_compress_hook(dist.group.WORLD, bucket)
 
 
 def powersgd_in_order(
-    state: PowerSGDState, bucket: dist.GradBucket
+    state: PowerSGDState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Reduce one bucket after the other.
 
@@ -80,13 +83,14 @@ def powersgd_in_order(
 
 def powersgd_state(hook: PowerSGDState) -> dict[str, Any]:
     """Return what PowerSGD must remember, as plain numbers and tensors."""
-    _, keys, position, has_gauss, gauss = hook.rng.get_state()
+    rng = hook.rng.get_state(legacy=False)
+    keys = torch.from_numpy(rng["state"]["key"].astype(np.int64))
     return {
         "iter": hook.iter,
         "errors": dict(hook.error_dict),
         "ps": dict(hook.p_memory_dict),
         "qs": dict(hook.q_memory_dict),
-        "random": (torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "random": (keys, rng["state"]["pos"], rng["has_gauss"], rng["gauss"]),
     }
 
 

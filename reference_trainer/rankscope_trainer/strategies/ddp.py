@@ -84,7 +84,10 @@ class DataParallel(Strategy):
         The mean is then taken over the ranks that still have batches. When the last one is done,
         its weights go to all.
         """
-        return self._replica.join(divide_by_initial_world_size=False, enable=self._is_uneven)
+        join: contextlib.AbstractContextManager[Any] = self._replica.join(
+            divide_by_initial_world_size=False, enable=self._is_uneven
+        )
+        return join
 
     def state(self) -> dict[str, Any]:
         """Return the errors that PowerSGD still owes; the other hooks remember nothing."""
