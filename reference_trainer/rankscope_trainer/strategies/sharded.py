@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from rankscope_trainer.strategies.strategy import Strategy
@@ -48,12 +49,12 @@ class ShardedStrategy(Strategy):
     def save(self, folder: Path) -> None:
         """Write this rank's parts; rank 0 writes the list of all parts."""
         model, optimizer = get_state_dict(self.model, self.optimizer, options=BY_NAME)
-        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
         """Read the parts that this rank holds, whichever rank wrote them."""
         model, optimizer = get_state_dict(self.model, self.optimizer, options=BY_NAME)
-        dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        load({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
         set_state_dict(
             self.model,
             self.optimizer,

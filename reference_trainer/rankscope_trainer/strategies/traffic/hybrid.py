@@ -18,8 +18,13 @@ from rankscope_trainer.strategies.traffic.message import (
 )
 from rankscope_trainer.strategies.traffic.tensor import layer_messages, norm_gradients
 
-BY_COLUMNS = ("project_in.weight", "project_in.bias", "network.0.weight", "network.0.bias")
-BY_COLUMNS += ("head.project.weight",)
+BY_COLUMNS = (
+    "project_in.weight",
+    "project_in.bias",
+    "network.0.weight",
+    "network.0.bias",
+    "head.project.weight",
+)
 BY_ROWS = ("project_out.weight", "network.2.weight")
 
 
