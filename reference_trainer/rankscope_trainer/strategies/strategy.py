@@ -22,7 +22,7 @@ class Strategy(ABC):
     """One way of training the model on several ranks."""
 
     optimizer: torch.optim.Optimizer
-    model: GPT  # what this rank computes: the whole model, or its own part of it
+    model: torch.nn.Module  # what this rank computes: the whole model, or its own part of it
     microbatches: int  # parts of this rank's batch
     shard: int  # which part of the data this rank draws
     num_shards: int
