@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.settings import load_settings
@@ -67,13 +70,22 @@ def test_a_resumed_run_goes_on_bit_for_bit(
 
 @pytest.mark.multiproc
 def test_a_checkpoint_holds_every_tensor_once(runs: dict[str, Finished]) -> None:
-    folder = runs["replicas"].folder / "checkpoints" / f"step-{STEPS:08d}"
-    settings = load_settings(runs["replicas"].arguments, {}, 4)
-    num_bytes = sum(parameter.nbytes for parameter in build_model(settings).parameters())
-    sizes = [path.stat().st_size for path in (folder / "sharded").glob("*.distcp")]
-    assert len(sizes) == 4
-    assert 3 * num_bytes < sum(sizes) < 3.9 * num_bytes  # weights and two moments
-    assert max(sizes) < 0.5 * sum(sizes)  # no rank wrote for the others
+    folder = runs["replicas"].folder / "checkpoints" / f"step-{STEPS:08d}" / "sharded"
+    found = FileSystemReader(folder).read_metadata()
+    tensors = {
+        name: tensor
+        for name, tensor in found.state_dict_metadata.items()
+        if isinstance(tensor, TensorStorageMetadata)
+    }
+    model = build_model(load_settings(runs["replicas"].arguments, {}, 4))
+    assert len(tensors) == 4 * len(list(model.parameters()))  # weight, two moments, step
+    for tensor in tensors.values():
+        assert sum(math.prod(part.sizes) for part in tensor.chunks) == math.prod(tensor.size)
+    # Replicas hold equal parts, and nothing of the files is a second copy of one.
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.distcp")}
+    assert sum(part.length for part in found.storage_data.values()) == sum(sizes.values())
+    assert {part.relative_path for part in found.storage_data.values()} == sizes.keys()
+    assert len(sizes) == 4  # all ranks wrote
 
 
 def test_replicas_must_divide_the_ranks() -> None:
