@@ -188,5 +188,5 @@ def test_port_in_use_is_the_stores_own_error(tmp_path: Path) -> None:
     begin = finished.manifest()[0]
     assert (begin["fault"], begin["rank"]) == ("port_in_use", 0)
     assert "EADDRINUSE" in finished.output, finished.output
-    assert "[rank0]: torch.distributed.DistNetworkError" in finished.output
+    assert "torch.distributed.DistNetworkError" in finished.output
     assert not (tmp_path / "losses.jsonl").exists()
