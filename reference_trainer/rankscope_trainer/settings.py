@@ -150,6 +150,16 @@ class Settings:
         4, "local_sgd: steps between two averages of the weights.", minimum=1
     )
 
+    replicas: int = _setting(1, "fsdp: copies of the model, each cut over its ranks.", minimum=1)
+    precision: str = _setting(
+        "fp32", "fsdp: how weights are sent and used.", choices=("fp32", "bf16", "fp16")
+    )
+    checkpoint_activations: bool = _setting(False, "fsdp: compute blocks again in backward.")
+    sequence_parallel: bool = _setting(False, "tensor, hybrid: a rank holds only its positions.")
+    data_parallel: int = _setting(2, "hybrid: shards of the data.", minimum=1)
+    pipeline_parallel: int = _setting(2, "hybrid: stages.", minimum=1)
+    tensor_parallel: int = _setting(2, "hybrid: ranks that share each layer.", minimum=1)
+
     servers: int = _setting(1, "parameter_server: ranks that keep the weights.", minimum=1)
     server_ranks: str = _setting(
         "last", "parameter_server: which ranks are servers.", choices=("first", "last")
@@ -171,16 +181,6 @@ class Settings:
     reassign: bool = _setting(
         False, "parameter_server, sync: a worker that is behind leaves microbatches to others."
     )
-
-    replicas: int = _setting(1, "fsdp: copies of the model, each cut over its ranks.", minimum=1)
-    precision: str = _setting(
-        "fp32", "fsdp: how weights are sent and used.", choices=("fp32", "bf16", "fp16")
-    )
-    checkpoint_activations: bool = _setting(False, "fsdp: compute blocks again in backward.")
-    sequence_parallel: bool = _setting(False, "tensor, hybrid: a rank holds only its positions.")
-    data_parallel: int = _setting(2, "hybrid: shards of the data.", minimum=1)
-    pipeline_parallel: int = _setting(2, "hybrid: stages.", minimum=1)
-    tensor_parallel: int = _setting(2, "hybrid: ranks that share each layer.", minimum=1)
 
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
     checkpoint_every: int = _setting(50, "Steps between two checkpoints.", minimum=1)
@@ -362,10 +362,10 @@ def _check_together(settings: Settings, world_size: int) -> None:
     STRATEGIES[settings.strategy].check(settings, world_size)
     if settings.layer_seconds:
         checks.layer_seconds(settings)
-    if settings.uneven_ratio and settings.strategy != "ddp":
-        raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
     if settings.global_batch:
         checks.global_batch(settings, world_size)
+    if settings.uneven_ratio and settings.strategy != "ddp":
+        raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
     for text in settings.fault:
         parse_fault(text, world_size, settings.steps)
     if settings.patience and not settings.validate_every:

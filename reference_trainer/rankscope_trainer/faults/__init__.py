@@ -30,6 +30,7 @@ from rankscope_trainer.faults.hang_lock import HangLock
 from rankscope_trainer.faults.hang_stopped import HangStopped
 from rankscope_trainer.faults.hiccup import Hiccup
 from rankscope_trainer.faults.hot_shard import HotShard
+from rankscope_trainer.faults.lossy_link import LossyLink
 from rankscope_trainer.faults.memory_leak import MemoryLeak
 from rankscope_trainer.faults.nan_data import NanData
 from rankscope_trainer.faults.os_exit import OsExit
@@ -45,7 +46,9 @@ from rankscope_trainer.faults.slow_compute import SlowCompute
 from rankscope_trainer.faults.slow_data import SlowData
 from rankscope_trainer.faults.slow_epoch_start import SlowEpochStart
 from rankscope_trainer.faults.slow_forward import SlowForward
+from rankscope_trainer.faults.slow_link import SlowLink
 from rankscope_trainer.faults.stale_weights import StaleWeights
+from rankscope_trainer.faults.stopped_link import StoppedLink
 from rankscope_trainer.faults.swallowed_exception import SwallowedException
 from rankscope_trainer.faults.uneven_stages import UnevenStages
 from rankscope_trainer.faults.version_drift import VersionDrift
@@ -101,4 +104,7 @@ FAULTS: tuple[Fault, ...] = (
     BitflipGradientAfter(),
     ReplicaDrift(),
     DifferentSeeds(),
+    SlowLink(),
+    LossyLink(),
+    StoppedLink(),
 )

@@ -63,11 +63,6 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "ring": Entry(module="ring", class_name="Ring"),
     "local_sgd": Entry(module="local_sgd", class_name="LocalSGD"),
-    "parameter_server": Entry(
-        module="parameter_server",
-        class_name="worker_or_server",
-        check=checks.parameter_server,
-    ),
     "fsdp": Entry(module="fsdp", class_name="FullySharded", check=checks.fsdp),
     "tensor": Entry(module="tensor", class_name="TensorParallel", check=checks.tensor),
     "hybrid": Entry(
@@ -75,5 +70,10 @@ STRATEGIES: dict[str, Entry] = {
         class_name="Hybrid",
         check=checks.hybrid,
         microbatches=lambda world_size: 4,
+    ),
+    "parameter_server": Entry(
+        module="parameter_server",
+        class_name="worker_or_server",
+        check=checks.parameter_server,
     ),
 }

@@ -109,6 +109,28 @@ def _numbers(name: str, text: str) -> list[float]:
         raise SettingError(name, f"{text!r} is no list of numbers", remedy) from error
 
 
+def pipedream(settings: Settings, world_size: int) -> None:
+    """Every stage needs a layer; any number of microbatches will do. Raises SettingError."""
+    if settings.layers < world_size:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {world_size} stages",
+            f"Give at least {world_size} layers, or start fewer ranks",
+        )
+
+
+def hogwild(settings: Settings, world_size: int) -> None:
+    """All ranks share the memory of one host. Raises SettingError."""
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if on_this_host != world_size:
+        raise SettingError(
+            "strategy",
+            "hogwild shares the memory of one host,"
+            f" which has {on_this_host} of {world_size} ranks",
+            "Start all ranks on one host with one torchrun, or choose another strategy",
+        )
+
+
 def global_batch(settings: Settings, world_size: int) -> None:
     """A fixed global batch is cut into microbatches, at least one for each rank."""
     if settings.strategy != "ddp":
@@ -122,6 +144,16 @@ def global_batch(settings: Settings, world_size: int) -> None:
             f"{settings.global_batch} sequences are not whole microbatches of"
             f" {settings.batch_size}, at least one for each of {world_size} ranks",
             f"Give a multiple of {settings.batch_size}, and enough for all ranks",
+        )
+
+
+def fsdp(settings: Settings, world_size: int) -> None:
+    """Every replica has the same number of ranks. Raises SettingError."""
+    if world_size % settings.replicas:
+        raise SettingError(
+            "replicas",
+            f"{world_size} ranks cannot form {settings.replicas} equal replicas",
+            "Give a number that divides the number of ranks",
         )
 
 
@@ -158,38 +190,6 @@ def parameter_server(settings: Settings, world_size: int) -> None:
             "reassign",
             "a microbatch that was handed over must not be dropped",
             "Choose either backup_workers or reassign",
-        )
-
-
-def pipedream(settings: Settings, world_size: int) -> None:
-    """Every stage needs a layer; any number of microbatches will do. Raises SettingError."""
-    if settings.layers < world_size:
-        raise SettingError(
-            "layers",
-            f"{settings.layers} layers cannot fill {world_size} stages",
-            f"Give at least {world_size} layers, or start fewer ranks",
-        )
-
-
-def hogwild(settings: Settings, world_size: int) -> None:
-    """All ranks share the memory of one host. Raises SettingError."""
-    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if on_this_host != world_size:
-        raise SettingError(
-            "strategy",
-            "hogwild shares the memory of one host,"
-            f" which has {on_this_host} of {world_size} ranks",
-            "Start all ranks on one host with one torchrun, or choose another strategy",
-        )
-
-
-def fsdp(settings: Settings, world_size: int) -> None:
-    """Every replica has the same number of ranks. Raises SettingError."""
-    if world_size % settings.replicas:
-        raise SettingError(
-            "replicas",
-            f"{world_size} ranks cannot form {settings.replicas} equal replicas",
-            "Give a number that divides the number of ranks",
         )
 
 
