@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rankscope import environment, flight, identity, place, ring, rundir, schema
+from rankscope import environment, flight, identity, kinship, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
@@ -79,7 +79,7 @@ class Agent:
         who = identity.from_environment(self._environ)
         if group is not None:  # we come late
             self.world_known(*group)
-        elif who is not None and not _is_inherited(self._environ):
+        elif who is not None and not kinship.is_inherited(self._environ):
             self.open(who)
 
     def install_hooks(self) -> None:
@@ -147,7 +147,7 @@ class Agent:
         for action in self._when_recorder:
             action(self)
         self._watch_collector(run, first=True)
-        if _is_child():  # these may leave without `atexit`
+        if kinship.is_child():  # these may leave without `atexit`
             finalize = sys.modules["multiprocessing.util"].Finalize
             finalize(None, guarded(self._settle), exitpriority=0)
 
@@ -238,7 +238,7 @@ class Agent:
 
     def first_work(self) -> None:
         """Open the recorder of a script that trains alone, at its first optimizer step."""
-        if self.recorder is None and not self._gave_up and not _is_inherited(self._environ):
+        if self.recorder is None and not self._gave_up and not kinship.is_inherited(self._environ):
             self.open(identity.likely(self._environ) or identity.build(self._environ, 0, 1))
 
     def step_ended(self, ended: EndedStep) -> None:
@@ -388,17 +388,3 @@ def _chosen(names: str) -> list[type[Hook]]:
                 f"RANKSCOPE_HOOKS names {name!r}; there are: {', '.join(known)}, all, none"
             )
     return [hook for hook in HOOKS if hook.name in wanted]
-
-
-def _is_inherited(environ: Mapping[str, str]) -> bool:
-    """Return whether this process only inherited the variables of an attached rank."""
-    attached = environ.get(ATTACHED, "")
-    if attached and attached != str(os.getpid()):
-        return True
-    return _is_child()
-
-
-def _is_child() -> bool:
-    """Return whether `multiprocessing` started this process."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    return multiprocessing is not None and multiprocessing.parent_process() is not None

@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         logger.error("not started: %s", error)
         return EXIT_USAGE
     with contextlib.suppress(OSError):
-        (run_directory / "node" / "pid").write_text(str(os.getpid()))
+        fresh = run_directory / "node" / "pid.new"
+        fresh.write_text(str(os.getpid()))
+        fresh.replace(run_directory / "node" / "pid")  # whoever reads it reads a number
     try:
         _run(run_directory, settings, server)
     except Exception:  # the guard of the main thread: say it, end, be restarted
