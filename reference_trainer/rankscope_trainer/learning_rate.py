@@ -14,6 +14,8 @@ the number of ranks there are, so that an elastic run whose global batch changes
 
 from __future__ import annotations
 
+import math
+
 from rankscope_trainer.settings import Settings
 
 
@@ -25,6 +27,6 @@ def changes_learning_rate(settings: Settings) -> bool:
 def learning_rate(settings: Settings, step: int, global_batch: int) -> float:
     """Return the learning rate of a step, counted from 1."""
     ratio = global_batch / settings.base_batch
-    scale = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[settings.scale_learning_rate]
+    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.scale_learning_rate]
     warmth = min(1.0, step / settings.warm_up) if settings.warm_up else 1.0
     return settings.learning_rate * scale * warmth

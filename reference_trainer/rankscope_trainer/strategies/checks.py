@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 def ddp(settings: Settings, world_size: int) -> None:
     """Ranks without batches mirror plain reductions only. Raises SettingError."""
-    others = ("comm_hook", "static_graph", "global_batch", "patience")
-    others += ("check_batches", "grace_seconds", "data_path")
+    others = (
+        "comm_hook", "static_graph", "global_batch", "patience", "check_batches", "grace_seconds",
+        "data_path",
+    )  # fmt: skip
     for name in others if settings.uneven_ratio else ():
         if getattr(settings, name) not in ("none", "", 0):
             raise SettingError(
