@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rankscope_trainer.checkpoint import Checkpoints, Progress
@@ -20,7 +19,7 @@ from rankscope_trainer.report import Report
 from rankscope_trainer.settings import Settings
 from rankscope_trainer.strategies import STRATEGIES
 from rankscope_trainer.strategies.strategy import Strategy
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World, join_world, leave_world
 
 # A checkpoint goes on exactly only in a run whose model and order of data are the same.
 RESUMED_WITH_THE_SAME = (
@@ -39,7 +38,7 @@ def train(settings: Settings) -> None:
     Trainer(settings, world).run()
     # Only here: after a failure some other rank may be dead, and a process group that still has
     # work to do with it waits. The end of the process closes the connections just as well.
-    dist.destroy_process_group()
+    leave_world()
 
 
 class Trainer:
