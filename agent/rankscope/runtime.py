@@ -24,6 +24,7 @@ from rankscope.governor import Governor
 from rankscope.grid import Grid
 from rankscope.guard import guarded
 from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
+from rankscope.hooks.collectives.last_calls import let_threads_through
 from rankscope.moments import GroupMade, Moments
 from rankscope.optimizer_cycle import OptimizerCycle
 from rankscope.recorder import Recorder
@@ -51,6 +52,7 @@ class Agent:
         self.engine_code: Any = None  # code object of the autograd engine's entry
         self.undo: list[Callable[[], Any]] = []  # what takes the hooks out again
         self.grids: dict[str, Grid] = {}  # of sampled numbers, by hook: they outlive a switch
+        self.has_group = False  # a process group was made here
         self.before_exit: list[Callable[[], Any]] = []
         self.undo_collectives: list[Callable[[], Any]] = []  # of their source alone
         # the same of what sees step boundaries: it stays in while recording is switched off
@@ -361,6 +363,7 @@ class Agent:
             self.recorder = None  # a group of its own makes it a rank
             self.clock.begin_anew()
             self.control = Control(self)  # a profile is the parent's to end
+        self.has_group = False
 
     def _finish(self) -> None:
         if self.recorder is not None:
@@ -374,6 +377,8 @@ class Agent:
         if self.recorder is not None:
             for action in self.before_exit:
                 action()
+        if self.has_group:
+            let_threads_through()
 
 
 def _chosen(names: str) -> list[type[Hook]]:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rankscope_trainer.checkpoint import Checkpoints, Progress
@@ -36,7 +35,7 @@ from rankscope_trainer.strategies import STRATEGIES
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.strategies.uneven import last_steps
 from rankscope_trainer.supply import Supply
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World, join_world, leave_world
 
 # A checkpoint goes on exactly only in a run whose model and order of data are the same.
 RESUMED_WITH_THE_SAME = (
@@ -58,7 +57,7 @@ def train(settings: Settings, stopping: Stopping | None = None) -> None:
     signal = Trainer(settings, world, faults, stopping or Stopping()).run()
     # Only here: after a failure some other rank may be dead, and a process group that still has
     # work to do with it waits. The end of the process closes the connections just as well.
-    dist.destroy_process_group()
+    leave_world()
     if signal:
         logger.warning("left after signal %d, together with all ranks", signal)
         raise Stopped(128 + signal)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import time
 
 import torch
 import torch.distributed as dist
 
 from rankscope_trainer.errors import SettingError
+
+_LAST_RETURN_SECONDS = 0.1  # for the last thread to take the interpreter lock and give it back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,16 @@ def join_world(*, device: str, timeout_seconds: float) -> World:
         dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
+
+
+def leave_world() -> None:
+    """Leave the default process group, and let its threads end before the interpreter does.
+
+    A gloo thread that lets go of a Python object while the interpreter ends aborts the process
+    (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    dist.destroy_process_group()
+    time.sleep(_LAST_RETURN_SECONDS)
 
 
 def _choose_device(device: str, local_rank: int) -> torch.device:

@@ -23,7 +23,8 @@ def train(directory: Path, context: str, **variables: str) -> tuple[list[Any], l
     directory.mkdir()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-        str(WORLD), str(recorded.SCRIPTS / "ordinary.py"), str(directory / "result"), context,
+        str(WORLD), "--redirects", "2", "--log-dir", str(directory / "logs"),
+        str(recorded.SCRIPTS / "ordinary.py"), str(directory / "result"), context,
     ]  # fmt: skip
     environment = recorded.environment(
         directory, BROKEN_NAMES=str(directory / "names"), **variables
@@ -32,12 +33,14 @@ def train(directory: Path, context: str, **variables: str) -> tuple[list[Any], l
         command, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 1, done.stderr[-3000:]
+    # a file for each rank: in one stream their lines may run into each other
+    errors = [path.read_text() for path in sorted((directory / "logs").glob("*/*/*/stderr.log"))]
+    assert len(errors) == WORLD, done.stderr[-3000:]
     results = [json.loads((directory / f"result.{rank}.json").read_text()) for rank in range(WORLD)]
-    ends = sorted(
-        set(re.findall(r"(?m)^(?:\[rank\d\]: )?(\w*(?:Error|Exception): .*)$", done.stderr))
-    )
+    found = re.findall(r"(?m)^(?:\[rank\d\]: )?(\w*(?:Error|Exception): .*)$", "\n".join(errors))
+    ends = sorted(set(found))
     own = [end for end in ends if "BrokenOnPurpose" in end]
-    assert not own, done.stderr[-3000:]
+    assert not own, errors
     names = {name for path in directory.glob("names.*") for name in path.read_text().split()}
     return results, ends, names
 

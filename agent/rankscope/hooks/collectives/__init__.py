@@ -60,6 +60,7 @@ class Collectives:
 
         @guarded
         def before(group_size: int, group_rank: int, global_ranks: list[int], *_: Any) -> None:
+            agent.has_group = True
             self._install_source(agent)
             if not global_ranks:  # the default group: now the rank is known in any case
                 agent.world_known(group_rank, group_size)
@@ -67,6 +68,7 @@ class Collectives:
 
         agent.patch(c10d, "_new_process_group_helper", new_process_group)
         if c10d.is_initialized():  # groups are there already: their earlier operations are lost
+            agent.has_group = True
             self._install_source(agent)
             agent.on_recorder(_count_world)
         return agent.sources.get(self.name, "") if self._installed else "waits for a process group"

@@ -16,8 +16,12 @@ _LAST_RETURN_SECONDS = 0.02  # for the last thread to take the interpreter lock 
 
 
 def drain(pending: Callable[[], int]) -> None:
-    """Wait until no end is to be told any more, a second at most, and let the threads through."""
+    """Wait until no end is to be told any more, a second at most."""
     deadline = time.monotonic() + _DRAIN_SECONDS
     while pending() and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def let_threads_through() -> None:
+    """Give the backend's threads the interpreter lock once more."""
     time.sleep(_LAST_RETURN_SECONDS)

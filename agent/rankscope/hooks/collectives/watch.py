@@ -62,7 +62,6 @@ class Watch:
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
         self._calling: set[int] = set()  # slots whose future has not called back yet
-        self._on_host = False  # whether a backend's thread may be at work on the CPU
         agent.before_exit.append(guarded(self._drain))
         self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
         # a child that let go of the parent's work would wait for the parent's threads for ever
@@ -136,7 +135,6 @@ class Watch:
         recorder.returned(number)  # first: the callback below may run at once
         if work is None:
             return
-        self._on_host = self._on_host or on_host
         if not by_engine:  # C++ callers never wait through Python
             key, waiting = id(work), self._waiting
             reference = weakref.ref(work, lambda _: waiting.pop(key, None))
@@ -157,8 +155,7 @@ class Watch:
             future.add_done_callback(done)
 
     def _drain(self) -> None:
-        if self._on_host:
-            drain(lambda: len(self._calling))
+        drain(lambda: len(self._calling))
 
     def _failed(self, token: Token) -> None:
         recorder = self.agent.recorder

@@ -156,7 +156,7 @@ struct Probe {
   PyTypeObject* work_type = nullptr;
   std::unique_ptr<torch::Library> c10d_library, functional_library;
   Pending pending[PENDING_SLOTS];
-  std::atomic<int64_t> ends_expected{-1}; // futures that have not called back; -1: none ever asked
+  std::atomic<int64_t> ends_expected{0}; // futures that have not called back yet
 };
 Probe* probe = nullptr;
 
@@ -561,8 +561,6 @@ void returned(const Row& row, const Token& token, const c10::IValue& result) noe
     }
     if (!future) return;
     const int64_t number = token.number;
-    int64_t never = -1;
-    probe->ends_expected.compare_exchange_strong(never, 0);
     probe->ends_expected.fetch_add(1);
     future->addCallback([number](c10::ivalue::Future& ended) {
       const Constants& is = probe->is;
@@ -814,7 +812,7 @@ PyObject* set_call_sites(PyObject*, PyObject* wanted) {
 }
 
 PyObject* ends_expected(PyObject*, PyObject*) {
-  return PyLong_FromLongLong(probe == nullptr ? -1 : probe->ends_expected.load());
+  return PyLong_FromLongLong(probe == nullptr ? 0 : probe->ends_expected.load());
 }
 
 PyMethodDef METHODS[] = {
@@ -822,7 +820,7 @@ PyMethodDef METHODS[] = {
     {"start", start, METH_VARARGS, "Register the kernels; return the new Work.wait."},
     {"stop", stop, METH_NOARGS, "Take the kernels out again."},
     {"ends_expected", ends_expected, METH_NOARGS,
-     "How many ends are still to be told; -1 if none ever was."},
+     "How many ends are still to be told."},
     {"set_call_sites", set_call_sites, METH_O, "Whether places in the user's code are looked up."},
     {nullptr, nullptr, 0, nullptr}};
 

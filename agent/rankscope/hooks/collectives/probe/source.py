@@ -138,17 +138,12 @@ def _start(agent: Agent, module: Any) -> None:
         agent.engine_code,
     )
     wait = module.start(_rows(), Work)
-    agent.before_exit.append(guarded(lambda: _drain(module)))
+    agent.before_exit.append(guarded(lambda: drain(module.ends_expected)))
     num_before = len(agent.undo)
     agent.undo.append(module.stop)
     agent.patch(Work, "wait", wait)
     agent.undo_collectives += agent.undo[num_before:]  # whenever the recorder opened
     del agent.undo[num_before:]
-
-
-def _drain(module: Any) -> None:
-    if module.ends_expected() >= 0:
-        drain(module.ends_expected)
 
 
 def _rows() -> list[tuple[Any, ...]]:
