@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sysconfig
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from rankscope_trainer.errors import SettingError
 
@@ -85,7 +86,7 @@ class Slices(Sampler[list[int]]):
         self.slice_size = sum(sizes)
         self.epoch = 0
         self.drawn = 0  # windows of this epoch that were drawn before, by all shards
-        self.current: list[int] = []  # what was drawn last
+        self.ahead: deque[list[int]] = deque()  # drawn, but not yet handed out as a batch
         self._num_windows = num_windows
         self._seed = seed
         self._first = sum(sizes[:shard])
@@ -102,8 +103,8 @@ class Slices(Sampler[list[int]]):
         last = self._num_windows - self.slice_size
         for start in range(self.drawn, last + 1, self.slice_size):
             own = start + self._first
-            self.current = order[own : own + self._size]
-            yield self.current
+            self.ahead.append(order[own : own + self._size])
+            yield self.ahead[-1]
 
 
 class Batches:
@@ -129,12 +130,15 @@ class Batches:
         num_shards: int = 1,
         seed: int = 0,
         on_load: Callable[[], None] = lambda: None,
+        on_worker_load: Callable[[], None] = lambda: None,
+        num_workers: int = 0,
         checksums: Sequence[int] = (),
     ) -> None:
         """Deal the windows to the shards; `on_load` runs as each batch is loaded.
 
-        A sequence as `batch_size` names that of each shard. With the `checksums` of all windows
-        `corrupt` can judge a batch.
+        A sequence as `batch_size` names that of each shard. With `num_workers` so many processes
+        load batches ahead of their use, and `on_worker_load` runs there in place of `on_load`.
+        With the `checksums` of all windows `corrupt` can judge a batch.
         """
         self._checksums = checksums
         sizes = [batch_size] * num_shards if isinstance(batch_size, int) else batch_size
@@ -142,7 +146,7 @@ class Batches:
         self._slices = Slices(len(windows), sizes, shard, seed)
 
         def collate(samples: list[Sample]) -> Sample:
-            on_load()
+            (on_worker_load if get_worker_info() else on_load)()
             inputs, targets = zip(*samples, strict=True)
             return torch.stack(inputs), torch.stack(targets)
 
@@ -152,7 +156,11 @@ class Batches:
             collate_fn=collate,
             # Otherwise each epoch takes a number from the generator that dropout uses.
             generator=torch.Generator().manual_seed(seed),
+            num_workers=num_workers,
+            multiprocessing_context="fork" if num_workers else None,  # they inherit the text
+            persistent_workers=num_workers > 0,
         )
+        self._current: list[int] = []  # the windows of the batch drawn last
         if not len(self._loader):
             raise SettingError(
                 "data_bytes",
@@ -165,7 +173,7 @@ class Batches:
         """Return the windows of the batch drawn last that are not what they should be."""
         return [
             index
-            for index, inputs_T, next_T in zip(self._slices.current, *batch, strict=False)
+            for index, inputs_T, next_T in zip(self._current, *batch, strict=False)
             if checksum(inputs_T, next_T) != self._checksums[index]
         ]
 
@@ -192,7 +200,9 @@ class Batches:
         while True:
             epoch, drawn = divmod(self.position, len(self._windows))
             self._slices.epoch, self._slices.drawn = epoch, drawn
+            self._slices.ahead.clear()
             for batch in self._loader:
                 self.position += self._slices.slice_size
+                self._current = self._slices.ahead.popleft()
                 yield batch
             self.position = (epoch + 1) * len(self._windows)

@@ -63,6 +63,9 @@ class Settings:
     check_batches: bool = _setting(
         False, "Check each batch's checksum; all ranks skip a batch that is corrupt on one."
     )
+    loader_workers: int = _setting(
+        0, "Processes that load training batches ahead; 0: the rank loads its own.", minimum=0
+    )
     validation_ratio: float = _setting(
         0.1, "Share of the bytes, at their end, kept for validation.", minimum=0.0, below=1.0
     )
@@ -210,6 +213,11 @@ class Settings:
         (), "Break something on purpose: name:rank=R,start=S,steps=N,size=X. May be repeated."
     )
     fault_manifest: str = _setting("", "Append to this file what really fired, as JSON lines.")
+
+    @property
+    def takes_norm(self) -> bool:
+        """Whether the gradient's norm is taken in each step: to clip by it, or to tell it."""
+        return bool(self.clip or self.gradient_norm)
 
     def microbatches_for(self, num_stages: int) -> int:
         """Return the microbatches of a step, with 0 replaced by the strategy's own number."""
@@ -366,6 +374,9 @@ def _check_together(settings: Settings, world_size: int) -> None:
         checks.global_batch(settings, world_size)
     if settings.uneven_ratio and settings.strategy != "ddp":
         raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
+    if settings.loader_workers and settings.data_path:
+        problem = "processes of their own cannot tell the rank that the data went away"
+        raise SettingError("loader_workers", problem, "Leave it out, or data_path")
     for text in settings.fault:
         parse_fault(text, world_size, settings.steps)
     if settings.patience and not settings.validate_every:

@@ -21,7 +21,8 @@ from rankscope_trainer.data import (
     read_standard_library,
     split_text,
 )
-from rankscope_trainer.faults.fault import Place
+from rankscope_trainer.errors import SettingError
+from rankscope_trainer.faults.fault import PLACES_OF_LOADING, Place
 from rankscope_trainer.faults.injector import Injector
 from rankscope_trainer.faults.manifest import Manifest
 from rankscope_trainer.faults.plan import parse_fault
@@ -145,7 +146,7 @@ class Trainer:
         device = self.world.device
         loss = self.strategy.train_batch((bytes_BT.to(device), next_BT.to(device)))
         self.faults.fire(Place.BEFORE_UPDATE)
-        if settings.clip or settings.gradient_norm:
+        if settings.takes_norm:
             norm = self.strategy.clip(settings.clip or math.inf)
             measured = {} if norm is None else {"gradient_norm": norm}
         self.strategy.update()
@@ -242,6 +243,9 @@ def build_faults(settings: Settings) -> Injector:
     plans = [parse_fault(text, world_size, settings.steps) for text in settings.fault]
     for plan in plans:
         plan.fault.check(settings, world_size)
+        if settings.loader_workers and plan.fault.place in PLACES_OF_LOADING:
+            problem = f"{plan.fault.name} acts where the rank loads its data, and it does not"
+            raise SettingError("loader_workers", problem, "Set it to 0")
     return Injector(
         plans,
         rank=int(os.environ.get("RANK", "0")),
@@ -268,6 +272,8 @@ def _build_data(
         num_shards=strategy.num_shards,
         seed=settings.seed,
         on_load=functools.partial(faults.visit, Place.DATA),
+        on_worker_load=faults.visit_worker,
+        num_workers=settings.loader_workers,
         checksums=checksums,
     )
     if not settings.validate_every:

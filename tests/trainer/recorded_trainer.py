@@ -142,7 +142,11 @@ class Recorder:
             "switches": usage.ru_nivcsw,
             "cores": sorted(os.sched_getaffinity(0)),
             "children": [
-                {"cores": child.cpu_affinity(), "cpu_seconds": child.cpu_times().user}
+                {
+                    "cores": child.cpu_affinity(),
+                    "cpu_seconds": child.cpu_times().user,
+                    "rss_mib": child.memory_info().rss / 2**20,
+                }
                 for child in own.children()
             ],
             "filelock": importlib.metadata.version("filelock"),

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
+from rankscope_trainer.data import (
+    Batches,
+    ByteWindows,
+    checksum,
+    read_standard_library,
+    split_text,
+)
 from rankscope_trainer.errors import SettingError
 
 TEXT = bytes(itertools.islice(itertools.cycle(range(251)), 901))
@@ -101,6 +107,21 @@ def test_another_global_batch_leaves_nothing_out_and_draws_nothing_twice() -> No
     after, _ = _slices([4, 4], 5, middle)
     whole, _ = _slices([1], 88)
     assert [window for step in before + after for window in step] == [one for (one,) in whole]
+
+
+def test_workers_draw_the_same_batches_also_from_elsewhere() -> None:
+    windows = ByteWindows(TEXT, context=10)
+    sums = [checksum(*windows[index]) for index in range(len(windows))]
+    loaded = Batches(windows, batch_size=4, seed=5, num_workers=2, checksums=sums)
+    for drawn in (30, 7):  # an epoch has 22 batches; the second go begins inside of the first one
+        expected = _batches()
+        expected.position = loaded.position = 8
+        pairs = zip(_take(expected, drawn), loaded, strict=False)
+        for one, batch in pairs:
+            assert torch.equal(one, batch[0])
+            assert loaded.corrupt(batch) == []
+            assert len(loaded.corrupt((batch[0] + 1, batch[1]))) == 4
+        assert loaded.position == expected.position
 
 
 def test_loading_leaves_the_random_numbers_of_training_alone() -> None:

@@ -52,6 +52,7 @@ from rankscope_trainer.faults.stopped_link import StoppedLink
 from rankscope_trainer.faults.swallowed_exception import SwallowedException
 from rankscope_trainer.faults.uneven_stages import UnevenStages
 from rankscope_trainer.faults.version_drift import VersionDrift
+from rankscope_trainer.faults.worker_leak import WorkerLeak
 from rankscope_trainer.faults.wrong_dtype import WrongDtype
 from rankscope_trainer.faults.wrong_op import WrongOp
 from rankscope_trainer.faults.wrong_shape import WrongShape
@@ -66,6 +67,7 @@ FAULTS: tuple[Fault, ...] = (
     BadShard(),
     SlowEpochStart(),
     MemoryLeak(),
+    WorkerLeak(),
     UnevenStages(),
     FewMicrobatches(),
     StaleWeights(),

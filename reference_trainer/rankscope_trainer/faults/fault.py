@@ -45,6 +45,7 @@ class Place(enum.Enum):
 
 
 PLACES_OF_MICROBATCHES = (Place.FORWARD, Place.BACKWARD)
+PLACES_OF_LOADING = (Place.SAMPLE, Place.DATA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,9 @@ class Fault:
 
     def fire(self, context: FaultContext) -> None:
         """Do the damage once."""
+
+    def act_in_worker(self) -> None:
+        """Do what `fire` left to be done in a loader's worker, which itself knows of no step."""
 
     def leave(self, context: FaultContext) -> None:
         """Do what is to be done after the work that the place is around of."""

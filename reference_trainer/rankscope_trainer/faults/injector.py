@@ -113,6 +113,11 @@ class Injector:
         """Fire while one window of the data is read."""
         self.fire(Place.SAMPLE, sample=sample)
 
+    def visit_worker(self) -> None:
+        """Let faults act where a worker process puts a batch together."""
+        for active in self._faults:
+            active.plan.fault.act_in_worker()
+
     @contextlib.contextmanager
     def around(self, place: Place) -> Iterator[None]:
         """Fire the faults of `place`, and let them know when the work inside is done."""

@@ -54,7 +54,7 @@ def fsdp_step(settings: Settings, world_size: int) -> Traffic:
         step[Message("reduce_scatter_tensor", part * shards * FLOAT32_BYTES)] += 1
         if settings.replicas > 1:
             step[Message("all_reduce", part * FLOAT32_BYTES)] += 1
-    if settings.clip or settings.gradient_norm:
+    if settings.takes_norm:
         norms = FLOAT32_BYTES * len(list(build_model(settings).parameters()))
         step[Message("all_reduce", norms)] += 1
     return step

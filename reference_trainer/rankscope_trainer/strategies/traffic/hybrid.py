@@ -57,7 +57,7 @@ def hybrid_step(settings: Settings, stage: int, model: GPT) -> Traffic:
     step = _data_axis(settings, model) + _microbatches(settings, stage, model)
     if settings.tensor_parallel > 1:
         step += norm_gradients(settings, len(model.blocks), is_last=model.head is not None)
-    if settings.clip or settings.gradient_norm:
+    if settings.takes_norm:
         norms = FLOAT32_BYTES * len(list(model.parameters()))
         if settings.data_parallel * settings.tensor_parallel > 1:
             step[Message("all_reduce", norms)] += 1

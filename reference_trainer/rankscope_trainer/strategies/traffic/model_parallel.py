@@ -19,7 +19,7 @@ def traffic(
     by_step = {STARTUP: split_startup(settings, world_size)}
     for step in range(resumed_after + 1, settings.steps + 1):
         by_step[step] = _pass(settings, rank, world_size, is_training=True)
-        if settings.clip:
+        if settings.takes_norm:
             by_step[step][Message("all_reduce", FLOAT32_BYTES)] += 1
         if settings.validate_every and step % settings.validate_every == 0:
             for _ in range(settings.validate_batches):

@@ -69,7 +69,7 @@ def worker_claims(settings: Settings, world_size: int) -> Traffic:
 def server_step(settings: Settings, exchange: Traffic, num_workers: int) -> Traffic:
     """Return the exchanges of a server with all workers, and what servers need for clipping."""
     step = _from_the_other_side(exchange, num_workers)
-    if settings.clip and settings.consistency == "sync":
+    if settings.takes_norm and settings.consistency == "sync":
         step[Message("all_reduce", FLOAT32_BYTES)] += 1
     return step
 

@@ -37,7 +37,7 @@ def traffic(
         traffic = Traffic(training)
         if must_vote:
             traffic += vote
-        if settings.clip or settings.gradient_norm:
+        if settings.takes_norm:
             traffic[Message("all_reduce", FLOAT32_BYTES)] += 1
         must_vote = bool(settings.validate_every) and step % settings.validate_every == 0
         if must_vote:

@@ -33,7 +33,7 @@ def traffic(
     for _ in range(microbatches):
         training += layer_messages(settings, world_size, settings.layers)
     training += norm_gradients(settings, settings.layers)
-    if settings.clip or settings.gradient_norm:
+    if settings.takes_norm:
         norms = FLOAT32_BYTES * len(list(build_model(settings).parameters()))
         training[Message("all_reduce", norms)] += 1
     # A validation batch passes in one piece.
