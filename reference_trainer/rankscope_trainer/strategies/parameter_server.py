@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
+import rankscope
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.parameter_server_layout import Layout, shard_sizes
@@ -116,6 +117,7 @@ class Worker(Strategy):
         if not self._is_over():
             self._exchange(Kind.GRADIENT)
         self.optimizer.zero_grad(set_to_none=True)
+        rankscope.step(self._step)  # the agent would wait for an optimizer's step
 
     def settle(self) -> None:
         """Tell the servers of the steps that were skipped, so that they need not wait for them."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+import rankscope
 from rankscope_trainer.data import Sample
 from rankscope_trainer.strategies.parameter_server_layout import Layout, shard_sizes
 from rankscope_trainer.strategies.parameter_server_wire import Kind, Tag, Wire
@@ -105,6 +106,7 @@ class Server(Strategy):
             self._apply()
             self._fresh.clear()
             self._answer()
+        rankscope.step(self._step)  # for the agent each gradient that is applied would be one
 
     def settle(self) -> None:
         """Serve until every worker has ended this step, so that nothing is in flight."""
