@@ -65,9 +65,7 @@ class Watch:
         self.results = Results()
         self._calling: set[int] = set()  # slots whose future has not called back yet
         agent.before_exit.append(guarded(self._drain))
-        self._latest_works: dict[
-            int, Any
-        ] = {}  # by thread, until its caller has it
+        self._latest_works: dict[int, Any] = {}  # by thread, until its caller has it
         # a child that let go of the parent's work would wait for the parent's threads for ever
         os.register_at_fork(before=self._let_go)
 
