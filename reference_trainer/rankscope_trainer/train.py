@@ -50,12 +50,14 @@ logger = logging.getLogger("rankscope_trainer")
 
 def train(settings: Settings, stopping: Stopping | None = None) -> None:
     """Join the other ranks, train, and leave the process group in order."""
+    stopping = stopping or Stopping()
+    stopping.give_grace(settings.grace_seconds)  # a notice may come before the first step
     if settings.threads:
         torch.set_num_threads(settings.threads)
     faults = build_faults(settings)
     settings = faults.start(settings)
     world = join_world(device=settings.device, timeout_seconds=settings.timeout_seconds)
-    signal = Trainer(settings, world, faults, stopping or Stopping()).run()
+    signal = Trainer(settings, world, faults, stopping).run()
     # Only here: after a failure some other rank may be dead, and a process group that still has
     # work to do with it waits. The end of the process closes the connections just as well.
     leave_world()
@@ -99,7 +101,6 @@ class Trainer:
         Returns the signal for which all ranks left before that, or 0.
         """
         step = self._saved = self._resume()
-        self.stopping.give_grace(self.settings.grace_seconds)
         supply = self._build_supply()
         with (
             contextlib.closing(self.strategy),

@@ -72,6 +72,15 @@ class ElasticRun:
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         )  # fmt: skip
 
+    def until_hosted(self) -> None:
+        """Wait until the first node keeps the store of the rendezvous, and so no later one does."""
+
+        def is_open() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
+        self.until(is_open)
+
     def lines(self) -> list[Line]:
         found = _read(self.folder / "losses.jsonl")
         return [Line(one["step"], float.fromhex(one["loss"]), one["attempt"]) for one in found]

@@ -44,7 +44,9 @@ def run(tmp_path: Path) -> Iterator[ElasticRun]:
 
 
 def test_it_shrinks_and_grows(run: ElasticRun) -> None:
-    first, lost = run.start_elastic(), run.start_elastic()
+    first = run.start_elastic()
+    run.until_hosted()
+    lost = run.start_elastic()
     _train_with(run, 2)
     kill_node(lost)
     _train_with(run, 1)
