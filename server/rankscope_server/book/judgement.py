@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rankscope_server.book.tally import Group, Tally
 
+_MAX_SILENT = 8  # more than that are no suspects but logs that were not given
 _CLASS = {"initiating": 0, "cascade": 1, "teardown": 2}
 _SURE, _LIKELY, _HEDGED, _ECHO_ONLY, _STOP_ONLY = 0.9, 0.75, 0.5, 0.4, 0.3
 
@@ -82,14 +83,19 @@ def _root(faults: list[Group], tally: Tally) -> Root:
         and (len(group.ranks) or 1) == (len(first.ranks) or 1)
     )  # fmt: skip
     echoes = tuple(group for group in faults if group.role != "initiating" and group is not first)
-    ranks, signal = _who(first)
+    ranks, signal = _who(first, faults, tally)
     confidence, reason = _confidence(first, rivals, echoes)
     return Root(first, ranks, signal, confidence, reason, rivals, echoes)
 
 
-def _who(group: Group) -> tuple[tuple[int, ...], str | None]:
+def _who(group: Group, faults: list[Group], tally: Tally) -> tuple[tuple[int, ...], str | None]:
     if group.culprits:
         return tuple(sorted(group.culprits)), group.signal
+    if group.role == "cascade":  # those that wait or lost a peer speak; the one that is gone does not
+        speakers = set().union(*(fault.ranks for fault in faults))
+        silent = tally.ranks - speakers
+        if silent and len(silent) <= _MAX_SILENT and len(silent) < len(speakers):
+            return tuple(sorted(silent)), group.signal
     if group.entry is not None and group.entry.differs:  # the value that fewest have is the odd one
         odd = min(group.values, key=lambda value: group.value_counts[value])
         line, rank = group.values[odd]

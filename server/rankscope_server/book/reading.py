@@ -21,6 +21,7 @@ _SIGNS = (HEADER, "error:", "exception:", "nccl warn", "fatal", "[error]", " err
 _EXCEPTION = re.compile(
     r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?:: |:?$)"
 )
+_RANKS = re.compile(rb"(?:^|\n)\[(?:rank|\d+,)(\d{1,7})\]")  # of torch, of Open MPI
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.*)")
 _FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4} ")
 _ERROR = re.compile(r"\bERROR\b|^E\d{4} |^\[E\d* |\[error\]|^error: ", re.IGNORECASE)
@@ -42,7 +43,7 @@ class Reader:
     def __init__(self, book: Book, num_sources: int = 1) -> None:
         self.tally = Tally()
         self._book = book
-        self._is_alone = num_sources == 1  # then a local rank says who speaks
+        self.is_alone = num_sources == 1  # then a local rank says who speaks
         self._sieve = prefilter(sorted({*book.literals, *_SIGNS}))
 
     @property
@@ -53,10 +54,13 @@ class Reader:
     def read(self, chunks: Iterable[bytes], name: str) -> None:
         """Read one source to its end. `name` is its path, of which the rank may be told."""
         at = _At(self.tally.begin_source(name), rank_of_path(name))
+        if at.place.rank is not None:
+            self.tally.ranks.add(at.place.rank)
         buffer = b""
         for chunk in chunks:
             if at.offset == 0 and not buffer:
                 at.is_from_srun = is_srun(chunk)
+                self.tally.ranks.update(int(found) for found in _RANKS.findall(chunk))
             buffer += chunk
             cut = buffer.rfind(b"\n", 0, max(len(buffer) - MAX_BYTES, 0)) + 1
             if cut == 0 and len(buffer) > _MAX_BUFFER:
@@ -104,7 +108,7 @@ class Reader:
     def _add(self, group: Group, place: Place, at: _At, match: re.Match[str] | None) -> None:
         named = match.groupdict() if match is not None else {}
         rank = _first(place.rank, at.place.rank, _number(named.get("rank")))
-        if rank is None and self._is_alone:
+        if rank is None and self.is_alone:
             rank = _first(place.local_rank, at.place.local_rank)
         is_varied = match is not None and group.entry is not None and group.entry.differs
         value = match.group(1) if match is not None and is_varied else None

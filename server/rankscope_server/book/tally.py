@@ -42,7 +42,7 @@ class Tally:
         self.sources: list[str] = []
         self.num_lines_seen = 0  # that the first sieve let through
         self.num_ungrouped = 0
-        self.ranks: set[int] = set()
+        self.ranks: set[int] = set()  # that were heard of, by name of file or prefix of line
 
     def begin_source(self, name: str) -> int:
         """Return the number of a new source."""
