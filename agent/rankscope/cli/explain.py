@@ -37,9 +37,13 @@ class ExplainCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Describe the options."""
-        parser.add_argument("paths", nargs="+", metavar="PATH", help="log file, folder, or - for stdin")
+        parser.add_argument(
+            "paths", nargs="+", metavar="PATH", help="log file, folder, or - for stdin"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-        parser.add_argument("--all", action="store_true", help="show every kind of line that was found")
+        parser.add_argument(
+            "--all", action="store_true", help="show every kind of line that was found"
+        )
         parser.add_argument(
             "--book", action="append", default=[], metavar="FILE",
             help="a TOML file with entries of your own, before ours; may be given again",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from rankscope_server.book.literals import NoLiteralError, literals_of
@@ -20,17 +20,17 @@ FAMILIES = (
     "oom_host", "other", "p2p_acs_iommu", "permission", "port_in_use", "process_killed",
     "rendezvous_timeout", "shm_exhausted", "user_exception_one_rank", "wrong_interface",
 )  # fmt: skip
-STRENGTHS = (1, 2, 3)  # 3 a cause in itself, 2 a known failure, 1 a line that leaves much open
+MAX_STRENGTH = 3  # 3 a cause in itself, 2 a known failure, 1 a line that leaves much open
 _TEXTS = ("id", "family", "role", "cause", "remedy", "check", "since")
 _LISTS = ("patterns", "sources", "when", "unless")
-_MIN_CAUSE = 8
+_MIN_SENTENCE = 8
 
 
 class EntryError(ValueError):
     """An entry is not as it must be; the text names the field and says what is right."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """A known failure: how its lines read, what they mean and what helps.
 
@@ -53,7 +53,7 @@ class Entry:
     when: tuple[str, ...] = ()  # counts only if one of these entries was seen too
     unless: tuple[str, ...] = ()  # does not count if one of these was seen
     differs: bool = False  # counts only if the first group takes two values or more
-    file: str = field(default="", compare=False)
+    file: str = ""
 
     @property
     def is_conditional(self) -> bool:
@@ -84,44 +84,28 @@ def _checked(table: Mapping[str, Any], file: str) -> Entry:
     allowed = {*_TEXTS, *_LISTS, "strength", "min_count", "differs"}
     unknown = sorted(set(table) - allowed)
     if unknown:
-        raise EntryError(f"field {unknown[0]!r} is not known; known are {', '.join(sorted(allowed))}")
+        known = ", ".join(sorted(allowed))
+        raise EntryError(f"field {unknown[0]!r} is not known; known are {known}")
     texts = {key: _text(table, key) for key in _TEXTS}
     lists = {key: _strings(table, key) for key in _LISTS}
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", texts["id"]):
-        raise EntryError("field 'id' must be lower-case words with dashes, as in \"disk-full\"")
-    role = texts["role"] or "initiating"
-    if role not in ROLES:
-        raise EntryError(f"field 'role' is {role!r}; it must be one of {', '.join(ROLES)}")
-    if texts["family"] not in FAMILIES:
-        raise EntryError(
-            f"field 'family' is {texts['family']!r}; it must be one of {', '.join(FAMILIES)}"
-        )
+    role = _role(texts["role"] or "initiating")
+    _check_texts(texts, role)
     if not lists["patterns"]:
         raise EntryError("field 'patterns' is missing; give a list of regular expressions")
-    is_fault = role not in ("benign", "note")
-    for key in ("cause", "remedy"):
-        if is_fault and len(texts[key]) < _MIN_CAUSE:
-            raise EntryError(f"field {key!r} is missing; write a sentence that helps")
-    strength = table.get("strength", 2)
-    if strength not in STRENGTHS or isinstance(strength, bool):
-        raise EntryError(f"field 'strength' is {strength!r}; it must be 1, 2 or 3")
-    min_count = table.get("min_count", 1)
-    if not isinstance(min_count, int) or isinstance(min_count, bool) or min_count < 1:
-        raise EntryError(f"field 'min_count' is {min_count!r}; it must be a number from 1")
+    patterns = tuple(_pattern(text, index) for index, text in enumerate(lists["patterns"]))
     differs = table.get("differs", False)
     if not isinstance(differs, bool):
         raise EntryError("field 'differs' must be true or false")
-    patterns = tuple(_pattern(text, index) for index, text in enumerate(lists["patterns"]))
     if differs and any(pattern.groups < 1 for pattern in patterns):
         raise EntryError("field 'patterns' needs a group (...) where 'differs' is true")
     return Entry(
         **{key: texts[key] for key in ("id", "family", "cause", "remedy", "check", "since")},
-        role=_role(role),
+        role=role,
         patterns=patterns,
         literals=tuple(_literals(p, index) for index, p in enumerate(lists["patterns"])),
         sources=lists["sources"],
-        strength=strength,
-        min_count=min_count,
+        strength=_number(table, "strength", 2, MAX_STRENGTH),
+        min_count=_number(table, "min_count", 1, 1_000_000),
         when=lists["when"],
         unless=lists["unless"],
         differs=differs,
@@ -129,8 +113,29 @@ def _checked(table: Mapping[str, Any], file: str) -> Entry:
     )
 
 
+def _check_texts(texts: Mapping[str, str], role: Role) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", texts["id"]):
+        raise EntryError("field 'id' must be lower-case words with dashes, as in \"disk-full\"")
+    if texts["family"] not in FAMILIES:
+        names = ", ".join(FAMILIES)
+        raise EntryError(f"field 'family' is {texts['family']!r}; it must be one of {names}")
+    for key in ("cause", "remedy"):
+        if role not in ("benign", "note") and len(texts[key]) < _MIN_SENTENCE:
+            raise EntryError(f"field {key!r} is missing; write a sentence that helps")
+
+
+def _number(table: Mapping[str, Any], key: str, default: int, most: int) -> int:
+    value = table.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise EntryError(f"field {key!r} is {value!r}; it must be a number from 1 to {most}")
+    return value
+
+
 def _role(name: str) -> Role:
-    return next(role for role in ROLES if role == name)
+    role = next((role for role in ROLES if role == name), None)
+    if role is None:
+        raise EntryError(f"field 'role' is {name!r}; it must be one of {', '.join(ROLES)}")
+    return role
 
 
 def _text(table: Mapping[str, Any], key: str) -> str:

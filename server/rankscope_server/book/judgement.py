@@ -57,7 +57,7 @@ def _counts(group: Group, tally: Tally) -> bool:
         return False
     if entry.differs:
         ranks = {rank for _, rank in group.values.values()}
-        if len(group.values) < 2 or None not in ranks and len(ranks) < 2:
+        if len(group.values) < 2 or (None not in ranks and len(ranks) < 2):
             return False
         if None not in ranks:
             return True  # two ranks of one job: not one log of two runs
@@ -91,7 +91,9 @@ def _root(faults: list[Group], tally: Tally) -> Root:
 def _who(group: Group, faults: list[Group], tally: Tally) -> tuple[tuple[int, ...], str | None]:
     if group.culprits:
         return tuple(sorted(group.culprits)), group.signal
-    if group.role == "cascade":  # those that wait or lost a peer speak; the one that is gone does not
+    if (
+        group.role == "cascade"
+    ):  # those that wait or lost a peer speak; the one that is gone does not
         speakers = set().union(*(fault.ranks for fault in faults))
         silent = tally.ranks - speakers
         if silent and len(silent) <= _MAX_SILENT and len(silent) < len(speakers):

@@ -1,20 +1,25 @@
 """Which fixed texts a line must hold for a regular expression to match: the fast first sieve.
 
 A large log is first searched for these texts, all at once; only lines that hold one of them are
-looked at by `re`. The idea is that of RE2's prefilter (https://github.com/google/re2, filtered_re2).
+looked at by `re`. The idea is that of filtered_re2 in https://github.com/google/re2.
 """
 
 from __future__ import annotations
 
-import re._constants as codes  # the parser of `re`; the module `sre_parse` of it is deprecated
-import re._parser as parser
+import importlib
 from typing import Any
 
+# The parser of `re` itself, by name: it has no types, and its old name `sre_parse` is deprecated.
+codes: Any = importlib.import_module("re._constants")
+parser: Any = importlib.import_module("re._parser")
 MIN_LITERAL = 3
 # Words of healthy lines: a sieve that lets them pass would pass everything.
 _COMMON = frozenset({
-    "loss", "grad", "gradient", "error", "errors", "step", "rank", "info", "inf", "time", "train",
-    "data", "node", "norm", "scale", "value", "values", "device", "memory", "worker", "port",
+    "all", "both", "built", "cuda", "data", "device", "disk", "down", "error", "errors", "event",
+    "exit", "expect", "expects", "fabric", "failed", "finite", "found", "gloo", "grad", "gradient",
+    "gradients", "inf", "info", "interface", "job ", "kill", "local_rank", "loss", "mean", "memory",
+    "node", "norm", "nvlink", "params", "port", "rank", "ranks", "remote", "scale", "signal",
+    "step", "taken", "time", "train", "value", "values", "version", "worker",
 })  # fmt: skip
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope_server.book.entry import Entry, EntryError, entry_of
 
+_MAX_CACHED = 4096  # of forms of lines; a log has some hundred
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+_DIGIT = re.compile(r"\d").search
 _OURS = Path(__file__).parent / "entries"
 
 
@@ -40,15 +44,17 @@ class Book:
         """Return the entry with this id."""
         return next(entry for entry in self.entries if entry.id == name)
 
-    def candidates(self, lowered: str) -> list[Entry]:
-        """Return the entries of which a text is in a line, in the book's order."""
-        found = {
-            entry.id: entry
-            for literal, entries in self._by_literal.items()
-            if literal in lowered
-            for entry in entries
-        }
-        return sorted(found.values(), key=self._place) if len(found) > 1 else list(found.values())
+    def candidates(self, lowered: str) -> Sequence[Entry]:
+        """Return the entries of which a text is in a line, in the book's order.
+
+        Lines that differ in their numbers only are asked for once: a text without digits is in a
+        line also after its digits are taken out.
+        """
+        entries = self._worded(lowered.translate(_NO_DIGITS))
+        numbered = [text for text in self._with_digits if text in lowered]
+        if not numbered:
+            return entries
+        return self._in_order({*entries, *(e for text in numbered for e in self._by_literal[text])})
 
     def recognise(self, text: str) -> Entry | None:
         """Return the entry for one line or message on its own, the strongest one."""
@@ -56,8 +62,22 @@ class Book:
         found = [e for e in self.candidates(lowered) if e.match(text, lowered) and e.role != "note"]
         return min(found, key=order) if found else None
 
-    def _place(self, entry: Entry) -> int:
-        return self._places[entry.id]
+    def _in_order(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        return tuple(sorted(entries, key=lambda entry: self._places[entry.id]))
+
+    @functools.cached_property
+    def _worded(self) -> Callable[[str], tuple[Entry, ...]]:
+        worded = [(text, some) for text, some in self._by_literal.items() if not _DIGIT(text)]
+
+        @functools.lru_cache(_MAX_CACHED)
+        def find(text: str) -> tuple[Entry, ...]:
+            return self._in_order({e for literal, some in worded if literal in text for e in some})
+
+        return find
+
+    @functools.cached_property
+    def _with_digits(self) -> tuple[str, ...]:
+        return tuple(text for text in self._by_literal if _DIGIT(text))
 
     @functools.cached_property
     def _places(self) -> dict[str, int]:
@@ -105,7 +125,9 @@ def _entries(path: Path) -> Iterable[Entry]:
         raise BookError(f"{path}: is no TOML file: {error}") from error
     unknown = sorted(set(tables) - {"entry"})
     if unknown:
-        raise BookError(f"{path}: field {unknown[0]!r} is not known; write [[entry]] for each entry")
+        raise BookError(
+            f"{path}: field {unknown[0]!r} is not known; write [[entry]] for each entry"
+        )
     rows = tables.get("entry", [])
     if not isinstance(rows, list) or not rows:
         raise BookError(f"{path}: has no entries; write [[entry]] for each entry")

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Sources of the forms: torchrun tees "[default0]:" (role and local rank) and PyTorch 2.2+ "[rank0]:"
-# itself; srun -l "0: "; Open MPI --tag-output "[1,0]<stderr>:" and, from version 5, "[job,0]<..>: ";
-# kubectl logs --prefix "[pod/name/container] "; Ray "(Actor pid=1, ip=...) "; docker compose "a-1  | ".
+# The forms: torchrun tees "[default0]:" (role and local rank), PyTorch 2.2+ itself "[rank0]:";
+# srun -l "0: "; Open MPI --tag-output "[1,0]<stderr>:" and, from version 5, "[job,0]<..>: ";
+# kubectl logs --prefix "[pod/name/container] "; Ray "(Actor pid=1, ip=...) "; pdsh "host: ";
+# docker compose "name-1  | ".
 _RANK = re.compile(r"\[rank[ _]?(\d{1,7})\]:? ?|rank[ _=]?(\d{1,7})(?:\]|:)\s?", re.IGNORECASE)
 _MPI = re.compile(r"\[[\w@.-]+,(\d{1,7})(?:,\d+)?\]<std(?:out|err|diag)>:? ?")
 _ROLE = re.compile(r"\[[A-Za-z_][\w-]{0,40}?(\d{1,5})(?:\|\d{1,5})?\]: ?")

@@ -127,9 +127,7 @@ def _known(entry: Entry, line: str, first: tuple[int, int]) -> Group:
     return Group(entry.id, entry.role, entry.family, entry.strength, line, first, entry)
 
 
-def _unknown(
-    text: str, line: str, first: tuple[int, int], trace: Traceback | None
-) -> Group | None:
+def _unknown(text: str, line: str, first: tuple[int, int], trace: Traceback | None) -> Group | None:
     """Return the group of a line that no entry knows, None if it tells of no fault."""
     if trace is not None:
         key = f"? {trace.type} {template(trace.message)} {' > '.join(trace.frames)}"

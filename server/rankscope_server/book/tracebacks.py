@@ -67,5 +67,3 @@ def _short(path: str) -> str:
 def _own(frames: list[str]) -> tuple[str, ...]:
     mine = [frame for frame in frames if not frame.startswith("*")]
     return tuple(mine or [frame.removeprefix("*") for frame in frames[-3:]])
-
-

@@ -52,7 +52,9 @@ def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Skipped]]:
         elif path.is_dir():
             _of_folder(path, sources, skipped)
         elif not path.exists():
-            raise InputError(f"{text}: no such file or folder; give log files, folders of logs, or -")
+            raise InputError(
+                f"{text}: no such file or folder; give log files, folders of logs, or -"
+            )
         elif reason := _no_log(path):
             raise InputError(f"{text}: {reason}; give the text that the ranks wrote")
         else:
@@ -68,7 +70,9 @@ def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Skipped]]:
 def _of_folder(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         if len(sources) >= _MAX_FILES:
-            raise InputError(f"{folder}: more than {_MAX_FILES:,} files; give the folder of one run")
+            raise InputError(
+                f"{folder}: more than {_MAX_FILES:,} files; give the folder of one run"
+            )
         if reason := _no_log(path):
             skipped.append(Skipped(str(path), reason))
         else:
@@ -133,7 +137,7 @@ def _chunks(raw: _Counted) -> Iterator[bytes]:
     if head.startswith(_GZIP):
         stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
     elif head.startswith(_ZSTD):
-        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)  # type: ignore[assignment]
+        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     try:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk

@@ -49,7 +49,9 @@ def _read(reader: Reader, sources: Sequence[Source]) -> None:
         source.path is None for source in sources
     ))  # fmt: skip
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not is_shown, transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+    ) as bar:
         task = bar.add_task("", total=total or None)
         for source in sources:
             reader.read(read_source(source, lambda size: bar.advance(task, size)), source.name)

@@ -21,7 +21,9 @@ def show(answer: dict[str, Any], read: str, is_full: bool, console: Console) -> 
     """Print the answer. `read` says what was read; `is_full` shows every finding."""
     root = answer["root"]
     if root is None:
-        console.print(Panel(Text(f"{_NO_FAULT} in {read}.\n{_why_none(answer)}"), border_style="green"))
+        console.print(
+            Panel(Text(f"{_NO_FAULT} in {read}.\n{_why_none(answer)}"), border_style="green")
+        )
     else:
         console.print(_panel(root, read))
     findings = answer["findings"]
@@ -55,7 +57,9 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
     if root["rivals"]:
         others = "; ".join(f"{r['family']} on {_who(r['ranks'])}" for r in root["rivals"][:3])
         rows.add_row("Or", others)
-    rows.add_row("Cost", "not in the logs: the steps since the last checkpoint are lost if the run ended")
+    rows.add_row(
+        "Cost", "not in the logs: the steps since the last checkpoint are lost if the run ended"
+    )
     sure = f"{confidence_word(root['confidence'])}: {root['confidence_text']}"
     rows.add_row("Sure", f"{sure}; wrong if {root['would_be_wrong_if']}")
     title = "The first cause" if root["role"] == "initiating" else "The first that is seen"
@@ -87,5 +91,3 @@ def _few(ranks: list[int]) -> str:
     if not ranks:
         return "-"
     return str(ranks[0]) if len(ranks) == 1 else f"{len(ranks):,} of them"
-
-
