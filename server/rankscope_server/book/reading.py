@@ -17,7 +17,7 @@ from rankscope_server.book.tracebacks import HEADER, MAX_BYTES, Traceback, read_
 _MAX_LINE = 16_000
 _MAX_BUFFER = 32 << 20  # of a file without line ends
 # What a line that no entry knows looks like if it tells of a fault.
-_SIGNS = (HEADER, "error:", "exception:", "nccl warn", "fatal", "[error]", " error ", "error]")
+_SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal")
 _EXCEPTION = re.compile(
     r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?:: |:?$)"
 )

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -52,9 +52,7 @@ def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Skipped]]:
         elif path.is_dir():
             _of_folder(path, sources, skipped)
         elif not path.exists():
-            raise InputError(
-                f"{text}: no such file or folder; give log files, folders of logs, or -"
-            )
+            raise InputError(f"{text}: no such file; give log files, folders of logs, or -")
         elif reason := _no_log(path):
             raise InputError(f"{text}: {reason}; give the text that the ranks wrote")
         else:
@@ -133,13 +131,19 @@ class _Counted(io.RawIOBase):
 def _chunks(raw: _Counted) -> Iterator[bytes]:
     file = io.BufferedReader(raw, CHUNK_BYTES)
     head = file.peek(4)[:4]
-    stream: BinaryIO | io.BufferedReader = file
+    stream: Any = file
     if head.startswith(_GZIP):
-        stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
+        stream = gzip.GzipFile(fileobj=file)
     elif head.startswith(_ZSTD):
         stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    gathered = bytearray()
     try:
-        while chunk := stream.read(CHUNK_BYTES):
-            yield chunk
+        while part := stream.read1(CHUNK_BYTES):  # what there is, so that an error loses nothing
+            gathered += part
+            if len(gathered) >= CHUNK_BYTES:
+                yield bytes(gathered)
+                gathered.clear()
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError):
-        return  # cut short, as of a job that was killed: what came before is read
+        pass  # cut short, as of a job that was killed: what came before is read
+    if gathered:
+        yield bytes(gathered)

@@ -12,12 +12,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from rankscope_server.book import BookError, read_book
 from rankscope_server.book.judgement import judge
+from rankscope_server.book.prefilter import NO_LIBRARY
 from rankscope_server.book.reading import Reader
 from rankscope_server.explain.answer import answer
 from rankscope_server.explain.inputs import InputError, Skipped, Source, find_sources, read_source
 from rankscope_server.explain.screen import show
 
 EXIT_NO_FAULT, EXIT_FAULT = 0, 1
+_SLOW_BYTES = 256 << 20  # about a minute without the library
 _SHOW_PROGRESS_BYTES = 64 << 20  # less is read before a bar could be seen
 
 
