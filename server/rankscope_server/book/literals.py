@@ -14,13 +14,14 @@ codes: Any = importlib.import_module("re._constants")
 parser: Any = importlib.import_module("re._parser")
 MIN_LITERAL = 3
 # Words of healthy lines: a sieve that lets them pass would pass everything.
-_COMMON = frozenset({
-    "all", "both", "built", "checkpoint", "cuda", "data", "device", "disk", "down", "error", "errors", "event",
-    "exit", "expect", "expects", "fabric", "failed", "finite", "found", "gloo", "grad", "gradient",
-    "gradients", "inf", "info", "interface", "job ", "kill", "local_rank", "loss", "mean", "memory",
-    "node", "norm", "nvlink", "params", "port", "rank", "ranks", "remote", "scale", "signal",
-    "step", "taken", "time", "train", "value", "values", "version", "worker",
-})  # fmt: skip
+_COMMON = frozenset(
+    """
+    all both built checkpoint cuda data device disk down error errors event exit expect expects
+    fabric failed finite found gloo grad gradient gradients inf info interface job kill
+    local_rank loss mean memory node norm nvlink params port rank ranks remote scale signal step
+    taken time train value values version worker
+    """.split()
+)
 
 
 class NoLiteralError(ValueError):

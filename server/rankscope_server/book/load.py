@@ -57,9 +57,13 @@ class Book:
         return self._in_order({*entries, *(e for text in numbered for e in self._by_literal[text])})
 
     def recognise(self, text: str) -> Entry | None:
-        """Return the entry for one line or message on its own, the strongest one."""
+        """Return the entry for a line on its own; those that need other lines are left out."""
         lowered = text.lower()
-        found = [e for e in self.candidates(lowered) if e.match(text, lowered) and e.role != "note"]
+        found = [
+            entry
+            for entry in self.candidates(lowered)
+            if entry.role != "note" and not entry.is_conditional and entry.match(text, lowered)
+        ]
         return min(found, key=order) if found else None
 
     def _in_order(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:

@@ -18,6 +18,8 @@ _TORCHX = re.compile(r"[\w-]+/(\d{1,5}) (?=\[)")
 _BARE_LOCAL = re.compile(r"\[(\d{1,3})\]: ?")
 _RAY = re.compile(r"\((?:[\w.<>-]+ )?pid=\d+(?:, ip=[\w.:]+)?\) ?")
 _PDSH = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}: ?|[a-zA-Z][\w.-]*\d[\w.-]*: (?=\[)")
+_DETERMINED = re.compile(r"[0-9a-f]{8} \[rank=(\d{1,7})\] \|\| ?")
+_QUOTED = re.compile(r"> ")  # a log that was pasted into a mail or an issue
 _COMPOSE = re.compile(r"[\w.-]+ +\| ")
 _TIME = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]? ")
 _ORDINAL = re.compile(r"(?:worker|rank|trainer|replica|node|task)?-(\d{1,6})$", re.IGNORECASE)
@@ -106,7 +108,8 @@ def _nothing(found: re.Match[str]) -> _Taken:
 
 
 _PREFIXES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], _Taken]]] = (
-    (_RANK, _rank), (_MPI, _rank), (_POD, _pod), (_ROLE, _local), (_BARE_LOCAL, _local),
-    (_TORCHX, _nothing), (_RAY, _nothing), (_TIME, _nothing), (_PDSH, _nothing),
-    (_COMPOSE, _nothing),
-)  # fmt: skip
+    *((pattern, _rank) for pattern in (_RANK, _MPI, _DETERMINED)),
+    (_POD, _pod),
+    *((pattern, _local) for pattern in (_ROLE, _BARE_LOCAL)),
+    *((one, _nothing) for one in (_QUOTED, _TORCHX, _RAY, _TIME, _PDSH, _COMPOSE)),
+)

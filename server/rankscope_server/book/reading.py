@@ -23,8 +23,8 @@ _EXCEPTION = re.compile(
 )
 _RANKS = re.compile(rb"(?:^|\n)\[(?:rank|\d+,)(\d{1,7})\]")  # of torch, of Open MPI
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.*)")
-_FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4} ")
-_ERROR = re.compile(r"\bERROR\b|^E\d{4} |^\[E\d* |\[error\]|^error: ", re.IGNORECASE)
+_FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4,8} ")
+_ERROR = re.compile(r"\bERROR\b|^E\d{4,8} |^\[E\d* |\[error\]|^error: ", re.IGNORECASE)
 
 
 @dataclass(slots=True)

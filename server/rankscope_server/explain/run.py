@@ -51,6 +51,10 @@ def _read(reader: Reader, sources: Sequence[Source]) -> None:
         source.path is None for source in sources
     ))  # fmt: skip
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    if total >= _SLOW_BYTES and reader.engine == NO_LIBRARY:
+        Console(stderr=True).print(
+            "reading is slow without google-re2: pip install 'rankscope[server]'"
+        )
     with Progress(
         *columns, console=Console(stderr=True), disable=not is_shown, transient=True
     ) as bar:
