@@ -85,6 +85,11 @@ def test_the_rank_in_a_files_name(path: str, rank: int | None, local_rank: int |
     assert (place.rank, place.local_rank) == (rank, local_rank)
 
 
+def test_a_bare_number_is_no_rank_of_a_log_alone() -> None:
+    assert rank_of_path("12.log", is_alone=True).rank is None
+    assert rank_of_path("rank_12.log", is_alone=True).rank == 12
+
+
 def test_srun_numbers_its_lines_and_a_program_may_number_some_of_its_own() -> None:
     srun = "\n".join(f"{rank}: step {step}" for step in range(3) for rank in range(12))
     assert is_srun(srun.encode())

@@ -46,8 +46,11 @@ class Place:
 NOWHERE = Place()
 
 
-def rank_of_path(path: str) -> Place:
-    """Return the rank in the name of a file or of a folder above it."""
+def rank_of_path(path: str, is_alone: bool = False) -> Place:
+    """Return the rank in the name of a file or of a folder above it.
+
+    A bare number is one only among other logs: `3.log` alone may be anything.
+    """
     if found := _TORCHRUN_DIR.search(path):
         return Place(local_rank=int(found[1]))
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
@@ -56,7 +59,7 @@ def rank_of_path(path: str) -> Place:
             if found := pattern.search(part):
                 return Place(int(found[1]))
     name = parts[-1].removesuffix(".gz") if parts else ""
-    found = _BARE_NAME.fullmatch(name)
+    found = None if is_alone else _BARE_NAME.fullmatch(name)
     return Place(int(found[1])) if found else NOWHERE
 
 

@@ -53,7 +53,7 @@ class Reader:
 
     def read(self, chunks: Iterable[bytes], name: str) -> None:
         """Read one source to its end. `name` is its path, of which the rank may be told."""
-        at = _At(self.tally.begin_source(name), rank_of_path(name))
+        at = _At(self.tally.begin_source(name), rank_of_path(name, self.is_alone))
         if at.place.rank is not None:
             self.tally.ranks.add(at.place.rank)
         buffer = b""
