@@ -29,6 +29,44 @@ TRACE = (
 )
 
 
+# Lines of healthy runs, jobs and kernels, of which each has a word that a book may stumble over.
+HARMLESS = """
+signals_to_handle        : SIGTERM,SIGINT,SIGHUP,SIGQUIT
+max locked memory           (kbytes, -l) unlimited
++ ulimit -l unlimited
+docker run --gpus all --ulimit memlock=-1 --ipc=host
+DMAR: IOMMU enabled
+[    0.0] pcieport 0000:00:03.0: AER: Corrected error received: 0000:00:03.0
+mlx5_core 0000:17:00.0: firmware version: 16.35
+check_for_nan_in_loss_and_grad .................. True
+skip_nonfinite: true
+number of nan iterations:   0 |
+available GPUs: [0, 1, 2, 3]
+W tensorflow/dso_loader.cc:64] Could not load dynamic library 'x.so'; cannot open shared object
+mbind: Operation not permitted
+wandb: Network error (ConnectionError), entering retry loop.
+INFO:c10d:Waiting in store based barrier to initialize process group for rank: 3, key: 1
+'HTTPSConnectionPool(host='hf.co'): Max retries' thrown while requesting HEAD https://hf.co/x
+Loss scaler: reducing loss scale to 65536
+ECC mode enabled; Volatile Uncorr. ECC 0
+|   0  Tesla V100-PCIE...  Off  | 00000000:1B:00.0 Off |                    0 |
+nvidia-fabricmanager version 550.54.15 is running
+[rank0]:[W1230 Utils.cpp] Warning: Environment variable TORCH_NCCL_ASYNC_ERROR_HANDLING is set
+NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.
+NCCL INFO Channel 00 : 0[1000] -> 1[2000] via P2P/IPC
+NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE ; OOB eth0:10.0.0.1<0>
+error_file: /tmp/torchelastic_x/attempt_0/0/error.json
+INFO: use_distributed_checkpoint_timeout=600, on_error=raise, max_errors=0
+Epoch 1: val_error 0.12 mean squared error 0.33
+0 errors, 3 warnings
+[Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3
+resume from preempted checkpoint step 400
+Running with preemption support: job will be requeued
+srun: job 123 queued and waiting for resources
+OSError handling: retry up to 3 times
+""".strip().splitlines()
+
+
 def read(logs: dict[str, str | Sequence[str]], chunk: int = 1 << 20) -> Judgement:
     """Return what the logs amount to, read in chunks of that size."""
     reader = Reader(book(), len(logs))
@@ -224,6 +262,11 @@ def test_versions_that_differ_count_only_between_ranks() -> None:
     assert runs.root is None, "one log may hold two runs"
     same = read({"rank_0.log": banner.format("2.19.3"), "rank_1.log": banner.format("2.19.3")})
     assert same.root is None
+
+
+@pytest.mark.parametrize("line", HARMLESS, ids=lambda line: line[:40])
+def test_words_of_healthy_logs_are_no_faults(line: str) -> None:
+    assert read({"train.log": ["step 1", line, "step 2"]}).root is None
 
 
 def test_a_few_skipped_steps_are_normal() -> None:
