@@ -16,7 +16,7 @@ class Root:
     """The first cause, as far as the lines tell it."""
 
     group: Group
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # at fault as far as is known, never those that only echo
     signal: str | None
     confidence: float
     reason: str  # the rule that gave the confidence, in words
@@ -84,7 +84,7 @@ def _root(faults: list[Group], tally: Tally) -> Root:
     )  # fmt: skip
     echoes = tuple(group for group in faults if group.role != "initiating" and group is not first)
     ranks, signal = _who(first, faults, tally)
-    confidence, reason = _confidence(first, rivals, echoes)
+    confidence, reason = _confidence(first, ranks, rivals, echoes)
     return Root(first, ranks, signal, confidence, reason, rivals, echoes)
 
 
@@ -96,8 +96,8 @@ def _who(group: Group, faults: list[Group], tally: Tally) -> tuple[tuple[int, ..
     ):  # those that wait or lost a peer speak; the one that is gone does not
         speakers = set().union(*(fault.ranks for fault in faults))
         silent = tally.ranks - speakers
-        if silent and len(silent) <= _MAX_SILENT and len(silent) < len(speakers):
-            return tuple(sorted(silent)), group.signal
+        is_few = len(silent) <= _MAX_SILENT and len(silent) < len(speakers)
+        return (tuple(sorted(silent)) if is_few else ()), group.signal
     if group.entry is not None and group.entry.differs:  # the value that fewest have is the odd one
         odd = min(group.values, key=lambda value: group.value_counts[value])
         line, rank = group.values[odd]
@@ -106,16 +106,22 @@ def _who(group: Group, faults: list[Group], tally: Tally) -> tuple[tuple[int, ..
 
 
 def _confidence(
-    group: Group, rivals: tuple[Group, ...], echoes: tuple[Group, ...]
+    group: Group, ranks: tuple[int, ...], rivals: tuple[Group, ...], echoes: tuple[Group, ...]
 ) -> tuple[float, str]:
     if group.role == "teardown":
         return _STOP_ONLY, "only the stop of the job was seen, not what led to it"
+    if group.role == "cascade" and group.culprits:
+        return _HEDGED, "the ranks that wait name the one that they wait for"
+    if group.role == "cascade" and ranks:
+        return _ECHO_ONLY, "only echoes were seen; the ranks that say nothing are suspected"
     if group.role == "cascade":
         return _ECHO_ONLY, "only echoes were seen: the rank where it began has left no line here"
     if rivals:
         return _HEDGED, "another cause is as likely, and the order between files is not known"
+    if group.entry is None and echoes:
+        return _LIKELY, "no entry knows this error, but it began by itself and others echo it"
     if group.entry is None:
-        return _LIKELY if echoes else _HEDGED, "no entry of the book knows this error"
+        return _HEDGED, "no entry of the book knows this error, and nothing echoes it"
     if group.strength == 1:
         return _HEDGED, "the line is known, but several causes lead to it"
     if group.strength == 3:

@@ -43,6 +43,7 @@ def _root(root: Root) -> dict[str, Any]:
         "confidence": root.confidence,
         "confidence_text": root.reason,
         "role": group.role,
+        "seen_on": sorted(group.ranks),
         "entry": group.entry.id if group.entry else None,
         "check": group.entry.check if group.entry else "",
         "sources": list(group.entry.sources) if group.entry else [],

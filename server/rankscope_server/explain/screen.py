@@ -48,7 +48,7 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
     rows = Table.grid(padding=(0, 1))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(overflow="fold")
-    rows.add_row("What", f"{root['family']} on {_who(root['ranks'])}")
+    rows.add_row("What", _what(root))
     rows.add_row("Why", root["cause"])
     rows.add_row("Line", Text(cut(root["signal"] or "", _SIGNAL).strip(), style="cyan"))
     rows.add_row("Next", Text(root["remedy"], style="bold"))
@@ -64,6 +64,15 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
     rows.add_row("Sure", f"{sure}; wrong if {root['would_be_wrong_if']}")
     title = "The first cause" if root["role"] == "initiating" else "The first that is seen"
     return Panel(Group(rows), title=f"{title}, in {read}", border_style="red", title_align="left")
+
+
+def _what(root: dict[str, Any]) -> str:
+    family, ranks = root["family"], root["ranks"]
+    if root["role"] == "initiating":
+        return f"{family} on {_who(ranks)}"
+    seen = f", seen on {ranks_text(tuple(root['seen_on']))}" if root["seen_on"] else ""
+    where = f"suspected: {_who(ranks)}" if ranks else "where it began is not in these logs"
+    return f"{family}{seen}; {where}"
 
 
 def _who(ranks: list[int]) -> str:
