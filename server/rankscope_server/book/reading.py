@@ -14,7 +14,7 @@ from rankscope_server.book.tally import Group, Tally
 from rankscope_server.book.templates import template
 from rankscope_server.book.tracebacks import HEADER, MAX_BYTES, Traceback, read_traceback
 
-_MAX_LINE = 16_000
+_MAX_LINE = 8_000  # of a longer one the rest is not looked at: some patterns take its square
 _MAX_BUFFER = 32 << 20  # of a file without line ends
 # What a line that no entry knows looks like if it tells of a fault.
 _SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal")

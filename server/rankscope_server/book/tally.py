@@ -10,7 +10,7 @@ from rankscope_server.book.entry import Entry, Role
 MAX_GROUPS = 2_000  # of lines that no entry knows; what comes after is counted as one
 MAX_VALUES = 64
 MAX_SOURCES = 10_000
-_MAX_SIGNAL = 4_000
+_MAX_SIGNAL = 8_000
 
 
 @dataclass(slots=True)
