@@ -1,8 +1,10 @@
 """How likely each failure is the one that began it: the points of D15.
 
-3 for a failure that begins by itself, 2 for a rank that others waited for, 2 for an end by a signal
-or the first end, 1 for an error that few ranks have, 1 for the earliest where the clocks can tell.
-Two points off for what healthy runs show too are not given: no earlier run's errors are at hand.
+3 for a failure that begins by itself, 2 for a rank that others waited for, 2 for an end by a
+signal or the first end, 1 for an error that few ranks have, 1 for the earliest where the clocks
+can tell. The highest is named; points are whole, so that two are level, less than one point
+apart, only if they are equal: then both are named. Nothing is taken off for what healthy runs
+show too: no errors of earlier runs are at hand.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     ranks_of: dict[str, set[int]] = {}
     for failure in failures:
         ranks_of.setdefault(failure.signature, set()).add(failure.rank)
-    few = max(1, window.world_size // 8)
+    few = max(1, int(window.world_size * window.policy.rare_ratio))
     return {
         failure: (_WEAK_POINTS if failure.is_weak else _CLASS_POINTS[failure.role])
         + 2 * (failure.rank in waited_for)
