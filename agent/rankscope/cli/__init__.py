@@ -16,6 +16,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.run", "RunCommand"),
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
+    ("rankscope.cli.explain", "ExplainCommand"),
     ("rankscope.cli.ask", "AskCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses

@@ -6,6 +6,7 @@ the message of an exception, never against the user's own log lines.
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Iterable
@@ -13,10 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rankscope.schema import ErrorRaised, RankEnded
+from rankscope_server.book import Entry, book
+from rankscope_server.book.load import order
 from rankscope_server.detectors.words import cut
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
 
+_MOST_READ = 4_000  # characters of a message
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _STOP_TYPES = ("KeyboardInterrupt", "SignalException", "SystemExit")
 # What a rank says when *another* one is gone or does not come.
@@ -56,6 +60,7 @@ class Failure:
     error: ErrorRaised | None = None
     ended: RankEnded | None = None
     is_weak: bool = False  # initiating only if nothing better is known
+    entry: Entry | None = None  # of the error book that knows the exception
 
     @property
     def signature(self) -> str:
@@ -66,15 +71,32 @@ class Failure:
 def of_error(error: ErrorRaised) -> Failure:
     """Return what an exception means."""
     text = f"{error.type}: {cut(error.message)}" if error.message else error.type
-    return Failure(error.rank, error.time_ns, _role_of(error), text, error.step, error=error)
+    entry = _entry(error)
+    who = (error.rank, error.time_ns)
+    return Failure(*who, _role_of(error, entry), text, error.step, error=error, entry=entry)
 
 
-def _role_of(error: ErrorRaised) -> Role:
+def _entry(error: ErrorRaised) -> Entry | None:
+    """Return what the book says of an exception; it ended a process, so it is not harmless."""
+    entry = recognise(f"{error.type}: {error.message[:_MOST_READ]}")
+    return entry if entry is not None and entry.role != "benign" else None
+
+
+@functools.lru_cache(1024)  # each look meets the same exceptions again
+def recognise(text: str) -> Entry | None:
+    """Return the entry of the book for an exception's text, None if it is not known."""
+    found = [entry for line in text.splitlines() if (entry := book().recognise(line)) is not None]
+    return min(found, key=order) if found else None
+
+
+def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
     name = error.type.rpartition(".")[2]
     if name in _STOP_TYPES:
         return "teardown"
     if error.where == "fatal_signal":
         return "teardown" if "SIGTERM" in error.type + error.message else "initiating"
+    if entry is not None and entry.strength > 1 and entry.role in ("initiating", "cascade"):
+        return "initiating" if entry.role == "initiating" else "cascade"
     if _OWN_FAULT.search(error.message):
         return "initiating"
     if name in _ECHO_TYPES or _ECHO.search(error.message):

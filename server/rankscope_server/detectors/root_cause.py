@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
+from rankscope_server.detectors.blame import points
 from rankscope_server.detectors.failures import Failure, aborts_are_echoes, of_end, of_error
 from rankscope_server.detectors.finding import (
     DetectorResult,
@@ -118,13 +119,11 @@ def _is_stop_from_outside(
 
 
 def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
-    first = starts[0]
-    rivals = [first]
-    for other in starts[1:]:
-        if other.rank not in {failure.rank for failure in rivals} and _is_level(
-            window, first, other
-        ):
-            rivals.append(other)
+    scored = points(window, starts)
+    best = max(scored.values())
+    one_each = {failure.rank: failure for failure in reversed(starts) if scored[failure] == best}
+    rivals = sorted(one_each.values(), key=lambda failure: (failure.time_ns, failure.rank))
+    first = rivals[0]
     alike = [failure for failure in rivals if failure.signature == first.signature]
     if len(alike) * 2 > len(rivals):
         rivals = alike
@@ -145,17 +144,6 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
         why=_crash_why(window, rivals, echoes, late, torn_down, failures),
         next=_crash_next(window, first),
     )
-
-
-def _is_level(window: Window, first: Failure, other: Failure) -> bool:
-    """Return whether two failures have no certain order in time."""
-    host = window.host(first.rank)
-    same_host = bool(host) and host == window.host(other.rank)
-    policy = window.policy
-    band = policy.same_host_band_seconds if same_host else policy.clock_band_seconds
-    if other.signature == first.signature:
-        band = policy.clock_band_seconds  # the same error on many ranks: a fault of the script
-    return (other.time_ns - first.time_ns) / 1e9 <= band
 
 
 def _did(rivals: Sequence[Failure]) -> str:
@@ -208,6 +196,8 @@ def _verb(ranks: Sequence[int], one: str, many: str) -> str:
 
 def _crash_next(window: Window, first: Failure) -> str:
     host = window.host(first.rank) or "its host"
+    if first.entry is not None and first.entry.role == "initiating":
+        return first.entry.remedy
     if first.error is not None:
         return f"Read the traceback of rank {first.rank}, fix what it names, then restart"
     if "SIGKILL" in first.text:
@@ -336,6 +326,8 @@ def _is_kill(failure: Failure | None) -> bool:
 
 def _evidence(window: Window, cause: _Cause) -> tuple[Evidence, ...]:
     facts = []
+    if cause.failures and (entry := cause.failures[0].entry) is not None:
+        facts.append(Evidence(f"The error book knows it as {entry.family}: {entry.cause}"))
     for failure in cause.failures[:4]:
         link = window.link(failure.rank, failure.step or None)
         facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))

@@ -1,0 +1,149 @@
+"""What is to be read: files, compressed files, folders of them, standard input."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+CHUNK_BYTES = 4 << 20
+_HEAD_BYTES = 4096
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_MAX_FILES = 20_000
+STDIN = "-"
+
+
+class InputError(Exception):
+    """An input cannot be read; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One log to read. `size_bytes` is that on the disk, 0 where it is not known."""
+
+    name: str
+    path: Path | None  # None: standard input
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that was found in a folder and not read, and why."""
+
+    name: str
+    reason: str
+
+
+def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Skipped]]:
+    """Return what to read, in order of names, and what is no log. Raises `InputError`."""
+    sources: list[Source] = []
+    skipped: list[Skipped] = []
+    for text in paths:
+        path = Path(text)
+        if text == STDIN:
+            sources.append(Source(STDIN, None))
+        elif path.is_dir():
+            _of_folder(path, sources, skipped)
+        elif not path.exists():
+            raise InputError(f"{text}: no such file; give log files, folders of logs, or -")
+        elif reason := _no_log(path):
+            raise InputError(f"{text}: {reason}; give the text that the ranks wrote")
+        else:
+            sources.append(Source(text, path, path.stat().st_size))
+    if len({source.name for source in sources}) < len(sources):
+        sources = list({source.name: source for source in sources}.values())
+    if not sources:
+        found = f"{len(skipped)} files, none of them a log" if skipped else "no files"
+        raise InputError(f"{', '.join(paths)}: holds {found}; give the text that the ranks wrote")
+    return sources, skipped
+
+
+def _of_folder(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        if len(sources) >= _MAX_FILES:
+            raise InputError(
+                f"{folder}: more than {_MAX_FILES:,} files; give the folder of one run"
+            )
+        if reason := _no_log(path):
+            skipped.append(Skipped(str(path), reason))
+        else:
+            sources.append(Source(str(path), path, path.stat().st_size))
+
+
+def _no_log(path: Path) -> str:
+    """Return why a file is no log, empty where it may be one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check its owner") from error
+    if not head:
+        return ""
+    if head.startswith((_GZIP, _ZSTD)):
+        return ""
+    if b"\0" in head or head.startswith((b"\x80\x02", b"\x80\x04", b"\x80\x05")):
+        return "is no text but binary data"
+    if b'"traceEvents"' in head or b'"schemaVersion"' in head[:200]:
+        return "is a profiler trace, not a log"
+    if head.lstrip().startswith(b"{") and b'"pg_config"' in head:
+        return "is a Flight Recorder dump, not a log"
+    return ""
+
+
+def read_source(source: Source, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    """Return the text of a source in chunks. `on_bytes` gets what was read from the disk."""
+    if source.path is None:
+        yield from _chunks(_Counted(sys.stdin.buffer, on_bytes))
+        return
+    try:
+        with source.path.open("rb") as file:
+            yield from _chunks(_Counted(file, on_bytes))
+    except OSError as error:
+        raise InputError(f"{source.name}: cannot be read: {error.strerror}") from error
+
+
+class _Counted(io.RawIOBase):
+    """Passes bytes on and tells how many."""
+
+    def __init__(self, file: BinaryIO, on_bytes: Callable[[int], None]) -> None:
+        self._file, self._on_bytes = file, on_bytes
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill a buffer; return how many bytes came."""
+        view = memoryview(buffer)
+        data = self._file.read(len(view))
+        view[: len(data)] = data
+        self._on_bytes(len(data))
+        return len(data)
+
+
+def _chunks(raw: _Counted) -> Iterator[bytes]:
+    file = io.BufferedReader(raw, CHUNK_BYTES)
+    head = file.peek(4)[:4]
+    stream: Any = file
+    if head.startswith(_GZIP):
+        stream = gzip.GzipFile(fileobj=file)
+    elif head.startswith(_ZSTD):
+        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    gathered = bytearray()
+    try:
+        while part := stream.read1(CHUNK_BYTES):  # what there is, so that an error loses nothing
+            gathered += part
+            if len(gathered) >= CHUNK_BYTES:
+                yield bytes(gathered)
+                gathered.clear()
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError):
+        pass  # cut short, as of a job that was killed: what came before is read
+    if gathered:
+        yield bytes(gathered)

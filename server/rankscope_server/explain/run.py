@@ -1,0 +1,71 @@
+"""Reads the inputs by the book, with progress, and prints the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from rankscope_server.book import BookError, read_book
+from rankscope_server.book.judgement import judge
+from rankscope_server.book.prefilter import NO_LIBRARY
+from rankscope_server.book.reading import Reader
+from rankscope_server.explain.answer import answer
+from rankscope_server.explain.inputs import InputError, Skipped, Source, find_sources, read_source
+from rankscope_server.explain.screen import show
+
+EXIT_NO_FAULT, EXIT_FAULT = 0, 1
+_SLOW_BYTES = 256 << 20  # about a minute without the library
+_SHOW_PROGRESS_BYTES = 64 << 20  # less is read before a bar could be seen
+
+
+class ExplainError(Exception):
+    """The logs or the book cannot be read; the text says what to do."""
+
+
+def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: bool) -> int:
+    """Explain the logs and print it. Returns the exit code. Raises `ExplainError`."""
+    try:
+        reader = Reader(read_book([Path(one) for one in books]))
+        sources, skipped = find_sources(paths)
+        reader.is_alone = len(sources) == 1
+        _read(reader, sources)
+    except (BookError, InputError) as error:
+        raise ExplainError(str(error)) from error
+    result = answer(judge(reader.tally))
+    if is_json:
+        result["skipped"] = [{"name": one.name, "reason": one.reason} for one in skipped]
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        show(result, _what_was_read(sources, skipped), is_full, Console(soft_wrap=False))
+    return EXIT_NO_FAULT if result["root"] is None else EXIT_FAULT
+
+
+def _read(reader: Reader, sources: Sequence[Source]) -> None:
+    total = sum(source.size_bytes for source in sources)
+    is_shown = sys.stderr.isatty() and (total >= _SHOW_PROGRESS_BYTES or any(
+        source.path is None for source in sources
+    ))  # fmt: skip
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    if total >= _SLOW_BYTES and reader.engine == NO_LIBRARY:
+        Console(stderr=True).print(
+            "reading is slow without google-re2: pip install 'rankscope[server]'"
+        )
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+    ) as bar:
+        task = bar.add_task("", total=total or None)
+        for source in sources:
+            reader.read(read_source(source, lambda size: bar.advance(task, size)), source.name)
+
+
+def _what_was_read(sources: Sequence[Source], skipped: Sequence[Skipped]) -> str:
+    if len(sources) == 1:
+        text = "standard input" if sources[0].path is None else sources[0].name
+    else:
+        text = f"{len(sources):,} logs"
+    return text + (f" ({len(skipped):,} files that are no logs left out)" if skipped else "")

@@ -1,0 +1,191 @@
+"""`rankscope explain` as people call it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import zstandard
+
+from rankscope.cli import main
+
+ECHO = "RuntimeError: Connection closed by peer [10.0.0.{0}]:{0}\n"
+CAUSE = "OSError: [Errno 28] No space left on device: '/scratch/x'\n"
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def explain(*arguments: str, text: str = "") -> Done:
+    """Run the command in this process, with 80 columns and no terminal."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = main(["explain", *arguments])
+            except SystemExit as end:
+                code = int(end.code or 0)
+    finally:
+        sys.stdin = before
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def answer(*arguments: str, text: str = "") -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(explain("--json", *arguments, text=text).stdout)
+    return document
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_as_a_program_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", "explain", "-"],
+        input=CAUSE, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "disk_full" in done.stdout
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for rank in range(4):
+        (folder / f"rank_{rank}.log").write_text(
+            "start\n" + (CAUSE if rank == 2 else ECHO.format(rank))
+        )
+    return folder
+
+
+def test_the_contract_of_json(logs: Path) -> None:
+    document = answer(str(logs))
+    root = document["root"]
+    assert {"family", "ranks", "signal", "cause", "remedy", "confidence"} <= set(root)
+    assert (root["family"], root["ranks"], root["signal"]) == ("disk_full", [2], CAUSE.strip())
+    assert 0 < root["confidence"] <= 1
+    for finding in document["findings"]:
+        assert {"family", "role", "ranks", "signal", "count"} <= set(finding)
+    assert [(f["role"], f["ranks"], f["count"]) for f in document["findings"]] == [
+        ("initiating", [2], 1), ("cascade", [0, 1, 3], 3),
+    ]  # fmt: skip
+
+
+def test_compressed_logs_are_read_as_they_are(logs: Path) -> None:
+    for path in list(logs.iterdir()):
+        data = path.read_bytes()
+        path.unlink()
+        if path.name == "rank_2.log":
+            (logs / "rank_2.log.zst").write_bytes(zstandard.compress(data))
+        else:
+            (logs / f"{path.name}.gz").write_bytes(gzip.compress(data))
+    root = answer(str(logs))["root"]
+    assert (root["family"], root["ranks"]) == ("disk_full", [2])
+
+
+def test_a_compressed_log_that_was_cut_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.log.gz"
+    path.write_bytes(gzip.compress((CAUSE + "step\n" * 50_000).encode())[:-40])
+    assert answer(str(path))["root"]["family"] == "disk_full"
+
+
+def test_standard_input() -> None:
+    root = answer("-", text=f"[rank1]: {ECHO.format(1)}[rank0]: {CAUSE}")["root"]
+    assert (root["family"], root["ranks"]) == ("disk_full", [0])
+
+
+def test_a_healthy_log_has_no_root(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step 1 loss 2.0\nnode:1:2 [0] NCCL INFO NET/Plugin: No plugin found\ndone\n")
+    done = explain("--json", str(path))
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert document["root"] is None
+    assert [finding["role"] for finding in document["findings"]] == ["benign"]
+    assert "No fault found" in explain(str(path)).stdout
+
+
+def test_everything_is_on_one_screen(logs: Path) -> None:
+    for number in range(30):
+        with (logs / "rank_0.log").open("a") as file:
+            file.write(f"ERROR {chr(97 + number % 26) * (number + 3)} went wrong\n")
+    done = explain(str(logs))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    for word in ("What", "Why", "Next", "Cost", "Sure", "wrong if", "rank 2", "--all shows them"):
+        assert word in done.stdout, word
+    assert lines[0].startswith("╭─ The first cause")
+    assert len(explain("--all", str(logs)).stdout.splitlines()) > 30
+
+
+def test_an_entry_of_ones_own(logs: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "ours.toml"
+    ours.write_text(
+        '[[entry]]\nid = "ours"\nfamily = "other"\nstrength = 3\npatterns = ["quorum lost"]\n'
+        'cause = "The store lost its quorum"\nremedy = "Restart the store"\n'
+    )
+    (logs / "rank_2.log").write_text("ERROR quorum lost\n")
+    assert answer(str(logs), "--book", str(ours))["root"]["remedy"] == "Restart the store"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "no such file; give log files"),
+        (b"\x80\x04\x95\0\0", "is no text but binary data; give the text that the ranks wrote"),
+        (b'{"schemaVersion": 1, "traceEvents": []}', "is a profiler trace, not a log"),
+    ],
+)
+def test_what_is_no_log_is_refused_with_a_way_out(
+    tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    path = tmp_path / "thing"
+    if content is not None:
+        path.write_bytes(content)
+    done = explain(str(path))
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert not done.stdout
+
+
+def test_an_empty_folder_and_a_wrong_book(tmp_path: Path, logs: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds no files" in explain(str(empty)).stderr
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[[entry]]\nid = "x"\nfamily = "nonsense"\n')
+    done = explain(str(logs), "--book", str(wrong))
+    assert done.returncode == 2
+    assert "field 'family' is 'nonsense'" in done.stderr
+
+
+def test_what_is_no_log_in_a_folder_is_left_out_and_named(logs: Path) -> None:
+    (logs / "model.pt").write_bytes(b"PK\x03\x04\0\0\0")
+    document = answer(str(logs))
+    assert document["skipped"] == [
+        {"name": str(logs / "model.pt"), "reason": "is no text but binary data"}
+    ]
+    assert document["root"]["family"] == "disk_full"
+
+
+def test_usage() -> None:
+    assert explain().returncode == 64
+    done = explain("--help")
+    assert "Exit codes" in done.stdout
+    assert "kubectl logs" in done.stdout
