@@ -332,9 +332,9 @@ def test_a_thousand_ranks_with_one_hung_take_less_than_a_second() -> None:
             ],
         ))  # fmt: skip
     apply(state, wide(np.full((1024, 49), 100.0)))
-    began = time.perf_counter()
+    began = time.process_time()
     look = state.look(now)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     say(f"hang among 1,024 ranks: {1000 * took:.0f} ms")
     assert [f.ranks for f in hangs(look)] == [(619,)]
     assert len(hangs(look)[0].victims) == 1023

@@ -17,6 +17,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.ask", "AskCommand"),
+    ("rankscope.cli.import_", "ImportCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
 

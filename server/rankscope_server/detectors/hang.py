@@ -158,15 +158,22 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         return None
     if tangle.is_cycle and len(roots) != len(tangle.roots):
         return None
-    if not roots and not _transfer_is_overdue(graph, waiters, patience):
+    if not roots and not _transfer_is_overdue(graph, tangle.stuck, patience):
         return None
     victims = tuple(rank for rank in waiters if rank not in roots)
-    direct = tuple(r for r in victims if not roots or set(roots) & set(graph.waits[r].lacks))
-    # Named by the operation that most of them are in; of equals, by the one entered first.
+    accused = frozenset(roots)
+    direct = tuple(r for r in victims if not accused.isdisjoint(graph.waits[r].lacks))
+    direct = direct if roots else tangle.stuck
+    # Named by the operation that most of them are in; of equals by a collective, which tells
+    # more than an exchange, and by the one entered first.
     names = [graph.waits[rank].name for rank in direct]
     first = min(
         direct or tuple(waiters),
-        key=lambda rank: (-names.count(graph.waits[rank].name), graph.since_ns[rank]),
+        key=lambda rank: (
+            -names.count(graph.waits[rank].name),
+            not graph.waits[rank].sequence,
+            graph.since_ns[rank],
+        ),
     )
     operation = graph.waits[first]
     return HangCase(
@@ -181,6 +188,7 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         ),
         waiters=victims,
         waited_seconds=(patience.now_ns(first) - graph.since_ns[first]) / _SECOND,
+        still_in={root: graph.waits[root] for root in roots if root in graph.waits},
         idle_seconds={root: patience.idle_seconds(root) for root in roots if root in window.states},
         gone=tuple(root for root in roots if patience.is_gone(root)),
         silent=tuple(root for root in roots if patience.is_silent(root)),
