@@ -28,7 +28,7 @@ class DumpError(ValueError):
     """This file is no Flight Recorder dump; the message names it and says why."""
 
 
-class _NoGlobals(pickle.Unpickler):
+class _NoGlobals(pickle.Unpickler):  # noqa: S301 - it resolves no global
     """An unpickler of plain values: a pickle that names any class or function is refused."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
@@ -53,7 +53,7 @@ def read_dumps(paths: Iterable[Path]) -> tuple[dict[int, Dump], list[str]]:
             left_out.append(str(error))
             continue
         if rank in found:
-            older, dump = sorted((found[rank], dump), key=newest_ns)
+            dump = max(found[rank], dump, key=newest_ns)
             left_out.append(f"{path}: a second dump of rank {rank}; the newer one counts")
         found[rank] = dump
     return found, left_out
