@@ -20,6 +20,7 @@ from rankscope import schema
 from rankscope.chunk import Column, encode_chunk
 from rankscope.collector.flight.ask import Dump, Entry
 from rankscope.collector.flight.summary import open_entries
+from rankscope.formulas import item_bytes
 from rankscope.imports.flight_dumps import newest_ns
 
 SOURCE = "Flight Recorder dump"
@@ -45,10 +46,6 @@ _DTYPES = {  # c10's names
     "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
     "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
 }  # fmt: skip
-_ITEM_BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2,
-    "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip  # the others: 4
 
 
 @dataclass(slots=True)
@@ -314,7 +311,7 @@ def _bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     total = 0
     for place, shape in enumerate(sizes):
         dtype = _dtype(dtypes[place : place + 1] or dtypes[:1])
-        total += math.prod(shape) * _ITEM_BYTES.get(dtype, 4)
+        total += math.prod(shape) * item_bytes(dtype)
     return total if 0 <= total < 1 << 61 else -1
 
 

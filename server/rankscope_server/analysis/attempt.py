@@ -22,6 +22,7 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.step_table import StepTable
@@ -50,6 +51,7 @@ class AttemptState:
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
+        self.calls = CallTable()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -73,9 +75,13 @@ class AttemptState:
         if record.rank >= 0:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
+            before = self.ranks.get(record.rank)
             _keep_newest(self.ranks, record)
+            if before is not None and before.pid != record.pid:
+                self.calls.start_again(max(before.time_ns, record.time_ns))
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
+            self.calls.add_state(record)
         elif isinstance(record, Environment):
             _keep_newest(self.environments, record)
         elif isinstance(record, Stacks):
@@ -102,6 +108,7 @@ class AttemptState:
                 self.steps.put(chunk.rank, columns)
         else:
             self.times.add(columns)
+            self.calls.add(chunk.rank, columns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -121,6 +128,7 @@ class AttemptState:
         if record.time_ns >= self._group_ns.get(key, 0) and len(self.groups) < _MAX_GROUPS:
             self._group_ns[key] = record.time_ns
             self.groups[key] = tuple(record.ranks)
+            self.calls.define(record.group, len(record.ranks))
 
     def _error(self, record: ErrorRaised) -> None:
         key = (record.time_ns, record.rank, record.type, record.message)
@@ -194,6 +202,7 @@ class AttemptState:
             stacks=self.stacks,
             steps=self.steps,
             times=self.times,
+            calls=self.calls,
             before=self.before,
         )
 
