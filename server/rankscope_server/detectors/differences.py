@@ -151,7 +151,7 @@ def _judge(
 
     def is_alike(one: int, other: int) -> bool:
         a, b = table.calls[one], table.calls[other]
-        return (bool(a.site) and a.site == b.site) or a.operation == b.operation
+        return a.site == b.site if a.site and b.site else a.operation == b.operation
 
     key = (number, first, tuple(reference), tuple(actual))
     edits = track.judged.get("edits") if track.judged.get("key") == key else None
