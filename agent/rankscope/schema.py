@@ -223,6 +223,7 @@ class ClockOffset(Record, frozen=True, tag="clock"):
 
     offset_ns: int
     band_ns: int  # it is wrong by at most so much: half the time that a request was under way
+    host: str = ""
 
 
 class Loss(Record, frozen=True, tag="loss"):

@@ -13,6 +13,7 @@ from rankscope.chunk import Column
 from rankscope.schema import (
     AnyRecord,
     Chunk,
+    ClockOffset,
     Environment,
     ErrorRaised,
     GroupDefined,
@@ -23,8 +24,10 @@ from rankscope.schema import (
     Stacks,
 )
 from rankscope_server.detectors.calls import CallTable
+from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
+from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -52,6 +55,7 @@ class AttemptState:
         self.steps = StepTable()
         self.times = OperationTimes()
         self.calls = CallTable()
+        self.clocks = ClockTable()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -65,6 +69,7 @@ class AttemptState:
             GroupDefined: self._group,
             ErrorRaised: self._error,
             Loss: self._lose,
+            ClockOffset: self.clocks.add_exchange,
         }
 
     # --- taking ------------------------------------------------------------------------------
@@ -78,7 +83,9 @@ class AttemptState:
             before = self.ranks.get(record.rank)
             _keep_newest(self.ranks, record)
             if before is not None and before.pid != record.pid:
-                self.calls.start_again(max(before.time_ns, record.time_ns))
+                since_ns = max(before.time_ns, record.time_ns)
+                self.calls.start_again(since_ns)
+                self.clocks.start_again(since_ns)
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
             self.calls.add_state(record)
@@ -109,6 +116,7 @@ class AttemptState:
         else:
             self.times.add(columns)
             self.calls.add(chunk.rank, columns)
+            self.clocks.add(chunk.rank, columns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -203,6 +211,10 @@ class AttemptState:
             steps=self.steps,
             times=self.times,
             calls=self.calls,
+            clocks=self.clocks.clocks(
+                {rank: known.host for rank, known in self.ranks.items()},
+                POLICY.clock_drift_ratio,
+            ),
             before=self.before,
         )
 

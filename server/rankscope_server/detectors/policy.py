@@ -106,6 +106,15 @@ class Policy:
     # victims are seen to wait; both orders of clocks and looks allowed for.
     desync_echo_seconds: float = 60.0
 
+    # --- clocks ---------------------------------------------------------------------------
+    # Two clocks without a time service run apart by the error of their crystals: +-50 ppm each
+    # (D17's test), so 100 ppm is what an offset may change by before a clock was set.
+    clock_drift_ratio: float = 100e-6
+    # Hosts under a time service agree within a millisecond or two on a local network. Ten is
+    # what begins to show in the order of log lines; a second is what breaks tokens and leases.
+    clock_tell_ms: float = 10.0
+    clock_warn_ms: float = 1000.0
+
     # --- root cause -----------------------------------------------------------------------
     # Two failures on different hosts within this band have no order: clocks of hosts under
     # time service differ by less (D17 puts a shifted test clock at 0.2 s).
