@@ -33,6 +33,10 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     open_operation: str = ""
     open_bytes: int = 0
     open_ns: int = 0
+    open_call_site: str = ""
+    open_dtype: str = ""
+    open_reduce_op: str = ""
+    open_root: int = -1
     # oldest point-to-point operation still open in this group, if any
     p2p_operation: str = ""
     p2p_peer: int = -1

@@ -142,7 +142,7 @@ class GroupTracker:
                 reduce_op=_word(schema.REDUCE_OPS, group.reduce_op),
                 root=max(group.root, -1),
                 peers=[_peer(peer, counts) for peer, counts in group.peers.items()],
-                **self._open_fields(oldest.get(group_id), to_wall),
+                **self._open_fields(oldest.get(group_id), call_sites, to_wall),
                 **self._p2p_fields(p2p.get(group_id), to_wall),
             )
             for group_id, group in latest
@@ -178,7 +178,9 @@ class GroupTracker:
         return {group_id: slots[place] for group_id, place in pairs}
 
     @staticmethod
-    def _open_fields(slot: Any, to_wall: Callable[[int], int]) -> dict[str, Any]:
+    def _open_fields(
+        slot: Any, call_sites: Mapping[int, str], to_wall: Callable[[int], int]
+    ) -> dict[str, Any]:
         if slot is None:
             return {}
         size_bytes = max(int(slot["input_bytes"]), int(slot["output_bytes"]))
@@ -187,6 +189,10 @@ class GroupTracker:
             "open_operation": _operation(int(slot["operation"])),
             "open_bytes": min(size_bytes, 1 << 61),
             "open_ns": to_wall(min(int(slot["arrived_ns"]), 1 << 61)),
+            "open_call_site": call_sites.get(int(slot["call_site"]), ""),
+            "open_dtype": _word(schema.DTYPES, int(slot["dtype"])),
+            "open_reduce_op": _word(schema.REDUCE_OPS, int(slot["reduce_op"])),
+            "open_root": max(int(slot["peer_rank"]), -1),
         }
 
     @staticmethod

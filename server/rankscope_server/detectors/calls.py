@@ -166,18 +166,23 @@ class CallTable:
                 _put_split(track, rank, number, (input_bytes, output_bytes))
 
     def add_state(self, state: RankState) -> None:
-        """Take the last call of each group that a rank says it is in: chunks tell it later."""
+        """Take the last and the oldest open call of each group of a rank: chunks tell them later,
+        and of a rank that hangs not before its end.
+        """
         if not state.is_recording:
             return
         for group in state.groups:
-            if not group.dtype or group.issued <= 0 or not group.operation:
-                continue
-            if group.issued_ns < self._since_ns:
-                continue
-            code = self._code((group.operation, group.reduce_op, group.dtype, group.size_bytes,
-                               group.root, group.call_site))  # fmt: skip
-            track = self.tracks.setdefault(group.group, Track())
-            self._put(track, state.rank, group.issued, code, state.step, group.issued_ns)
+            last = (group.operation, group.reduce_op, group.dtype, group.size_bytes, group.root,
+                    group.call_site)  # fmt: skip
+            oldest = (group.open_operation, group.open_reduce_op, group.open_dtype,
+                      group.open_bytes, group.open_root, group.open_call_site)  # fmt: skip
+            for key, number, time_ns in (
+                (last, group.issued, group.issued_ns),
+                (oldest, group.open_sequence, group.open_ns),
+            ):
+                if key[0] and key[2] and number > 0 and time_ns >= self._since_ns:
+                    track = self.tracks.setdefault(group.group, Track())
+                    self._put(track, state.rank, number, self._code(key), state.step, time_ns)
 
     def _put(
         self, track: Track, rank: int, number: int, code: int, step: int, time_ns: int

@@ -138,7 +138,7 @@ def align_clocks(
     newest = meetings[-size:]
     upper = _bounds(names, newest, now_ns, drift, half)
     stepped: list[str] = []
-    if len(meetings) >= 2 * size:
+    if size and len(meetings) >= 2 * size:
         old = meetings[:size]
         old_ns = _time(old[-1])
         before = _bounds(names, old, old_ns, drift, half)

@@ -83,21 +83,21 @@ def splits_finding(
 
 
 def verb_text(found: Difference, edit: Edit) -> str:
-    """Return what was done to which call: "skipped all_reduce #41", "gave ... a wrong dtype"."""
-    number = found.number + edit.place
+    """Return what was done to which call, as in "skipped all_reduce #41 of group dp-0"."""
+    number, group = found.number + edit.place, f"of group {found.group}"
     if edit.verb == "swapped":
-        return f"swapped collectives #{number:,} and #{number + 1:,}"
+        return f"swapped collectives #{number:,} and #{number + 1:,} {group}"
     if edit.verb == "skipped":
-        return f"skipped {found.others.calls[edit.place].operation} #{number:,}"
+        return f"skipped {found.others.calls[edit.place].operation} #{number:,} {group}"
     if edit.verb == "inserted":
-        return f"inserted {_call(found.culprits, edit.other).operation} #{number:,}"
+        return f"inserted {_call(found.culprits, edit.other).operation} #{number:,} {group}"
     mine, theirs = _call(found.culprits, edit.other), _call(found.others, edit.place)
     if mine.operation != theirs.operation:
-        return f"called {mine.operation} in place of {theirs.operation} as #{number:,}"
+        return f"called {mine.operation} in place of {theirs.operation} as #{number:,} {group}"
     wrong = _wrong_parts(mine, theirs)
     if not wrong:
-        return f"called {mine.operation} #{number:,} from another place"
-    return f"called {mine.operation} #{number:,} with a wrong {' and '.join(wrong)}"
+        return f"called {mine.operation} #{number:,} {group} from another place"
+    return f"called {mine.operation} #{number:,} {group} with a wrong {' and '.join(wrong)}"
 
 
 def _wrong_parts(mine: Call, theirs: Call) -> list[str]:
@@ -126,7 +126,7 @@ def _what(window: Window, found: Difference, edit: Edit) -> str:
     who = capital(place_text(found.culprits.ranks, window.hosts(found.culprits.ranks)))
     if len(found.edits) > _MANY_EDITS:
         return f"{who} left the order of calls of group {found.group} at #{found.number:,}{step}"
-    return f"{who} {verb_text(found, edit)} of group {found.group}{step}"
+    return f"{who} {verb_text(found, edit)}{step}"
 
 
 def _why(found: Difference, edit: Edit) -> str:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.schema import RankState
+from rankscope_server.detectors.differences import differences
 from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
 from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
@@ -49,7 +50,7 @@ class Hang:
         findings: list[Finding] = []
         if still:
             graph = build(window, still)
-            for tangle in tangles(window, graph):
+            for tangle in _explained(window, tangles(window, graph)):
                 case = _case(window, graph, tangle, patience)
                 if case is not None:
                     findings.append(hang_finding(window, case))
@@ -122,6 +123,19 @@ class Patience:
         return not self._window.steps.dropped_steps and (
             not len(steps) or state.step <= int(steps[0])
         )
+
+
+def _explained(window: Window, found: list[Tangle]) -> list[Tangle]:
+    """Name, of ranks that wait for each other, those that called something else (D2 3, D3)."""
+    if not any(tangle.is_cycle for tangle in found):
+        return found
+    wrong = {r for one in differences(window) if not one.is_tie for r in one.culprits.ranks}
+    return [
+        replace(tangle, roots=tuple(sorted(wrong & tangle.ranks)))
+        if tangle.is_cycle and wrong & tangle.ranks
+        else tangle
+        for tangle in found
+    ]
 
 
 def _follows_failure(window: Window, finding: Finding) -> bool:

@@ -99,6 +99,7 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
     who = capital(place_text(case.roots, window.hosts(case.roots)))
     many = len(case.roots) > 1
     if case.is_cycle:
+        who = who if many else f"{who} and its peers"
         return f"{who} wait for each other{in_step}: their operations come in different orders"
     if set(case.gone) == set(case.roots):
         return f"{who} {'are' if many else 'is'} gone{in_step}, and others still wait"
