@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 
+from rankscope import schema
 from rankscope_server.analysis import RunState
 from tests.simulator.records import Item
 
@@ -51,3 +53,31 @@ def apply(state: RunState, items: Iterable[Item]) -> None:
             state.apply_chunk(*what)
         else:
             state.apply_record(what)
+
+
+def relabelled(items: Iterable[Item], new: Sequence[int]) -> list[Item]:
+    """Return the items of the same job with rank r called `new[r]`."""
+    names = np.array(new)
+
+    def of_group(group: schema.GroupState) -> schema.GroupState:
+        peers = [msgspec.structs.replace(peer, peer=new[peer.peer]) for peer in group.peers]
+        peer = new[group.p2p_peer] if group.p2p_peer >= 0 else -1
+        return msgspec.structs.replace(group, p2p_peer=peer, peers=peers)
+
+    found: list[Item] = []
+    for arrival, what in items:
+        if isinstance(what, tuple):
+            chunk, columns = what
+            if "peer_rank" in columns:
+                peers = np.asarray(columns["peer_rank"])
+                columns = columns | {"peer_rank": np.where(peers < 0, -1, names[peers])}
+            found.append((arrival, (msgspec.structs.replace(chunk, rank=new[chunk.rank]), columns)))
+            continue
+        record = msgspec.structs.replace(what, rank=new[what.rank]) if what.rank >= 0 else what
+        if isinstance(record, schema.GroupDefined):
+            record = msgspec.structs.replace(record, ranks=[new[rank] for rank in record.ranks])
+        elif isinstance(record, schema.RankState):
+            groups = [of_group(group) for group in record.groups]
+            record = msgspec.structs.replace(record, groups=groups)
+        found.append((arrival, record))
+    return found

@@ -73,6 +73,7 @@ class Engine:
         self._now = np.zeros(self._shape)
         self._moved = np.zeros(self._shape)
         self._phase = np.zeros(self._shape, np.int64)
+        self.hung: set[int] = set()  # ranks that came to where they hang
 
     def steps(self) -> Iterator[Step]:
         """Run the job."""
@@ -167,6 +168,7 @@ class Engine:
                 continue
             place = self.job.place(fault.rank)
             if np.isfinite(self._now[place]):
+                self.hung.add(fault.rank)
                 self._moved[place] = self._now[place]
                 phase = {"norm": "optimizer", "gradients": "backward"}.get(point, point)
                 self._phase[place] = PHASES.index(phase)

@@ -38,18 +38,19 @@ class Recording:
         self._before: dict[str, int] = {}  # numbers of a kind of group before the kept steps
         self._kept: list[Step] = []
         self.last: Step | None = None
+        self._engine = Engine(job)
 
     # --- clocks ------------------------------------------------------------------------------
 
     def clock_ns(self, ranks: Array, times_ms: Array) -> Array:
         """Return what the clocks of ranks' hosts show at true times; times may be infinite."""
-        hosts = self._host[ranks]
+        hosts, times_ms = self._host[ranks], np.where(np.isfinite(times_ms), times_ms, 0.0)
         shown = times_ms + self.offset_ms[hosts] + self.drift[hosts] * times_ms
         for fault in self.job.faults:
             if fault.kind == "clock_set" and self._kept:
                 begin = self._begin_of(fault.start)
                 shown = shown + np.where((hosts == fault.host) & (times_ms >= begin), fault.size, 0)
-        return START_NS + (np.where(np.isfinite(shown), shown, 0.0) * MS).astype(np.int64)
+        return START_NS + (shown * MS).astype(np.int64)
 
     def _begin_of(self, step: int) -> float:
         """Return about when a step begins: the steps before last as long as the first kept."""
@@ -65,7 +66,7 @@ class Recording:
         """Yield registrations, then the chunks of each `per_chunk` steps, in true order."""
         yield from self.registrations()
         block: list[Step] = []
-        for step in Engine(self.job).steps():
+        for step in self._engine.steps():
             self._keep(step)
             block.append(step)
             if len(block) == per_chunk:
@@ -121,7 +122,9 @@ class Recording:
         for place, step in enumerate(block):
             columns["step"][place] = step.number
             columns["started_ns"][place] = self.clock_ns(ranks, step.started.ravel())
-            columns["duration_ns"][place] = _ns(step.ended - step.started)
+            is_done = np.isfinite(step.ended)
+            took = np.where(is_done, step.ended, 0.0) - np.where(is_done, step.started, 0.0)
+            columns["duration_ns"][place] = _ns(took)
             for phase in PHASES:
                 columns[f"{phase}_ns"][place] = _ns(step.spent[phase])
                 if phase != "data":
@@ -216,6 +219,11 @@ class Recording:
         return chunk, columns
 
     # --- states ------------------------------------------------------------------------------
+
+    @property
+    def hung(self) -> set[int]:
+        """Return the ranks that came to where they hang, as far as the job was run."""
+        return self._engine.hung
 
     def stopped_ms(self) -> float:
         """Return when the last rank that could still move did so."""

@@ -62,6 +62,7 @@ class AttemptState:
         self.is_news = True  # something came since the last look
         self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
         self._group_ns: dict[tuple[int, str], int] = {}
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
         self._takers: dict[type, Callable[[Any], None]] = {
@@ -135,7 +136,9 @@ class AttemptState:
         key = (record.rank, record.group)
         if record.time_ns >= self._group_ns.get(key, 0) and len(self.groups) < _MAX_GROUPS:
             self._group_ns[key] = record.time_ns
-            self.groups[key] = tuple(record.ranks)
+            ranks = tuple(record.ranks)
+            # One tuple for all members: 8,192 of the world's would take half a gigabyte.
+            self.groups[key] = self._members.setdefault(ranks, ranks)
             self.calls.define(record.group, len(record.ranks))
 
     def _error(self, record: ErrorRaised) -> None:

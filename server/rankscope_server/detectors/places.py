@@ -40,7 +40,7 @@ class Places:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._heard = set(window.states) | set(window.ended)
-        self._groups: dict[tuple[str, tuple[int, ...]], _Standing | None] = {}
+        self._groups: dict[tuple[str, int], _Standing | None] = {}
         self._known: dict[Key, Operation | None] = {}
 
     @cached_property
@@ -72,7 +72,8 @@ class Places:
         else:
             sequence = group.ended + 1 if tells_ends else group.issued
             since_ns, name, size_bytes = group.issued_ns, group.operation, group.size_bytes
-        key = (group.group, members, sequence, group.ended)
+        # By identity: members are one tuple for the whole group, and long.
+        key = (group.group, id(members), sequence, group.ended)
         if key not in self._known:
             self._known[key] = self._work_out(
                 rank, group, members, sequence, name, size_bytes, tells_ends
@@ -136,7 +137,7 @@ class Places:
             lacking = behind
         lack: Lack = "not entered" if absent.any() else "behind" if lacking.any() else ""
         return Operation(
-            key=(group.group, members, sequence),
+            key=(group.group, id(members), sequence),
             group=group.group,
             members=members,
             name=name,
@@ -149,10 +150,10 @@ class Places:
 
     def _standing(self, group: str, members: tuple[int, ...]) -> _Standing | None:
         """Return where the members stand; None before all of them were heard."""
-        key = (group, members)
+        key = (group, id(members))
         if key not in self._groups:
             known = len(members) > 1 and self._heard.issuperset(members)
-            self._groups[key] = _Standing(self._states, *key) if known else None
+            self._groups[key] = _Standing(self._states, group, members) if known else None
         return self._groups[key]
 
 
