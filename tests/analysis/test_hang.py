@@ -270,10 +270,16 @@ def dataclasses_replace(state: schema.RankState, now_ns: int) -> schema.RankStat
 def test_the_stack_of_the_root_is_evidence() -> None:
     recording = record(Job(steps=20, faults=(Fault("hang", 1, 10),)))
     text = 'File "dataloader.py", line 9 in _next_data\nFile "train.py", line 3 in main'
-    recording.extra.append(
-        (START_NS, schema.Stacks(attempt=0, rank=1, time_ns=START_NS, text=text))
-    )
+    taken_ns = START_NS + int((recording.last_ms + 2000) * MS)
+    waiting = 'File "distributed_c10d.py", line 2 in all_reduce\nFile "train.py", line 9 in main'
+    recording.extra += [
+        (taken_ns, schema.Stacks(attempt=0, rank=rank, time_ns=taken_ns,
+                                 text=text if rank == 1 else waiting))
+        for rank in range(4)
+    ]  # fmt: skip
     (finding,) = hangs(settled(recording))
+    assert "stuck in its DataLoader" in finding.what
+    assert any("3 ranks that wait" in e.text and "all_reduce" in e.text for e in finding.evidence)
     assert any("_next_data" in evidence.text for evidence in finding.evidence)
     assert "data loader" in finding.next
 

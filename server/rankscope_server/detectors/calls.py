@@ -22,7 +22,15 @@ KEPT = 256  # numbers that all called alike, for the order of calls before a dif
 MAX_CALLS = 65_536  # distinct fingerprints
 # Ranks may hand in pieces of different sizes: the sizes are no part of the fingerprint.
 RAGGED = frozenset(
-    {"all_gather", "all_gather_coalesced", "all_to_all", "all_to_all_single", "gather", "scatter"}
+    {
+        "all_gather",
+        "all_gather_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "gather",
+        "gather_into_tensor",
+        "scatter",
+    }
 )
 EXCHANGES = frozenset({"all_to_all", "all_to_all_single"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "gather_into_tensor"})

@@ -19,6 +19,7 @@ from rankscope_server.detectors.words import (
 )
 
 _STACK_LINES = 12
+_USUAL_LINES = 4  # innermost lines of those who wait: enough to see in which call
 _LOADER_MARKS = ("dataloader.py", "_next_data", "_try_get_data")
 
 
@@ -115,7 +116,10 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
     else:
         verb = "sent nothing to" if operation.lack == "sends nothing" else "taken nothing from"
         missing = f"{have} {verb} {ranks_text(case.alike)}"
-    return f"{who} {'hang' if many else 'hangs'}{in_step}: {'they' if many else 'it'} {missing}"
+    loader = [root for root in case.roots if _is_in_loader(window, root)]
+    where = f", stuck in {'their' if many else 'its'} DataLoader" * (len(loader) == len(case.roots))
+    they = "they" if many else "it"
+    return f"{who} {'hang' if many else 'hangs'}{in_step}: {they} {missing}{where}"
 
 
 def _why(window: Window, case: HangCase) -> str:
@@ -183,7 +187,22 @@ def _command(window: Window, case: HangCase) -> str:
 
 def _is_in_loader(window: Window, rank: int) -> bool:
     stacks = window.stacks.get(rank)
-    return stacks is not None and any(mark in stacks.text for mark in _LOADER_MARKS)
+    state = window.states.get(rank)
+    is_old = stacks is not None and state is not None and stacks.time_ns < activity_ns(state)
+    return stacks is not None and not is_old and any(mark in stacks.text for mark in _LOADER_MARKS)
+
+
+def _usual_stack(window: Window, waiters: tuple[int, ...]) -> tuple[int, int, str] | None:
+    """Return (ranks with it, one of them, innermost lines) of the stack most waiters have."""
+    tops: dict[str, list[int]] = {}
+    for rank in waiters:
+        if rank in window.stacks:
+            lines = window.stacks[rank].text.strip().splitlines()[:_USUAL_LINES]
+            tops.setdefault("\n".join(lines), []).append(rank)
+    if not tops:
+        return None
+    text, ranks = max(tops.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    return len(ranks), ranks[0], text
 
 
 def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
@@ -196,6 +215,11 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
         if stacks is not None:
             lines = stacks.text.strip().splitlines()[:_STACK_LINES]
             facts.append(Evidence(f"Stack of rank {root}:\n" + "\n".join(lines), window.link(root)))
+    usual = _usual_stack(window, case.waiters)
+    if usual is not None and case.roots:
+        count, rank, text = usual
+        who = f"{count} ranks that wait" if count > 1 else f"rank {rank}, which waits"
+        facts.append(Evidence(f"Stack of {who}:\n{text}", window.link(rank)))
     if case.alike:
         sites = {
             group.call_site
