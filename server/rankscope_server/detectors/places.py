@@ -28,7 +28,7 @@ class Operation:
     size_bytes: int
     lacks: tuple[int, ...]
     lack: Lack
-    # A send that was issued and not waited for stays open while its rank goes on: weak evidence.
+    # What was issued and not waited for stays open while its rank goes on: weak evidence.
     is_weak: bool = False
     # Somebody else has ended it: what keeps it open is the rank that is still in it.
     is_done_elsewhere: bool = False
@@ -98,7 +98,8 @@ class Places:
             size_bytes=0,
             lacks=() if is_there else (peer,),
             lack="" if is_there else lack,
-            is_weak=is_send and not self.runs_on_device(rank),
+            # On the host what both have issued has happened, or nobody waits for it yet.
+            is_weak=(is_send or is_there) and not self.runs_on_device(rank),
         )
         return operation, group.p2p_issued_ns
 
@@ -113,7 +114,7 @@ class Places:
     def _peer_has_come(self, rank: int, peer: int, group: GroupState) -> bool:
         """Return whether the peer has issued its half of an exchange, as far as it says so."""
         theirs = self._states.get((peer, group.group))
-        if theirs is None or not group.p2p_sequence or not self.runs_on_device(rank):
+        if theirs is None or not group.p2p_sequence:
             return False
         counts = next((counts for counts in theirs.peers if counts.peer == rank), None)
         if counts is None:

@@ -99,7 +99,7 @@ def tangles(window: Window, graph: WaitGraph) -> list[Tangle]:
 def _lacks(graph: WaitGraph, rank: int) -> tuple[int, ...]:
     """Return whom a rank surely waits for: an open send proves nothing if its taker waits too."""
     operation = graph.waits[rank]
-    if not operation.is_weak:
+    if not operation.is_weak or not operation.lacks:
         return operation.lacks
     taker = graph.waits.get(operation.lacks[0])
     takes = taker is not None and not taker.is_weak and rank in taker.lacks
@@ -144,7 +144,13 @@ def _tangle(
     certain = sorted(rank for rank in blamed if _waits_for_nobody(graph, rank))
     if certain:
         return Tangle(part, tuple(certain), False, not graph.unclear.intersection(certain))
-    stuck = tuple(sorted(r for r in part if r in graph.waits and not graph.waits[r].lacks))
+    stuck = tuple(
+        sorted(
+            rank
+            for rank in part
+            if rank in graph.waits and not graph.waits[rank].lacks and not graph.waits[rank].is_weak
+        )
+    )
     if stuck:  # all are there and nothing moves
         return Tangle(part, (), False, True, stuck)
     # Left are ranks whose only open operation is a send: they may be at work behind it.
@@ -161,7 +167,7 @@ def _tangle(
 def _waits_for_nobody(graph: WaitGraph, rank: int) -> bool:
     """Return whether a rank that others lack is in no operation, or alone in one."""
     operation = graph.waits.get(rank)
-    return operation is None or _is_over(operation)
+    return operation is None or _is_over(operation) or (operation.is_weak and not operation.lacks)
 
 
 def _is_over(operation: Operation) -> bool:
