@@ -117,7 +117,8 @@ class AttemptState:
         else:
             self.times.add(columns)
             self.calls.add(chunk.rank, columns)
-            self.clocks.add(chunk.rank, columns)
+            known = self.ranks.get(chunk.rank)
+            self.clocks.add(chunk.rank, columns, known.host if known else "")
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):

@@ -10,7 +10,10 @@ from rankscope.chunk import Column
 from rankscope.schema import ENDED, ClockOffset
 from rankscope_server.detectors.clocks import Clocks, Exchange, Meeting, align_clocks
 
-KEPT = 512  # operations of a group
+KEPT = 192  # operations of a group: two windows, and drift between them
+# Chunks of ranks come seconds apart; where operations are so frequent that those kept span less,
+# every second one is left out, and again, on all ranks the same.
+_MIN_SPAN_NS = 30_000_000_000
 MAX_MEETINGS = 4_096  # of all groups in one estimate
 # Of the hosts' time between two estimates, and more with many hosts: the work grows by their
 # square, 1.5 s of a core for a thousand.
@@ -28,10 +31,15 @@ SYNCHRONISING = frozenset(
 
 
 class ClockTable:
-    """Starts and ends of the newest synchronising collectives, by group, number and rank."""
+    """Starts and ends of the newest synchronising collectives, by group, number and host.
+
+    Of a host the last start and the first end count. A rank whose host is not known yet stands
+    for itself, by its number.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[int, dict[int, tuple[int, int]]]] = {}
+        self._rows: dict[str, dict[int, dict[str | int, tuple[int, int]]]] = {}
+        self._strides: dict[str, int] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._newest_ns = 0
         self._since_ns = 0  # what is older is of another program
@@ -41,9 +49,11 @@ class ClockTable:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
         self._rows.clear()
+        self._strides.clear()
 
-    def add(self, rank: int, columns: Mapping[str, Column]) -> None:
+    def add(self, rank: int, columns: Mapping[str, Column], host: str = "") -> None:
         """Take one chunk of collectives of a rank."""
+        who: str | int = host or rank
         numbers = (
             np.asarray(columns[name]).tolist()
             for name in ("sequence", "arrived_ns", "duration_ns", "state", "size_bytes")
@@ -54,12 +64,27 @@ class ClockTable:
                 continue
             if arrived_ns < self._since_ns or (not size_bytes and operation != "barrier"):
                 continue
+            if number % self._strides.get(group, 1):
+                continue
             rows = self._rows.setdefault(group, {})
-            rows.setdefault(number, {})[rank] = (arrived_ns, arrived_ns + duration_ns)
+            row = rows.setdefault(number, {})
+            start_ns, end_ns = row.get(who, (arrived_ns, arrived_ns + duration_ns))
+            row[who] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
             self._newest_ns = max(self._newest_ns, arrived_ns)
             if len(rows) > 2 * KEPT:
-                for old in sorted(rows)[:-KEPT]:
-                    del rows[old]
+                self._thin(group, rows)
+
+    def _thin(self, group: str, rows: dict[int, dict[str | int, tuple[int, int]]]) -> None:
+        """Leave out the oldest operations, or every second one where they are frequent."""
+        numbers = sorted(rows)
+        first, last = (next(iter(rows[number].values()))[0] for number in (numbers[0], numbers[-1]))
+        if abs(last - first) >= _MIN_SPAN_NS:
+            gone = numbers[:-KEPT]
+        else:
+            stride = self._strides[group] = 2 * self._strides.get(group, 1)
+            gone = [number for number in numbers if number % stride]
+        for number in gone:
+            del rows[number]
 
     def add_exchange(self, record: ClockOffset) -> None:
         """Take what a host measured against the server; the narrowest of the newest counts."""
@@ -89,8 +114,9 @@ class ClockTable:
             for number in sorted(rows)[-share:]:
                 starts: dict[int, int] = {}
                 ends: dict[int, int] = {}
-                for rank, (start, end) in rows[number].items():
-                    host = place.get(host_of.get(rank, ""))
+                for who, (start, end) in rows[number].items():
+                    name = who if isinstance(who, str) else host_of.get(who, "")
+                    host = place.get(name)
                     if host is not None:
                         starts[host] = max(starts.get(host, start), start)
                         ends[host] = min(ends.get(host, end), end)
