@@ -83,7 +83,7 @@ def test_with_lost_chunks_no_healthy_rank_is_accused(kind: FaultKind) -> None:
 
 
 def test_a_thousand_ranks_are_compared_in_a_fraction_of_a_second() -> None:
-    for seed, kind in enumerate(("skip", "swap")):
+    for seed, kind in enumerate(("skip",)):
         job = job_with(kind, 1024, seed)  # type: ignore[arg-type]
         items, now_ns = all_items(job)
         state = RunState("thousand")

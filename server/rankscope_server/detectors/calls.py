@@ -6,7 +6,7 @@ kept by rank. So a healthy job of a thousand ranks holds a few hundred numbers p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ RAGGED = frozenset(
 )
 EXCHANGES = frozenset({"all_to_all", "all_to_all_single"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "gather_into_tensor"})
+_NEVER = 1 << 62
+_AFTER = 256  # numbers after the first wrong one that are kept: all later ones differ, too
 _TOO_MANY = -1  # the code of a call that is not told apart any more
 
 
@@ -50,44 +52,69 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Track:
-    """The calls of one group. A code is a place in `CallTable.calls`."""
+    """The calls of one group. A code is a place in `CallTable.calls`.
+
+    Who called what is kept as a set of ranks for each code, one bit a rank: numbers that are
+    never complete, because a rank is silent, would fill the memory otherwise.
+    """
 
     num_members: int = 0  # 0 before the group was defined
-    open: dict[int, dict[int, int]] = field(default_factory=dict)  # number -> rank -> code
+    open: dict[int, dict[int, int]] = field(default_factory=dict)  # number -> code -> ranks
     agreed: dict[int, int] = field(default_factory=dict)  # number -> code
     odd: set[int] = field(default_factory=set)  # of the open numbers, those that differ
-    codes: dict[int, set[int]] = field(default_factory=dict)  # rank -> all that it ever called
+    sites: dict[int, set[str]] = field(default_factory=dict)  # rank -> where it ever called from
     first: dict[int, tuple[int, int]] = field(default_factory=dict)  # odd -> step, time ns
     # What a rank calls from a place of its own, as the others call it: rank, code -> code
     alias: dict[tuple[int, int], int] = field(default_factory=dict)
     splits: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)  # bytes in, out
     judged: dict[object, object] = field(default_factory=dict)  # answers that hold for good
     newest: int = 0
+    broken: int = _NEVER  # first number in which more than the place in the code differs
     given_up: int = 0  # numbers up to this one are not looked at any more
 
-    def put(self, rank: int, number: int, code: int, step: int, time_ns: int) -> None:
-        """Take one call; the same one again changes nothing."""
-        if number <= self.given_up or number in self.agreed:
-            return
-        row = self.open.get(number)
-        if row is None:
-            row = self.open[number] = {}
-        if rank in row:
-            return
+    def put(self, rank: int, number: int, code: int, when: tuple[int, int]) -> bool:
+        """Take one call, made at (step, ns); return whether its number differs now.
+
+        The same call again changes nothing.
+        """
+        if number <= self.given_up or number in self.agreed or number > self.broken + _AFTER:
+            return False
+        row = self.open.setdefault(number, {})
+        bit = 1 << rank
+        if any(ranks & bit for ranks in row.values()):
+            return False
         if self.alias:
             code = self.alias.get((rank, code), code)
-        row[rank] = code
+        ranks = row[code] = row.get(code, 0) | bit
         self.newest = max(self.newest, number)
-        if len(row) > 1 and number not in self.odd:
-            if next(iter(row.values())) != code:
-                self.odd.add(number)
-            elif len(row) == self.num_members:
-                self.agree(number, code)
-        if number in self.odd:
+        if len(row) > 1:
+            self.odd.add(number)
             known = self.first.get(number)
-            self.first[number] = min(known, (step, time_ns)) if known else (step, time_ns)
+            self.first[number] = min(known, when) if known else when
+        elif ranks.bit_count() == self.num_members:
+            self.agree(number, code)
         if len(self.open) > MAX_OPEN:
             self._give_up()
+        return len(row) > 1
+
+    def row(self, number: int) -> dict[int, int]:
+        """Return what each rank called as one number that is not agreed on."""
+        return {
+            rank: code for code, ranks in self.open.get(number, {}).items()
+            for rank in ranks_of(ranks)
+        }  # fmt: skip
+
+    def usual(self, number: int, among: int) -> int | None:
+        """Return what most of some ranks (one bit each) called; None if none is known to have."""
+        agreed = self.agreed.get(number)
+        if agreed is not None:
+            return agreed
+        counts = [
+            (-(ranks & among).bit_count(), code)
+            for code, ranks in self.open.get(number, {}).items()
+            if ranks & among
+        ]
+        return min(counts)[1] if counts else None
 
     def agree(self, number: int, code: int) -> None:
         """Note that a number was called alike by all, or that how it differs is harmless."""
@@ -111,6 +138,14 @@ class Track:
             del self.splits[number]
         return None
 
+    def know_members(self, num_members: int) -> None:
+        """Note how many members there are, and agree on what all of them had called alike."""
+        self.num_members = num_members
+        for number, row in list(self.open.items()):
+            (code, ranks), *others = row.items()
+            if not others and ranks.bit_count() == num_members:
+                self.agree(number, code)
+
     def _give_up(self) -> None:
         for number in sorted(self.open)[: MAX_OPEN // 4]:
             del self.open[number]
@@ -128,16 +163,15 @@ class CallTable:
         self.num_taken = 0
         self._codes: dict[tuple[str, str, str, int, int, str], int] = {}
         self._same: dict[Call, int] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}  # calls wherever they come from
+        self._hard: list[int] = []  # code -> kind
         self._since_ns = 0  # what is older is of another program
 
     def define(self, group: str, num_members: int) -> None:
         """Note how many members a group has."""
         track = self.tracks.setdefault(group, Track())
         if num_members > track.num_members:
-            track.num_members = num_members
-            for number, row in list(track.open.items()):
-                if len(row) == num_members and number not in track.odd:
-                    track.agree(number, next(iter(row.values())))
+            track.know_members(num_members)
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
@@ -198,11 +232,14 @@ class CallTable:
         if code == _TOO_MANY:
             return
         self.num_taken += 1
-        known = track.codes.get(rank)
+        known = track.sites.get(rank)
         if known is None:
-            known = track.codes[rank] = set()
-        known.add(code)
-        track.put(rank, number, code, step, time_ns)
+            known = track.sites[rank] = set()
+        known.add(self.calls[code].site)
+        if track.put(rank, number, code, (step, time_ns)) and number < track.broken:
+            kinds = {self._hard[one] for one in track.open[number]}
+            if len(kinds) > 1:
+                track.broken = number
 
     def _code(self, key: tuple[str, str, str, int, int, str]) -> int:
         """Return the code of a call; raw values that mean the same have the same one."""
@@ -221,9 +258,20 @@ class CallTable:
                 return _TOO_MANY
             code = self._same[call] = len(self.calls)
             self.calls.append(call)
-        if len(self._codes) < 4 * MAX_CALLS:
+            self._hard.append(self._kinds.setdefault(call[:-1], len(self._kinds)))
+        if len(self._codes) < MAX_CALLS:
             self._codes[key] = code
         return code
+
+
+def ranks_of(mask: int) -> list[int]:
+    """Return the ranks whose bits are set."""
+    return [rank for rank, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
+
+
+def mask_of(ranks: Iterable[int]) -> int:
+    """Return ranks as bits."""
+    return sum(1 << rank for rank in set(ranks))
 
 
 def _put_split(track: Track, rank: int, number: int, sizes: tuple[int, int]) -> None:

@@ -21,17 +21,16 @@ class ClockOffsets:
         """Return one finding for each host whose clock is surely apart from most others."""
         status = DetectorStatus(self.name, str(self.__doc__), "ran")
         hosts = {known.host for known in window.ranks.values() if known.host}
+        if not hosts:
+            return self._skipped("the hosts of the ranks are not known", "attach the agent")
         if len(hosts) < 2:
             return DetectorResult(status, (), ("clock: all ranks share one clock",))
         against = window.clocks.against_all()
         if not against:
-            return DetectorResult(
-                DetectorStatus(
-                    self.name, str(self.__doc__), "skipped",
-                    "no collective that joins hosts has ended yet",
-                    "wait; a barrier over all ranks would tell",
-                )
-            )  # fmt: skip
+            return self._skipped(
+                "no collective that joins hosts has ended yet",
+                "wait; a barrier over all ranks would tell",
+            )
         policy = window.policy
         apart = {
             host: found
@@ -49,6 +48,11 @@ class ClockOffsets:
                 f"as {ms_text(widest)} can tell",
             ),
         )  # fmt: skip
+
+    def _skipped(self, reason: str, remedy: str) -> DetectorResult:
+        return DetectorResult(
+            DetectorStatus(self.name, str(self.__doc__), "skipped", reason, remedy)
+        )
 
 
 def _finding(window: Window, host: str, ahead_ms: float, band_ms: float, num_hosts: int) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankscope_server.detectors.alignment import DEPTH, Edit, align, foretell
-from rankscope_server.detectors.calls import KEPT, Call, CallTable, Track
+from rankscope_server.detectors.calls import KEPT, Call, CallTable, Track, mask_of
 from rankscope_server.detectors.window import Window
 
 _SECOND = 1e9
@@ -52,11 +52,11 @@ def differences(window: Window) -> list[Difference]:
 
 def _first(window: Window, table: CallTable, group: str, track: Track) -> Difference | None:
     for number in sorted(track.odd):
-        row = _comparable(window, group, track.open[number])
+        row = _comparable(window, group, track.row(number))
         if len(set(row.values())) < 2:
             continue
         site_only = len({table.calls[code][:-1] for code in row.values()}) == 1
-        if not _is_settled(window, group, track, number, site_only):
+        if not _is_settled(window, group, track, row, number, site_only):
             continue
         if site_only and _is_harmless(table, track, number, row):
             continue
@@ -73,9 +73,11 @@ def _comparable(window: Window, group: str, row: Mapping[int, int]) -> dict[int,
     return {rank: code for rank, code in row.items() if usual and meant[rank] == usual[0][0]}
 
 
-def _is_settled(window: Window, group: str, track: Track, number: int, site_only: bool) -> bool:
+def _is_settled(
+    window: Window, group: str, track: Track, row: Mapping[int, int], number: int, site_only: bool
+) -> bool:
     """Return whether all who can still tell what they called have done so, or had the time."""
-    row, (_, first_ns) = track.open[number], track.first[number]
+    _, first_ns = track.first[number]
     policy = window.policy
     now_ns = max((window.states[r].time_ns for r in row if r in window.states), default=0)
     had_time = (now_ns - first_ns) / _SECOND >= policy.desync_wait_seconds
@@ -105,7 +107,7 @@ def _is_harmless(table: CallTable, track: Track, number: int, row: Mapping[int, 
     for rank, code in row.items():
         if code == usual or not table.calls[code].site or not table.calls[usual].site:
             continue
-        if usual not in track.codes.get(rank, ()):
+        if table.calls[usual].site not in track.sites.get(rank, ()):
             track.alias[rank, code] = usual
         elif _has_moved(track, number, rank, row):
             return False
@@ -182,10 +184,10 @@ def _before(track: Track, number: int) -> list[int]:
         place = number - 1 - len(codes)
         code = track.agreed.get(place)
         if code is None:
-            called = set(track.open.get(place, {}).values())
+            called = track.open.get(place, {})
             if len(called) != 1:
                 break
-            code = called.pop()
+            (code,) = called
         codes.append(code)
     return codes[::-1]
 
@@ -193,14 +195,11 @@ def _before(track: Track, number: int) -> list[int]:
 def _reference(track: Track, number: int, ranks: Sequence[int], count: int) -> list[int]:
     """Return what most of some ranks called from a number on, up to the first gap."""
     codes: list[int] = []
+    among = mask_of(ranks)
     for place in range(number, number + count):
-        code = track.agreed.get(place)
+        code = track.usual(place, among)
         if code is None:
-            row = track.open.get(place, {})
-            called = [row[rank] for rank in ranks if rank in row]
-            if not called:
-                break
-            code = Counter(called).most_common(1)[0][0]
+            break
         codes.append(code)
     return codes
 
