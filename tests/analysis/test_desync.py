@@ -13,6 +13,7 @@ from rankscope import schema
 from rankscope.chunk import Column
 from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.detectors.alignment import Edit, align, foretell
+from rankscope_server.detectors.calls import MAX_OPEN, CallTable
 from tests.analysis.test_straggler import say
 
 MS = 1_000_000
@@ -226,9 +227,11 @@ def test_a_swap_on_a_rank_with_lines_of_its_own_is_found() -> None:
         calls = program(chance, 40, same_shape=True)
         place = len(calls) - 20
         other = [replace(call, site=call.site.replace("train", "rank0")) for call in calls]
-        by_rank = {0: edited(other, "swapped", place), 1: calls, 2: calls, 3: calls}
+        third = [replace(call, site=call.site.replace("train", "rank4")) for call in calls]
+        by_rank = {0: edited(other, "swapped", place), 1: calls, 2: calls, 3: calls, 4: third}
         found = desyncs(look_at(by_rank, random.Random(seed)))
-        assert [finding.ranks for finding in found] in ([(0,)], []), seed
+        assert [finding.ranks for finding in found] == [(0,)], seed
+        assert is_named(found[0], "swapped", place + 1)
 
 
 def test_ragged_sizes_are_no_difference_and_splits_must_add_up() -> None:
@@ -306,3 +309,51 @@ def test_the_alignment_takes_the_fewest_edits_and_foretells_a_loop() -> None:
     assert align([1, 2, 3], [1, 9, 3], never) == [Edit("replaced", 1, 1)]
     assert foretell([1, 2, 3, 1, 2], 4) == [3, 1, 2, 3]
     assert foretell([1, 2, 3], 2) == []
+
+
+def test_a_second_program_of_the_same_ranks_counts_from_one_again() -> None:
+    first, second = program(random.Random(1), 20), program(random.Random(2), 20)
+    state = RunState("twice")
+
+    def register(rank: int, pid: int, time_ns: int) -> None:
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=time_ns, world_size=4, local_rank=rank,
+            local_world_size=4, node_rank=0, host="h", pid=pid, backend="gloo",
+        ))  # fmt: skip
+
+    for rank in range(4):
+        register(rank, 10 + rank, START_NS)
+        who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
+        state.apply_record(schema.GroupDefined(**who, group="0", ranks=[0, 1, 2, 3], backend=""))
+    old = [chunk(rank, first[:40], 1, "0") for rank in range(4)]
+    again_ns = START_NS + 10_000 * MS
+    for part in old[:3]:
+        state.apply_chunk(*part)
+    for rank in range(4):
+        register(rank, 20 + rank, again_ns)
+    state.apply_chunk(*old[3])  # late: of the program before
+    for rank in range(4):
+        part, columns = chunk(rank, second[:40], 1, "0")
+        later = {"arrived_ns": np.asarray(columns["arrived_ns"]) + 11_000 * MS}
+        state.apply_chunk(schema_replace(part, b"again"), columns | later)
+    assert not desyncs(state.look(again_ns + 60_000 * MS))
+
+
+def schema_replace(part: schema.Chunk, data: bytes) -> schema.Chunk:
+    values = {name: getattr(part, name) for name in part.__struct_fields__}
+    return schema.Chunk(**values | {"data": data + part.data})
+
+
+def test_a_rank_that_says_nothing_fills_no_memory() -> None:
+    table = CallTable()
+    table.define("world", 17)
+    calls = [Made(site=f"train.py:{place % 7} step") for place in range(4000)]
+    for begin in range(0, 40_000, 4000):
+        for rank in range(16):
+            table.add(rank, chunk(rank, calls, begin + 1, "world")[1])
+        for site in table.tracks["world"].sites.values():
+            assert len(site) == 7
+    track = table.tracks["world"]
+    assert len(track.open) <= MAX_OPEN
+    assert track.given_up > 0
+    assert not track.odd

@@ -52,13 +52,14 @@ def differences(window: Window) -> list[Difference]:
 
 def _first(window: Window, table: CallTable, group: str, track: Track) -> Difference | None:
     for number in sorted(track.odd):
-        row = _comparable(window, group, track.row(number))
-        if len(set(row.values())) < 2:
+        called = _comparable(window, group, track.row(number))
+        if len(set(called.values())) < 2:
             continue
+        row = {rank: track.alias.get((rank, code), code) for rank, code in called.items()}
         site_only = len({table.calls[code][:-1] for code in row.values()}) == 1
         if not _is_settled(window, group, track, row, number, site_only):
             continue
-        if site_only and _is_harmless(table, track, number, row):
+        if site_only and _is_harmless(table, track, number, called, row):
             continue
         return _judge(table, group, track, number, row, site_only)
     return None
@@ -96,18 +97,21 @@ def _is_settled(
     return True
 
 
-def _is_harmless(table: CallTable, track: Track, number: int, row: Mapping[int, int]) -> bool:
+def _is_harmless(
+    table: CallTable, track: Track, number: int, called: Mapping[int, int], row: Mapping[int, int]
+) -> bool:
     """Return whether calls that differ by their place in the code alone are in one order.
 
     A rank that has a line of its own for a call (rank 0 logs, a stage of a pipeline) never comes
     from the line of the others. One that does may have the order wrong: then its next calls are
-    those of the others, moved.
+    those of the others, moved. `called` are the codes as they were, `row` in the others' terms.
     """
     usual, _ = _majority(row)
-    for rank, code in row.items():
-        if code == usual or not table.calls[code].site or not table.calls[usual].site:
+    for rank, code in called.items():
+        known = track.alias.get((rank, code))
+        if usual in (code, known) or not table.calls[code].site or not table.calls[usual].site:
             continue
-        if table.calls[usual].site not in track.sites.get(rank, ()):
+        if known is None and table.calls[usual].site not in track.sites.get(rank, ()):
             track.alias[rank, code] = usual
         elif _has_moved(track, number, rank, row):
             return False
@@ -205,5 +209,6 @@ def _reference(track: Track, number: int, ranks: Sequence[int], count: int) -> l
 
 
 def _actual(track: Track, number: int, rank: int, count: int) -> list[int]:
-    """Return what one rank called from a number on, up to the first gap."""
-    return _reference(track, number, (rank,), count)
+    """Return what one rank called from a number on, in the others' codes, up to the first gap."""
+    codes = _reference(track, number, (rank,), count)
+    return [track.alias.get((rank, code), code) for code in codes]
