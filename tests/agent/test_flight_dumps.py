@@ -78,6 +78,9 @@ def test_every_way_to_a_global_is_closed(protocol: int, what: object) -> None:
         b"\x80\x02cos\nsystem\n.", b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"\x80\x04Pid\n.",
         b"\x80\x02(I1\nt(I2\nttR.", b"\x80\x04h\x00.", b"{}", b"\x80\x04}.",
         pickle.dumps({"entries": [{}]}), pickle.dumps(dump([entry(0, record_id="x")])),
+        pickle.dumps(dump([entry(0, time_created_ns=1 << 70)])),
+        pickle.dumps(dump([entry(0, collective_seq_id=-5)])),
+        pickle.dumps(dump([]) | {"pg_status": {"first": {}}}),
     ],
 )  # fmt: skip
 def test_what_is_no_dump_is_an_error_with_a_reason(data: bytes) -> None:

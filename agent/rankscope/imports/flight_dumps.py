@@ -19,6 +19,8 @@ from rankscope.collector.flight.ask import MAX_ENTRIES, AskError, Dump, parse
 
 MAX_BYTES = 256 << 20  # a recorder of 20,000 entries with stacks takes 60 MB
 MAX_RANK = 1 << 20
+_MAX_NUMBER = 1 << 61  # what a chunk holds, with room for sums
+_MAX_DIGITS = 9
 _NUMBER = re.compile(r"\d+")
 _OUR_COPY = re.compile(r"flight_recorder\.\d+\.json")  # in the directory <rank>.<pid> of a rank
 _PICKLE_START = b"\x80"
@@ -83,6 +85,16 @@ def parse_dump(data: bytes) -> Dump:
         raise DumpError(f"it has {len(dump.entries)} entries")
     if not (dump.entries or dump.pg_status):
         raise DumpError("it tells of no operation and of no group")
+    if not all(key.isdigit() and len(key) <= _MAX_DIGITS for key in dump.pg_status):
+        raise DumpError("its pg_status is not by numbers of groups")
+    for entry in dump.entries:
+        numbers = (
+            entry.time_created_ns, entry.collective_seq_id, entry.p2p_seq_id, entry.record_id,
+            entry.timeout_ms, entry.time_discovered_started_ns or 0,
+            entry.time_discovered_completed_ns or 0,
+        )  # fmt: skip
+        if not all(0 <= number < _MAX_NUMBER for number in numbers):
+            raise DumpError(f"entry {entry.record_id} holds a number out of range")
     return dump
 
 

@@ -21,7 +21,7 @@ from rankscope.chunk import Column, encode_chunk
 from rankscope.collector.flight.ask import Dump, Entry
 from rankscope.collector.flight.summary import open_entries
 from rankscope.formulas import item_bytes
-from rankscope.imports.flight_dumps import newest_ns
+from rankscope.imports.flight_dumps import MAX_RANK, newest_ns
 
 SOURCE = "Flight Recorder dump"
 _PEER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
@@ -129,7 +129,7 @@ def _members(dumps: Mapping[int, Dump]) -> dict[str, tuple[int, ...]]:
     for rank, dump in dumps.items():
         for name, config in dump.pg_config.items():
             ranks = tuple(int(one) for one in _NUMBERS.findall(config.get("ranks", "")))
-            if ranks:
+            if ranks and max(ranks) < MAX_RANK:
                 listed[label(name, config.get("desc", ""))] = ranks
         for entry in dump.entries:
             used.setdefault(label(*entry.process_group), set()).add(rank)
@@ -329,6 +329,6 @@ def _call_site(entry: Entry) -> str:
 
 def _count(status: Mapping[str, str | int], name: str) -> int:
     try:
-        return max(int(status.get(name, 0)), 0)
+        return min(max(int(status.get(name, 0)), 0), 1 << 61)
     except ValueError:
         return 0
