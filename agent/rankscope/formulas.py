@@ -107,3 +107,14 @@ def gradient_noise_scale(
     square = (big * reduced_norm**2 - small * local_norm**2) / (big - small)
     variance = (local_norm**2 - reduced_norm**2) / (1 / small - 1 / big)
     return variance / square if square > 0 else None
+
+
+_ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2,
+    "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of one element of a dtype of the schema; 4 for float32, int32, unknown."""
+    return _ITEM_BYTES.get(dtype, 4)

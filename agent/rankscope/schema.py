@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from rankscope.group_state import GroupState as GroupState
+from rankscope.group_state import PeerState as PeerState
 from rankscope.sample_columns import (
     SAMPLE_COLUMNS,
     SAMPLE_FLOAT_COLUMNS,
@@ -122,22 +124,6 @@ class RankEnded(Record, frozen=True, tag="rank_end"):
     detail: str = ""
 
 
-class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where one rank stands in one process group. Sequences count collectives only, from 1."""
-
-    group: str
-    issued: int  # last sequence entered
-    ended: int  # last sequence known to have ended
-    operation: str = ""  # of the last one entered
-    size_bytes: int = 0
-    issued_ns: int = 0  # when the last one was entered
-    call_site: str = ""
-    # oldest point-to-point operation still open in this group, if any
-    p2p_operation: str = ""
-    p2p_peer: int = -1
-    p2p_issued_ns: int = 0
-
-
 class RankState(Record, frozen=True, tag="state"):
     """Where a rank is now; each replaces the one before. Sent about once a second."""
 
@@ -237,6 +223,7 @@ class ClockOffset(Record, frozen=True, tag="clock"):
 
     offset_ns: int
     band_ns: int  # it is wrong by at most so much: half the time that a request was under way
+    host: str = ""
 
 
 class Loss(Record, frozen=True, tag="loss"):

@@ -298,9 +298,13 @@ class Recording:
         columns["state"] = np.full(len(part), schema.ENDED)
         for name in ("size_bytes", "input_bytes", "output_bytes"):
             columns[name] = np.full(len(part), 1 << 20)
+        columns["sequence"] = np.array([one.sequence for one in part], np.int64)
+        columns["peer_rank"] = np.array([one.peer for one in part], np.int64)
+        columns["flags"] = np.array([schema.FLAG_P2P if one.peer >= 0 else 0 for one in part])
         columns["group"] = [one.group for one in part]
         columns["operation"] = [one.operation for one in part]
-        for name in ("dtype", "reduce_op", "call_site", "issued_by", "ended_by"):
+        columns["dtype"] = ["float32"] * len(part)
+        for name in ("reduce_op", "call_site", "issued_by", "ended_by"):
             columns[name] = [""] * len(part)
         return columns
 

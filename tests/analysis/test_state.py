@@ -41,7 +41,8 @@ def test_health_says_what_was_looked_at() -> None:
     state = watched(60)
     look = state.look(START_NS + 10**10)
     assert look.answer.text == (
-        "Healthy: 4 ranks, 60 steps, 3 detectors found nothing above 2.0 % of throughput"
+        f"Healthy: 4 ranks, 60 steps, {len(DETECTORS)} detectors found nothing above "
+        "2.0 % of throughput"
     )
     assert look.coverage.text == "4 of 4 ranks reporting"
     assert look.status == "running"

@@ -18,6 +18,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),
     ("rankscope.cli.ask", "AskCommand"),
+    ("rankscope.cli.import_", "ImportCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
 

@@ -96,7 +96,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
             lambda items, why: collector.refused.put((items, why)),
             on_commands=collector.take_commands,
             traces=collector.traces,
-            clock=ClockExchange(collector.found.put),
+            clock=ClockExchange(collector.found.put, host=host),
         )
         uploader.start()
         _begin_delivery(run_directory, settings)

@@ -41,8 +41,10 @@ class ClockExchange:
         tell: Callable[[schema.Record], None],
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        host: str = "",
     ) -> None:
         self._tell = tell
+        self._host = host
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
         self._due_ns = 0
@@ -59,7 +61,7 @@ class ClockExchange:
         if best is not None:
             self._tell(
                 schema.ClockOffset(
-                    attempt=0, rank=schema.NODE_RANK, time_ns=self._wall_ns(),
+                    attempt=0, rank=schema.NODE_RANK, time_ns=self._wall_ns(), host=self._host,
                     offset_ns=best.offset_ns, band_ns=best.band_ns,
                 )
             )  # fmt: skip

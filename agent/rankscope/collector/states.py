@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from rankscope import schema
 
 MAX_GROUPS = 256  # in one RankState: the ones last used
+MAX_PEERS = 64  # of one group in one RankState
+_SENT, _SENT_ENDED, _RECEIVED, _RECEIVED_ENDED = range(4)  # places in the counts of a peer
 _ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
 
 
@@ -22,6 +24,10 @@ class _Standing:
     size_bytes: int = 0
     arrived_ns: int = 0  # monotonic
     call_site: int = 0
+    dtype: int = 0
+    reduce_op: int = 0
+    root: int = -1
+    peers: dict[int, list[int]] = field(default_factory=dict)
     p2p_issued: int = 0  # highest sequence with any one peer
     p2p_has_end: bool = False
 
@@ -51,6 +57,7 @@ class GroupTracker:
                 highest = int(exchanges["sequence"].max())
                 standing.p2p_issued = max(standing.p2p_issued, highest)
                 standing.p2p_has_end |= bool((exchanges["state"] >= schema.ENDED).any())
+                self._count(standing, exchanges)
 
     @staticmethod
     def _take(standing: _Standing, slots: Any) -> None:
@@ -62,9 +69,32 @@ class GroupTracker:
             standing.size_bytes = min(size_bytes, 1 << 61)
             standing.arrived_ns = min(int(last["arrived_ns"]), 1 << 61)
             standing.call_site = int(last["call_site"])
+            standing.dtype, standing.reduce_op = int(last["dtype"]), int(last["reduce_op"])
+            standing.root = int(last["peer_rank"])
         ended = slots["sequence"][slots["state"] >= schema.ENDED]
         if len(ended):
             standing.ended = max(standing.ended, int(ended.max()))
+
+    @staticmethod
+    def _count(standing: _Standing, slots: Any) -> None:
+        """Raise the counts of each peer; a receive from anybody tells whom it met by its end."""
+        is_send = slots["operation"] == schema.OPERATIONS.index("send")
+        has_ended = slots["state"] >= schema.ENDED
+        for peer in np.unique(slots["peer_rank"]).tolist():
+            if peer < 0 or (peer not in standing.peers and len(standing.peers) >= MAX_PEERS):
+                continue
+            counts = standing.peers.setdefault(peer, [0, 0, 0, 0])
+            of_peer = slots["peer_rank"] == peer
+            sends, receives = of_peer & is_send, of_peer & ~is_send
+            for place, chosen in (
+                (_SENT, sends),
+                (_SENT_ENDED, sends & has_ended),
+                (_RECEIVED, receives),
+                (_RECEIVED_ENDED, receives & has_ended),
+            ):
+                if chosen.any():
+                    highest = int(slots["sequence"][chosen].max())
+                    counts[place] = max(counts[place], min(highest, 1 << 61))
 
     def set_open(self, slots: Any) -> None:
         """Replace what is open now."""
@@ -95,7 +125,7 @@ class GroupTracker:
         to_wall: Callable[[int], int],
     ) -> list[schema.GroupState]:
         """Return the standing in each group, the ones last used first where there are many."""
-        p2p = self._oldest_p2p()
+        p2p, oldest = self._oldest_p2p(), self._oldest_collectives()
         latest = sorted(self._groups.items(), key=lambda item: item[1].arrived_ns, reverse=True)[
             :MAX_GROUPS
         ]
@@ -108,6 +138,11 @@ class GroupTracker:
                 size_bytes=group.size_bytes,
                 issued_ns=to_wall(group.arrived_ns) if group.arrived_ns else 0,
                 call_site=call_sites.get(group.call_site, ""),
+                dtype=_word(schema.DTYPES, group.dtype) if group.issued else "",
+                reduce_op=_word(schema.REDUCE_OPS, group.reduce_op),
+                root=max(group.root, -1),
+                peers=[_peer(peer, counts) for peer, counts in group.peers.items()],
+                **self._open_fields(oldest.get(group_id), call_sites, to_wall),
                 **self._p2p_fields(p2p.get(group_id), to_wall),
             )
             for group_id, group in latest
@@ -127,6 +162,39 @@ class GroupTracker:
         pairs = zip(distinct.tolist(), first.tolist(), strict=True)
         return {group_id: slots[place] for group_id, place in pairs}
 
+    def _oldest_collectives(self) -> dict[int, Any]:
+        """Return the first collective after the last one that ended, by group, if it is open.
+
+        One that stays open before it has ended all the same: nobody waited for it.
+        """
+        if self._open is None or len(self._open) == 0:
+            return {}
+        slots = self._open[(self._open["flags"] & schema.FLAG_P2P) == 0]
+        ended = [self._groups[group].ended for group in slots["group_id"].tolist()]
+        slots = slots[slots["sequence"] > np.array(ended, np.int64)]
+        slots = slots[np.argsort(slots["sequence"], kind="stable")]
+        distinct, first = np.unique(slots["group_id"], return_index=True)
+        pairs = zip(distinct.tolist(), first.tolist(), strict=True)
+        return {group_id: slots[place] for group_id, place in pairs}
+
+    @staticmethod
+    def _open_fields(
+        slot: Any, call_sites: Mapping[int, str], to_wall: Callable[[int], int]
+    ) -> dict[str, Any]:
+        if slot is None:
+            return {}
+        size_bytes = max(int(slot["input_bytes"]), int(slot["output_bytes"]))
+        return {
+            "open_sequence": min(int(slot["sequence"]), 1 << 61),
+            "open_operation": _operation(int(slot["operation"])),
+            "open_bytes": min(size_bytes, 1 << 61),
+            "open_ns": to_wall(min(int(slot["arrived_ns"]), 1 << 61)),
+            "open_call_site": call_sites.get(int(slot["call_site"]), ""),
+            "open_dtype": _word(schema.DTYPES, int(slot["dtype"])),
+            "open_reduce_op": _word(schema.REDUCE_OPS, int(slot["reduce_op"])),
+            "open_root": max(int(slot["peer_rank"]), -1),
+        }
+
     @staticmethod
     def _p2p_fields(slot: Any, to_wall: Callable[[int], int]) -> dict[str, Any]:
         if slot is None:
@@ -135,8 +203,23 @@ class GroupTracker:
             "p2p_operation": _operation(int(slot["operation"])),
             "p2p_peer": max(int(slot["peer_rank"]), -1),
             "p2p_issued_ns": to_wall(min(int(slot["arrived_ns"]), 1 << 61)),
+            "p2p_sequence": min(int(slot["sequence"]), 1 << 61),
         }
 
 
+def _peer(peer: int, counts: list[int]) -> schema.PeerState:
+    return schema.PeerState(
+        peer=peer,
+        sent=counts[_SENT],
+        sent_ended=counts[_SENT_ENDED],
+        received=counts[_RECEIVED],
+        received_ended=counts[_RECEIVED_ENDED],
+    )
+
+
+def _word(words: tuple[str, ...], index: int) -> str:
+    return words[index] if index < len(words) else words[0]
+
+
 def _operation(index: int) -> str:
-    return schema.OPERATIONS[index] if index < len(schema.OPERATIONS) else schema.OPERATIONS[0]
+    return _word(schema.OPERATIONS, index)

@@ -13,6 +13,7 @@ from rankscope.chunk import Column
 from rankscope.schema import (
     AnyRecord,
     Chunk,
+    ClockOffset,
     Environment,
     ErrorRaised,
     GroupDefined,
@@ -22,8 +23,11 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.calls import CallTable
+from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
+from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -50,12 +54,15 @@ class AttemptState:
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
+        self.calls = CallTable()
+        self.clocks = ClockTable()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
         self.is_news = True  # something came since the last look
         self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
         self._group_ns: dict[tuple[int, str], int] = {}
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
         self._takers: dict[type, Callable[[Any], None]] = {
@@ -63,6 +70,7 @@ class AttemptState:
             GroupDefined: self._group,
             ErrorRaised: self._error,
             Loss: self._lose,
+            ClockOffset: self.clocks.add_exchange,
         }
 
     # --- taking ------------------------------------------------------------------------------
@@ -73,9 +81,15 @@ class AttemptState:
         if record.rank >= 0:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
+            before = self.ranks.get(record.rank)
             _keep_newest(self.ranks, record)
+            if before is not None and before.pid != record.pid:
+                since_ns = max(before.time_ns, record.time_ns)
+                self.calls.start_again(since_ns)
+                self.clocks.start_again(since_ns)
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
+            self.calls.add_state(record)
         elif isinstance(record, Environment):
             _keep_newest(self.environments, record)
         elif isinstance(record, Stacks):
@@ -102,6 +116,9 @@ class AttemptState:
                 self.steps.put(chunk.rank, columns)
         else:
             self.times.add(columns)
+            self.calls.add(chunk.rank, columns)
+            known = self.ranks.get(chunk.rank)
+            self.clocks.add(chunk.rank, columns, known.host if known else "")
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -120,7 +137,10 @@ class AttemptState:
         key = (record.rank, record.group)
         if record.time_ns >= self._group_ns.get(key, 0) and len(self.groups) < _MAX_GROUPS:
             self._group_ns[key] = record.time_ns
-            self.groups[key] = tuple(record.ranks)
+            ranks = tuple(record.ranks)
+            # One tuple for all members: 8,192 of the world's would take half a gigabyte.
+            self.groups[key] = self._members.setdefault(ranks, ranks)
+            self.calls.define(record.group, len(record.ranks))
 
     def _error(self, record: ErrorRaised) -> None:
         key = (record.time_ns, record.rank, record.type, record.message)
@@ -194,6 +214,11 @@ class AttemptState:
             stacks=self.stacks,
             steps=self.steps,
             times=self.times,
+            calls=self.calls,
+            clocks=self.clocks.clocks(
+                {rank: known.host for rank, known in self.ranks.items()},
+                POLICY.clock_drift_ratio,
+            ),
             before=self.before,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.chunk import Column
-from rankscope.schema import AnyRecord, Chunk
+from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import coverage_of, status_of
@@ -22,9 +22,15 @@ class RunState:
         self.run_id = run_id
         self._policy = policy
         self._attempts: dict[int, AttemptState] = {}
+        self._clock_offsets: dict[str, ClockOffset] = {}
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
+        if isinstance(record, ClockOffset):  # of a host, whatever runs there
+            self._clock_offsets[record.host] = record
+            for known in self._attempts.values():
+                known.apply_record(record)
+            return
         attempt = self._attempt(record.attempt)
         if attempt is not None:
             attempt.apply_record(record)
@@ -64,6 +70,8 @@ class RunState:
         attempt = self._attempts.get(number)
         if attempt is None:
             attempt = self._attempts[number] = AttemptState(self.run_id, number)
+            for record in self._clock_offsets.values():
+                attempt.apply_record(record)
             if len(self._attempts) > _MAX_ATTEMPTS:
                 del self._attempts[min(self._attempts)]
         return self._attempts.get(number)

@@ -1,7 +1,8 @@
 """One verdict per run: the culprit first, what it explains folded under it.
 
-Order of explanation: a crash explains the hang and the echoes after it; a hang explains that the
-ranks behind it are slow or lose each other. What began before and goes on stays on its own.
+Order of explanation: a wrong call explains the hang or the errors that follow it at once; a crash
+explains the hang and the echoes after it; a hang explains that the ranks behind it are slow or
+lose each other. What began before and goes on stays on its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from rankscope_server.analysis.answers import Answer, Coverage, Folded, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Finding
-from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.words import percent_text
 
 _MIN_SURE = 0.5  # a crash below it has seen echoes only
@@ -22,6 +23,7 @@ _SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its 
 def fold(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of one attempt with `explained_by` set where another explains one."""
     crash = next((f for f in findings if f.kind == "crash" and f.severity == "critical"), None)
+    desyncs = [f for f in findings if f.kind == "desync" and f.severity == "critical"]
     hangs = [f for f in findings if f.kind == "hang" and f.state == "open"]
     folded = []
     for finding in findings:
@@ -32,6 +34,9 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = hangs[0]
         elif finding.kind in ("slow_compute", "slow_data"):
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
+        if finding.kind in ("hang", "crash"):
+            wrong = next((f for f in desyncs if _desync_explains(f, finding)), None)
+            cause = wrong or cause
         folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
     return folded
 
@@ -45,6 +50,14 @@ def _crash_explains(crash: Finding, hang: Finding) -> bool:
         and hang.onset_ms is not None
         and hang.onset_ms >= crash.onset_ms - _SLACK_MS
     )
+
+
+def _desync_explains(desync: Finding, stop: Finding) -> bool:
+    """Return whether a stop followed a wrong call closely; what came long after is its own."""
+    if desync.onset_ms is None or stop.onset_ms is None:
+        return desync.onset_ms is not None and stop.group == desync.group
+    after_ms = stop.onset_ms - desync.onset_ms
+    return -_SLACK_MS <= after_ms <= POLICY.desync_echo_seconds * 1e3
 
 
 def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
@@ -75,7 +88,7 @@ def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -
 
 
 def _order(finding: Finding) -> tuple[int, int, float, str]:
-    kinds = {"crash": 0, "hang": 1}
+    kinds = {"crash": 0, "hang": 1, "desync": 1}
     return (
         SEVERITIES.index(finding.severity),
         kinds.get(finding.kind, 2),

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.schema import RankState
+from rankscope_server.detectors.differences import differences
 from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
 from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
@@ -49,7 +50,7 @@ class Hang:
         findings: list[Finding] = []
         if still:
             graph = build(window, still)
-            for tangle in tangles(window, graph):
+            for tangle in _explained(window, tangles(window, graph)):
                 case = _case(window, graph, tangle, patience)
                 if case is not None:
                     findings.append(hang_finding(window, case))
@@ -124,6 +125,19 @@ class Patience:
         )
 
 
+def _explained(window: Window, found: list[Tangle]) -> list[Tangle]:
+    """Name, of ranks that wait for each other, those that called something else (D2 3, D3)."""
+    if not any(tangle.is_cycle for tangle in found):
+        return found
+    wrong = {r for one in differences(window) if not one.is_tie for r in one.culprits.ranks}
+    return [
+        replace(tangle, roots=tuple(sorted(wrong & tangle.ranks)))
+        if tangle.is_cycle and wrong & tangle.ranks
+        else tangle
+        for tangle in found
+    ]
+
+
 def _follows_failure(window: Window, finding: Finding) -> bool:
     """Return whether a rank failed before this could be a hang: root-cause names that rank.
 
@@ -158,15 +172,22 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         return None
     if tangle.is_cycle and len(roots) != len(tangle.roots):
         return None
-    if not roots and not _transfer_is_overdue(graph, waiters, patience):
+    if not roots and not _transfer_is_overdue(graph, tangle.stuck, patience):
         return None
     victims = tuple(rank for rank in waiters if rank not in roots)
-    direct = tuple(r for r in victims if not roots or set(roots) & set(graph.waits[r].lacks))
-    # Named by the operation that most of them are in; of equals, by the one entered first.
+    accused = frozenset(roots)
+    direct = tuple(r for r in victims if not accused.isdisjoint(graph.waits[r].lacks))
+    direct = direct if roots else tangle.stuck
+    # Named by the operation that most of them are in; of equals by a collective, which tells
+    # more than an exchange, and by the one entered first.
     names = [graph.waits[rank].name for rank in direct]
     first = min(
         direct or tuple(waiters),
-        key=lambda rank: (-names.count(graph.waits[rank].name), graph.since_ns[rank]),
+        key=lambda rank: (
+            -names.count(graph.waits[rank].name),
+            not graph.waits[rank].sequence,
+            graph.since_ns[rank],
+        ),
     )
     operation = graph.waits[first]
     return HangCase(
@@ -181,6 +202,7 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         ),
         waiters=victims,
         waited_seconds=(patience.now_ns(first) - graph.since_ns[first]) / _SECOND,
+        still_in={root: graph.waits[root] for root in roots if root in graph.waits},
         idle_seconds={root: patience.idle_seconds(root) for root in roots if root in window.states},
         gone=tuple(root for root in roots if patience.is_gone(root)),
         silent=tuple(root for root in roots if patience.is_silent(root)),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding
-from rankscope_server.detectors.wait_graph import Operation, activity_ns
+from rankscope_server.detectors.places import Operation
+from rankscope_server.detectors.wait_graph import activity_ns
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -18,6 +19,7 @@ from rankscope_server.detectors.words import (
 )
 
 _STACK_LINES = 12
+_USUAL_LINES = 4  # innermost lines of those who wait: enough to see in which call
 _LOADER_MARKS = ("dataloader.py", "_next_data", "_try_get_data")
 
 
@@ -31,6 +33,7 @@ class HangCase:
     alike: tuple[int, ...]  # those of them that are in `operation`, or in one of its name
     waiters: tuple[int, ...]  # all who wait
     waited_seconds: float
+    still_in: dict[int, Operation]  # what a root is in that others have ended
     idle_seconds: dict[int, float]
     gone: tuple[int, ...]
     silent: tuple[int, ...]
@@ -80,8 +83,7 @@ def _onset(window: Window, case: HangCase) -> tuple[int | None, float | None]:
     return first.step, activity_ns(first) / 1e6
 
 
-def _operation_text(case: HangCase) -> str:
-    operation = case.operation
+def _operation_text(operation: Operation) -> str:
     if operation.sequence:
         return f"{operation.name} #{operation.sequence:,} of group {operation.group}"
     return operation.name
@@ -89,29 +91,35 @@ def _operation_text(case: HangCase) -> str:
 
 def _what(window: Window, case: HangCase, step: int | None) -> str:
     operation = case.operation
-    in_step = "" if step is None else f" in step {step:,}"
+    in_step = f" in step {step:,}" if step else ""
     if not case.roots:
         return (
-            f"{capital(_operation_text(case))} does not end{in_step}: all "
+            f"{capital(_operation_text(operation))} does not end{in_step}: all "
             f"{len(operation.members)} members have entered it"
         )
     who = capital(place_text(case.roots, window.hosts(case.roots)))
     many = len(case.roots) > 1
     if case.is_cycle:
+        who = who if many else f"{who} and its peers"
         return f"{who} wait for each other{in_step}: their operations come in different orders"
     if set(case.gone) == set(case.roots):
         return f"{who} {'are' if many else 'is'} gone{in_step}, and others still wait"
     if set(case.silent) == set(case.roots):
         return f"{who} {'say' if many else 'says'} nothing any more{in_step}, and others wait"
     have = "have" if many else "has"
-    if operation.lack == "not entered":
-        missing = f"{have} not entered {_operation_text(case)}"
+    if any(held.is_done_elsewhere for held in case.still_in.values()):
+        missing = f"{have} not come to {_operation_text(operation)}"
+    elif operation.lack == "not entered":
+        missing = f"{have} not entered {_operation_text(operation)}"
     elif operation.lack == "behind":
-        missing = f"{have} not finished what comes before {_operation_text(case)}"
+        missing = f"{have} not finished what comes before {_operation_text(operation)}"
     else:
         verb = "sent nothing to" if operation.lack == "sends nothing" else "taken nothing from"
         missing = f"{have} {verb} {ranks_text(case.alike)}"
-    return f"{who} {'hang' if many else 'hangs'}{in_step}: {'they' if many else 'it'} {missing}"
+    loader = [root for root in case.roots if _is_in_loader(window, root)]
+    where = f", stuck in {'their' if many else 'its'} DataLoader" * (len(loader) == len(case.roots))
+    they = "they" if many else "it"
+    return f"{who} {'hang' if many else 'hangs'}{in_step}: {they} {missing}{where}"
 
 
 def _why(window: Window, case: HangCase) -> str:
@@ -141,9 +149,13 @@ def _root_text(window: Window, case: HangCase, root: int) -> str:
     if state is None:
         return f"rank {root} never said where it is"
     idle = seconds_text(case.idle_seconds.get(root, 0.0))
-    return (
-        f"rank {root} is in phase {state.phase} of step {state.step:,} and has not moved for {idle}"
-    )
+    place = f"is in phase {state.phase} of step {state.step:,}" if state.step else ""
+    held = case.still_in.get(root)
+    if held is not None and held.is_done_elsewhere:
+        inside = f"is still in {_operation_text(held)}, which others have ended"
+        place = f"{place}, {inside}," if place else inside
+    return " ".join(part for part in (f"rank {root}", place, "and" * bool(place),
+                                      f"has not moved for {idle}") if part)  # fmt: skip
 
 
 def _next(window: Window, case: HangCase) -> str:
@@ -175,7 +187,22 @@ def _command(window: Window, case: HangCase) -> str:
 
 def _is_in_loader(window: Window, rank: int) -> bool:
     stacks = window.stacks.get(rank)
-    return stacks is not None and any(mark in stacks.text for mark in _LOADER_MARKS)
+    state = window.states.get(rank)
+    is_old = stacks is not None and state is not None and stacks.time_ns < activity_ns(state)
+    return stacks is not None and not is_old and any(mark in stacks.text for mark in _LOADER_MARKS)
+
+
+def _usual_stack(window: Window, waiters: tuple[int, ...]) -> tuple[int, int, str] | None:
+    """Return (ranks with it, one of them, innermost lines) of the stack most waiters have."""
+    tops: dict[str, list[int]] = {}
+    for rank in waiters:
+        if rank in window.stacks:
+            lines = window.stacks[rank].text.strip().splitlines()[:_USUAL_LINES]
+            tops.setdefault("\n".join(lines), []).append(rank)
+    if not tops:
+        return None
+    text, ranks = max(tops.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    return len(ranks), ranks[0], text
 
 
 def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
@@ -188,6 +215,11 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
         if stacks is not None:
             lines = stacks.text.strip().splitlines()[:_STACK_LINES]
             facts.append(Evidence(f"Stack of rank {root}:\n" + "\n".join(lines), window.link(root)))
+    usual = _usual_stack(window, case.waiters)
+    if usual is not None and case.roots:
+        count, rank, text = usual
+        who = f"{count} ranks that wait" if count > 1 else f"rank {rank}, which waits"
+        facts.append(Evidence(f"Stack of {who}:\n{text}", window.link(rank)))
     if case.alike:
         sites = {
             group.call_site
@@ -198,7 +230,7 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
         called = f", called at {cut(sorted(sites)[0], 80)}" if len(sites) == 1 else ""
         facts.append(
             Evidence(
-                f"{capital(ranks_text(case.alike))} in {_operation_text(case)}{called}",
+                f"{capital(ranks_text(case.alike))} in {_operation_text(case.operation)}{called}",
                 window.link(case.alike[0]),
             )
         )

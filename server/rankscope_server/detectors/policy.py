@@ -98,6 +98,23 @@ class Policy:
     # A rank whose node collector says nothing for so long counts as silent (ten reports).
     silent_seconds: float = 10.0
 
+    # --- desync ---------------------------------------------------------------------------
+    # A chunk of a rank is sent after some seconds, and what was sent again after an outage comes
+    # 5 s late (3.2): what was not said by then, in the time of those who did say it, is lost.
+    desync_wait_seconds: float = 10.0
+    # What breaks off because of a wrong call does so at once (gloo: 0.01-0.3 s, D3) or when its
+    # victims are seen to wait; both orders of clocks and looks allowed for.
+    desync_echo_seconds: float = 60.0
+
+    # --- clocks ---------------------------------------------------------------------------
+    # Two clocks without a time service run apart by the error of their crystals: +-50 ppm each
+    # (D17's test), so 100 ppm is what an offset may change by before a clock was set.
+    clock_drift_ratio: float = 100e-6
+    # Hosts under a time service agree within a millisecond or two on a local network. Ten is
+    # what begins to show in the order of log lines; a second is what breaks tokens and leases.
+    clock_tell_ms: float = 10.0
+    clock_warn_ms: float = 1000.0
+
     # --- root cause -----------------------------------------------------------------------
     # Two failures on different hosts within this band have no order: clocks of hosts under
     # time service differ by less (D17 puts a shifted test clock at 0.2 s).

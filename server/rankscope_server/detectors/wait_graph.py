@@ -7,32 +7,16 @@ nested groups most of the ranks that lack are victims themselves.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-from rankscope.schema import GroupState, RankState
+from rankscope.schema import RankState
+from rankscope_server.detectors.places import Operation, Places
 from rankscope_server.detectors.window import Window
 
-Lack: TypeAlias = Literal["not entered", "behind", "sends nothing", "takes nothing"]
-_UNKNOWN_END_AFTER = 256  # operations without one known end: the backend tells none
 # Phases in which a rank works for itself; in the others it may wait for peers.
 _COMPUTE = frozenset({"data", "forward", "backward", "optimizer", "checkpoint", "evaluation"})
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """An operation that one or more ranks are in, and the ranks that it lacks."""
-
-    group: str
-    members: tuple[int, ...]
-    name: str
-    sequence: int  # 0: point to point
-    size_bytes: int
-    lacks: tuple[int, ...]
-    lack: Lack
-    # A send that was issued and not waited for stays open while its rank goes on: weak evidence.
-    is_weak: bool = False
 
 
 @dataclass(slots=True)
@@ -56,6 +40,7 @@ class Tangle:
     roots: tuple[int, ...]
     is_cycle: bool
     is_certain: bool  # each root waits for nobody that is known
+    stuck: tuple[int, ...] = ()  # no roots: ranks in an operation that all have entered
 
 
 def activity_ns(state: RankState) -> int:
@@ -66,108 +51,43 @@ def activity_ns(state: RankState) -> int:
 
 def build(window: Window, still: Iterable[int]) -> WaitGraph:
     """Return the graph of the ranks in `still`, those that have not moved for a while."""
-    places = _Places(window)
+    places = Places(window)
     graph = WaitGraph()
     for rank in still:
-        state = window.states[rank]
-        found = [
-            *(_collective(places, rank, group) for group in state.groups),
-            *(_exchange(window, rank, group) for group in state.groups),
-        ]
+        groups = window.states[rank].groups
+        found = [places.collective(rank, group) for group in groups if group.issued > group.ended]
+        found += [places.exchange(rank, group) for group in groups if group.p2p_operation]
         known = [pair for pair in found if pair is not None]
-        if any(group.issued > group.ended or group.p2p_operation for group in state.groups):
-            graph.unclear.add(rank)
         if known:
-            graph.unclear.discard(rank)
-            # The earliest operation that did not end; an open send only where nothing else is.
-            operation, since = min(known, key=lambda pair: (pair[0].is_weak, pair[1]))
+            # The earliest operation that did not end; an open send, or what all others have
+            # ended and nobody here waited for, only where nothing else is.
+            on_host = not places.runs_on_device(rank)
+            operation, since = min(
+                known,
+                key=lambda pair: (pair[0].is_weak or (on_host and _is_over(pair[0])), pair[1]),
+            )
             graph.waits[rank], graph.since_ns[rank] = operation, since
+        elif found:
+            graph.unclear.add(rank)
+    _follow_devices(places, graph)
     return graph
 
 
-class _Places:
-    """Where the members of each group stand; each operation is worked out once."""
-
-    def __init__(self, window: Window) -> None:
-        self._groups = window.groups
-        self._by_name: dict[str, tuple[int, ...]] = {}
-        self._standing: dict[tuple[int, str], GroupState] = {
-            (rank, group.group): group
-            for rank, state in window.states.items()
-            for group in state.groups
-        }
-        self._heard = set(window.states) | set(window.ended)
-        self._known: dict[tuple[str, tuple[int, ...], int, int], Operation | None] = {}
-
-    def members(self, rank: int, group: str) -> tuple[int, ...]:
-        """Return the ranks of a group as this rank defined it; empty where nobody did."""
-        own = self._groups.get((rank, group))
-        if own is not None:
-            return own
-        if not self._by_name:
-            self._by_name = {name: ranks for (_, name), ranks in self._groups.items()}
-        ranks = self._by_name.get(group, ())
-        return ranks if rank in ranks else ()
-
-    def operation(self, rank: int, group: GroupState, sequence: int) -> Operation | None:
-        """Return the collective `sequence` of a group; None before all members were heard."""
-        members = self.members(rank, group.group)
-        key = (group.group, members, sequence, group.ended)
-        if key not in self._known:
-            self._known[key] = self._work_out(group, members, sequence)
-        return self._known[key]
-
-    def _work_out(
-        self, group: GroupState, members: tuple[int, ...], sequence: int
-    ) -> Operation | None:
-        if len(members) < 2 or not self._heard.issuperset(members):
-            return None
-        standing = {member: self._standing.get((member, group.group)) for member in members}
-        absent = tuple(
-            member for member, place in standing.items() if place is None or place.issued < sequence
-        )
-        behind = tuple(
+def _follow_devices(places: Places, graph: WaitGraph) -> None:
+    """Let what all have entered wait for members whose devices are still in something earlier."""
+    inside: dict[object, set[int]] = {}
+    for rank, operation in graph.waits.items():
+        inside.setdefault(operation.key, set()).add(rank)
+    for rank, operation in list(graph.waits.items()):
+        if operation.lacks or operation.is_done_elsewhere or not places.runs_on_device(rank):
+            continue
+        elsewhere = tuple(
             member
-            for member, place in standing.items()
-            if place is not None and place.ended < group.ended
+            for member in operation.members
+            if member in graph.waits and member not in inside[operation.key]
         )
-        return Operation(
-            group=group.group,
-            members=members,
-            name=group.operation,
-            sequence=sequence,
-            size_bytes=group.size_bytes,
-            lacks=absent or behind,
-            lack="not entered" if absent or not behind else "behind",
-        )
-
-
-def _collective(places: _Places, rank: int, group: GroupState) -> tuple[Operation, int] | None:
-    if group.issued <= group.ended:
-        return None
-    tells_ends = group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER
-    operation = places.operation(rank, group, group.ended + 1 if tells_ends else group.issued)
-    return None if operation is None else (operation, group.issued_ns)
-
-
-def _exchange(window: Window, rank: int, group: GroupState) -> tuple[Operation, int] | None:
-    peer = group.p2p_peer
-    if not group.p2p_operation or peer < 0:
-        return None
-    if peer not in window.states and peer not in window.ended:
-        return None
-    is_send = group.p2p_operation == "send"
-    operation = Operation(
-        group=group.group,
-        members=(rank, peer),
-        name=group.p2p_operation,
-        sequence=0,
-        size_bytes=0,
-        lacks=(peer,),
-        lack="takes nothing" if is_send else "sends nothing",
-        is_weak=is_send,
-    )
-    return operation, group.p2p_issued_ns
+        if elsewhere:
+            graph.waits[rank] = dataclasses.replace(operation, lacks=elsewhere, lack="behind")
 
 
 def tangles(window: Window, graph: WaitGraph) -> list[Tangle]:
@@ -179,7 +99,7 @@ def tangles(window: Window, graph: WaitGraph) -> list[Tangle]:
 def _lacks(graph: WaitGraph, rank: int) -> tuple[int, ...]:
     """Return whom a rank surely waits for: an open send proves nothing if its taker waits too."""
     operation = graph.waits[rank]
-    if not operation.is_weak:
+    if not operation.is_weak or not operation.lacks:
         return operation.lacks
     taker = graph.waits.get(operation.lacks[0])
     takes = taker is not None and not taker.is_weak and rank in taker.lacks
@@ -219,14 +139,20 @@ def _tangle(
     links: Mapping[int, tuple[int, ...]],
     part: frozenset[int],
 ) -> Tangle:
-    blamed = {
-        rank for waiter in part if waiter in graph.waits for rank in graph.waits[waiter].lacks
-    }
-    certain = sorted(
-        rank for rank in blamed if rank not in graph.waits or not graph.waits[rank].lacks
-    )
+    inside = {id(graph.waits[rank]): graph.waits[rank] for rank in part if rank in graph.waits}
+    blamed = {rank for operation in inside.values() for rank in operation.lacks}
+    certain = sorted(rank for rank in blamed if _waits_for_nobody(graph, rank))
     if certain:
         return Tangle(part, tuple(certain), False, not graph.unclear.intersection(certain))
+    stuck = tuple(
+        sorted(
+            rank
+            for rank in part
+            if rank in graph.waits and not graph.waits[rank].lacks and not graph.waits[rank].is_weak
+        )
+    )
+    if stuck:  # all are there and nothing moves
+        return Tangle(part, (), False, True, stuck)
     # Left are ranks whose only open operation is a send: they may be at work behind it.
     loose = [
         rank
@@ -235,9 +161,18 @@ def _tangle(
     ]
     if loose:
         return Tangle(part, (min(loose, key=lambda rank: _order(window, rank)),), False, False)
-    if not blamed:
-        return Tangle(part, (), False, True)  # all are there and nothing moves
     return Tangle(part, _cycle(links, min(blamed)), True, False)
+
+
+def _waits_for_nobody(graph: WaitGraph, rank: int) -> bool:
+    """Return whether a rank that others lack is in no operation, or alone in one."""
+    operation = graph.waits.get(rank)
+    return operation is None or _is_over(operation) or (operation.is_weak and not operation.lacks)
+
+
+def _is_over(operation: Operation) -> bool:
+    """Return whether an operation lacks nobody and somebody else has ended it."""
+    return not operation.lacks and operation.is_done_elsewhere
 
 
 def _order(window: Window, rank: int) -> tuple[bool, int]:

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.calls import CallTable
+from rankscope_server.detectors.clocks import Clocks
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
@@ -30,6 +34,8 @@ class Window:
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
+    calls: CallTable = field(default_factory=CallTable)
+    clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rankscope import schema
-from rankscope.schema import AnyRecord, GroupState, Record
+from rankscope.schema import AnyRecord, GroupState, PeerState, Record
 
 MAX_RANK = 1 << 20
 MAX_STEP = 1 << 48
@@ -42,7 +42,7 @@ _LENGTHS = {"message": 65_536, "detail": 65_536, "traceback": 262_144, "text": 2
 _LENGTH = 4_096
 _IDENTITIES = {"group": 256, "host": 255, "name": 256, "source": 64, "reason": 256}
 _MAX_ENTRIES = 4_096
-_Struct: TypeAlias = Record | GroupState | schema.OperatorTime
+_Struct: TypeAlias = Record | GroupState | PeerState | schema.OperatorTime
 _RANK_KINDS = (schema.RankRegistered, schema.RankEnded, schema.RankState)
 
 
@@ -162,7 +162,7 @@ def _clean_list(name: str, values: list[Any]) -> list[Any]:
         return values
     if len(values) > _MAX_ENTRIES:
         values = values[:_MAX_ENTRIES]
-    if values and isinstance(values[0], GroupState | schema.OperatorTime):
+    if values and isinstance(values[0], GroupState | PeerState | schema.OperatorTime):
         changed = [(value, _changes(value)) for value in values]
         return [msgspec.structs.replace(value, **new) if new else value for value, new in changed]
     return [clean_text("", value) if isinstance(value, str) else value for value in values]

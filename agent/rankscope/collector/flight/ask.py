@@ -55,6 +55,8 @@ class Entry(msgspec.Struct):
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
     output_sizes: list[list[int]] = []
+    output_dtypes: list[str] = []
+    timeout_ms: int = 0
     frames: list[Frame] = []
 
     @property

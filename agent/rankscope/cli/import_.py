@@ -1,0 +1,136 @@
+"""`rankscope import`: give a server what other tools recorded of a run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+import msgspec
+import zstandard
+
+from rankscope import schema
+from rankscope.cli import EXIT_USAGE
+from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
+from rankscope.collector.upload import Server
+from rankscope.imports.flight_dumps import read_dumps
+from rankscope.imports.flight_records import Imported, convert
+from rankscope.rundir import clean_run_id
+from rankscope.settings import SettingError, from_environment
+
+_RECORDS_PER_BATCH = 5_000
+_CHUNKS_PER_BATCH = 256
+_MAX_NAMED = 10
+
+
+class ImportCommand:
+    """Import Flight Recorder dumps: the detectors then look at them as at a recorded run.
+
+    PATH is a dump of one rank, pickle or JSON, of NCCL or gloo, or a directory of dumps; the rank
+    is the last number in a file's name. Nothing that is in a pickle is executed. The run is given
+    to a server, which must be up: rankscope serve.
+
+    Examples:
+      rankscope import /tmp/nccl_trace_rank_*
+      rankscope import dumps/ --run crash-of-tuesday
+
+    Exit codes: 0 imported; 1 nothing in PATH could be read, or the server refused some of it;
+    2 the server cannot be reached; 64 wrong usage.
+    A token for the server is taken from RANKSCOPE_TOKEN only.
+    """
+
+    name: ClassVar[str] = "import"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the options."""
+        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="file or directory")
+        parser.add_argument(
+            "--run", default="", metavar="RUN",
+            help="id of the run to make; by default from the name of the first path",
+        )  # fmt: skip
+        parser.add_argument(
+            "--server", metavar="URL", help=f"default $RANKSCOPE_SERVER, else {DEFAULT_SERVER}"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Read, convert, send. Returns the exit code."""
+        try:
+            settings = from_environment(os.environ)
+            url = arguments.server or settings.server or DEFAULT_SERVER
+            server = Server(url, settings.token)
+        except (SettingError, ValueError) as error:
+            sys.stderr.write(f"rankscope import: {error}\n")
+            return EXIT_USAGE
+        dumps, left_out = read_dumps(arguments.paths)
+        for line in left_out[:_MAX_NAMED]:
+            sys.stderr.write(f"left out: {line}\n")
+        if len(left_out) > _MAX_NAMED:
+            sys.stderr.write(f"left out: {len(left_out) - _MAX_NAMED} more files\n")
+        if not dumps:
+            sys.stderr.write("rankscope import: no Flight Recorder dump in what was named\n")
+            return EXIT_REFUSED
+        found = convert(dumps)
+        run_id = clean_run_id(arguments.run or arguments.paths[0].resolve().name)
+        with contextlib.closing(server):
+            exit_code, problem = _send(server, run_id, found)
+        if problem:
+            sys.stderr.write(f"rankscope import: {problem}\n")
+            return exit_code
+        base = url if "//" in url else f"http://{url}"
+        told = {
+            "run_id": run_id, "ranks": len(dumps), "world_size": found.world_size,
+            "open": found.num_open, "left_out": left_out,
+            "link": f"{base.rstrip('/')}/runs/{quote(run_id)}",
+        }  # fmt: skip
+        if arguments.json:
+            print(json.dumps(told))
+        else:
+            print(
+                f"{len(dumps)} of {found.world_size} ranks, {found.num_open} open operations: "
+                f"{told['link']}"
+            )
+        return 0
+
+
+def _send(server: Server, run_id: str, found: Imported) -> tuple[int, str]:
+    """Send all batches; return the exit code and what went wrong."""
+    compress = zstandard.ZstdCompressor().compress
+    for batch in batches(run_id, found):
+        answer = server.post(compress(schema.encode(batch)))
+        if not answer.is_ours:
+            code = EXIT_REFUSED if answer.is_refusal else EXIT_UNREACHABLE
+            return code, f"status {answer.status}: {answer.text[:300]}"
+        refused = answer.fields.get("refused") or []
+        if refused:
+            return EXIT_REFUSED, f"the server refused {len(refused)} parts, first: {refused[0]}"
+    return 0, ""
+
+
+def batches(run_id: str, found: Imported) -> Iterator[schema.Batch]:
+    """Yield what is sent: first who the ranks are, so that the rest has an owner."""
+    producer = f"import-{secrets.token_hex(8)}"
+    started = schema.RunStarted(
+        attempt=0, rank=schema.NODE_RANK, time_ns=min(r.time_ns for r in found.records),
+        name=run_id, command=[], launcher="import", world_size=found.world_size,
+    )  # fmt: skip
+    records = [started, *found.records]
+    parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []
+    for begin in range(0, len(records), _RECORDS_PER_BATCH):
+        parts.append((records[begin : begin + _RECORDS_PER_BATCH], []))
+    for begin in range(0, len(found.chunks), _CHUNKS_PER_BATCH):
+        parts.append(([], found.chunks[begin : begin + _CHUNKS_PER_BATCH]))
+    for number, (some, chunks) in enumerate(parts, 1):
+        yield schema.Batch(
+            schema_version=schema.SCHEMA_VERSION, run_id=run_id, producer=producer,
+            sequence=number, host="imported", sent_ns=time.time_ns(),
+            records=[msgspec.Raw(schema.encode(record)) for record in some], chunks=chunks,
+        )  # fmt: skip

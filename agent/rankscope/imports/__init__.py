@@ -1,0 +1,1 @@
+"""Readers of what other tools wrote down of a run: each makes the records that an agent sends."""

@@ -1,0 +1,83 @@
+"""What becomes of items on the way: lost, late, doubled, and in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from rankscope import schema
+from rankscope_server.analysis import RunState
+from tests.simulator.records import Item
+
+LOST, LATE, DOUBLED = 0.01, 0.05, 0.05
+LATE_NS = 5_000_000_000
+
+
+def deliver(
+    items: Iterable[Item],
+    seed: int,
+    lost: float = LOST,
+    late: float = LATE,
+    doubled: float = DOUBLED,
+) -> list[Item]:
+    """Return items by arrival: chunks lost, chunks and records late by 5 s or come twice.
+
+    Records are not lost: the collector sends them until the server says that it has them. What a
+    rank overwrote unread is lost for good, and that is chunks.
+    """
+    chance = np.random.default_rng(seed)
+    found: list[Item] = []
+    for arrival, what in items:
+        if isinstance(what, tuple) and chance.random() < lost:
+            continue
+        when = arrival + (LATE_NS if chance.random() < late else 0)
+        found.append((when, what))
+        if chance.random() < doubled:
+            found.append((when + int(chance.integers(1, LATE_NS)), what))
+    return sorted(found, key=lambda item: item[0])
+
+
+def shuffled(items: Iterable[Item], seed: int) -> list[Item]:
+    """Return items in an order that has nothing to do with time."""
+    found = list(items)
+    order = np.random.default_rng(seed).permutation(len(found))
+    return [found[place] for place in order]
+
+
+def apply(state: RunState, items: Iterable[Item]) -> None:
+    """Give items to an analysis in the order in which they stand."""
+    for _, what in items:
+        if isinstance(what, tuple):
+            state.apply_chunk(*what)
+        else:
+            state.apply_record(what)
+
+
+def relabelled(items: Iterable[Item], new: Sequence[int]) -> list[Item]:
+    """Return the items of the same job with rank r called `new[r]`."""
+    names = np.array(new)
+
+    def of_group(group: schema.GroupState) -> schema.GroupState:
+        peers = [msgspec.structs.replace(peer, peer=new[peer.peer]) for peer in group.peers]
+        peer = new[group.p2p_peer] if group.p2p_peer >= 0 else -1
+        return msgspec.structs.replace(group, p2p_peer=peer, peers=peers)
+
+    found: list[Item] = []
+    for arrival, what in items:
+        if isinstance(what, tuple):
+            chunk, columns = what
+            if "peer_rank" in columns:
+                peers = np.asarray(columns["peer_rank"])
+                columns = columns | {"peer_rank": np.where(peers < 0, -1, names[peers])}
+            found.append((arrival, (msgspec.structs.replace(chunk, rank=new[chunk.rank]), columns)))
+            continue
+        record = msgspec.structs.replace(what, rank=new[what.rank]) if what.rank >= 0 else what
+        if isinstance(record, schema.GroupDefined):
+            record = msgspec.structs.replace(record, ranks=[new[rank] for rank in record.ranks])
+        elif isinstance(record, schema.RankState):
+            groups = [of_group(group) for group in record.groups]
+            record = msgspec.structs.replace(record, groups=groups)
+        found.append((arrival, record))
+    return found
