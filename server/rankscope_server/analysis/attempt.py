@@ -24,6 +24,7 @@ from rankscope.schema import (
 )
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
+from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -50,6 +51,7 @@ class AttemptState:
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
+        self.replays = ReplayTable()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -102,6 +104,7 @@ class AttemptState:
                 self.steps.put(chunk.rank, columns)
         else:
             self.times.add(columns)
+            self.replays.events.add(chunk.rank, columns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -194,6 +197,7 @@ class AttemptState:
             stacks=self.stacks,
             steps=self.steps,
             times=self.times,
+            replays=self.replays,
             before=self.before,
         )
 

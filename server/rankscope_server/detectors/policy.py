@@ -107,6 +107,15 @@ class Policy:
     # Signals that end most of the job within this time are one action from outside.
     stop_band_seconds: float = 60.0
 
+    # --- replay ---------------------------------------------------------------------------
+    # Steps that one replay covers: the same steps stand on both sides of every what-if, so noise
+    # cancels, and the mean of 64 settles to an eighth of a step's scatter. A new one is made when
+    # a quarter of them is new.
+    replay_steps: int = 64
+    replay_min_steps: int = 10
+    # A model of who waits for whom must give back what was recorded (1.5).
+    replay_error_ratio: float = 0.02
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""

@@ -10,6 +10,7 @@ from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, 
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.step_table import StepTable
 
 
@@ -30,6 +31,7 @@ class Window:
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
+    replays: ReplayTable = field(default_factory=ReplayTable)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
 
