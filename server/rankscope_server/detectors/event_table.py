@@ -86,16 +86,18 @@ class EventTable:
             nanoseconds = np.asarray(columns[f"{name}_ns"], np.int64)
             rows[f"{name}_ms"] = np.where(nanoseconds >= 0, nanoseconds * _MS, -1.0)
         for name in _WORDS:
-            known = self._words[name]
-            rows[name] = np.array([self._word(known, name, word) for word in columns[name]])
+            rows[name] = self._numbers(name, columns[name])
         return rows
 
-    @staticmethod
-    def _word(known: dict[str, int], name: str, word: str) -> int:
-        number = known.get(word)
-        if number is None:
-            number = known[word] = min(len(known), _MAX_WORDS[name])
-        return number
+    def _numbers(self, name: str, words: Column) -> Array:
+        known = self._words[name]
+        try:
+            found = [known[word] for word in words]
+        except KeyError:
+            for word in words:
+                known.setdefault(str(word), min(len(known), _MAX_WORDS[name]))
+            found = [known[word] for word in words]
+        return np.array(found, np.int64)
 
     def _make_room(self, wanted: int) -> None:
         room = len(self._cells["step"])

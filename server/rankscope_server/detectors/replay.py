@@ -115,33 +115,32 @@ class Replay:
         count = math.ceil(share * self.graph.num_ranks)
         return [int(row) for row in np.argsort(-total, kind="stable")[:count]]
 
-    def without_excess(self, rows: Sequence[int]) -> Array:
+    def without_excess(self, rows: Sequence[int], scale: float | None = None) -> Array:
         """Return the durations with own work of some ranks replaced by the median of their role.
 
-        The role of a rank are the other ranks of its stage; its nodes are compared one by one with
-        theirs in the same step. A rank alone in its role keeps its durations.
+        The role of a rank are the other ranks of its stage that do the same; its nodes are
+        compared one by one with theirs in the same step. Own work of a rank without peers is
+        multiplied by `scale`, or stays.
         """
         changed = self.recorded.copy()
-        accused = set(rows)
-        nodes_of = [np.flatnonzero(self.graph.rank == row) for row in range(self.graph.num_ranks)]
         for row in rows:
-            mine = nodes_of[row]
-            peers = [
-                nodes_of[other]
-                for other in np.flatnonzero(self.stage == self.stage[row])
-                if other not in accused and _same(self.kind[nodes_of[other]], self.kind[mine])
-            ]
+            mine = self._nodes(row)
+            others = np.setdiff1d(np.flatnonzero(self.stage == self.stage[row]), rows)
+            theirs = [self._nodes(other) for other in others.tolist()]
+            peers = [nodes for nodes in theirs if _same(self.kind[nodes], self.kind[mine])]
             if peers:
                 changed[mine] = np.median(self.recorded[np.stack(peers)], axis=0)
+            elif scale is not None:
+                changed[mine] *= scale
         return changed
 
-    def has_peers(self, row: int) -> bool:
-        """Return whether another rank does the same work as this one."""
-        return int(np.sum(self.stage == self.stage[row])) > 1
+    def _nodes(self, row: int) -> Array:
+        found: Array = np.flatnonzero(self.graph.rank == row)
+        return found
 
-    def step_without_ms(self, rows: Sequence[int]) -> float:
+    def step_without_ms(self, rows: Sequence[int], scale: float | None = None) -> float:
         """Return the mean step if some ranks had worked as their role does; S_r is the ratio."""
-        return self.mean_step_ms(self.without_excess(rows))
+        return self.mean_step_ms(self.without_excess(rows, scale))
 
     def _ideal_step_ms(self) -> float:
         ideal = self.ideal()

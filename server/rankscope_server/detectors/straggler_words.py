@@ -45,6 +45,7 @@ class Case:
     cost: Cost
     company: tuple[int, ...]  # other ranks that are slow meanwhile
     severity: Severity
+    cost_text: str = ""  # how the cost was found
 
 
 def finding_of(window: Window, case: Case) -> Finding:
@@ -135,6 +136,7 @@ def _why(window: Window, case: Case) -> str:
     return (
         f"{text}: {window.world_size} ranks {verb} "
         f"{percent_text(cost.ratio)} of their throughput, {hours:.0f} rank-hours a day"
+        + (f" ({case.cost_text})" if case.cost_text else "")
     )
 
 
