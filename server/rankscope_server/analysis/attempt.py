@@ -23,6 +23,7 @@ from rankscope.schema import (
     Stacks,
 )
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.machine_table import KINDS, MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.step_table import StepTable
@@ -52,6 +53,7 @@ class AttemptState:
         self.steps = StepTable()
         self.times = OperationTimes()
         self.replays = ReplayTable()
+        self.machines = MachineTable()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -89,7 +91,8 @@ class AttemptState:
 
     def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
         """Take one chunk of this attempt, once."""
-        if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
+        is_of_rank = chunk.kind in ("steps", "collectives") and chunk.rank >= 0
+        if not is_of_rank and chunk.kind not in KINDS:
             return
         name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
         if name in self._chunks:
@@ -97,6 +100,9 @@ class AttemptState:
         self._chunks[name] = None
         if len(self._chunks) > _MAX_CHUNKS_REMEMBERED:
             self._chunks.popitem(last=False)
+        if not is_of_rank:
+            self.machines.add(chunk.host, chunk.kind, columns)
+            return
         self.is_news = True
         self._seen(chunk.rank, chunk.time_hi_ns)
         if chunk.kind == "steps":
@@ -198,6 +204,7 @@ class AttemptState:
             steps=self.steps,
             times=self.times,
             replays=self.replays,
+            machines=self.machines,
             before=self.before,
         )
 

@@ -30,7 +30,7 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = crash
         elif finding.kind == "crash" and finding.confidence < _MIN_SURE and hangs:
             cause = hangs[0]
-        elif finding.kind in ("slow_compute", "slow_data"):
+        elif finding.detector == "straggler":
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
         folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
     return folded

@@ -79,6 +79,17 @@ class Policy:
     # Phases hold the excess if their own sum explains at least half of it.
     min_explained_share: float = 0.5
 
+    # --- straggler: a second signal ------------------------------------------------------
+    # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
+    # run at the same clock or one step (15 MHz of about 1,700) apart.
+    low_clock_ratio: float = 0.93
+    # Counts of switches and faults are skewed: three times the reference, and more than strays.
+    switches_ratio: float = 3.0
+    min_switches: float = 5.0
+    min_major_faults: float = 1.0
+    # CPU time per step within 15 %: the rank does not compute more.
+    same_cpu_ratio: float = 1.15
+
     # --- hang -----------------------------------------------------------------------------
     # An operation is late after 3 x its p99 (D2.6). The floor is D2's 2 s plus the second that a
     # state may be old, which leaves the 10 s to a named culprit three reports of slack.
@@ -115,6 +126,8 @@ class Policy:
     replay_min_steps: int = 10
     # A model of who waits for whom must give back what was recorded (1.5).
     replay_error_ratio: float = 0.02
+    # Hooks see a little less of a wait than the step clock; a tenth of it may be elsewhere.
+    replay_blocked_ratio: float = 0.10
 
     @cached_property
     def hash(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         if not self.events.num_rows:
             raise NoReplay("no collectives are recorded")
+        if any("nccl" in known.backend for known in registered.values()):
+            raise NoReplay("on NCCL the host does not say when a rank waits")
         if len(columns) < policy.replay_min_steps:
             raise NoReplay(f"needs {policy.replay_min_steps} steps, has {len(columns)}")
         numbers = steps.steps[columns]
@@ -96,10 +98,9 @@ class ReplayTable:
         )
         ranks = steps.ranks
         stage = np.array([max(0, registered[r].stage) if r in registered else 0 for r in ranks])
-        words = self.events.words("group")
-        programs = programs_of(
-            rows, self.events.words("operation"), ranks, numbers, started, duration, stage
-        )
+        words, operations = self.events.words("group"), self.events.words("operation")
+        programs = programs_of(rows, operations, ranks, numbers, started, duration, stage)
+        _check_waits(programs, steps.get("blocked")[:, columns], policy)
         members = {
             (rank, number): groups[rank, word]
             for number, word in enumerate(words)
@@ -112,7 +113,7 @@ class ReplayTable:
             steps=numbers,
             stage=stage,
             step_ms=median(duration, 0),
-            operations=self.events.words("operation"),
+            operations=operations,
             members=members,
         )
         _check(replay, policy)
@@ -124,6 +125,19 @@ def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> A
     known = ~np.isnan(steps.get("duration", begin)[:, : stop - begin])
     enough = np.mean(known, axis=0) >= 1.0 - policy.max_missing_share if len(known) else known
     return begin + np.flatnonzero(enough & ~steps.special(begin)[: stop - begin])
+
+
+def _check_waits(programs: Sequence[Program], blocked_ms: Array, policy: Policy) -> None:
+    """Raise NoReplay unless the waits of operations are the time that ranks were blocked."""
+    told = sum(float(np.nansum(program.blocked)) for program in programs)
+    rows = np.concatenate([program.rows for program in programs])
+    known = np.concatenate([~np.isnan(program.issued[..., 0]) for program in programs])
+    total = float(np.nansum(np.where(known, blocked_ms[rows], np.nan)))
+    if abs(told - total) > policy.replay_blocked_ratio * max(told, total):
+        raise NoReplay(
+            f"the waits of single operations hold {100 * told / max(total, 1e-9):.0f} % of the "
+            "time for which ranks were blocked"
+        )
 
 
 def _check(replay: Replay, policy: Policy) -> None:

@@ -24,9 +24,11 @@ from rankscope_server.detectors.straggler_cost import (
     calm_columns,
     cost_of,
     excess_of,
+    healthy_columns,
     middle,
     phase_excess,
 )
+from rankscope_server.detectors.straggler_kind import Suspect, cause_of
 from rankscope_server.detectors.straggler_replay import replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
@@ -61,6 +63,7 @@ class Straggler:
         ]
         cases.sort(key=lambda case: -case.cost.ratio)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
+        cases = [_explained(window, found, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _with_memory(window, self.name, findings)
         status = DetectorStatus(self.name, str(self.__doc__), "ran", "; ".join(notes))
@@ -233,6 +236,24 @@ def _replayed(window: Window, case: Case) -> Case | None:
         cost_text=f"by {found.text}",
         severity=_severity(least, case.spell, case.seconds, window.policy),
     )
+
+
+def _explained(window: Window, found: Deviation, case: Case) -> Case:
+    """Return the case with its cause, where a second signal proves one."""
+    row = case.spell.row
+    role = found.roles[row]
+    peers = [r for r, other in enumerate(found.roles) if other == role and r != row]
+    calm = calm_columns(window.steps, [case.spell])
+    suspect = Suspect(
+        rank=case.worst_rank,
+        row=row,
+        columns=case.columns,
+        peers=tuple(peers) if case.has_peers else (),
+        healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
+        excess_ms=case.excess.total_ms,
+        is_data=case.kind == "slow_data",
+    )
+    return replace(case, cause=cause_of(window, suspect))
 
 
 def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:

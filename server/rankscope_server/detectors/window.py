@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.replay_table import ReplayTable
@@ -32,6 +33,7 @@ class Window:
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
     replays: ReplayTable = field(default_factory=ReplayTable)
+    machines: MachineTable = field(default_factory=MachineTable)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
 
