@@ -293,6 +293,37 @@ def data_parallel(
     return program
 
 
+def ddp(
+    forward_ms: float,
+    backward_ms: float,
+    sizes: Sequence[float],
+    model: Callable[[float], float],
+    factor: Work,
+    microbatches: int = 1,
+    every_microbatch: bool = True,
+    cast_ms: float = 0.0,
+) -> Program:
+    """Return DDP with buckets of these bytes; gradients become ready at an even pace.
+
+    `model(bytes)` is the time of a transfer.
+    """
+    total = sum(sizes)
+
+    def program(rank: int, step: int) -> list[Act]:
+        slow = factor(rank, step) / microbatches
+        acts = [Act("compute", 0.3, "data")]
+        for number in range(microbatches):
+            acts.append(Act("compute", forward_ms * slow, "forward"))
+            for size in sizes:
+                acts.append(Act("compute", backward_ms * slow * size / total, "backward"))
+                if every_microbatch or number == microbatches - 1:
+                    acts.append(Act("issue", model(size), "backward", size_bytes=int(size)))
+            acts.append(Act("wait", phase="backward"))
+        return [*acts, Act("compute", 2.0 + cast_ms, "optimizer")]
+
+    return program
+
+
 @dataclass(slots=True)
 class Stage:
     """Writes down what one stage of a pipeline does."""

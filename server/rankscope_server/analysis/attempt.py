@@ -17,6 +17,7 @@ from rankscope.schema import (
     ErrorRaised,
     GroupDefined,
     Loss,
+    Metrics,
     RankEnded,
     RankRegistered,
     RankState,
@@ -33,6 +34,8 @@ _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
+_MAX_LAYERS = 65_536
+LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 _MAX_STACK_CHARACTERS = 20_000
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
 
@@ -58,6 +61,7 @@ class AttemptState:
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
         self.is_news = True  # something came since the last look
+        self._layers: dict[int, tuple[int, float]] = {}  # layer -> time of the word, ms
         self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
         self._group_ns: dict[tuple[int, str], int] = {}
         self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
@@ -67,6 +71,7 @@ class AttemptState:
             GroupDefined: self._group,
             ErrorRaised: self._error,
             Loss: self._lose,
+            Metrics: self._measure,
         }
 
     # --- taking ------------------------------------------------------------------------------
@@ -143,6 +148,14 @@ class AttemptState:
         if known is None or record.count > known.count:
             self.losses[key] = record
 
+    def _measure(self, record: Metrics) -> None:
+        """Take times of layers, which scripts may say for the advice on pipelines."""
+        for name, value in record.values.items():
+            number = name.removeprefix(LAYER_METRIC)
+            if number != name and number.isdecimal() and int(number) < _MAX_LAYERS:
+                known = self._layers.get(int(number), (-1, 0.0))
+                self._layers[int(number)] = max(known, (record.time_ns, value))
+
     # --- reading -----------------------------------------------------------------------------
 
     @property
@@ -180,6 +193,12 @@ class AttemptState:
         done = int(table.steps[-1]) if table.num_steps else 0
         return max([done, *(state.step for state in self.states.values())])
 
+    @property
+    def layer_ms(self) -> tuple[float, ...]:
+        """Return the time of each layer, nothing where one between is not known."""
+        is_whole = len(self._layers) == max(self._layers, default=-1) + 1
+        return tuple(self._layers[n][1] for n in sorted(self._layers)) if is_whole else ()
+
     def seen_ns(self, rank: int) -> int | None:
         """Return the newest time of anything of a rank, on its host's clock."""
         return self._seen_ns.get(rank)
@@ -204,6 +223,7 @@ class AttemptState:
             steps=self.steps,
             times=self.times,
             replays=self.replays,
+            layer_ms=self.layer_ms,
             machines=self.machines,
             before=self.before,
         )

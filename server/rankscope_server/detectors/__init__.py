@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from rankscope_server.detectors.communication import Communication
 from rankscope_server.detectors.hang import Hang
+from rankscope_server.detectors.pipeline import Pipeline
 from rankscope_server.detectors.root_cause import RootCause
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
-DETECTORS: tuple[Detector, ...] = (Straggler(), Hang(), RootCause())  # order = run order
+DETECTORS: tuple[Detector, ...] = (
+    Straggler(),
+    Hang(),
+    RootCause(),
+    Communication(),
+    Pipeline(),
+)  # order = run order

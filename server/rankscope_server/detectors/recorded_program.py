@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Name:
     operation: int
     shift: int | None  # of an exchange: the peer's number less the rank's own
     size_bytes: int
+    dtype: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Program:
     ended: Array
     blocked: Array
     duration: Array  # ranks x steps
+    nodes: Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # of the replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def _names(
             int(events["operation"][row]),
             int(events["peer"][row]) - rank if int(events["operation"][row]) in exchanges else None,
             int(events["size_bytes"][row]),
+            int(events["dtype"][row]),
         )
         for row in rows
     )
@@ -230,19 +233,21 @@ def replay_of_programs(
     step_ms: Array,
     operations: Sequence[str],
     members: Mapping[tuple[int, int], Hashable],
-) -> Replay:
-    """Return the steps, ready to replay. `members` names the group of (rank, group number).
+) -> tuple[Replay, list[Program]]:
+    """Return the steps, ready to replay, and the programs with the node of each operation.
 
-    Raises NoReplay.
+    `members` names the group of (rank, group number). Raises NoReplay.
     """
     builder = GraphBuilder(len(ranks))
     durations: dict[int, Array] = {}
     kind_of: dict[int, str] = {}
     took: dict[Hashable, list[Array]] = {}
+    with_nodes: list[Program] = []
     for number, program in enumerate(programs):
         points = points_of(program)
         segments = segments_of(program, points)
         transfers = _transfers(program)
+        nodes = np.zeros(program.groups.shape, np.int64)
         for at, row in enumerate(program.rows.tolist()):
             keys = _keys(program, at, ranks[row], operations, members)
             for index in range(len(points) + 1):
@@ -256,10 +261,13 @@ def replay_of_programs(
             for operation, key in enumerate(keys):
                 took.setdefault(key, []).append(transfers[at, :, operation])
                 what = program.names[operation]
-                kind_of[builder.transfers[key]] = transfer_kind(what, operations)
+                node = nodes[at, operation] = builder.transfers[key]
+                kind_of[node] = transfer_kind(what, operations)
             for earlier, later in _in_order(program):
                 builder.follow(keys[later], keys[earlier])
-    return _replay(builder, durations, kind_of, took, ranks, steps, stage, step_ms)
+        with_nodes.append(replace(program, nodes=nodes))
+    made = _replay(builder, durations, kind_of, took, ranks, steps, stage, step_ms)
+    return made, with_nodes
 
 
 def _replay(

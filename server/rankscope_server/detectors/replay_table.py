@@ -107,7 +107,7 @@ class ReplayTable:
             for rank in ranks
             if (rank, word) in groups
         }
-        replay = replay_of_programs(
+        replay, programs = replay_of_programs(
             programs,
             ranks=ranks,
             steps=numbers,

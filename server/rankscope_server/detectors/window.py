@@ -33,6 +33,7 @@ class Window:
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
     replays: ReplayTable = field(default_factory=ReplayTable)
+    layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
     machines: MachineTable = field(default_factory=MachineTable)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
