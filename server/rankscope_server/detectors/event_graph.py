@@ -47,8 +47,8 @@ class Graph:
         """Return how many nodes there are."""
         return len(self.rank)
 
-    def ends(self, durations: Array, start: Array) -> Array:
-        """Return when each rank ends, ranks x columns.
+    def times(self, durations: Array, start: Array) -> Array:
+        """Return when each node ends, after the starts of the ranks: slots x columns.
 
         `durations` is nodes x columns, `start` ranks x columns, both in the same unit; without
         columns, both are vectors.
@@ -58,7 +58,11 @@ class Graph:
         for level in self.levels:
             latest = np.maximum.reduceat(times[level.sources], level.begins, axis=0)
             times[level.slots] = latest + durations[level.nodes]
-        ended: Array = times[self.last]
+        return times
+
+    def ends(self, durations: Array, start: Array) -> Array:
+        """Return when each rank ends, ranks x columns."""
+        ended: Array = self.times(durations, start)[self.last]
         return ended
 
     def chain(self, durations: Array) -> Array:

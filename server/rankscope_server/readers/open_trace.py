@@ -78,7 +78,26 @@ def read_open_trace(path: Path) -> OpenTrace:
     return OpenTrace(columns, ranks, np.unique(columns["step"]))
 
 
-def replay_of(trace: OpenTrace) -> Replay:
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a rank does next: one piece of own work, or transfers that it issues at once."""
+
+    row: int  # of the rank
+    operations: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+    nodes: tuple[int, ...]  # of the replay
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A trace ready to replay, what each rank does in program order, and the rows of the trace."""
+
+    replay: Replay
+    script: tuple[Batch, ...]
+    rows: Array  # operations x steps
+
+
+def replay_of(trace: OpenTrace) -> Reading:
     """Return the trace ready to replay. Raises NotATrace where steps differ in what they do."""
     cells = trace.columns
     num_steps, num_ranks = len(trace.steps), len(trace.ranks)
@@ -97,7 +116,7 @@ def replay_of(trace: OpenTrace) -> Replay:
     return _build(trace, rows, num_ranks)
 
 
-def _build(trace: OpenTrace, rows: Array, num_ranks: int) -> Replay:
+def _build(trace: OpenTrace, rows: Array, num_ranks: int) -> Reading:
     cells, builder = trace.columns, GraphBuilder(num_ranks)
     row_of = {rank: row for row, rank in enumerate(trace.ranks)}
     start = np.median(cells["start_ts"][rows], axis=1)
@@ -105,20 +124,24 @@ def _build(trace: OpenTrace, rows: Array, num_ranks: int) -> Replay:
     members: dict[Transfer, list[int]] = {}
     kind_of: dict[int, str] = {}
     order = np.lexsort((start, cells["rank"][rows[:, 0]]))
+    script: list[Batch] = []
     for batch in _batches(cells, rows, order, start):
         rank = row_of[int(cells["rank"][rows[batch[0], 0]])]
-        keys = {operation: _transfer(cells, int(rows[operation, 0])) for operation in batch}
-        for operation, transfer in keys.items():
-            if transfer is None:
-                node = builder.work(rank)
-                durations[node] = cells["duration"][rows[operation]]
-                kind_of[node] = str(cells["optype"][rows[operation, 0]])
-            else:
-                builder.issue(rank, transfer)
-                members.setdefault(transfer, []).append(operation)
-        for transfer in keys.values():
-            if transfer is not None:
-                builder.join(rank, transfer)
+        keys = [_transfer(cells, int(rows[operation, 0])) for operation in batch]
+        transfers = tuple(key for key in keys if key is not None)
+        if not transfers:
+            node = builder.work(rank)
+            durations[node] = cells["duration"][rows[batch[0]]]
+            kind_of[node] = str(cells["optype"][rows[batch[0], 0]])
+            script.append(Batch(rank, tuple(batch), (), (node,)))
+            continue
+        for operation, transfer in zip(batch, transfers, strict=True):
+            builder.issue(rank, transfer)
+            members.setdefault(transfer, []).append(operation)
+        for transfer in transfers:
+            builder.join(rank, transfer)
+        nodes = tuple(builder.transfers[transfer] for transfer in transfers)
+        script.append(Batch(rank, tuple(batch), transfers, nodes))
     graph = builder.build()
     for transfer in members:
         node = builder.transfers[transfer]
@@ -133,7 +156,7 @@ def _build(trace: OpenTrace, rows: Array, num_ranks: int) -> Replay:
     kinds = (*sorted(set(kind_of.values())), "nothing")
     stage_of = trace.stage_of
     ended = (cells["start_ts"] + cells["duration"])[rows]
-    return Replay(
+    replay = Replay(
         graph=graph,
         recorded=recorded,
         kind=np.array([kinds.index(kind_of.get(node, "nothing")) for node in range(len(recorded))]),
@@ -144,6 +167,7 @@ def _build(trace: OpenTrace, rows: Array, num_ranks: int) -> Replay:
         ranks=trace.ranks,
         steps=trace.steps,
     )
+    return Reading(replay, tuple(script), rows)
 
 
 def _batches(
