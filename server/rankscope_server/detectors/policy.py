@@ -121,7 +121,7 @@ class Policy:
     # --- replay ---------------------------------------------------------------------------
     # Steps that one replay covers: the same steps stand on both sides of every what-if, so noise
     # cancels, and the mean of 64 settles to an eighth of a step's scatter. A new one is made when
-    # a quarter of them is new.
+    # half of them is new.
     replay_steps: int = 64
     replay_min_steps: int = 10
     # A model of who waits for whom must give back what was recorded (1.5).

@@ -41,12 +41,11 @@ class ReplayTable:
     ) -> tuple[Replay, list[Program]]:
         """Return the replay of the newest whole block of steps, and its programs.
 
-        A new one is made when a quarter of a block is new. Raises NoReplay.
+        A new one is made when half a block is new, at first more often. Raises NoReplay.
         """
-        stride = policy.replay_steps // 4
-        stop = steps.num_steps
-        if stop + steps.dropped_steps > stride:
-            stop -= (stop + steps.dropped_steps) % stride
+        total = steps.num_steps + steps.dropped_steps
+        stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 8)
+        stop = steps.num_steps - total % stride
         columns = usable_columns(steps, max(0, stop - policy.replay_steps), stop, policy)
         return self.of(columns, steps, ranks, groups, policy)
 

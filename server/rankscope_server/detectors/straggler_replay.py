@@ -25,7 +25,7 @@ class Replayed:
 def replayed(window: Window, rows: Sequence[int], columns: slice, excess: Excess) -> Replayed:
     """Return what some rows of the step table cost in the last of these columns."""
     policy, table = window.policy, window.steps
-    stride = policy.replay_steps // 4
+    stride = policy.replay_steps // 2
     stop = columns.stop
     if stop - columns.start > policy.replay_steps:  # else every look would need another replay
         stop -= (stop + table.dropped_steps) % stride
