@@ -23,6 +23,7 @@ from rankscope_server.detectors.replay import Replay
 
 Array = NDArray[Any]
 _BLOCKED_MS = 0.01  # a wait shorter than this is the call itself
+_MIN_MEMBERS_SHARE = 0.9  # of a transfer that must be known
 _MIN_ROWS_SHARE = 0.5  # of a rank's steps that must do the same operations
 
 
@@ -285,7 +286,7 @@ def _replay(
     except CycleError as error:
         raise NoReplay(str(error)) from error
     for key, node in builder.transfers.items():
-        durations[node] = np.fmin.reduce(np.stack(took[key]))
+        durations[node] = _shortest(np.stack(took[key]))
     recorded = np.zeros((graph.num_nodes, len(steps)))
     for node, values in durations.items():
         recorded[node] = values
@@ -306,6 +307,16 @@ def _replay(
         steps=steps,
         missing_share=float(unknown.mean()),
     )
+
+
+def _shortest(took: Array) -> Array:
+    """Return per step the shortest of the members; NaN where too few of them are known.
+
+    If the last to arrive is among the missing, the shortest that is known holds a wait.
+    """
+    enough = np.mean(~np.isnan(took), axis=0) >= _MIN_MEMBERS_SHARE
+    found: Array = np.fmin.reduce(took)
+    return np.where(enough, found, np.nan) if enough.any() else found
 
 
 def transfer_kind(name: Name, operations: Sequence[str]) -> str:

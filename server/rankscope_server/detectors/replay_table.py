@@ -128,10 +128,11 @@ def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> A
 
 def _check_waits(programs: Sequence[Program], blocked_ms: Array, policy: Policy) -> None:
     """Raise NoReplay unless the waits of operations are the time that ranks were blocked."""
-    told = sum(float(np.nansum(program.blocked)) for program in programs)
-    rows = np.concatenate([program.rows for program in programs])
-    known = np.concatenate([~np.isnan(program.issued[..., 0]) for program in programs])
-    total = float(np.nansum(np.where(known, blocked_ms[rows], np.nan)))
+    told, total = 0.0, 0.0
+    for program in programs:
+        known = ~np.isnan(program.issued[..., 0])
+        told += float(np.nansum(program.blocked[known]))
+        total += float(np.nansum(blocked_ms[program.rows][known]))
     if abs(told - total) > policy.replay_blocked_ratio * max(told, total):
         raise NoReplay(
             f"the waits of single operations hold {100 * told / max(total, 1e-9):.0f} % of the "
