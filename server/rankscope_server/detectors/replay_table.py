@@ -44,7 +44,7 @@ class ReplayTable:
         A new one is made when half a block is new, at first more often. Raises NoReplay.
         """
         total = steps.num_steps + steps.dropped_steps
-        stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 8)
+        stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
         stop = steps.num_steps - total % stride
         columns = usable_columns(steps, max(0, stop - policy.replay_steps), stop, policy)
         return self.of(columns, steps, ranks, groups, policy)
