@@ -18,7 +18,7 @@ _TEST = re.compile(
     r"gather|scatter|hypercube)_perf\b",
 )
 _GIVEN_RANKS = re.compile(r"nThread\s+(\d+)\s+nGpus\s+(\d+)", re.IGNORECASE)
-_RANK_LINE = re.compile(r"^#\s+Rank\s+(\d+)\b", re.IGNORECASE)
+_RANK_LINE = re.compile(r"^#?\s+Rank\s+(\d+)\b", re.IGNORECASE)
 _OPERATIONS = {"alltoall": "all_to_all", "sendrecv": "send"}
 _TYPES = re.compile(r"float|double|half|bfloat16|u?int(8|32|64)|u?char|f8e\dm\d|fp8\w*")
 
