@@ -177,6 +177,29 @@ def test_pages_that_are_not_in_memory() -> None:
     assert the_straggler(run.items(), slow).kind == "slow_data"
 
 
+@pytest.mark.parametrize("more", [True, False])
+def test_longer_sequences_are_more_work_and_no_fault(more: bool) -> None:
+    slow, onset, extra = draw(61)
+    run = job(61, slow, onset, extra, "forward")
+
+    def tokens(rank: int, step: int) -> float:
+        is_long = more and rank == slow and step >= onset
+        return 4096.0 * (1 + extra / STEP_MS * is_long)
+
+    said: list[Item] = [
+        (START_NS, schema.Metrics(
+            attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+            values={"tokens": tokens(rank, step)},
+        ))
+        for rank in range(RANKS)
+        for step in range(1, STEPS + 1)
+    ]  # fmt: skip
+    look = look_at([*run.items(), *said])
+    (finding,) = (f for f in look.findings if f.detector == "straggler")
+    assert finding.kind == ("sequence_imbalance" if more else "slow_compute")
+    assert (look.verdict is None) == more
+
+
 def test_the_key_stays_when_the_kind_becomes_known() -> None:
     slow, onset, extra = draw(41)
     run = job(41, slow, onset, extra, "forward")

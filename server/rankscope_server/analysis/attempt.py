@@ -23,6 +23,7 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.machine_table import KINDS, MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
@@ -57,6 +58,7 @@ class AttemptState:
         self.times = OperationTimes()
         self.replays = ReplayTable()
         self.machines = MachineTable()
+        self.work = DeclaredWork()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -149,7 +151,9 @@ class AttemptState:
             self.losses[key] = record
 
     def _measure(self, record: Metrics) -> None:
-        """Take times of layers, which scripts may say for the advice on pipelines."""
+        """Take the tokens of a step, and times of layers, which scripts may say."""
+        if "tokens" in record.values:
+            self.work.add(record.rank, record.step, record.values["tokens"])
         for name, value in record.values.items():
             number = name.removeprefix(LAYER_METRIC)
             if number != name and number.isdecimal() and int(number) < _MAX_LAYERS:
@@ -225,6 +229,7 @@ class AttemptState:
             replays=self.replays,
             layer_ms=self.layer_ms,
             machines=self.machines,
+            work=self.work,
             before=self.before,
         )
 

@@ -68,7 +68,9 @@ class Communication:
         is_bound = exposure.share > window.policy.exposed_ratio
         if is_bound or best is not None:
             found.append(_finding(window, replay, large, exposure, best))
-        return DetectorResult(status, tuple(found), () if found else (_text(window, exposure),))
+        return DetectorResult(
+            status, tuple(found), () if found else (_text(window, replay, exposure),)
+        )
 
     def _skipped(self, reason: str, remedy: str) -> DetectorResult:
         return DetectorResult(
@@ -219,8 +221,18 @@ def _finding(
     )
 
 
-def _text(window: Window, exposure: Exposure) -> str:
+def _text(window: Window, replay: Replay, exposure: Exposure) -> str:
+    columns = np.searchsorted(window.steps.steps, replay.steps)
+    data = float(np.nanmean(window.steps.get("data")[:, columns])) / exposure.step_ms
+    own = float(np.nanmean(window.steps.get("own")[:, columns])) / exposure.step_ms
+    bound = ""
+    if data > window.policy.data_bound_ratio:
+        bound = f"; {percent_text(data)} is waiting for data"
+    elif own > window.policy.compute_bound_ratio and exposure.share < 0.5 * (
+        window.policy.exposed_ratio
+    ):
+        bound = "; the step is bound by its own work"
     return (
         f"communication: {percent_text(exposure.share)} of the step is exposed, "
-        f"{percent_text(exposure.overlap)} of transfers is hidden"
+        f"{percent_text(exposure.overlap)} of transfers is hidden{bound}"
     )

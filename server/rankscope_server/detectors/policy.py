@@ -136,6 +136,9 @@ class Policy:
     # --- communication --------------------------------------------------------------------
     # A step is communication-bound where more than a fifth of it is exposed (D5.2).
     exposed_ratio: float = 0.20
+    # Of the step: data wait, and own work, beyond which they bound it (D5.2).
+    data_bound_ratio: float = 0.10
+    compute_bound_ratio: float = 0.85
     # Below 1 MB latency rules, and a group seen less than 50 times has no usual time (D5).
     min_message_bytes: int = 1 << 20
     min_group_seen: int = 50

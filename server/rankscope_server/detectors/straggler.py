@@ -28,7 +28,7 @@ from rankscope_server.detectors.straggler_cost import (
     middle,
     phase_excess,
 )
-from rankscope_server.detectors.straggler_kind import Suspect, cause_of
+from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
 from rankscope_server.detectors.straggler_replay import replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
@@ -251,9 +251,12 @@ def _explained(window: Window, found: Deviation, case: Case) -> Case:
         peers=tuple(peers) if case.has_peers else (),
         healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
         excess_ms=case.excess.total_ms,
+        ratio=case.ratio,
         is_data=case.kind == "slow_data",
     )
-    return replace(case, cause=cause_of(window, suspect))
+    cause = cause_of(window, suspect)
+    is_fault = cause is None or cause.kind != MORE_WORK
+    return replace(case, cause=cause, severity=case.severity if is_fault else "info")
 
 
 def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:

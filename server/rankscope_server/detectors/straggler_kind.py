@@ -17,6 +17,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
 
 Array = NDArray[Any]
+MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Suspect:
     peers: tuple[int, ...]  # rows; none: compared with its own steps before
     healthy: Array  # columns before
     excess_ms: float  # of own work per step
+    ratio: float  # own work / reference
     is_data: bool
 
 
@@ -46,7 +48,7 @@ def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
     if suspect.is_data:
         return _page_cache(window, suspect)
-    for find in (_garbage, _thermal, _contention):
+    for find in (_more_work, _garbage, _thermal, _contention):
         cause = find(window, suspect)
         if cause is not None:
             return cause
@@ -66,6 +68,32 @@ def _means(window: Window, suspect: Suspect, metric: str) -> tuple[float, float]
 def _mean(values: Array) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
+
+
+def _more_work(window: Window, suspect: Suspect) -> Cause | None:
+    """It was given more: then it is not slow (D1.6, sequence-length imbalance)."""
+    steps = window.steps.steps
+    first, last = int(steps[suspect.columns.start]), int(steps[suspect.columns.stop - 1])
+    mine = window.work.mean(suspect.rank, first, last)
+    if suspect.peers:
+        ranks = [window.steps.ranks[row] for row in suspect.peers]
+        said = [mean for r in ranks if (mean := window.work.mean(r, first, last)) is not None]
+        usual = float(np.median(said)) if len(said) * 2 > len(ranks) else None
+    else:
+        begin = int(steps[suspect.healthy[0]]) if len(suspect.healthy) else first
+        usual = window.work.mean(suspect.rank, begin, first - 1)
+    if mine is None or not usual:
+        return None
+    share = window.policy.min_explained_share
+    if mine / usual - 1 < share * (suspect.ratio - 1):
+        return None
+    return Cause(
+        MORE_WORK,
+        f"it was given {mine:,.0f} tokens a step, its reference {usual:,.0f}: that is most of the "
+        "excess, so it is not slower but has more to do",
+        "Give ranks batches of equal length: sort or pack samples by length across ranks, or cut "
+        "a step by tokens and not by samples",
+    )
 
 
 def _garbage(window: Window, suspect: Suspect) -> Cause | None:

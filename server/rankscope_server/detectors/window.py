@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
@@ -34,6 +35,7 @@ class Window:
     times: OperationTimes = field(default_factory=OperationTimes)
     replays: ReplayTable = field(default_factory=ReplayTable)
     layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
+    work: DeclaredWork = field(default_factory=DeclaredWork)
     machines: MachineTable = field(default_factory=MachineTable)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
