@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.recorded_program import Program
 from rankscope_server.detectors.replay import Replay
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.transfer_model import (
     CAPS_MB,
     MB,
@@ -151,15 +152,15 @@ def stream_of(
     known = np.asarray(waited.any(axis=2))
     if np.mean(known) < 0.5:
         return None
-    first = np.nanmin(np.where(known[..., None], begins, np.inf), axis=2)
-    end = np.where(known, first, np.nan)
-    ready = np.nanmedian(program.issued[..., mine], axis=0).T
-    usable = ~np.isnan(np.nanmedian(end, axis=0)) if end.size else np.zeros(0, bool)
+    end = np.fmin.reduce(begins, axis=2)
+    ready, end = median(program.issued[..., mine], 0).T, median(end, 0)
+    begin = median(forward_ms, 0)
+    usable = ~np.isnan(end) & ~np.isnan(begin) & ~np.isnan(ready).any(axis=0)
     return GradientStream(
         np.array([program.names[at].size_bytes for at in mine], float),
         ready[:, usable],
-        np.minimum(np.nanmedian(forward_ms, axis=0)[usable], ready[0, usable]),
-        np.maximum(np.nanmedian(end, axis=0)[usable], ready[-1, usable]),
+        np.minimum(begin[usable], ready[0, usable]),
+        np.maximum(end[usable], ready[-1, usable]),
     )
 
 
@@ -209,7 +210,7 @@ def _gains(
         then = stream.exposed_ms(model, sizes, payload) + cost_ms
         saved = float(np.mean(now - then))
         found.append(step_ms / max(step_ms - saved, 1e-9) - 1.0)
-    apart = policy.advice_band * abs(found[0])
+    apart = max(policy.advice_band * abs(found[0]), policy.advice_band_points)
     return found[0], min(*found, found[0] - apart), max(*found, found[0] + apart)
 
 

@@ -24,6 +24,7 @@ from rankscope_server.detectors.replay import Replay
 Array = NDArray[Any]
 _BLOCKED_MS = 0.01  # a wait shorter than this is the call itself
 _MIN_MEMBERS_SHARE = 0.9  # of a transfer that must be known
+_OVER_SHARE = 0.9  # of steps in which an operation must have ended to count as joined
 _MIN_ROWS_SHARE = 0.5  # of a rank's steps that must do the same operations
 
 
@@ -165,7 +166,7 @@ def points_of(program: Program) -> list[Point]:
     """Return issues and waits in program order, the same for all ranks of a program.
 
     A wait stands where it usually stands. An operation for which nobody waits is joined with the
-    next one for which somebody does, else at the end of the step.
+    next one for which somebody does, else at the end of the step, if it had ended by then.
     """
     num_operations = len(program.names)
     waits = program.blocked > _BLOCKED_MS
@@ -182,15 +183,29 @@ def points_of(program: Program) -> list[Point]:
     open_ones: list[int] = []
     for operation in range(num_operations + 1):
         for joined in slots.get(operation, []):
-            with_it = [one for one in open_ones if one < joined and not _is_waited(slots, one)]
+            with_it = [
+                one
+                for one in open_ones
+                if one < joined
+                and not _is_waited(slots, one)
+                and _is_over(program.ended[..., one], program.ended[..., joined])
+            ]
             points.append(Point(False, (*with_it, joined)))
             open_ones = [one for one in open_ones if one not in with_it and one != joined]
         if operation < num_operations:
             points.append(Point(True, (operation,)))
             open_ones.append(operation)
-    if open_ones:
-        points.append(Point(False, tuple(open_ones)))
+    left = [one for one in open_ones if _is_over(program.ended[..., one], program.duration)]
+    if left:
+        points.append(Point(False, tuple(left)))
     return points
+
+
+def _is_over(ended: Array, until: Array) -> bool:
+    """Return whether an operation has mostly ended by some time; then it can be joined there."""
+    known = ~np.isnan(ended) & ~np.isnan(until)
+    over = ended[known] <= until[known] + _BLOCKED_MS
+    return len(over) > 0 and bool(np.mean(over) >= _OVER_SHARE)
 
 
 def _is_waited(slots: Mapping[int, list[int]], operation: int) -> bool:

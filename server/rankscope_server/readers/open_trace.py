@@ -19,7 +19,7 @@ from rankscope_server.detectors.event_graph import GraphBuilder
 from rankscope_server.detectors.replay import Replay
 
 Array = NDArray[Any]
-Transfer: TypeAlias = tuple[str, *tuple[int, ...]]  # kind, then what tells it from others
+Transfer: TypeAlias = tuple[str, int, *tuple[int, ...]]  # kind, replica or stage, the rest
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
 _MS = 1e3
 # exchange -> (its kind, what the stage that sends adds to its number, or the one that takes)

@@ -42,8 +42,7 @@ def records_of(
     for row in range(num_ranks):
         script = [batch for batch in reading.script if batch.row == row]
         steps, events = _rank(trace, reading, script, times, duration)
-        for name in ("started_ns",):
-            steps[name] = began
+        steps["started_ns"] = began
         for event in events:
             event["arrived_ns"] = event["arrived_ns"] + began
         rank = trace.ranks[row]
@@ -65,14 +64,21 @@ def _registrations(trace: OpenTrace, reading: Reading, start_ns: int) -> list[sc
     num_stages = int(reading.replay.stage.max()) + 1
     numbers = trace.columns["seq_id"][trace.columns["optype"] == "forward-compute"]
     for row, rank in enumerate(trace.ranks):
-        who = {"attempt": 0, "rank": rank, "time_ns": start_ns}
         records.append(schema.RankRegistered(
-            **who, world_size=len(trace.ranks), local_rank=0, local_world_size=1, node_rank=row,
-            host=f"worker-{rank}", pid=0, stage=int(reading.replay.stage[row]),
-            num_stages=num_stages, num_microbatches=int(numbers.max()) + 1,
+            attempt=0, rank=rank, time_ns=start_ns, world_size=len(trace.ranks),
+            local_rank=0, local_world_size=1, node_rank=row, host=f"worker-{rank}", pid=0,
+            stage=int(reading.replay.stage[row]), num_stages=num_stages,
+            num_microbatches=int(numbers.max()) + 1,
         ))  # fmt: skip
         records += [
-            schema.GroupDefined(**who, group=group, ranks=sorted(ranks), backend="")
+            schema.GroupDefined(
+                attempt=0,
+                rank=rank,
+                time_ns=start_ns,
+                group=group,
+                ranks=sorted(ranks),
+                backend="",
+            )
             for group, ranks in members.items()
             if rank in ranks
         ]
