@@ -111,7 +111,7 @@ def draw(seed: int) -> Plan:
 
 def test_advice_keeps_its_promise() -> None:
     given, errors = 0, []
-    for seed in range(40):
+    for seed in range(20):
         plan = draw(seed)
         finding = advice_of(result_of(plan.items()))
         if finding is None or finding.cost_throughput_ratio is None:
@@ -120,7 +120,7 @@ def test_advice_keeps_its_promise() -> None:
         truth = plan.step_ms() / changed(plan, finding).step_ms() - 1
         assert truth > 0, (seed, finding.next)
         errors.append(abs(gain_of(finding) - truth) / truth)
-    assert given >= 15
+    assert given >= 8
     assert max(errors) <= 0.30, sorted(errors)[-5:]
 
 

@@ -119,7 +119,9 @@ class GraphBuilder:
         for rank in range(self._num_ranks):
             if self._joined[rank]:
                 self.work(rank)
-        edges = np.unique(np.array(self._edges, np.int64).reshape(-1, 2), axis=0)
+        edges = np.array(self._edges, np.int64).reshape(-1, 2)
+        codes = np.unique(edges[:, 1] << 32 | edges[:, 0])  # each once, by node
+        edges = np.stack([codes & 0xFFFFFFFF, codes >> 32], axis=1)
         return Graph(
             self._num_ranks,
             np.array(self._rank, np.int64),
@@ -142,8 +144,10 @@ class GraphBuilder:
 
 
 def _levels(num_ranks: int, num_nodes: int, edges: Array) -> tuple[Level, ...]:
-    """Return the nodes by the length of the longest way to them (Kahn 1962)."""
-    edges = edges[np.argsort(edges[:, 1], kind="stable")]
+    """Return the nodes by the length of the longest way to them (Kahn 1962).
+
+    `edges` are source slots and nodes, in order of the nodes.
+    """
     sources, targets = edges[:, 0], edges[:, 1]
     first = np.searchsorted(targets, np.arange(num_nodes + 1))
     by_source = np.argsort(sources, kind="stable")

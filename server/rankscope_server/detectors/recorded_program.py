@@ -264,6 +264,8 @@ def replay_of_programs(
         segments = segments_of(program, points)
         transfers = _transfers(program)
         nodes = np.zeros(program.groups.shape, np.int64)
+        what = [transfer_kind(name, operations) for name in program.names]
+        in_order = _in_order(program)
         for at, row in enumerate(program.rows.tolist()):
             keys = _keys(program, at, ranks[row], operations, members)
             for index in range(len(points) + 1):
@@ -276,10 +278,9 @@ def replay_of_programs(
                         put(row, keys[operation])
             for operation, key in enumerate(keys):
                 took.setdefault(key, []).append(transfers[at, :, operation])
-                what = program.names[operation]
                 node = nodes[at, operation] = builder.transfers[key]
-                kind_of[node] = transfer_kind(what, operations)
-            for earlier, later in _in_order(program):
+                kind_of[node] = what[operation]
+            for earlier, later in in_order:
                 builder.follow(keys[later], keys[earlier])
         with_nodes.append(replace(program, nodes=nodes))
     made = _replay(builder, durations, kind_of, took, ranks, steps, stage, step_ms)
