@@ -52,9 +52,14 @@ class Pipeline:
             return self._skipped(
                 "the number of microbatches is not known", "use torch.distributed.pipelining"
             )
+        if replay.stage.max() == 0:
+            return self._skipped("only one stage reports", "attach the agent to all ranks")
         columns = np.searchsorted(window.steps.steps, replay.steps)
         cells = {name: window.steps.get(name)[:, columns].astype(float) for name in _PHASES}
-        split = split_of(replay, cells, *counts)
+        try:
+            split = split_of(replay, cells, *counts)
+        except NoReplay as error:
+            return self._skipped(str(error), "use one optimizer, or rankscope.phase()")
         status = DetectorStatus(self.name, str(self.__doc__), "ran")
         if split.imbalance < window.policy.imbalance_ratio:
             return DetectorResult(status, (), (f"pipeline: {_idle_text(split)}",))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope_server.detectors.recorded_program import NoReplay
 from rankscope_server.detectors.replay import Replay
 from rankscope_server.detectors.robust import median
 
@@ -77,10 +78,13 @@ def split_of(
 ) -> Split:
     """Return the split. `cells` are "data", "forward", "backward", "optimizer", "other": own work.
 
-    Ranks x steps in ms, rows and columns those of the replay.
+    Ranks x steps in ms, rows and columns those of the replay. Raises NoReplay.
     """
     num_stages = int(replay.stage.max()) + 1
-    compute = np.nanmean(cells["forward"] + cells["backward"], axis=1)
+    own = cells["forward"] + cells["backward"]
+    compute = np.nansum(own, axis=1) / np.maximum(np.sum(~np.isnan(own), axis=1), 1)
+    if not np.all(compute > 0):
+        raise NoReplay("forward and backward of some ranks are not known")
     stage_ms = np.array([median(compute[replay.stage == s]) for s in range(num_stages)])
     step = replay.mean_step_ms()
     collectives = _transfers(replay, exchanges=False)

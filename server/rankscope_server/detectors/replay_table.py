@@ -96,7 +96,9 @@ class ReplayTable:
             for name in ("started_ms", "duration")
         )
         ranks = steps.ranks
-        stage = np.array([max(0, registered[r].stage) if r in registered else 0 for r in ranks])
+        said = [max(0, registered[r].stage) if r in registered else 0 for r in ranks]
+        # A rank that owns several stages says one of them: only their order counts.
+        stage = np.unique(said, return_inverse=True)[1]
         words, operations = self.events.words("group"), self.events.words("operation")
         programs = programs_of(rows, operations, ranks, numbers, started, duration, stage)
         _check_waits(programs, steps.get("blocked")[:, columns], policy)
