@@ -18,6 +18,7 @@ from rankscope.schema import (
     ErrorRaised,
     GroupDefined,
     Loss,
+    Metrics,
     RankEnded,
     RankRegistered,
     RankState,
@@ -25,9 +26,12 @@ from rankscope.schema import (
 )
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clock_table import ClockTable
+from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.machine_table import KINDS, MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY
+from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -35,6 +39,8 @@ _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
+_MAX_LAYERS = 65_536
+LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 _MAX_STACK_CHARACTERS = 20_000
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
 
@@ -56,10 +62,14 @@ class AttemptState:
         self.times = OperationTimes()
         self.calls = CallTable()
         self.clocks = ClockTable()
+        self.replays = ReplayTable()
+        self.machines = MachineTable()
+        self.work = DeclaredWork()
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
         self.is_news = True  # something came since the last look
+        self._layers: dict[int, tuple[int, float]] = {}  # layer -> time of the word, ms
         self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
         self._group_ns: dict[tuple[int, str], int] = {}
         self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -71,6 +81,7 @@ class AttemptState:
             ErrorRaised: self._error,
             Loss: self._lose,
             ClockOffset: self.clocks.add_exchange,
+            Metrics: self._measure,
         }
 
     # --- taking ------------------------------------------------------------------------------
@@ -101,7 +112,8 @@ class AttemptState:
 
     def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
         """Take one chunk of this attempt, once."""
-        if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
+        is_of_rank = chunk.kind in ("steps", "collectives") and chunk.rank >= 0
+        if not is_of_rank and chunk.kind not in KINDS:
             return
         name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
         if name in self._chunks:
@@ -109,6 +121,9 @@ class AttemptState:
         self._chunks[name] = None
         if len(self._chunks) > _MAX_CHUNKS_REMEMBERED:
             self._chunks.popitem(last=False)
+        if not is_of_rank:
+            self.machines.add(chunk.host, chunk.kind, columns)
+            return
         self.is_news = True
         self._seen(chunk.rank, chunk.time_hi_ns)
         if chunk.kind == "steps":
@@ -119,6 +134,7 @@ class AttemptState:
             self.calls.add(chunk.rank, columns)
             known = self.ranks.get(chunk.rank)
             self.clocks.add(chunk.rank, columns, known.host if known else "")
+            self.replays.events.add(chunk.rank, columns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -153,6 +169,16 @@ class AttemptState:
         known = self.losses.get(key)
         if known is None or record.count > known.count:
             self.losses[key] = record
+
+    def _measure(self, record: Metrics) -> None:
+        """Take the tokens of a step, and times of layers, which scripts may say."""
+        if "tokens" in record.values:
+            self.work.add(record.rank, record.step, record.values["tokens"])
+        for name, value in record.values.items():
+            number = name.removeprefix(LAYER_METRIC)
+            if number != name and number.isdecimal() and int(number) < _MAX_LAYERS:
+                known = self._layers.get(int(number), (-1, 0.0))
+                self._layers[int(number)] = max(known, (record.time_ns, value))
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -191,6 +217,12 @@ class AttemptState:
         done = int(table.steps[-1]) if table.num_steps else 0
         return max([done, *(state.step for state in self.states.values())])
 
+    @property
+    def layer_ms(self) -> tuple[float, ...]:
+        """Return the time of each layer, nothing where one between is not known."""
+        is_whole = len(self._layers) == max(self._layers, default=-1) + 1
+        return tuple(self._layers[n][1] for n in sorted(self._layers)) if is_whole else ()
+
     def seen_ns(self, rank: int) -> int | None:
         """Return the newest time of anything of a rank, on its host's clock."""
         return self._seen_ns.get(rank)
@@ -219,6 +251,10 @@ class AttemptState:
                 {rank: known.host for rank, known in self.ranks.items()},
                 POLICY.clock_drift_ratio,
             ),
+            replays=self.replays,
+            layer_ms=self.layer_ms,
+            machines=self.machines,
+            work=self.work,
             before=self.before,
         )
 

@@ -36,7 +36,7 @@ class RunState:
             attempt.apply_record(record)
 
     def apply_chunk(self, chunk: Chunk, columns: dict[str, Column]) -> None:
-        """Take one chunk with its decoded columns. Host and GPU samples are not looked at."""
+        """Take one chunk with its decoded columns; of samples, those of ranks and GPUs."""
         attempt = self._attempt(chunk.attempt)
         if attempt is not None:
             attempt.apply_chunk(chunk, columns)

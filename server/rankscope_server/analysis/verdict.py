@@ -17,6 +17,7 @@ from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.words import percent_text
 
 _MIN_SURE = 0.5  # a crash below it has seen echoes only
+_DECIDE = frozenset({"straggler", "hang", "root-cause"})  # without one of them, no verdict
 _SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
 
 
@@ -32,8 +33,10 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = crash
         elif finding.kind == "crash" and finding.confidence < _MIN_SURE and hangs:
             cause = hangs[0]
-        elif finding.kind in ("slow_compute", "slow_data"):
+        elif finding.detector == "straggler":
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
+        elif finding.detector == "pipeline":  # a stage is slow because a rank of it is
+            cause = next((f for f in findings if _is_slow_rank_of(f, finding)), None)
         if finding.kind in ("hang", "crash"):
             wrong = next((f for f in desyncs if _desync_explains(f, finding)), None)
             cause = wrong or cause
@@ -65,6 +68,11 @@ def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
     if stop is None or stop.onset_step is None or slow.onset_step is None:
         return None
     return stop if slow.onset_step >= stop.onset_step - 1 else None
+
+
+def _is_slow_rank_of(slow: Finding, stage: Finding) -> bool:
+    is_open = slow.detector == "straggler" and slow.state == "open"
+    return is_open and bool(set(slow.ranks) & set(stage.ranks))
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
@@ -115,7 +123,9 @@ def answer_of(
         return Answer("unknown", f"No verdict: partial, {coverage.text}", detail)
     steps = attempt.steps.num_steps + attempt.steps.dropped_steps
     world = attempt.world_size
-    skipped = [result.status for result in attempt.results if result.status.state == "skipped"]
+    # Advice that cannot be given leaves the answer whether somebody is slow or stuck.
+    statuses = [result.status for result in attempt.results]
+    skipped = [s for s in statuses if s.state == "skipped" and s.name in _DECIDE]
     if world == 1 and steps:
         return Answer(
             "unknown",
@@ -129,7 +139,7 @@ def answer_of(
     if skipped:
         reasons = "; ".join(f"{status.name}: {status.reason}" for status in skipped)
         return Answer("unknown", f"No verdict: {reasons}", detail)
-    ran = len(attempt.results)
+    ran = sum(status.state == "ran" for status in statuses)
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
     over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     if over:

@@ -79,6 +79,17 @@ class Policy:
     # Phases hold the excess if their own sum explains at least half of it.
     min_explained_share: float = 0.5
 
+    # --- straggler: a second signal ------------------------------------------------------
+    # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
+    # run at the same clock or one step (15 MHz of about 1,700) apart.
+    low_clock_ratio: float = 0.93
+    # Counts of switches and faults are skewed: three times the reference, and more than strays.
+    switches_ratio: float = 3.0
+    min_switches: float = 5.0
+    min_major_faults: float = 1.0
+    # CPU time per step within 15 %: the rank does not compute more.
+    same_cpu_ratio: float = 1.15
+
     # --- hang -----------------------------------------------------------------------------
     # An operation is late after 3 x its p99 (D2.6). The floor is D2's 2 s plus the second that a
     # state may be old, which leaves the 10 s to a named culprit three reports of slack.
@@ -126,6 +137,45 @@ class Policy:
     # An error on at most this share of the ranks is rare: one node of 8 in a job of 64. Echoes
     # come from all but the culprit, so that any share well below a half would do.
     rare_ratio: float = 0.125
+
+    # --- replay ---------------------------------------------------------------------------
+    # Steps that one replay covers: the same steps stand on both sides of every what-if, so noise
+    # cancels, and the mean of 64 settles to an eighth of a step's scatter. A new one is made when
+    # half of them is new.
+    replay_steps: int = 64
+    replay_min_steps: int = 10
+    # A model of who waits for whom must give back what was recorded (1.5).
+    replay_error_ratio: float = 0.02
+    # Hooks see a little less of a wait than the step clock; a tenth of it may be elsewhere.
+    replay_blocked_ratio: float = 0.10
+
+    # --- pipeline -------------------------------------------------------------------------
+    # Below 5 % of the span an uneven split is not worth a change of the model's code (D6).
+    imbalance_ratio: float = 0.05
+
+    # --- communication --------------------------------------------------------------------
+    # A step is communication-bound where more than a fifth of it is exposed (D5.2).
+    exposed_ratio: float = 0.20
+    # Of the step: data wait, and own work, beyond which they bound it (D5.2).
+    data_bound_ratio: float = 0.10
+    compute_bound_ratio: float = 0.85
+    # Below 1 MB latency rules, and a group seen less than 50 times has no usual time (D5).
+    min_message_bytes: int = 1 << 20
+    min_group_seen: int = 50
+    # Bus bandwidth is judged on messages that fill a link; 70 % of the best 5 % seen (D5.3).
+    busbw_message_bytes: int = 16 << 20
+    busbw_ratio: float = 0.70
+    busbw_best_share: float = 0.05
+    # A change of settings below 3 % is not worth advice (D5.5).
+    advice_gain: float = 0.03
+    # A prediction is given with at least so much to each side: a share of it, or points of
+    # throughput. Simulation, 100 random jobs with 63 pieces of advice: median error 0.8 % of the
+    # gain, two beyond 20 % (3.9 % for 2.5 %, 4.9 % for 3.6 %), the sign always right.
+    advice_band: float = 0.20
+    advice_band_points: float = 0.015
+    # Casts between float32 and bfloat16, by bytes of float32. Measured on one core: 5.2 GB/s
+    # (float16 only 0.9, so bfloat16 is advised). What pays with it pays all the more on a GPU.
+    cast_bytes_per_second: float = 4e9
 
     @cached_property
     def hash(self) -> str:

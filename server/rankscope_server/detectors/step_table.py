@@ -26,7 +26,14 @@ Vector: TypeAlias = NDArray[np.float64]
 OWN_PHASES: tuple[str, ...] = ("data", "forward", "backward", "optimizer", "other")
 _BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns", "other_blocked_ns")
 # `own` is the step without waiting for peers, saving and evaluating; phases are own work too.
-METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", *OWN_PHASES)
+# What may explain own work; -1 or nothing in the record is NaN here.
+SIGNALS: dict[str, tuple[str, float]] = {
+    "gc": ("gc_ns", _MS),
+    "major_faults": ("major_faults", 1.0),
+    "involuntary_switches": ("involuntary_switches", 1.0),
+    "microbatches": ("microbatches", 1.0),
+}
+METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", *OWN_PHASES, *SIGNALS)
 
 
 class StepTable:
@@ -220,6 +227,10 @@ def _cells_of(columns: Mapping[str, Column], keep: NDArray[np.int64]) -> dict[st
         waited = blocked.get(f"{phase}_blocked_ns", 0.0)
         cells[phase] = np.maximum(ms(f"{phase}_ns") - waited, 0.0)
     cells["cpu"] = np.where(ns("cpu_ns") > 0, ns("cpu_ns") * _MS, np.nan)
+    for name, (column, scale) in SIGNALS.items():
+        if column in columns:
+            values = ns(column)
+            cells[name] = np.where(values >= 0, values * scale, np.nan)
     for name in ("own", "duration", "blocked", *OWN_PHASES):
         cells[name] = np.where(duration > 0, cells[name], np.nan)
     cells["started_ms"] = ns("started_ns") * _MS

@@ -24,9 +24,12 @@ from rankscope_server.detectors.straggler_cost import (
     calm_columns,
     cost_of,
     excess_of,
+    healthy_columns,
     middle,
     phase_excess,
 )
+from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
+from rankscope_server.detectors.straggler_replay import replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
 
@@ -59,7 +62,9 @@ class Straggler:
             case for event in events if (case := _case(window, found, event, spells)) is not None
         ]
         cases.sort(key=lambda case: -case.cost.ratio)
-        findings = _one_per_key([finding_of(window, case) for case in cases[:_MAX_FINDINGS]])
+        cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
+        cases = [_explained(window, found, case) for case in cases]
+        findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _with_memory(window, self.name, findings)
         status = DetectorStatus(self.name, str(self.__doc__), "ran", "; ".join(notes))
         return DetectorResult(status, tuple(findings), _equal(found, findings))
@@ -210,6 +215,48 @@ def _kind(excess: Excess, policy: Policy) -> Kind | None:
         return None
     data = max(excess.by_phase["data"], 0.0)
     return "slow_data" if data > 0.5 * explained else "slow_compute"
+
+
+def _replayed(window: Window, case: Case) -> Case | None:
+    """Return the case with the cost that a replay tells; None if that is too small to speak of.
+
+    The severity stays that of the smaller estimate: a replay knows what an excess costs, the
+    comparison with the steps before knows whether the job became slower at all.
+    """
+    rows = [window.steps.row_of[rank] for rank in case.ranks]
+    found = replayed(window, rows, case.columns, case.excess)
+    if found.ratio is None:
+        return replace(case, cost_text=f"by the shortcut, as {found.text}")
+    if found.ratio < window.policy.cost_silent_ratio:
+        return None
+    least = replace(case.cost, ratio=min(case.cost.ratio, found.ratio))
+    return replace(
+        case,
+        cost=replace(case.cost, ratio=found.ratio),
+        cost_text=f"by {found.text}",
+        severity=_severity(least, case.spell, case.seconds, window.policy),
+    )
+
+
+def _explained(window: Window, found: Deviation, case: Case) -> Case:
+    """Return the case with its cause, where a second signal proves one."""
+    row = case.spell.row
+    role = found.roles[row]
+    peers = [r for r, other in enumerate(found.roles) if other == role and r != row]
+    calm = calm_columns(window.steps, [case.spell])
+    suspect = Suspect(
+        rank=case.worst_rank,
+        row=row,
+        columns=case.columns,
+        peers=tuple(peers) if case.has_peers else (),
+        healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
+        excess_ms=case.excess.total_ms,
+        ratio=case.ratio,
+        is_data=case.kind == "slow_data",
+    )
+    cause = cause_of(window, suspect)
+    is_fault = cause is None or cause.kind != MORE_WORK
+    return replace(case, cause=cause, severity=case.severity if is_fault else "info")
 
 
 def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:

@@ -11,6 +11,7 @@ from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.spells import Spell
 from rankscope_server.detectors.straggler_cost import Cost, Excess
+from rankscope_server.detectors.straggler_kind import Cause
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -22,8 +23,6 @@ from rankscope_server.detectors.words import (
     seconds_text,
     times_text,
 )
-
-_SAME_CPU = 1.15  # CPU time per step within 15 %: the rank does not compute more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,8 @@ class Case:
     cost: Cost
     company: tuple[int, ...]  # other ranks that are slow meanwhile
     severity: Severity
+    cost_text: str = ""  # how the cost was found
+    cause: Cause | None = None  # what a second signal proves
 
 
 def finding_of(window: Window, case: Case) -> Finding:
@@ -56,7 +57,7 @@ def finding_of(window: Window, case: Case) -> Finding:
     return Finding(
         key=f"{window.attempt}/straggler/{case.kind}/{ranks}",
         detector="straggler",
-        kind=case.kind,
+        kind=case.cause.kind if case.cause else case.kind,
         severity=case.severity,
         state="open" if case.ended_step is None else "recovered",
         attempt=window.attempt,
@@ -74,7 +75,7 @@ def finding_of(window: Window, case: Case) -> Finding:
         next=_next(window, case),
         next_command=_command(window, case),
         evidence=_evidence(window, case),
-        ruled_out=_ruled_out(case),
+        ruled_out=_ruled_out(window, case),
         would_be_wrong_if=_wrong_if(case),
         policy_hash=window.policy.hash,
         victims=tuple(sorted(set(window.steps.ranks) - {*case.ranks, *case.company})),
@@ -124,7 +125,7 @@ def _why(window: Window, case: Case) -> str:
         f"Rank {case.worst_rank} works {ms_text(excess.own_ms)} a step without waiting for others, "
         f"against {ms_text(excess.reference_ms)} ({reference}); {share} of the excess is in {where}"
     )
-    text += _cpu_text(case)
+    text += f"; {case.cause.text}" if case.cause else _cpu_text(window, case)
     before = f" ({ms_text(cost.step_before_ms)} before)" if cost.step_before_ms else ""
     text += (
         f". The job's step takes {ms_text(cost.step_now_ms)}{before}, about "
@@ -135,14 +136,15 @@ def _why(window: Window, case: Case) -> str:
     return (
         f"{text}: {window.world_size} ranks {verb} "
         f"{percent_text(cost.ratio)} of their throughput, {hours:.0f} rank-hours a day"
+        + (f" ({case.cost_text})" if case.cost_text else "")
     )
 
 
-def _cpu_text(case: Case) -> str:
+def _cpu_text(window: Window, case: Case) -> str:
     cpu, reference = case.excess.cpu_ms, case.excess.cpu_reference_ms
     if cpu is None or not reference or case.kind != "slow_compute":
         return ""
-    if cpu <= _SAME_CPU * reference:
+    if cpu <= window.policy.same_cpu_ratio * reference:
         return (
             f"; its CPU time is the same ({ms_text(cpu)} against {ms_text(reference)}), "
             "so it is held up rather than busy"
@@ -151,6 +153,8 @@ def _cpu_text(case: Case) -> str:
 
 
 def _next(window: Window, case: Case) -> str:
+    if case.cause is not None:
+        return case.cause.next
     host = window.host(case.worst_rank) or "its host"
     if case.kind == "slow_data":
         return (
@@ -164,6 +168,8 @@ def _next(window: Window, case: Case) -> str:
 
 
 def _command(window: Window, case: Case) -> str:
+    if case.cause is not None:
+        return case.cause.command
     known = window.ranks.get(case.worst_rank)
     if known is None or not known.pid:
         return ""
@@ -198,7 +204,7 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
     return tuple(facts)
 
 
-def _ruled_out(case: Case) -> tuple[str, ...]:
+def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
     excess, out = case.excess, []
     small = 0.1 * max(excess.total_ms, 0.0)
     if case.kind == "slow_compute" and excess.by_phase["data"] <= small:
@@ -211,7 +217,12 @@ def _ruled_out(case: Case) -> tuple[str, ...]:
         out.append(f"Slow compute: forward, backward and optimizer differ by {ms_text(computing)}")
     out.append("Waiting for other ranks: all time blocked on peers is left out of its own work")
     cpu, reference = excess.cpu_ms, excess.cpu_reference_ms
-    if case.kind == "slow_compute" and cpu and reference and cpu <= _SAME_CPU * reference:
+    if (
+        case.kind == "slow_compute"
+        and cpu
+        and reference
+        and cpu <= window.policy.same_cpu_ratio * reference
+    ):
         out.append("More work to do: its CPU time per step is that of its reference")
     return tuple(out)
 
@@ -225,7 +236,7 @@ def _wrong_if(case: Case) -> str:
 
 
 def _confidence(case: Case) -> tuple[float, str]:
-    """Return 0.55, more for peers, for a step time that rose with it and for a lasting spell."""
+    """Return 0.55, more for peers, a risen step time, a lasting spell and a second signal."""
     confidence, reasons = 0.55, []
     if case.has_peers:
         confidence += 0.15
@@ -241,4 +252,7 @@ def _confidence(case: Case) -> tuple[float, str]:
         reasons.append(f"it holds for {seconds_text(case.seconds)}")
     else:
         reasons.append("it is short or small")
+    if case.cause is not None:
+        confidence += 0.10
+        reasons.append("a second signal besides step times says why")
     return round(min(confidence, 0.95), 2), ", ".join(reasons)

@@ -11,9 +11,12 @@ import numpy as np
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clocks import Clocks
+from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.step_table import StepTable
 
 
@@ -36,6 +39,10 @@ class Window:
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
     clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
+    replays: ReplayTable = field(default_factory=ReplayTable)
+    layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
+    work: DeclaredWork = field(default_factory=DeclaredWork)
+    machines: MachineTable = field(default_factory=MachineTable)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
 

@@ -277,6 +277,11 @@ export function kindWords(kind) {
   const known = {
     slow_compute: 'Straggler: slow compute',
     slow_data: 'Straggler: slow data',
+    garbage_collection: 'Straggler: garbage collection',
+    host_contention: 'Straggler: other work on its processors',
+    thermal_or_power: 'Straggler: GPU held down by heat or power',
+    page_cache: 'Straggler: data not in memory',
+    sequence_imbalance: 'More tokens than its peers',
     slow_communication: 'Slow communication',
     hang: 'Hang',
     crash: 'Crash',

@@ -1,0 +1,218 @@
+"""Why a rank is slow, where a second signal besides step times tells (detection.md D1.6).
+
+A signal counts if it differs from that of the rank's reference: its peers in the same steps, or
+its own steps before. Without the signal nothing is said: the kind stays that of the phase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.gpu_words import THROTTLE_SLOWDOWNS, throttle_words
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
+
+Array = NDArray[Any]
+MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A kind with its proof, and what to do."""
+
+    kind: str
+    text: str
+    next: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A slow rank, and what it is compared with."""
+
+    rank: int
+    row: int
+    columns: slice
+    peers: tuple[int, ...]  # rows; none: compared with its own steps before
+    healthy: Array  # columns before
+    excess_ms: float  # of own work per step
+    ratio: float  # own work / reference
+    is_data: bool
+
+
+def cause_of(window: Window, suspect: Suspect) -> Cause | None:
+    """Return the first cause that a second signal proves, None where none does."""
+    if suspect.is_data:
+        return _page_cache(window, suspect)
+    for find in (_more_work, _garbage, _thermal, _contention):
+        cause = find(window, suspect)
+        if cause is not None:
+            return cause
+    return None
+
+
+def _means(window: Window, suspect: Suspect, metric: str) -> tuple[float, float]:
+    """Return the mean per step of the suspect and of its reference, NaN where not known."""
+    values = window.steps.get(metric)
+    now = _mean(values[suspect.row, suspect.columns])
+    if suspect.peers:
+        rows = [_mean(values[row, suspect.columns]) for row in suspect.peers]
+        return now, float(np.median(rows))
+    return now, _mean(values[suspect.row, suspect.healthy])
+
+
+def _mean(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _more_work(window: Window, suspect: Suspect) -> Cause | None:
+    """It was given more: then it is not slow (D1.6, sequence-length imbalance)."""
+    steps = window.steps.steps
+    first, last = int(steps[suspect.columns.start]), int(steps[suspect.columns.stop - 1])
+    mine = window.work.mean(suspect.rank, first, last)
+    if suspect.peers:
+        ranks = [window.steps.ranks[row] for row in suspect.peers]
+        said = [mean for r in ranks if (mean := window.work.mean(r, first, last)) is not None]
+        usual = float(np.median(said)) if len(said) * 2 > len(ranks) else None
+    else:
+        begin = int(steps[suspect.healthy[0]]) if len(suspect.healthy) else first
+        usual = window.work.mean(suspect.rank, begin, first - 1)
+    if mine is None or not usual:
+        return None
+    share = window.policy.min_explained_share
+    if mine / usual - 1 < share * (suspect.ratio - 1):
+        return None
+    return Cause(
+        MORE_WORK,
+        f"it was given {mine:,.0f} tokens a step, its reference {usual:,.0f}: that is most of the "
+        "excess, so it is not slower but has more to do",
+        "Give ranks batches of equal length: sort or pack samples by length across ranks, or cut "
+        "a step by tokens and not by samples",
+    )
+
+
+def _garbage(window: Window, suspect: Suspect) -> Cause | None:
+    now, reference = _means(window, suspect, "gc")
+    share = window.policy.min_explained_share
+    if not now - reference >= share * suspect.excess_ms:
+        return None
+    return Cause(
+        "garbage_collection",
+        f"Python's collector pauses it for {ms_text(now)} a step, its reference "
+        f"{ms_text(reference)}: that is most of the excess",
+        f"Collect on all ranks at the same step: gc.disable() and gc.collect() every some "
+        f"hundred steps, or gc.freeze() after the set-up; find what rank {suspect.rank} allocates "
+        "that the others do not",
+    )
+
+
+def _thermal(window: Window, suspect: Suspect) -> Cause | None:
+    begin, end = _times(window, suspect.row, suspect.columns)
+    mine = window.machines.gpu(suspect.rank, begin, end)
+    if mine is None:
+        return None
+    clock, bits = mine
+    ranks = window.steps.ranks
+    theirs = [
+        found[0]
+        for row in suspect.peers
+        if (found := window.machines.gpu(ranks[row], *_times(window, row, suspect.columns)))
+    ]
+    usual = float(np.median(theirs)) if len(theirs) >= window.policy.min_role_size - 1 else None
+    slow_bits = bits & THROTTLE_SLOWDOWNS
+    is_low = usual is not None and clock < window.policy.low_clock_ratio * usual
+    if not slow_bits and not is_low:
+        return None
+    why = f"its SM clock is {clock:.0f} MHz"
+    why += f", that of its peers {usual:.0f} MHz" if usual is not None else ""
+    why += f"; reasons: {', '.join(throttle_words(slow_bits))}" if slow_bits else ""
+    return Cause(
+        "thermal_or_power",
+        why,
+        f"Look at the cooling and the power of the GPU of rank {suspect.rank}; if the clock stays "
+        "low, run the job without it",
+        "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER",
+    )
+
+
+def _contention(window: Window, suspect: Suspect) -> Cause | None:
+    """Others want the processor: the rank is ready to run and does not run."""
+    policy = window.policy
+    begin, end = _times(window, suspect.row, suspect.columns)
+    delay = window.machines.run_delay_ratio(suspect.rank, begin, end)
+    before = _delay_before(window, suspect, begin, end)
+    own_ms, _ = _means(window, suspect, "duration")
+    if delay is not None and before is not None:
+        waited_ms = (delay - before) * own_ms
+        if waited_ms < policy.min_explained_share * suspect.excess_ms:
+            return None
+        why = (
+            f"{percent_text(delay)} of the time it was ready to run and had no processor, its "
+            f"reference {percent_text(before)}: that is most of the excess"
+        )
+    else:
+        now, reference = _means(window, suspect, "involuntary_switches")
+        cpu, usual_cpu = _means(window, suspect, "cpu")
+        more = policy.switches_ratio * reference + policy.min_switches
+        if not now >= more or not cpu <= policy.same_cpu_ratio * usual_cpu:
+            return None
+        why = (
+            f"it is taken off its processor {now:.0f} times a step, its reference "
+            f"{reference:.0f} times, and needs no more CPU time"
+        )
+    host = window.host(suspect.rank)
+    near = [r for r in window.ranks if r != suspect.rank and window.host(r) == host]
+    where = f"on {host}" if host else "on its host"
+    beside = f"; beside it run {ranks_text(near)}" if near else ""
+    return Cause(
+        "host_contention",
+        why,
+        f"See what else runs {where}{beside}: move other jobs away, give ranks processors of "
+        "their own, or set fewer loader workers and threads",
+        "ps -eo pid,psr,ni,pcpu,comm --sort=-pcpu | head -20",
+    )
+
+
+def _delay_before(window: Window, suspect: Suspect, begin: float, end: float) -> float | None:
+    if suspect.peers:
+        ranks = [window.steps.ranks[row] for row in suspect.peers]
+        known = [
+            ratio
+            for rank in ranks
+            if (ratio := window.machines.run_delay_ratio(rank, begin, end)) is not None
+        ]
+        return float(np.median(known)) if known else None
+    if not len(suspect.healthy):
+        return None
+    columns = slice(int(suspect.healthy[0]), int(suspect.healthy[-1]) + 1)
+    return window.machines.run_delay_ratio(suspect.rank, *_times(window, suspect.row, columns))
+
+
+def _page_cache(window: Window, suspect: Suspect) -> Cause | None:
+    policy = window.policy
+    now, reference = _means(window, suspect, "major_faults")
+    if not now >= policy.switches_ratio * reference + policy.min_major_faults:
+        return None
+    return Cause(
+        "page_cache",
+        f"it reads {now:.1f} pages a step from disk that were not in memory, its reference "
+        f"{reference:.1f}",
+        f"Give {window.host(suspect.rank) or 'the host'} memory for the page cache: fewer loader "
+        "workers, a smaller data set per host, or a copy of it on a local disk",
+        "vmtouch -v DATA or: grep -E 'Cached|MemAvailable' /proc/meminfo",
+    )
+
+
+def _times(window: Window, row: int, columns: slice) -> tuple[float, float]:
+    """Return from when to when the columns of a row lasted, ns of its host."""
+    started = window.steps.get("started_ms")[row, columns]
+    known = started[~np.isnan(started)]
+    if not len(known):
+        return 0.0, 0.0
+    last = _mean(window.steps.get("duration")[row, columns])
+    return float(known.min()) * 1e6, (float(known.max()) + last) * 1e6

@@ -1,0 +1,46 @@
+"""What a slow rank costs, from a replay of the steps without its excess (detection.md D1.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.formulas import throughput_loss
+from rankscope_server.detectors.recorded_program import NoReplay
+from rankscope_server.detectors.replay_table import usable_columns
+from rankscope_server.detectors.straggler_cost import Excess
+from rankscope_server.detectors.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The share of throughput that ranks take, or why a replay cannot tell."""
+
+    ratio: float | None
+    text: str
+
+
+def replayed(window: Window, rows: Sequence[int], columns: slice, excess: Excess) -> Replayed:
+    """Return what some rows of the step table cost in the last of these columns."""
+    policy, table = window.policy, window.steps
+    stride = policy.replay_steps // 2
+    stop = columns.stop
+    if stop - columns.start > policy.replay_steps:  # else every look would need another replay
+        stop -= (stop + table.dropped_steps) % stride
+    begin = max(columns.start, stop - policy.replay_steps)
+    chosen = usable_columns(table, begin, stop, policy)
+    try:
+        replay, _ = window.replays.of(chosen, table, window.ranks, window.groups, policy)
+    except NoReplay as error:
+        return Replayed(None, str(error))
+    scale = excess.reference_ms / excess.own_ms if excess.own_ms > 0 else 1.0
+    with_ms = replay.mean_step_ms()
+    without_ms = replay.step_without_ms(rows, float(np.clip(scale, 0.0, 1.0)))
+    ratio = throughput_loss(with_ms, without_ms)
+    return Replayed(
+        ratio,
+        f"a replay of {len(replay.steps)} steps that gives back the recorded ones within "
+        f"{100 * abs(replay.error_ratio()):.1f} %",
+    )

@@ -1,0 +1,112 @@
+"""The cost of a straggler through the whole analysis, against the same job without it (D1.7)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from rankscope_server.analysis import Finding, RunState
+from tests.analysis.simulator import START_NS, Item, apply
+from tests.analysis.timeline import (
+    Timeline,
+    data_parallel,
+    groups_of,
+    noisy,
+    pipeline,
+)
+
+STEPS = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    slow: Timeline
+    healthy: Timeline
+    stages: list[int]
+    rank: int
+    onset: int
+
+    @property
+    def truth(self) -> float:
+        skip = self.onset + 2
+        return 1 - self.healthy.step_ms(skip) / self.slow.step_ms(skip)
+
+    def items(self) -> list[Item]:
+        return self.slow.items(stages=self.stages, clock_error_ms=200, hosts=2)
+
+
+def draw(seed: int, kind: str, onset: int | None = None) -> Case:
+    chance = random.Random(seed)
+    stages = 1 if kind == "dp" else 4
+    ranks = chance.choice([4, 8]) if kind == "dp" else stages * chance.choice([1, 4])
+    microbatches = chance.choice([4, 8])
+    onset = chance.randint(80, 110) if onset is None else onset
+    rank, size = chance.randrange(ranks), chance.uniform(0.3, 1.0)
+    runs = []
+    for share in (size, 0.0):
+        factor = noisy(seed, ranks, STEPS, 0.04)
+        factor[rank, onset:] *= 1 + share
+        work = lambda r, s, f=factor: f[r, s]  # noqa: E731
+        if kind == "dp":
+            program = data_parallel(30, 60, 4, 8, work)
+            groups = {"world": tuple(range(ranks))}
+        else:
+            program = pipeline(
+                stages, microbatches, "1f1b", lambda r, s, w=work: 5 * w(r, s), 0.5, ranks // stages
+            )
+            groups = groups_of(stages, ranks // stages)
+        runs.append(Timeline(ranks, STEPS, program, groups).run())
+    places = [] if stages == 1 else [r % stages for r in range(ranks)]
+    return Case(runs[0], runs[1], places, rank, onset)
+
+
+def straggler(items: list[Item]) -> list[Finding]:
+    state = RunState("run")
+    apply(state, items)
+    look = state.look(START_NS + 10**12)
+    return [finding for finding in look.findings if finding.detector == "straggler"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["dp", "pipeline"])
+def test_the_cost_is_within_two_points(kind: str, seed: int) -> None:
+    case = draw(seed, kind)
+    found = straggler(case.items())
+    if case.truth < 0.01 and not found:
+        return  # the pipeline hides it
+    (finding,) = found
+    assert finding.ranks == (case.rank,)
+    assert finding.cost_throughput_ratio == pytest.approx(case.truth, abs=0.02)
+    assert "by a replay of" in finding.why
+
+
+def test_also_of_a_rank_that_was_slow_from_the_start() -> None:
+    case = draw(3, "dp", onset=1)
+    (finding,) = straggler(case.items())
+    assert finding.ranks == (case.rank,)
+    assert finding.cost_throughput_ratio == pytest.approx(case.truth, abs=0.02)
+
+
+def test_without_collectives_the_shortcut_is_used_and_said() -> None:
+    case = draw(1, "dp")
+    items = [
+        (arrival, what)
+        for arrival, what in case.items()
+        if not isinstance(what, tuple) or what[0].kind == "steps"
+    ]
+    (finding,) = straggler(items)
+    assert "by the shortcut, as no collectives are recorded" in finding.why
+    assert finding.cost_throughput_ratio == pytest.approx(case.truth, abs=0.02)
+
+
+def test_looks_on_the_way_do_not_change_the_last_one() -> None:
+    items = draw(2, "pipeline").items()
+    watched, once = RunState("run"), RunState("run")
+    for begin in range(0, len(items), 29):
+        apply(watched, items[begin : begin + 29])
+        watched.look(START_NS + 10**12)
+    apply(once, items)
+    end = START_NS + 10**12
+    assert watched.look(end).findings == once.look(end).findings

@@ -1,0 +1,232 @@
+"""Kinds that need a second signal (D1.6): proved by it, and not claimed without it. Simulation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rankscope import schema
+from rankscope.chunk import Column
+from rankscope_server.analysis import Finding, Look, RunState
+from rankscope_server.detectors.machine_table import MachineTable
+from tests.analysis.simulator import MS, START_NS, Item, apply, spoil
+from tests.analysis.timeline import Act, Timeline, noisy
+
+RANKS, STEPS, STEP_MS = 8, 200, 100.0
+Extra = Callable[[int, int], dict[str, int]]
+
+
+def job(seed: int, slow: int, onset: int, extra_ms: float, phase: str) -> Timeline:
+    noise = noisy(seed, RANKS, STEPS, 0.05)
+
+    def program(rank: int, step: int) -> list[Act]:
+        late = extra_ms if rank == slow and step >= onset else 0.0
+        return [
+            Act("compute", 1.0 + late * (phase == "data"), "data"),
+            Act("compute", 30 * noise[rank, step] + late * (phase == "forward"), "forward"),
+            Act("compute", 60 * noise[rank, step], "backward"),
+            Act("issue", 3.0, "backward"),
+            Act("wait", phase="backward"),
+            Act("compute", 2.0, "optimizer"),
+        ]
+
+    return Timeline(RANKS, STEPS, program, {"world": tuple(range(RANKS))}).run()
+
+
+def process_samples(run: Timeline, delay: Callable[[int, float], float]) -> list[Item]:
+    """Return samples of all ranks, one a second; `delay(rank, ms)` is the share without a CPU."""
+    end_ms = run.ranks[0].steps[-1]["ended"]
+    items: list[Item] = []
+    times = np.arange(0, end_ms, 1000.0)
+    for rank in range(RANKS):
+        share = np.array([delay(rank, time) for time in times])
+        names = schema.CHUNK_COLUMNS["process"]
+        columns: dict[str, Column] = {name: np.zeros(len(times), np.int64) for name in names}
+        columns["time_ns"] = START_NS + (times * MS).astype(np.int64)
+        columns["rank"] = np.full(len(times), rank)
+        columns["run_delay_us_total"] = np.concatenate([[0], np.cumsum(share[:-1] * 1e6)]).astype(
+            np.int64
+        )
+        items.append(chunk("process", "node-0", columns, rank))
+    return items
+
+
+def gpu_samples(run: Timeline, clock: Callable[[int, float], tuple[int, int]]) -> list[Item]:
+    end_ms = run.ranks[0].steps[-1]["ended"]
+    times = np.arange(0, end_ms, 1000.0)
+    items: list[Item] = []
+    for rank in range(RANKS):
+        columns: dict[str, Column] = {
+            name: np.full(len(times), -1, np.int64) for name in schema.CHUNK_COLUMNS["gpu"]
+        }
+        columns["time_ns"] = START_NS + (times * MS).astype(np.int64)
+        columns["gpu"] = np.full(len(times), rank)
+        read = [clock(rank, time) for time in times]
+        columns["sm_clock_mhz"] = np.array([mhz for mhz, _ in read])
+        columns["throttle_reasons"] = np.array([bits for _, bits in read])
+        items.append(chunk("gpu", "node-0", columns, rank))
+        owner: dict[str, Column] = {
+            "time_ns": np.array([START_NS]), "interval_ns": np.array([0]), "gpu": np.array([rank]),
+            "pid": np.array([1000 + rank]), "rank": np.array([rank]),
+            "memory_bytes": np.array([0]),
+        }  # fmt: skip
+        items.append(chunk("gpu_process", "node-0", owner, rank))
+    return items
+
+
+def chunk(kind: schema.ChunkKind, host: str, columns: dict[str, Column], number: int) -> Item:
+    times = np.asarray(columns["time_ns"])
+    return int(times.max()), (
+        schema.Chunk(
+            kind=kind, attempt=0, rank=schema.NODE_RANK, host=host, count=len(times),
+            time_lo_ns=int(times.min()), time_hi_ns=int(times.max()),
+            data=f"{kind} {number}".encode(),
+        ),
+        columns,
+    )  # fmt: skip
+
+
+def look_at(items: list[Item]) -> Look:
+    state = RunState("run")
+    apply(state, sorted(items, key=lambda item: item[0]))
+    return state.look(START_NS + 10**12)
+
+
+def the_straggler(items: list[Item], rank: int) -> Finding:
+    found = [f for f in look_at(items).findings if f.detector == "straggler"]
+    assert [f.ranks for f in found] == [(rank,)]
+    return found[0]
+
+
+def draw(seed: int) -> tuple[int, int, float]:
+    chance = random.Random(seed)
+    return chance.randrange(RANKS), chance.randint(80, 120), chance.uniform(30, 90)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pauses_of_the_collector(seed: int) -> None:
+    slow, onset, extra = draw(seed)
+    run = job(seed, slow, onset, extra, "forward")
+    paused: Extra = lambda rank, step: {  # noqa: E731
+        "gc_ns": int(extra * 0.9 * MS) if rank == slow and step >= onset else MS
+    }
+    finding = the_straggler(run.items(extra=paused), slow)
+    assert finding.kind == "garbage_collection"
+    assert "gc.freeze" in finding.next
+    everywhere: Extra = lambda rank, step: {"gc_ns": int(extra * MS)}  # noqa: E731
+    assert the_straggler(run.items(extra=everywhere), slow).kind == "slow_compute"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_without_a_processor_by_run_delay(seed: int) -> None:
+    slow, onset, extra = draw(seed)
+    run = job(seed, slow, onset, extra, "forward")
+    onset_ms = run.ranks[slow].steps[onset - 1]["started"]
+    share = extra / (STEP_MS + extra)
+    held = process_samples(run, lambda rank, ms: share * (rank == slow and ms >= onset_ms) + 0.02)
+    finding = the_straggler([*run.items(), *held], slow)
+    assert finding.kind == "host_contention"
+    assert finding.next_command.startswith("ps ")
+    calm = process_samples(run, lambda rank, ms: 0.02)
+    assert the_straggler([*run.items(), *calm], slow).kind == "slow_compute"
+
+
+def test_a_rank_without_a_processor_by_switches_where_nothing_better_is_known() -> None:
+    slow, onset, extra = draw(11)
+    run = job(11, slow, onset, extra, "forward")
+
+    def switched(rank: int, step: int) -> dict[str, int]:
+        is_held = rank == slow and step >= onset
+        return {"involuntary_switches": 80 if is_held else 3, "cpu_ns": 90 * MS}
+
+    def busy(rank: int, step: int) -> dict[str, int]:
+        row = switched(rank, step)
+        return {**row, "cpu_ns": 170 * MS if row["involuntary_switches"] > 3 else 90 * MS}
+
+    assert the_straggler(run.items(extra=switched), slow).kind == "host_contention"
+    assert the_straggler(run.items(extra=busy), slow).kind == "slow_compute"
+
+
+@pytest.mark.parametrize(("mhz", "bits", "kind"), [
+    (1100, 0, "thermal_or_power"), (1700, 0x40, "thermal_or_power"), (1700, 0, "slow_compute"),
+    (1690, 0x1, "slow_compute"),
+])  # fmt: skip
+def test_a_gpu_that_is_held_down(mhz: int, bits: int, kind: str) -> None:
+    slow, onset, extra = draw(21)
+    run = job(21, slow, onset, extra, "forward")
+    onset_ms = run.ranks[slow].steps[onset - 1]["started"]
+    samples = gpu_samples(
+        run, lambda rank, ms: (mhz, bits) if rank == slow and ms >= onset_ms else (1700, 0)
+    )
+    finding = the_straggler([*run.items(), *samples], slow)
+    assert finding.kind == kind
+    if bits == 0x40:
+        assert "thermal slowdown (hardware)" in finding.why
+
+
+def test_pages_that_are_not_in_memory() -> None:
+    slow, onset, extra = draw(31)
+    run = job(31, slow, onset, extra, "data")
+    faults: Extra = lambda rank, step: {  # noqa: E731
+        "major_faults": 12 if rank == slow and step >= onset else 0
+    }
+    assert the_straggler(run.items(extra=faults), slow).kind == "page_cache"
+    assert the_straggler(run.items(), slow).kind == "slow_data"
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_longer_sequences_are_more_work_and_no_fault(more: bool) -> None:
+    slow, onset, extra = draw(61)
+    run = job(61, slow, onset, extra, "forward")
+
+    def tokens(rank: int, step: int) -> float:
+        is_long = more and rank == slow and step >= onset
+        return 4096.0 * (1 + extra / STEP_MS * is_long)
+
+    said: list[Item] = [
+        (START_NS, schema.Metrics(
+            attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+            values={"tokens": tokens(rank, step)},
+        ))
+        for rank in range(RANKS)
+        for step in range(1, STEPS + 1)
+    ]  # fmt: skip
+    look = look_at([*run.items(), *said])
+    (finding,) = (f for f in look.findings if f.detector == "straggler")
+    assert finding.kind == ("sequence_imbalance" if more else "slow_compute")
+    assert (look.verdict is None) == more
+
+
+def test_the_key_stays_when_the_kind_becomes_known() -> None:
+    slow, onset, extra = draw(41)
+    run = job(41, slow, onset, extra, "forward")
+    held = process_samples(run, lambda rank, ms: 0.4 * (rank == slow))
+    keys = {the_straggler([*run.items(), *more], slow).key for more in ([], held)}
+    assert len(keys) == 1
+
+
+def test_samples_in_any_order_and_twice() -> None:
+    slow, onset, extra = draw(51)
+    run = job(51, slow, onset, extra, "forward")
+    items = [*run.items(), *process_samples(run, lambda rank, ms: 0.5 * (rank == slow))]
+    plain = look_at(items).findings
+    state = RunState("run")
+    apply(state, spoil(items, seed=2, lost=0.0))
+    spoilt = state.look(START_NS + 10**12).findings
+    assert [f.kind for f in plain] == [f.kind for f in spoilt]
+
+
+def test_a_counter_that_began_anew_proves_nothing() -> None:
+    table = MachineTable()
+    columns: dict[str, Column] = {
+        name: np.zeros(6, np.int64) for name in schema.CHUNK_COLUMNS["process"]
+    }
+    columns["time_ns"] = np.arange(6) * 10**9
+    columns["run_delay_us_total"] = np.array([0, 100, 200, 0, 100, 200])
+    table.add("a", "process", columns)
+    assert table.run_delay_ratio(0, 0, 10**10) is None
+    assert table.run_delay_ratio(0, 0, 2 * 10**9) == pytest.approx(1e-4)
+    assert table.run_delay_ratio(1, 0, 10**10) is None
