@@ -13,7 +13,6 @@ from rankscope.chunk import Column
 from rankscope.schema import (
     AnyRecord,
     Chunk,
-    Environment,
     ErrorRaised,
     GroupDefined,
     Loss,
@@ -22,7 +21,9 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
@@ -32,24 +33,24 @@ _MAX_CHUNKS_REMEMBERED = 200_000
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_STACK_CHARACTERS = 20_000
-_Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
+_Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
 
 
 class AttemptState:
     """One attempt of a run. Nothing here depends on the order in which things arrive."""
 
-    def __init__(self, run_id: str, attempt: int) -> None:
+    def __init__(self, run_id: str, attempt: int, machines: MachineTable | None = None) -> None:
         self.run_id = run_id
         self.attempt = attempt
         self.ranks: dict[int, RankRegistered] = {}
         self.states: dict[int, RankState] = {}
         self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
-        self.environments: dict[int, Environment] = {}
         self.stacks: dict[int, Stacks] = {}
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
+        self.facts = Facts(machines or MachineTable())
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -76,14 +77,14 @@ class AttemptState:
             _keep_newest(self.ranks, record)
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
-        elif isinstance(record, Environment):
-            _keep_newest(self.environments, record)
         elif isinstance(record, Stacks):
             _keep_newest(self.stacks, record)
         else:
             take = self._takers.get(type(record))
             if take is not None:
                 take(record)
+            else:
+                self.facts.take(record)
 
     def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
         """Take one chunk of this attempt, once."""
@@ -194,6 +195,7 @@ class AttemptState:
             stacks=self.stacks,
             steps=self.steps,
             times=self.times,
+            facts=self.facts,
             before=self.before,
         )
 

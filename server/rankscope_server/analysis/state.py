@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import OrderedDict
+
 from rankscope.chunk import Column
+from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import AnyRecord, Chunk
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
@@ -10,9 +14,11 @@ from rankscope_server.analysis.coverage import coverage_of, status_of
 from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
 from rankscope_server.detectors import DETECTORS
 from rankscope_server.detectors.finding import DetectorStatus, Finding
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.policy import POLICY, Policy
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
+_MAX_CHUNKS_REMEMBERED = 200_000
 
 
 class RunState:
@@ -22,6 +28,8 @@ class RunState:
         self.run_id = run_id
         self._policy = policy
         self._attempts: dict[int, AttemptState] = {}
+        self._machines = MachineTable()
+        self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
@@ -30,10 +38,22 @@ class RunState:
             attempt.apply_record(record)
 
     def apply_chunk(self, chunk: Chunk, columns: dict[str, Column]) -> None:
-        """Take one chunk with its decoded columns. Host and GPU samples are not looked at."""
+        """Take one chunk with its decoded columns. Samples of nodes are those of all attempts."""
+        if chunk.kind in SAMPLE_KINDS:
+            self._apply_samples(chunk, columns)
+            return
         attempt = self._attempt(chunk.attempt)
         if attempt is not None:
             attempt.apply_chunk(chunk, columns)
+
+    def _apply_samples(self, chunk: Chunk, columns: dict[str, Column]) -> None:
+        name = (chunk.host, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
+        if name in self._machine_chunks:
+            return
+        self._machine_chunks[name] = None
+        if len(self._machine_chunks) > _MAX_CHUNKS_REMEMBERED:
+            self._machine_chunks.popitem(last=False)
+        self._machines.take_chunk(chunk.kind, chunk.host, columns)
 
     def look(self, now_ns: int) -> Look:
         """Return what is known at `now_ns`, wall clock of whoever looks."""
@@ -63,7 +83,7 @@ class RunState:
     def _attempt(self, number: int) -> AttemptState | None:
         attempt = self._attempts.get(number)
         if attempt is None:
-            attempt = self._attempts[number] = AttemptState(self.run_id, number)
+            attempt = self._attempts[number] = AttemptState(self.run_id, number, self._machines)
             if len(self._attempts) > _MAX_ATTEMPTS:
                 del self._attempts[min(self._attempts)]
         return self._attempts.get(number)

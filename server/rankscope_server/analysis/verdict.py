@@ -15,6 +15,9 @@ from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Findi
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.words import percent_text
 
+# The answer "healthy" rests on these, whose inputs every run has. What others could not look at
+# is said beside it.
+_CORE = frozenset({"straggler", "hang", "root-cause"})
 _MIN_SURE = 0.5  # a crash below it has seen echoes only
 _SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
 
@@ -113,10 +116,14 @@ def answer_of(
         return Answer(
             "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail
         )
-    if skipped:
-        reasons = "; ".join(f"{status.name}: {status.reason}" for status in skipped)
+    if any(status.name in _CORE for status in skipped):
+        reasons = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.name in _CORE)
         return Answer("unknown", f"No verdict: {reasons}", detail)
-    ran = len(attempt.results)
+    ran = len(attempt.results) - len(skipped)
+    if skipped:
+        names = ", ".join(status.name for status in skipped)
+        notes.append(f"not looked at, for lack of input: {names}")
+        detail = "; ".join(notes)
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
     over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     if over:

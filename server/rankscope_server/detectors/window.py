@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
@@ -30,6 +31,7 @@ class Window:
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
+    facts: Facts = field(default_factory=Facts)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
 
