@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from rankscope_server.detectors.drift import Drift
 from rankscope_server.detectors.hang import Hang
 from rankscope_server.detectors.root_cause import RootCause
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
-DETECTORS: tuple[Detector, ...] = (Straggler(), Hang(), RootCause())  # order = run order
+DETECTORS: tuple[Detector, ...] = (  # order = run order
+    Straggler(),
+    Hang(),
+    RootCause(),
+    Drift(),
+)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankscope.schema import AnyRecord, Environment, Event, Metrics
+from rankscope_server.detectors.environment_table import EnvironmentTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.memory_table import MemoryTable
 from rankscope_server.detectors.number_table import NumberTable
@@ -31,7 +32,7 @@ class Facts:
     """Tables that do not depend on the order in which records come, or on doubled ones."""
 
     machines: MachineTable = field(default_factory=MachineTable)
-    environments: dict[int, Environment] = field(default_factory=dict)
+    environments: EnvironmentTable = field(default_factory=EnvironmentTable)
     numbers: NumberTable = field(default_factory=NumberTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     versions: VersionTable = field(default_factory=VersionTable)
@@ -43,9 +44,7 @@ class Facts:
         if isinstance(record, Metrics):
             self._take_metrics(record)
         elif isinstance(record, Environment):
-            known = self.environments.get(record.rank)
-            if known is None or (record.time_ns, repr(record)) > (known.time_ns, repr(known)):
-                self.environments[record.rank] = record
+            self.environments.put(record)
         elif isinstance(record, Event):
             self._take_event(record)
 

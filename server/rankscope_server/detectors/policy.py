@@ -107,6 +107,10 @@ class Policy:
     # Signals that end most of the job within this time are one action from outside.
     stop_band_seconds: float = 60.0
 
+    # --- drift ----------------------------------------------------------------------------
+    # A difference that goes with the ranks in trouble counts for more (D10): one in a hundred.
+    drift_fisher_p: float = 0.01
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""

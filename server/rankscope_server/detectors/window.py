@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
@@ -43,6 +45,16 @@ class Window:
     def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of some ranks, each once."""
         return tuple(dict.fromkeys(host for rank in ranks if (host := self.host(rank))))
+
+    def time_ms(self, step: int) -> float | None:
+        """Return when a step began, the median over ranks of wall-clock ms; None if not known."""
+        steps = self.steps.steps
+        at = int(np.searchsorted(steps, step))
+        if at >= len(steps) or steps[at] != step:
+            return None
+        started = self.steps.get("started_ms")[:, at]
+        known = started[~np.isnan(started)]
+        return float(np.median(known)) if len(known) else None
 
     def link(self, rank: int, step: int | None = None) -> str:
         """Return the dashboard's path to a rank, or to one step of it."""
