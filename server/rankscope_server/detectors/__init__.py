@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from rankscope_server.detectors.drift import Drift
 from rankscope_server.detectors.hang import Hang
+from rankscope_server.detectors.memory_growth import MemoryGrowth
+from rankscope_server.detectors.nonfinite import NonFinite
+from rankscope_server.detectors.outliers import Outliers
+from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
+from rankscope_server.detectors.spikes import Spikes
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
@@ -13,4 +18,9 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     Hang(),
     RootCause(),
     Drift(),
+    Replicas(),
+    NonFinite(),
+    Spikes(),
+    Outliers(),
+    MemoryGrowth(),
 )

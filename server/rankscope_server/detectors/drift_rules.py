@@ -27,35 +27,33 @@ _OWN = re.compile(
     r"|(^|\.)master_(addr|port)$|cuda_visible_devices$",
     re.IGNORECASE,
 )
-_RULES: tuple[tuple[Level, Kind, re.Pattern[str]], ...] = tuple(
-    (level, kind, re.compile(pattern, re.IGNORECASE))
-    for level, kind, pattern in (
-        # a version of either decides what goes over the wire
-        ("critical", "version", r"^(nccl|rccl|torch)([._]version)?$|^torch\.git$"),
-        ("critical", "job", r"^(env\.)?world_size$|(^|[._])rank_map$"),
-        ("critical", "job", r"(config|model|plan)[._](hash|fingerprint)$"),
-        ("critical", "job", r"(code|git)[._](commit|hash|sha)$|^commit$"),
-        ("critical", "job", r"dataset[._](fingerprint|hash)$|(^|[._])seed([._]policy)?$"),
-        ("critical", "job", r"(^|[._])(dtype|amp|autocast|tf32|deterministic\w*)([._]\w+)?$"),
-        ("critical", "hardware", r"compute_capability$|gpu\.capability$"),
-        ("critical", "environment", r"^env\.NCCL_(PROTO|ALGO|COMM_ID|NVLS\w*)$"),
-        ("critical", "environment", r"^env\.TORCH_NCCL_\w+$"),
-        # DETAIL adds a group of its own to every process group: mixed, ranks wait for each other
-        ("critical", "environment", r"^env\.TORCH_DISTRIBUTED_DEBUG$"),
-        ("info", "environment",
-         r"^env\.(NCCL_DEBUG\w*|TORCH_(LOGS|CPP_LOG_LEVEL|HOME|SHOW_CPP\w*)|TORCHELASTIC_\w+)$"),
-        ("warning", "environment", r"^env\.(NCCL_\w+|GLOO_\w+|UCX_\w+|FI_\w+)$"),
-        ("warning", "environment",
-         r"^env\.((OMP|MKL|OPENBLAS|KMP)_\w+|CUDA_\w+|CUBLAS_\w+|PYTORCH_\w+|PYTHONHASHSEED"
-         r"|LD_PRELOAD|LD_LIBRARY_PATH|LOCAL_WORLD_SIZE|SLURM_(NTASKS\w*|NNODES))$"),
-        ("info", "environment", r"^env\."),
-        ("info", "environment", r"(^|[._])(hostname|host|fqdn|path|locale|executable|cwd)$"),
-        ("warning", "version", r"^(driver|cudnn|cublas|kernel|os|libc|ofed|firmware)([._]\w+)*$"),
-        ("warning", "hardware", r"^(gpu|host|mtu|power|clock|ecc|governor|ulimit|hugepages|nic)"),
-        ("warning", "hardware", r"^(machine|torch\.threads)$"),
-        ("warning", "version", r"."),  # a library that is loaded, for example transformers
-    )
+_WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
+    # a version of either decides what goes over the wire
+    ("critical", "version", r"^(nccl|rccl|torch)([._]version)?$|^torch\.git$"),
+    ("critical", "job", r"^(env\.)?world_size$|(^|[._])rank_map$"),
+    ("critical", "job", r"(config|model|plan)[._](hash|fingerprint)$"),
+    ("critical", "job", r"(code|git)[._](commit|hash|sha)$|^commit$"),
+    ("critical", "job", r"dataset[._](fingerprint|hash)$|(^|[._])seed([._]policy)?$"),
+    ("critical", "job", r"(^|[._])(dtype|amp|autocast|tf32|deterministic\w*)([._]\w+)?$"),
+    ("critical", "hardware", r"compute_capability$|gpu\.capability$"),
+    ("critical", "environment", r"^env\.NCCL_(PROTO|ALGO|COMM_ID|NVLS\w*)$"),
+    ("critical", "environment", r"^env\.TORCH_NCCL_\w+$"),
+    # DETAIL adds a group of its own to every process group: mixed, ranks wait for each other
+    ("critical", "environment", r"^env\.TORCH_DISTRIBUTED_DEBUG$"),
+    ("info", "environment",
+     r"^env\.(NCCL_DEBUG\w*|TORCH_(LOGS|CPP_LOG_LEVEL|HOME|SHOW_CPP\w*)|TORCHELASTIC_\w+)$"),
+    ("warning", "environment", r"^env\.(NCCL_\w+|GLOO_\w+|UCX_\w+|FI_\w+)$"),
+    ("warning", "environment",
+     r"^env\.((OMP|MKL|OPENBLAS|KMP)_\w+|CUDA_\w+|CUBLAS_\w+|PYTORCH_\w+|PYTHONHASHSEED"
+     r"|LD_PRELOAD|LD_LIBRARY_PATH|LOCAL_WORLD_SIZE|SLURM_(NTASKS\w*|NNODES))$"),
+    ("info", "environment", r"^env\."),
+    ("info", "environment", r"(^|[._])(hostname|host|fqdn|path|locale|executable|cwd)$"),
+    ("warning", "version", r"^(driver|cudnn|cublas|kernel|os|libc|ofed|firmware)([._]\w+)*$"),
+    ("warning", "hardware", r"^(gpu|host|mtu|power|clock|ecc|governor|ulimit|hugepages|nic)"),
+    ("warning", "hardware", r"^(machine|torch\.threads)$"),
+    ("warning", "version", r"."),  # a library that is loaded, for example transformers
 )  # fmt: skip
+_RULES = tuple((level, kind, re.compile(text, re.IGNORECASE)) for level, kind, text in _WRITTEN)
 _CUDA = re.compile(r"^(torch\.)?cuda([._]version)?$", re.IGNORECASE)
 _PYTHON = re.compile(r"^python([._]version)?$", re.IGNORECASE)
 _BYTES_OR_CLOCK = re.compile(r"(_bytes|_mhz|_watts)$")

@@ -1,4 +1,4 @@
-"""Numbers of training by name, step and rank: the newest steps of each, in bounded memory.
+"""Numbers of training by name, step and rank: the first and the newest steps.
 
 Numbers may come in any order and any number of times; of two values of one rank for one step the
 larger counts, so that every order leads to the same table.
@@ -18,6 +18,7 @@ from rankscope.metric_names import NONFINITE
 
 Vector: TypeAlias = NDArray[np.float64]
 _FIRST_ROWS = 8
+HEAD = 48  # first steps, kept for ever: a rank's own reference
 _MAX_FLAG_STEPS = 512
 # name -> how many of the newest steps are kept
 CAPACITY: dict[str, int] = {
@@ -70,13 +71,13 @@ class NumberTable:
         columns = self._columns[name]
         column = columns.get(step)
         if column is None:
-            if len(columns) >= CAPACITY[name]:
-                oldest = min(columns)
-                if step < oldest:
-                    return
-                del columns[oldest]
-                self._typical[name].pop(oldest, None)
             column = columns[step] = np.full(max(_FIRST_ROWS, len(self.row_of)), np.nan)
+            if len(columns) > CAPACITY[name] + HEAD:
+                dropped = sorted(columns)[HEAD]
+                del columns[dropped]
+                self._typical[name].pop(dropped, None)
+                if dropped == step:
+                    return
         if row >= len(column):
             size = max(2 * len(column), len(self.row_of))
             grown = np.full(size, np.nan)
@@ -105,8 +106,12 @@ class NumberTable:
     # --- reading -----------------------------------------------------------------------------
 
     def steps(self, name: str) -> list[int]:
-        """Return the steps of which a number is kept, ascending."""
-        return sorted(self._columns[name])
+        """Return the newest steps of which a number is kept, ascending."""
+        return sorted(self._columns[name])[-CAPACITY[name] :]
+
+    def head(self, name: str) -> list[int]:
+        """Return the first steps of an attempt of which a number is known, ascending."""
+        return sorted(self._columns[name])[:HEAD]
 
     def column(self, name: str, step: int) -> Vector:
         """Return a number of one step by row; NaN where not known."""
@@ -141,6 +146,11 @@ class NumberTable:
             np.array([pair[0] for pair in pairs], np.float64),
             np.array([pair[1] for pair in pairs], np.int64),
         )
+
+    @property
+    def tells_finite(self) -> bool:
+        """Return whether any rank ever said whether its numbers are finite."""
+        return bool(self._finite or self.flagged)
 
     @property
     def ranks(self) -> list[int]:

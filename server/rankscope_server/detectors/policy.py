@@ -111,6 +111,49 @@ class Policy:
     # A difference that goes with the ranks in trouble counts for more (D10): one in a hundred.
     drift_fisher_p: float = 0.01
 
+    # --- numbers of training --------------------------------------------------------------
+    # A loss scaler overflows by design when it probes a larger scale; six in a row halve it 64
+    # times more than probing does (D12).
+    max_skipped_overflows: int = 5
+    # Spikes are judged against the last 200 recorded values, after 50 of them (D12): the MAD of
+    # 50 values is right within 15 %.
+    spike_window: int = 200
+    spike_min_history: int = 50
+    # ln of the gradient norm is near normal; 8 sigma also covers its heavier tail (D12).
+    spike_norm_z: float = 8.0
+    # Losses: three values in a row beyond 6 sigma (D12).
+    spike_loss_z: float = 6.0
+    spike_loss_values: int = 3
+    # A spike that is still on after so many recorded values does not recover by itself.
+    divergence_values: int = 20
+    # One rank against the others: at least so many values of a healthy rank before it is judged,
+    # and so many outliers before it is more than one odd batch (D12: "repeated").
+    outlier_min_history: int = 20
+    outlier_repeats: int = 3
+    # The newest values in which outliers are looked for: at one sample in 16 steps, the last
+    # thousand steps.
+    outlier_window: int = 64
+    # Floors under a scatter: less than 1 % of a norm or 0.2 % of a loss matters to nobody.
+    ln_norm_sigma_floor: float = 0.01
+    loss_sigma_floor: float = 0.002
+
+    # --- memory ---------------------------------------------------------------------------
+    # The allocator fills its caches in the first steps (D11).
+    memory_skip_steps: int = 50
+    # Growth below 16 MiB is within what allocators round and cache (D11).
+    memory_least_bytes: float = 16 * 2**20
+    memory_over_steps: int = 200
+    # One false alarm in a thousand series without a trend (D11); half of 40 points gives
+    # Mann-Kendall enough to reach it.
+    memory_trend_p: float = 1e-3
+    memory_min_points: int = 40
+    # A forecast is worth a warning when there is time to act but not to wait (D11).
+    oom_warning_steps: float = 2000.0
+    oom_warning_seconds: float = 7200.0
+    oom_critical_seconds: float = 900.0  # about a save and a restart
+    # Held by the allocator and used by no tensor, as a share of the GPU (D11).
+    fragmentation_share: float = 0.30
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""
