@@ -143,10 +143,10 @@ class Policy:
     # Growth below 16 MiB is within what allocators round and cache (D11).
     memory_least_bytes: float = 16 * 2**20
     memory_over_steps: int = 200
-    # One false alarm in a thousand series without a trend (D11); half of 40 points gives
-    # Mann-Kendall enough to reach it.
+    # One false alarm in a thousand series without a trend (D11); half of 24 points still lets
+    # Mann-Kendall reach it (10 do).
     memory_trend_p: float = 1e-3
-    memory_min_points: int = 40
+    memory_min_points: int = 24
     # A forecast is worth a warning when there is time to act but not to wait (D11).
     oom_warning_steps: float = 2000.0
     oom_warning_seconds: float = 7200.0

@@ -16,7 +16,7 @@ from rankscope.formulas import SIGMA_PER_MAD
 Array = NDArray[Any]
 MAX_POINTS = 64  # of a series that are looked at: pairs grow with their square
 _Z_90 = 1.645
-_MIN_JUMPS = 3
+_MIN_JUMPS = 4  # three of a high-water mark lie evenly by chance now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,8 @@ def _staircase(steps: Array, values: Array, least: float) -> Trend | None:
         return None
     at = steps[large + 1]
     gaps = np.diff(at)
-    if gaps.max() > 1.5 * np.median(gaps) + 2 * np.median(np.diff(steps)):
+    grain = 2 * float(np.median(np.diff(steps)))
+    if gaps.max() - gaps.min() > 0.25 * np.median(gaps) + grain:
         return None
     every = float(np.median(gaps))
     if steps[-1] - at[-1] > 1.5 * every + np.median(np.diff(steps)):
