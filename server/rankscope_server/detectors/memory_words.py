@@ -58,6 +58,8 @@ def _severity(window: Window, one: Growth) -> Severity:
     policy = window.policy
     if one.steps_left_high is None or one.is_doubtful:
         return "info"
+    if one.steps_left_high > policy.oom_reach * one.trend.span:
+        return "info"
     seconds = _seconds(window, one.steps_left_high)
     near = one.steps_left_high < policy.oom_warning_steps
     near |= seconds is not None and seconds < policy.oom_warning_seconds

@@ -151,6 +151,9 @@ class Policy:
     oom_warning_steps: float = 2000.0
     oom_warning_seconds: float = 7200.0
     oom_critical_seconds: float = 900.0  # about a save and a restart
+    # A forecast reaches no further than ten times what was seen: a cache that begins to fill
+    # looks like a leak.
+    oom_reach: float = 10.0
     # Held by the allocator and used by no tensor, as a share of the GPU (D11).
     fragmentation_share: float = 0.30
 
