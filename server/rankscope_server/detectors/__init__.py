@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope_server.detectors.data_loading import DataLoading
 from rankscope_server.detectors.drift import Drift
 from rankscope_server.detectors.hang import Hang
 from rankscope_server.detectors.memory_growth import MemoryGrowth
@@ -23,4 +24,5 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     Spikes(),
     Outliers(),
     MemoryGrowth(),
+    DataLoading(),
 )

@@ -157,6 +157,18 @@ class Policy:
     # Held by the allocator and used by no tensor, as a share of the GPU (D11).
     fragmentation_share: float = 0.30
 
+    # --- waiting for data -----------------------------------------------------------------
+    # Shares of the step that are lost to it (D8.3).
+    data_info_share: float = 0.05
+    data_warning_share: float = 0.10
+    data_steps: int = 512
+    # A wait below a quarter of a step is no spike, however quiet the rest is.
+    data_spike_share: float = 0.25
+    # A tenth of all processor time spent waiting for disks: reading is the limit.
+    iowait_share: float = 0.10
+    # Loader workers that use so much of their cores have no time left (D8.2).
+    workers_busy_share: float = 0.90
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""
