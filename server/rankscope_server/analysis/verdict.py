@@ -35,6 +35,7 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = hangs[0]
         elif finding.kind in ("slow_compute", "slow_data"):
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
+            cause = cause or _throttle_explains(findings, finding)
         folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
     return folded
 
@@ -55,6 +56,21 @@ def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
     if stop is None or stop.onset_step is None or slow.onset_step is None:
         return None
     return stop if slow.onset_step >= stop.onset_step - 1 else None
+
+
+def _throttle_explains(findings: Sequence[Finding], slow: Finding) -> Finding | None:
+    """Return the throttled GPU, if it is a warning itself, that makes a rank slow."""
+    return next(
+        (
+            finding
+            for finding in findings
+            if finding.kind == "throttle"
+            and finding.severity != "info"
+            and set(slow.ranks) <= set(finding.ranks)
+            and slow.kind == "slow_compute"
+        ),
+        None,
+    )
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rankscope_server.detectors.data_loading import DataLoading
 from rankscope_server.detectors.drift import Drift
+from rankscope_server.detectors.gpu_events import GpuEvents
+from rankscope_server.detectors.gpu_health import GpuHealth
 from rankscope_server.detectors.hang import Hang
 from rankscope_server.detectors.memory_growth import MemoryGrowth
 from rankscope_server.detectors.nonfinite import NonFinite
@@ -25,4 +27,6 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     Outliers(),
     MemoryGrowth(),
     DataLoading(),
+    GpuEvents(),
+    GpuHealth(),
 )

@@ -215,23 +215,28 @@ def _empty(num_columns: int) -> Series:
 
 
 def _add(series: Series, times: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+    order = np.argsort(times, kind="stable")
+    times, values = times[order], values[order]
     stretches = times // _STRETCH_NS
-    for stretch in np.unique(stretches):
-        slot = int(stretch % NUM_STRETCHES)
+    begins = np.flatnonzero(np.diff(stretches, prepend=-1))
+    columns = np.arange(values.shape[1])
+    for begin, end in zip(begins, [*begins[1:], len(times)], strict=True):
+        stretch, part = int(stretches[begin]), values[begin:end]
+        slot = stretch % NUM_STRETCHES
         if stretch < series.stretch[slot]:
             continue  # older than what is kept
         if stretch > series.stretch[slot]:
             series.stretch[slot] = stretch
             for cells in (series.total, series.count, series.newest, series.newest_ns):
                 cells[slot] = 0
-        rows = stretches == stretch
-        known = values[rows] >= 0
-        series.total[slot] += np.where(known, values[rows], 0.0).sum(axis=0)
+        known = part >= 0
+        series.total[slot] += np.where(known, part, 0.0).sum(axis=0)
         series.count[slot] += known.sum(axis=0)
-        for at in np.flatnonzero(rows):
-            news = (values[at] >= 0) & (times[at] >= series.newest_ns[slot])
-            series.newest[slot, news] = values[at, news]
-            series.newest_ns[slot, news] = times[at]
+        last = len(part) - 1 - np.argmax(known[::-1], axis=0)  # newest known row by column
+        at = times[begin:end][last]
+        news = known.any(axis=0) & (at >= series.newest_ns[slot])
+        series.newest[slot, news] = part[last, columns][news]
+        series.newest_ns[slot, news] = at[news]
 
 
 def _column(columns: Mapping[str, Column], name: str, count: int) -> NDArray[np.float64]:

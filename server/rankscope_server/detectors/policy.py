@@ -169,6 +169,28 @@ class Policy:
     # Loader workers that use so much of their cores have no time left (D8.2).
     workers_busy_share: float = 0.90
 
+    # --- GPUs -----------------------------------------------------------------------------
+    # One finding per GPU, code and ten minutes; channels that end up to a minute after another
+    # Xid are its echo (D9).
+    xid_burst_seconds: float = 600.0
+    xid_echo_seconds: float = 60.0
+    # Held down for more than 5 % of 5 min, and 5 % below the peers' clock (D9.2): single samples
+    # of a bit are common, and clocks of healthy GPUs differ by 1 to 2 %.
+    throttle_seconds: float = 300.0
+    throttle_share: float = 0.05
+    throttle_clock_share: float = 0.05
+    throttle_min_stretches: int = 6  # a minute of work: a job that starts draws power in bursts
+    gpu_idle_ratio: float = 0.05
+    # Corrected errors: ten times the peers' (D9.3), and more than ten.
+    ecc_rate_multiple: float = 10.0
+    # Little to do over ten minutes (D9.4): below a third, most of the time is not computing.
+    low_activity_seconds: float = 600.0
+    low_activity_ratio: float = 0.30
+    # Far from the fleet on two metrics, three times in a row (D9.5).
+    fleet_z: float = 6.0
+    fleet_stretches: int = 3
+    fleet_min_gpus: int = 8
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""
