@@ -8,11 +8,13 @@ from rankscope_server.detectors.gpu_events import GpuEvents
 from rankscope_server.detectors.gpu_health import GpuHealth
 from rankscope_server.detectors.hang import Hang
 from rankscope_server.detectors.memory_growth import MemoryGrowth
+from rankscope_server.detectors.noise_scale import StatisticalEfficiency
 from rankscope_server.detectors.nonfinite import NonFinite
 from rankscope_server.detectors.outliers import Outliers
 from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
 from rankscope_server.detectors.spikes import Spikes
+from rankscope_server.detectors.staleness import Staleness
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
@@ -29,4 +31,6 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     DataLoading(),
     GpuEvents(),
     GpuHealth(),
+    StatisticalEfficiency(),
+    Staleness(),
 )

@@ -18,6 +18,7 @@ from rankscope_server.detectors.data_loading_words import finding_of
 from rankscope_server.detectors.deviation import warmup_columns
 from rankscope_server.detectors.finding import DetectorResult, ran, skipped
 from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
@@ -106,7 +107,7 @@ def stall_of(window: Window) -> Stall | None:
         return None
     roles = _roles(window)
     saved = saved_ms(own, data, roles)
-    step = np.nanmedian(duration, axis=0) if len(duration) > 1 else duration[0]
+    step = median(duration, 0)
     good = ~np.isnan(step) & ~np.isnan(saved)
     lost = float(np.sum(saved[good]) / max(np.sum(step[good]), 1e-9))
     rows = _guilty(own, data, roles, saved)
@@ -119,7 +120,7 @@ def stall_of(window: Window) -> Stall | None:
     cause = _cause(window, loader, pattern, ranks, busy, iowait)
     first = int(table.steps[columns[0]]) if pattern is None else pattern.steps[0]
     return Stall(
-        lost, float(np.nanmean(np.nanmedian(data / duration, axis=0))), cause, ranks, pattern,
+        lost, float(np.nanmean(median(data / duration, 0))), cause, ranks, pattern,
         loader, step_ms, float(np.nanmean(series)), busy, iowait, cpus, first, len(columns),
     )  # fmt: skip
 
@@ -154,7 +155,7 @@ def _guilty(own: Array, data: Array, roles: list[object], saved: Array) -> list[
     order = np.argsort(np.nansum(data, axis=1))[::-1]
     most = max(1, len(own) // 4)
     healed = data.copy()
-    typical = np.nanmedian(data, axis=0)
+    typical = median(data, 0)
     for count in range(1, most + 1):
         row = order[count - 1]
         healed[row] = np.fmin(data[row], typical)

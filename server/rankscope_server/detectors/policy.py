@@ -191,6 +191,19 @@ class Policy:
     fleet_stretches: int = 3
     fleet_min_gpus: int = 8
 
+    # --- statistical efficiency, staleness ------------------------------------------------
+    noise_min_steps: int = 200
+    # Samples that the estimate rests on: it moves over a run, so the newest.
+    noise_window: int = 256
+    # A standard error of ln B_noise beyond this is a factor of two at 90 %: not worth telling.
+    noise_max_error: float = 0.42
+    # Zones of B / B_noise (D16.2), and by how much predictions are off either way (D16.3).
+    noise_free_ratio: float = 0.3
+    noise_waste_ratio: float = 3.0
+    noise_error_factor: float = 2.0
+    # A shard with more than twice its share of requests is hot (D7.3).
+    hot_shard_multiple: float = 2.0
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""
