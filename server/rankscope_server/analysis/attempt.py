@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -101,6 +101,7 @@ class AttemptState:
         if chunk.kind == "steps":
             if len(np.asarray(columns["step"])):
                 self.steps.put(chunk.rank, columns)
+                self.facts.sums.add(chunk.rank, columns)
         else:
             self.times.add(columns)
 
@@ -176,7 +177,7 @@ class AttemptState:
         """Return the newest time of anything of a rank, on its host's clock."""
         return self._seen_ns.get(rank)
 
-    def window(self, now_ns: int) -> Window:
+    def window(self, now_ns: int, past: Sequence[Window] = (), *, is_newest: bool = True) -> Window:
         """Return what detectors look at."""
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
@@ -197,6 +198,8 @@ class AttemptState:
             times=self.times,
             facts=self.facts,
             before=self.before,
+            past=past,
+            is_newest=is_newest,
         )
 
 

@@ -95,7 +95,12 @@ class RunState:
     def _look_at(self, attempt: AttemptState, now_ns: int) -> list[Finding]:
         is_newest = attempt.attempt == max(self._attempts)
         if attempt.is_news or (is_newest and not _is_over(attempt)):
-            window = attempt.window(now_ns)
+            past = [
+                self._attempts[number].window(now_ns)
+                for number in sorted(self._attempts)
+                if number < attempt.attempt and self._attempts[number].known_ranks
+            ]
+            window = attempt.window(now_ns, past, is_newest=is_newest)
             attempt.results = [detector.look(window) for detector in DETECTORS]
             found = [finding for result in attempt.results for finding in result.findings]
             attempt.before = {finding.key: finding for finding in found}

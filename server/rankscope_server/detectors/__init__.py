@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope_server.detectors.data_loading import DataLoading
 from rankscope_server.detectors.drift import Drift
+from rankscope_server.detectors.goodput import Goodput
 from rankscope_server.detectors.gpu_events import GpuEvents
 from rankscope_server.detectors.gpu_health import GpuHealth
 from rankscope_server.detectors.hang import Hang
@@ -33,4 +34,5 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     GpuHealth(),
     StatisticalEfficiency(),
     Staleness(),
+    Goodput(),
 )

@@ -10,6 +10,7 @@ from rankscope_server.detectors.environment_table import EnvironmentTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.memory_table import MemoryTable
 from rankscope_server.detectors.number_table import NumberTable
+from rankscope_server.detectors.time_sums import TimeSums
 from rankscope_server.detectors.version_table import VersionTable
 
 _MAX_SAVES = 4096
@@ -36,6 +37,7 @@ class Facts:
     numbers: NumberTable = field(default_factory=NumberTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     versions: VersionTable = field(default_factory=VersionTable)
+    sums: TimeSums = field(default_factory=TimeSums)
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
 

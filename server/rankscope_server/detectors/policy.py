@@ -204,6 +204,19 @@ class Policy:
     # A shard with more than twice its share of requests is hot (D7.3).
     hot_shard_multiple: float = 2.0
 
+    # --- goodput, checkpoints -------------------------------------------------------------
+    # Before a minute the ledger holds start-up and nothing else.
+    ledger_min_seconds: float = 60.0
+    # From three failures on a run's own rate says more than another cluster's (D14).
+    own_failures: int = 3
+    # Detect, restart and reload where this run never did it (worked example of D14).
+    restart_seconds: float = 300.0
+    # Saves that are judged by their last few, against those before; twice is another disk.
+    recent_saves: int = 3
+    slow_save_ratio: float = 2.0
+    # A tenth of the time in saves, as for waiting for data.
+    save_warning_share: float = 0.10
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""

@@ -36,6 +36,8 @@ class Window:
     facts: Facts = field(default_factory=Facts)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
+    past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
+    is_newest: bool = True
 
     def host(self, rank: int) -> str:
         """Return the host of a rank, empty where it is not known."""
