@@ -21,6 +21,7 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.machine_table import MachineTable
@@ -177,7 +178,14 @@ class AttemptState:
         """Return the newest time of anything of a rank, on its host's clock."""
         return self._seen_ns.get(rank)
 
-    def window(self, now_ns: int, past: Sequence[Window] = (), *, is_newest: bool = True) -> Window:
+    def window(
+        self,
+        now_ns: int,
+        past: Sequence[Window] = (),
+        earlier: Sequence[RunSummary] = (),
+        *,
+        is_newest: bool = True,
+    ) -> Window:
         """Return what detectors look at."""
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
@@ -199,6 +207,7 @@ class AttemptState:
             facts=self.facts,
             before=self.before,
             past=past,
+            earlier=earlier,
             is_newest=is_newest,
         )
 

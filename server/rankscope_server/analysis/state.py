@@ -13,6 +13,7 @@ from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import coverage_of, status_of
 from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
 from rankscope_server.detectors import DETECTORS
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.policy import POLICY, Policy
@@ -27,6 +28,7 @@ class RunState:
     def __init__(self, run_id: str, policy: Policy = POLICY) -> None:
         self.run_id = run_id
         self._policy = policy
+        self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
         self._attempts: dict[int, AttemptState] = {}
         self._machines = MachineTable()
         self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
@@ -100,7 +102,7 @@ class RunState:
                 for number in sorted(self._attempts)
                 if number < attempt.attempt and self._attempts[number].known_ranks
             ]
-            window = attempt.window(now_ns, past, is_newest=is_newest)
+            window = attempt.window(now_ns, past, self.earlier, is_newest=is_newest)
             attempt.results = [detector.look(window) for detector in DETECTORS]
             found = [finding for result in attempt.results for finding in result.findings]
             attempt.before = {finding.key: finding for finding in found}

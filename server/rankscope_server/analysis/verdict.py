@@ -36,6 +36,8 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         elif finding.kind in ("slow_compute", "slow_data"):
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
             cause = cause or _throttle_explains(findings, finding)
+        elif finding.kind in ("regression", "slowdown"):
+            cause = _cost_explains(findings, finding)
         folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
     return folded
 
@@ -56,6 +58,19 @@ def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
     if stop is None or stop.onset_step is None or slow.onset_step is None:
         return None
     return stop if slow.onset_step >= stop.onset_step - 1 else None
+
+
+def _cost_explains(findings: Sequence[Finding], slower: Finding) -> Finding | None:
+    """Return the finding whose cost is most of what makes the whole run slower."""
+    causes = [
+        finding
+        for finding in findings
+        if finding.state == "open"
+        and finding.detector != slower.detector
+        and finding.severity != "info"
+        and (finding.cost_throughput_ratio or 0.0) >= 0.5 * (slower.cost_throughput_ratio or 1.0)
+    ]
+    return max(causes, key=lambda finding: finding.cost_throughput_ratio or 0.0, default=None)
 
 
 def _throttle_explains(findings: Sequence[Finding], slow: Finding) -> Finding | None:

@@ -12,6 +12,7 @@ from rankscope_server.detectors.memory_growth import MemoryGrowth
 from rankscope_server.detectors.noise_scale import StatisticalEfficiency
 from rankscope_server.detectors.nonfinite import NonFinite
 from rankscope_server.detectors.outliers import Outliers
+from rankscope_server.detectors.regression import Regression
 from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
 from rankscope_server.detectors.spikes import Spikes
@@ -35,4 +36,5 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     StatisticalEfficiency(),
     Staleness(),
     Goodput(),
+    Regression(),
 )

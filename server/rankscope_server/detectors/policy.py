@@ -217,6 +217,27 @@ class Policy:
     # A tenth of the time in saves, as for waiting for data.
     save_warning_share: float = 0.10
 
+    # --- regression -----------------------------------------------------------------------
+    steady_steps: int = 30
+    baseline_runs: int = 10
+    # Calibrated on repeats of identical configurations (D13): at 2 % and 3 sigma 0.20 % false
+    # alarms, 96 % of slowdowns of 3 % found; one run tells no sigma.
+    regression_share: float = 0.02
+    regression_sigmas: float = 3.0
+    regression_one_run: float = 0.05
+    regression_p: float = 1e-3
+    # Below four runs a standard deviation may be small by chance: 3 % with three, 4 % with two.
+    regression_min_runs: int = 4
+    # Within a run (D13.4): blocks of 40 steps, a shift of 3 %, at least three blocks on each side,
+    # and far out of how blocks scatter: the load of a shared host wanders by itself.
+    slowdown_block: int = 40
+    slowdown_share: float = 0.03
+    slowdown_side_blocks: int = 3
+    slowdown_sigmas: float = 4.0
+    slowdown_clear_sigmas: float = 6.0
+    # Other work on a shared host comes and goes within a minute or two.
+    slowdown_seconds: float = 120.0
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.operation_times import OperationTimes
@@ -36,6 +37,7 @@ class Window:
     facts: Facts = field(default_factory=Facts)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
+    earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
     past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
     is_newest: bool = True
 
