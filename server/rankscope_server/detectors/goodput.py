@@ -62,7 +62,10 @@ class Goodput:
         if book.wall_seconds / max(book.num_ranks, 1) < window.policy.ledger_min_seconds:
             need = window.policy.ledger_min_seconds
             return skipped(self, f"needs {need:.0f} s of a run", "wait")
-        findings: list[Finding] = [goodput_finding(window, book)]
+        findings: list[Finding] = []
+        lasted = book.wall_seconds / max(book.num_ranks, 1) >= window.policy.ledger_told_seconds
+        if lasted or book.num_attempts > 1:
+            findings.append(goodput_finding(window, book))
         saves = saves_of(window)
         if saves is not None:
             slow = slow_save_finding(window, saves)
@@ -70,7 +73,8 @@ class Goodput:
             findings += [one for one in (slow,) if one is not None]
             if advice is not None:
                 findings.append(interval_finding(window, advice, saves))
-        return ran(self, findings)
+        text = f"{100 * book.share('productive'):.0f} % of the ranks' time computes what is kept"
+        return ran(self, findings, note=text)
 
 
 def ledger_of(window: Window) -> Ledger | None:

@@ -205,8 +205,10 @@ class Policy:
     hot_shard_multiple: float = 2.0
 
     # --- goodput, checkpoints -------------------------------------------------------------
-    # Before a minute the ledger holds start-up and nothing else.
+    # A ledger is told of runs that lasted ten minutes, else start-up is most of it; and of those
+    # that were started again.
     ledger_min_seconds: float = 60.0
+    ledger_told_seconds: float = 600.0
     # From three failures on a run's own rate says more than another cluster's (D14).
     own_failures: int = 3
     # Detect, restart and reload where this run never did it (worked example of D14).
