@@ -240,6 +240,16 @@ class Policy:
     # Other work on a shared host comes and goes within a minute or two.
     slowdown_seconds: float = 120.0
 
+    # --- slow links (D4) ------------------------------------------------------------------
+    link_min_operations: int = 20
+    # A floor under the noise: links of one kind differ by some percent.
+    ln_link_floor: float = math.log(1.15)
+    link_sigmas: float = 6.0
+    # With fewer groups across a component any of its members explains them as well.
+    link_min_groups: int = 3
+    link_min_f1: float = 0.8
+    link_global_share: float = 0.5
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""
