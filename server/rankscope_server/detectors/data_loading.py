@@ -84,6 +84,9 @@ class DataLoading:
         if stall.lost < policy.data_info_share:
             text = f"waiting for data: {100 * stall.lost:.1f} % of the step"
             return ran(self, checked=(text,))
+        if stall.pattern is not None and len(stall.pattern.steps) < policy.data_min_spikes:
+            at = ", ".join(f"{step:,}" for step in stall.pattern.steps)
+            return ran(self, note=f"long waits for data only at step {at}")
         if stall.ranks and stall.pattern is None:
             return ran(self, note="one rank waits for data all the time: see the straggler")
         return ran(self, [finding_of(window, stall)])

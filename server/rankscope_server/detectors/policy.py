@@ -164,6 +164,8 @@ class Policy:
     data_steps: int = 512
     # A wait below a quarter of a step is no spike, however quiet the rest is.
     data_spike_share: float = 0.25
+    # One or two long waits are events, for example a hang that ended; no loader is judged by them.
+    data_min_spikes: int = 3
     # A tenth of all processor time spent waiting for disks: reading is the limit.
     iowait_share: float = 0.10
     # Loader workers that use so much of their cores have no time left (D8.2).
