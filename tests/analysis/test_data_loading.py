@@ -147,6 +147,18 @@ def test_a_shard_that_is_slow_now_and_then(seed: int) -> None:
     assert (finding.kind, finding.ranks) == ("bad_shard", (rank,))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_three_bad_shards_of_sixteen_and_nobody_else(seed: int) -> None:
+    chance = random.Random(seed)
+    data = steady(seed, 0.5, ranks=16, steps=400)
+    ranks = tuple(sorted(chance.sample(range(16), 3)))
+    for rank in ranks:
+        for step in chance.sample(range(30, 400), 40):
+            data[rank, step] += 400.0
+    (finding,) = found_in(run(data, loader=LOADER))
+    assert (finding.kind, finding.ranks) == ("bad_shard", ranks)
+
+
 def test_one_slow_worker_of_four() -> None:
     data = steady(3, 0.5)
     data[:, ::4] += 120.0

@@ -22,6 +22,7 @@ from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
+_ROWS = 64
 Cause: TypeAlias = Literal[
     "no workers", "preprocessing", "fetch", "unknown", "slow worker", "under-prefetch",
     "epoch start", "bad shard",
@@ -103,17 +104,17 @@ def stall_of(window: Window) -> Stall | None:
     columns = np.flatnonzero(~special)[-policy.data_steps :]
     if len(columns) < policy.min_steps // 2:
         return None
-    own, data, duration = (
-        table.get(name)[:, columns].astype(float) for name in ("own", "data", "duration")
-    )
+    own, data = (table.get(name)[:, columns] for name in ("own", "data"))
     if np.isnan(own).mean() > policy.max_missing_share:
         return None
     roles = _roles(window)
     saved = saved_ms(own, data, roles)
+    some = np.arange(0, len(own), 1 + len(own) // _ROWS)  # ranks end a step together
+    duration = table.get("duration")[np.ix_(some, columns)]
     step = median(duration, 0)
     good = ~np.isnan(step) & ~np.isnan(saved)
     lost = float(np.sum(saved[good]) / max(np.sum(step[good]), 1e-9))
-    rows = _guilty(own, data, roles, saved)
+    rows = _guilty(own, data, roles, saved) if lost >= policy.data_info_share else None
     series = np.nanmax(np.nan_to_num(data if rows is None else data[rows]), axis=0)
     step_ms = float(np.median(step[good]))
     pattern = pattern_of(table.steps[columns], series, step_ms, policy)
@@ -123,7 +124,7 @@ def stall_of(window: Window) -> Stall | None:
     cause = _cause(window, loader, pattern, ranks, busy, iowait)
     first = int(table.steps[columns[0]]) if pattern is None else pattern.steps[0]
     return Stall(
-        lost, float(np.nanmean(median(data / duration, 0))), cause, ranks, pattern,
+        lost, float(np.nanmean(median(data[some] / duration, 0))), cause, ranks, pattern,
         loader, step_ms, float(np.nanmean(series)), busy, iowait, cpus, first, len(columns),
     )  # fmt: skip
 
@@ -159,12 +160,13 @@ def _guilty(own: Array, data: Array, roles: list[object], saved: Array) -> list[
     most = max(1, len(own) // 4)
     healed = data.copy()
     typical = median(data, 0)
-    for count in range(1, most + 1):
-        row = order[count - 1]
-        healed[row] = np.fmin(data[row], typical)
+    for count in (1 << power for power in range(most.bit_length())):
+        rows = order[:count]
+        healed[rows] = np.fmin(data[rows], typical)
         rest = saved_ms(own - data + healed, healed, roles)
         if rest.sum() <= 0.25 * saved.sum():
-            return [int(one) for one in order[:count]]
+            excess = np.nansum(np.fmax(data[rows] - typical, 0.0), axis=1)
+            return [int(row) for row in rows[excess >= 0.25 * excess.max()]]
     return None
 
 

@@ -86,6 +86,7 @@ class MachineTable:
     health: dict[Device, Health] = field(default_factory=dict)
     gpu_of_rank: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     events: dict[tuple[int, str, str], Event] = field(default_factory=dict)
+    _recent: tuple[list[Device], NDArray[Any]] | None = None  # until more samples come
 
     def take_event(self, event: Event) -> None:
         """Take what happened to the hardware."""
@@ -109,6 +110,7 @@ class MachineTable:
         times = np.asarray(columns["time_ns"], np.int64)
         values = np.stack([_column(columns, name, len(times)) for name in names], axis=1)
         devices = [str(one) for one in columns[key]] if key else [""] * len(times)
+        self._recent = None
         store = self.devices.setdefault("gpu" if kind == "gpu_activity" else kind, {})
         for device in dict.fromkeys(devices):
             rows = np.array([one == device for one in devices])
@@ -192,18 +194,24 @@ class MachineTable:
 
     def means(self, name: str, stretches: int) -> tuple[list[Device], NDArray[Any]]:
         """Return a column of all GPUs over the newest stretches, GPUs x stretches, NaN unknown."""
+        if self._recent is None:
+            self._recent = self._means()
+        devices, cells = self._recent
+        return devices, cells[:, -stretches:, GPU_COLUMNS.index(name)].copy()
+
+    def _means(self) -> tuple[list[Device], NDArray[Any]]:
+        """Return the means of all columns, GPUs x stretches x columns, oldest stretch first."""
         store = self.devices.get("gpu", {})
-        devices = list(store)
-        column = GPU_COLUMNS.index(name)
         newest = max((int(series.stretch.max()) for series in store.values()), default=0)
-        wanted = np.arange(newest - stretches + 1, newest + 1)
-        found = np.full((len(devices), stretches), np.nan)
-        for row, device in enumerate(devices):
-            series = store[device]
-            slots = wanted % NUM_STRETCHES
-            good = (series.stretch[slots] == wanted) & (series.count[slots, column] > 0)
-            found[row, good] = series.total[slots[good], column] / series.count[slots[good], column]
-        return devices, found
+        wanted = np.arange(newest - NUM_STRETCHES + 1, newest + 1)
+        slots = wanted % NUM_STRETCHES
+        if not store:
+            return [], np.zeros((0, NUM_STRETCHES, len(GPU_COLUMNS)))
+        total = np.stack([series.total[slots] for series in store.values()])
+        count = np.stack([series.count[slots] for series in store.values()])
+        known = np.stack([series.stretch[slots] == wanted for series in store.values()])
+        good = known[:, :, None] & (count > 0)
+        return list(store), np.where(good, total / np.maximum(count, 1), np.nan)
 
 
 def _empty(num_columns: int) -> Series:
