@@ -233,6 +233,10 @@ def test_gpus_with_little_to_do() -> None:
                      time_hi_ns=2, data=b"0"),
         dict(columns),
     )  # fmt: skip
+    assert of(state.look(START_NS + 600 * SECOND), "gpu-health") == []  # it computes on CPUs
+    state.apply_record(schema.Metrics(
+        attempt=0, rank=0, time_ns=START_NS, step=1, values={"cuda_allocated_bytes": 1e9},
+    ))  # fmt: skip
     found = of(state.look(START_NS + 600 * SECOND), "gpu-health")
     assert [(one.kind, one.severity, one.ranks) for one in found] == [("gpu_underuse", "info", ())]
     assert "20 %" in found[0].what

@@ -253,6 +253,21 @@ def test_one_odd_batch_that_the_job_felt(seed: int) -> None:
     assert found[0].state == "recovered"
 
 
+def test_the_spike_of_an_odd_batch_is_folded_into_it() -> None:
+    def change(rank: int, step: int, values: Values) -> None:
+        if step >= 240:
+            values["loss"] *= 1 + 3 * np.exp(-(step - 240) / 5)
+        if step == 240:
+            values["gradient_norm"] *= 8.0
+            if rank == 3:
+                values["gradient_norm_local"] *= 40.0
+
+    look = look_at(training(2, change=change))
+    spikes = of(look, "spikes")
+    assert spikes
+    assert {one.explained_by for one in spikes} == {"0/outliers/3"}
+
+
 @pytest.mark.parametrize("tail", [0.0, 4.0])
 def test_healthy_training_says_nothing_above_info(tail: float) -> None:
     loud = []

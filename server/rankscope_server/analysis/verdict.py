@@ -19,6 +19,7 @@ from rankscope_server.detectors.words import percent_text
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
 _MIN_SURE = 0.5  # a crash below it has seen echoes only
+_SOON_STEPS = 64  # four samples of gradient norms: what an odd batch does shows within them
 _SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
 
 
@@ -36,6 +37,8 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         elif finding.kind in ("slow_compute", "slow_data"):
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
             cause = cause or _throttle_explains(findings, finding)
+        elif finding.kind in ("loss_spike", "divergence", "corrupt_batch", "corruption"):
+            cause = _number_explains(findings, finding)
         elif finding.kind in ("regression", "slowdown"):
             cause = _cost_explains(findings, finding)
         folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
@@ -58,6 +61,25 @@ def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
     if stop is None or stop.onset_step is None or slow.onset_step is None:
         return None
     return stop if slow.onset_step >= stop.onset_step - 1 else None
+
+
+def _number_explains(findings: Sequence[Finding], later: Finding) -> Finding | None:
+    """Return the NaN, or the odd batch of one rank, from which a number of training went wrong."""
+    if later.onset_step is None:
+        return None
+    causes = ("nan",) if later.kind in ("corrupt_batch", "corruption") else ("nan", "corrupt_batch")
+    return next(
+        (
+            finding
+            for finding in findings
+            if finding.kind in causes
+            and finding.severity != "info"
+            and finding.onset_step is not None
+            and finding.onset_step - 1 <= later.onset_step
+            and (finding.kind == "nan" or later.onset_step <= finding.onset_step + _SOON_STEPS)
+        ),
+        None,
+    )
 
 
 def _cost_explains(findings: Sequence[Finding], slower: Finding) -> Finding | None:

@@ -41,7 +41,8 @@ _WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
     # DETAIL adds a group of its own to every process group: mixed, ranks wait for each other
     ("critical", "environment", r"^env\.TORCH_DISTRIBUTED_DEBUG$"),
     ("info", "environment",
-     r"^env\.(NCCL_DEBUG\w*|TORCH_(LOGS|CPP_LOG_LEVEL|HOME|SHOW_CPP\w*)|TORCHELASTIC_\w+)$"),
+     r"^env\.(NCCL_DEBUG\w*|TORCH_(LOGS|CPP_LOG_LEVEL|HOME|SHOW_CPP\w*)|TORCHELASTIC_\w+"
+     r"|CUDA_MODULE_LOADING)$"),
     ("warning", "environment", r"^env\.(NCCL_\w+|GLOO_\w+|UCX_\w+|FI_\w+)$"),
     ("warning", "environment",
      r"^env\.((OMP|MKL|OPENBLAS|KMP)_\w+|CUDA_\w+|CUBLAS_\w+|PYTORCH_\w+|PYTHONHASHSEED"

@@ -87,12 +87,18 @@ class GpuHealth:
         findings += [outlier_finding(window, one) for one in outliers(machines, policy)
                      if one.device[0] in hosts]  # fmt: skip
         activity = low_activity(machines, policy)
-        if activity is not None and window.steps.num_steps:
+        if activity is not None and window.steps.num_steps and _uses_gpus(window):
             findings.append(activity_finding(window, *activity))
         count = len(machines.devices["gpu"])
         loud = any(finding.severity != "info" for finding in findings)
         checked = () if loud else (f"health of {count} GPUs: clocks, memory errors, temperature",)
         return ran(self, findings[:_MAX_FINDINGS], checked)
+
+
+def _uses_gpus(window: Window) -> bool:
+    """Return whether any rank is known to compute on a GPU: jobs on CPUs leave them idle."""
+    facts = window.facts
+    return bool(facts.machines.gpu_of_rank) or "cuda_allocated_bytes" in facts.memory.names()
 
 
 def _busy(machines: MachineTable, policy: Policy, stretches: int) -> Array:
