@@ -212,6 +212,7 @@ def three_facts(relabel: dict[int, int] | None = None) -> list[schema.Environmen
 def test_one_finding_for_all_that_the_same_ranks_differ_on() -> None:
     status, findings = drift_of(started(three_facts(), 64))
     assert status.state == "ran"
+    assert status.reason.endswith("no rank tells it: code, model configuration, data set")
     (finding,) = findings
     assert (finding.kind, finding.severity) == ("version_drift", "critical")
     assert finding.ranks == tuple(range(24, 32))

@@ -23,6 +23,7 @@ from rankscope_server.detectors.window import Window
 
 NOT_SET = "not set"
 _MAX_FINDINGS = 16
+_JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
 _ACCUSED_BY = frozenset({"straggler", "hang", "root-cause"})
 
 
@@ -64,7 +65,14 @@ class Drift:
         equal = sum(len(values) == 1 for values in table.by_fact.values())
         loud = any(finding.severity != "info" for finding in findings)
         checked = () if loud else (f"environment: {len(known)} ranks agree on {equal} facts",)
-        return ran(self, findings, checked)
+        return ran(self, findings, checked, _not_compared(table))
+
+
+def _not_compared(table: EnvironmentTable) -> str:
+    """Return which facts no rank tells: what is not compared is not equal."""
+    names = " ".join(table.by_fact)
+    missing = [words for part, words in _JOB_FACTS.items() if part not in names]
+    return f"not compared, because no rank tells it: {', '.join(missing)}" if missing else ""
 
 
 def _worst(story: Sequence[Difference]) -> Severity:
