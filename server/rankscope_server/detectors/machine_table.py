@@ -149,7 +149,7 @@ class MachineTable:
     def rank_on(self, host: str, gpu: str, local_ranks: Mapping[tuple[str, int], int]) -> int:
         """Return the rank on a GPU: by its process, else by its local rank; -1 not known."""
         for (where, rank), (_, number) in self.gpu_of_rank.items():
-            if where == host and str(number) == gpu:
+            if where == host and str(number) == gpu and rank in local_ranks.values():
                 return rank
         return local_ranks.get((host, int(gpu)), -1) if gpu.isdigit() else -1
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
-from rankscope_server.detectors.memory_table import WIDTHS
+from rankscope_server.detectors.memory_table import WIDTHS, MemoryTable
 from rankscope_server.detectors.memory_words import fragmentation_finding, growth_finding
 from rankscope_server.detectors.trends import Trend, trend_of
 from rankscope_server.detectors.window import Window
@@ -214,13 +215,22 @@ def _fragmentation(window: Window) -> list[Finding]:
     if "cuda_reserved_bytes" not in table.names():
         return []
     rows = len(table.row_of)
-    held = table.last["cuda_reserved_bytes"][:rows]
-    idle = held - np.maximum(table.last["cuda_peak_bytes"][:rows],
-                             table.last["cuda_allocated_bytes"][:rows])  # fmt: skip
+    held, peak, used = (
+        _filled(table, f"cuda_{name}_bytes", rows) for name in ("reserved", "peak", "allocated")
+    )
+    idle = held - np.maximum(peak, used)
     found = []
     ranks = list(table.row_of)
     for row in np.flatnonzero(idle > policy.memory_least_bytes)[:_MAX_TESTED]:
-        room = device_room(window, ranks[row], float(table.last["cuda_allocated_bytes"][row]))
+        room = device_room(window, ranks[row], float(used[row]))
         if room is not None and idle[row] > policy.fragmentation_share * room.limit_bytes:
             found.append((ranks[row], float(idle[row]), float(held[row]), room.limit_bytes))
     return [fragmentation_finding(window, found)] if found else []
+
+
+def _filled(table: MemoryTable, name: str, rows: int) -> NDArray[np.float64]:
+    """Return the newest values by row, 0 where a rank, or every rank, never told."""
+    values = np.zeros(rows)
+    known = table.last.get(name, values)[:rows]
+    values[: len(known)] = known
+    return values

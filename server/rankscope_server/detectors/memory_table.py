@@ -91,7 +91,9 @@ class MemoryTable:
         steps, values = self._steps[name][:rows, level], self._values[name][:rows, level]
         least = np.where(steps >= 0, values, np.inf).min(axis=1)
         found: NDArray[np.float64] = self.last[name][:rows] - least
-        return np.where(np.isfinite(found), found, 0.0)
+        grown = np.zeros(rows)
+        grown[: len(found)] = np.where(np.isfinite(found), found, 0.0)
+        return grown
 
     def newest(self, rank: int, name: str) -> float | None:
         """Return the newest value of a rank."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 _MAX_STEPS = 2048  # of one rank
 _MAX_SHARDS = 4096
+_MAX_VALUE = float(1 << 53)  # neither NaN nor infinite, and a whole number stays one
 _SHARD = re.compile(r"shard_(\d+)_(requests|bytes|queue_seconds|busy_seconds)$")
 NAMES: tuple[str, ...] = ("version_read", "version_backward", "version_applied")
 BOUND = "staleness_bound"  # -1 asynchronous, 0 synchronous, else the bound of SSP
@@ -39,6 +40,7 @@ class VersionTable:
 
     def put(self, rank: int, step: int, values: Mapping[str, float]) -> None:
         """Take the versions of one gradient, and totals of shards."""
+        values = {name: value for name, value in values.items() if abs(value) < _MAX_VALUE}
         given = [int(values.get(name, -1)) for name in NAMES]
         if max(given) >= 0:
             rows = self.rows.setdefault(rank, {})
