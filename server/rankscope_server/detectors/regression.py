@@ -17,6 +17,7 @@ from rankscope_server.detectors.finding import DetectorResult, Finding, ran, ski
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.regression_words import regression_finding, slowdown_finding
 from rankscope_server.detectors.robust import median
+from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
@@ -79,7 +80,7 @@ class Regression:
 def steady(window: Window) -> tuple[Array, Array]:
     """Return steps and their times in ms, without warm-up and special steps."""
     table = window.steps
-    rows = np.arange(0, len(table.row_of), 1 + len(table.row_of) // _ROWS)
+    rows = _some_rows(table)
     special = table.special()
     if special.size and special.mean() > 0.5:
         special[:] = False
@@ -90,6 +91,10 @@ def steady(window: Window) -> tuple[Array, Array]:
     return table.steps[good], times[good]
 
 
+def _some_rows(table: StepTable) -> Array:
+    return np.arange(0, len(table.row_of), 1 + len(table.row_of) // _ROWS)
+
+
 def summary_of(window: Window) -> RunSummary | None:
     """Return what later runs are compared with; None for too few steady steps."""
     steps, times = steady(window)
@@ -97,9 +102,9 @@ def summary_of(window: Window) -> RunSummary | None:
         return None
     table = window.steps
     columns = np.flatnonzero(np.isin(table.steps, steps[-MAX_TIMES:]))
+    cells = np.ix_(_some_rows(table), columns)
     phases = {
-        name: float(np.nanmean(median(table.get(name)[:, columns].astype(float), 0)))
-        for name in PHASES
+        name: float(np.nanmean(median(table.get(name)[cells].astype(float), 0))) for name in PHASES
     }
     facts = dict(next(iter(window.facts.environments.records.values())).facts) if (
         window.facts.environments.records
