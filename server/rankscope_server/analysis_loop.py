@@ -24,6 +24,7 @@ from rankscope_server.analysis import RunState
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.settings import Settings
+from rankscope_server.store.baselines import earlier_runs
 from rankscope_server.store.commands import ask_in_hangs
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.looks import Outcome, keep_failure, keep_look
@@ -186,6 +187,7 @@ class AnalysisLoop:
             run.state = state
         with self._reader.connect() as connection:
             run.last_batch = newest_batch(connection, run_id)
+            state.earlier = earlier_runs(connection, run_id)
             horizon = self._clock() - int(self._settings.replay_hours * 3600e9)
             replay(connection, run_id, state, run.last_batch, horizon)
 

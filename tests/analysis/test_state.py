@@ -40,10 +40,13 @@ def test_too_few_steps_is_a_sentence_not_health() -> None:
 def test_health_says_what_was_looked_at() -> None:
     state = watched(60)
     look = state.look(START_NS + 10**10)
+    ran = sum(status.state == "ran" for status in look.detectors)
     assert look.answer.text == (
-        f"Healthy: 4 ranks, 60 steps, {len(DETECTORS)} detectors found nothing above "
-        "2.0 % of throughput"
+        f"Healthy: 4 ranks, 60 steps, {ran} detectors found nothing above 2.0 % of throughput"
     )
+    skipped = [status.name for status in look.detectors if status.state == "skipped"]
+    assert skipped
+    assert all(name in look.answer.detail for name in skipped)
     assert look.coverage.text == "4 of 4 ranks reporting"
     assert look.status == "running"
 

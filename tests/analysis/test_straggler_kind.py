@@ -11,7 +11,7 @@ import pytest
 from rankscope import schema
 from rankscope.chunk import Column
 from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.machine_table import MachineTable
+from rankscope_server.detectors.sample_table import SampleTable
 from tests.analysis.simulator import MS, START_NS, Item, apply, spoil
 from tests.analysis.timeline import Act, Timeline, noisy
 
@@ -220,7 +220,7 @@ def test_samples_in_any_order_and_twice() -> None:
 
 
 def test_a_counter_that_began_anew_proves_nothing() -> None:
-    table = MachineTable()
+    table = SampleTable()
     columns: dict[str, Column] = {
         name: np.zeros(6, np.int64) for name in schema.CHUNK_COLUMNS["process"]
     }

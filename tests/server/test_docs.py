@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope_server.app import create_app
+from rankscope_server.detectors import DETECTORS
 from rankscope_server.settings import SETTINGS, Settings
 from tests.server.conftest import TestClient
 
@@ -63,3 +64,9 @@ def test_prometheus_counts_what_came(client: TestClient) -> None:
     assert "rankscope_ingest_refused_total 1\n" in text
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+ [0-9.e+-]+", line), line
+
+
+def test_every_detector_is_described() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "detectors.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|", text, re.M)
+    assert rows == [detector.name for detector in DETECTORS]

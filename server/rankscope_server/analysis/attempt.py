@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,6 @@ from rankscope.schema import (
     AnyRecord,
     Chunk,
     ClockOffset,
-    Environment,
     ErrorRaised,
     GroupDefined,
     Loss,
@@ -24,14 +23,17 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.declared_work import DeclaredWork
+from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
-from rankscope_server.detectors.machine_table import KINDS, MachineTable
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.replay_table import ReplayTable
+from rankscope_server.detectors.sample_table import SampleTable
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -42,20 +44,25 @@ _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 _MAX_STACK_CHARACTERS = 20_000
-_Kept = TypeVar("_Kept", RankRegistered, RankState, Environment, Stacks)
+_Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
 
 
 class AttemptState:
     """One attempt of a run. Nothing here depends on the order in which things arrive."""
 
-    def __init__(self, run_id: str, attempt: int) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        attempt: int,
+        machines: MachineTable | None = None,
+        samples: SampleTable | None = None,
+    ) -> None:
         self.run_id = run_id
         self.attempt = attempt
         self.ranks: dict[int, RankRegistered] = {}
         self.states: dict[int, RankState] = {}
         self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
-        self.environments: dict[int, Environment] = {}
         self.stacks: dict[int, Stacks] = {}
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
@@ -63,8 +70,9 @@ class AttemptState:
         self.calls = CallTable()
         self.clocks = ClockTable()
         self.replays = ReplayTable()
-        self.machines = MachineTable()
+        self.samples = samples or SampleTable()
         self.work = DeclaredWork()
+        self.facts = Facts(machines or MachineTable())
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
@@ -101,19 +109,17 @@ class AttemptState:
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
             self.calls.add_state(record)
-        elif isinstance(record, Environment):
-            _keep_newest(self.environments, record)
         elif isinstance(record, Stacks):
             _keep_newest(self.stacks, record)
         else:
             take = self._takers.get(type(record))
             if take is not None:
                 take(record)
+            self.facts.take(record)
 
     def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
         """Take one chunk of this attempt, once."""
-        is_of_rank = chunk.kind in ("steps", "collectives") and chunk.rank >= 0
-        if not is_of_rank and chunk.kind not in KINDS:
+        if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
             return
         name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
         if name in self._chunks:
@@ -121,14 +127,12 @@ class AttemptState:
         self._chunks[name] = None
         if len(self._chunks) > _MAX_CHUNKS_REMEMBERED:
             self._chunks.popitem(last=False)
-        if not is_of_rank:
-            self.machines.add(chunk.host, chunk.kind, columns)
-            return
         self.is_news = True
         self._seen(chunk.rank, chunk.time_hi_ns)
         if chunk.kind == "steps":
             if len(np.asarray(columns["step"])):
                 self.steps.put(chunk.rank, columns)
+                self.facts.sums.add(chunk.rank, columns)
         else:
             self.times.add(columns)
             self.calls.add(chunk.rank, columns)
@@ -227,7 +231,14 @@ class AttemptState:
         """Return the newest time of anything of a rank, on its host's clock."""
         return self._seen_ns.get(rank)
 
-    def window(self, now_ns: int) -> Window:
+    def window(
+        self,
+        now_ns: int,
+        past: Sequence[Window] = (),
+        earlier: Sequence[RunSummary] = (),
+        *,
+        is_newest: bool = True,
+    ) -> Window:
         """Return what detectors look at."""
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
@@ -253,9 +264,13 @@ class AttemptState:
             ),
             replays=self.replays,
             layer_ms=self.layer_ms,
-            machines=self.machines,
+            samples=self.samples,
             work=self.work,
+            facts=self.facts,
             before=self.before,
+            past=past,
+            earlier=earlier,
+            is_newest=is_newest,
         )
 
 

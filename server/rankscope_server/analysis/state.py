@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import OrderedDict
+
 from rankscope.chunk import Column
+from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import coverage_of, status_of
 from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
 from rankscope_server.detectors import DETECTORS
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
+from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.sample_table import KINDS, SampleTable
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
+_MAX_CHUNKS_REMEMBERED = 200_000
 
 
 class RunState:
@@ -21,8 +29,11 @@ class RunState:
     def __init__(self, run_id: str, policy: Policy = POLICY) -> None:
         self.run_id = run_id
         self._policy = policy
+        self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
         self._attempts: dict[int, AttemptState] = {}
         self._clock_offsets: dict[str, ClockOffset] = {}
+        self._machines, self._samples = MachineTable(), SampleTable()
+        self._machine_chunks: OrderedDict[tuple[str, str, int], None] = OrderedDict()
 
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record."""
@@ -36,10 +47,24 @@ class RunState:
             attempt.apply_record(record)
 
     def apply_chunk(self, chunk: Chunk, columns: dict[str, Column]) -> None:
-        """Take one chunk with its decoded columns; of samples, those of ranks and GPUs."""
+        """Take one chunk with its decoded columns. Samples of nodes are those of all attempts."""
+        if chunk.kind in SAMPLE_KINDS:
+            self._apply_samples(chunk, columns)
+            return
         attempt = self._attempt(chunk.attempt)
         if attempt is not None:
             attempt.apply_chunk(chunk, columns)
+
+    def _apply_samples(self, chunk: Chunk, columns: dict[str, Column]) -> None:
+        name = (chunk.host, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
+        if name in self._machine_chunks:
+            return
+        self._machine_chunks[name] = None
+        if len(self._machine_chunks) > _MAX_CHUNKS_REMEMBERED:
+            self._machine_chunks.popitem(last=False)
+        self._machines.take_chunk(chunk.kind, chunk.host, columns)
+        if chunk.kind in KINDS:
+            self._samples.add(chunk.host, chunk.kind, columns)
 
     def look(self, now_ns: int) -> Look:
         """Return what is known at `now_ns`, wall clock of whoever looks."""
@@ -69,7 +94,9 @@ class RunState:
     def _attempt(self, number: int) -> AttemptState | None:
         attempt = self._attempts.get(number)
         if attempt is None:
-            attempt = self._attempts[number] = AttemptState(self.run_id, number)
+            attempt = self._attempts[number] = AttemptState(
+                self.run_id, number, self._machines, self._samples
+            )
             for record in self._clock_offsets.values():
                 attempt.apply_record(record)
             if len(self._attempts) > _MAX_ATTEMPTS:
@@ -83,7 +110,12 @@ class RunState:
     def _look_at(self, attempt: AttemptState, now_ns: int) -> list[Finding]:
         is_newest = attempt.attempt == max(self._attempts)
         if attempt.is_news or (is_newest and not _is_over(attempt)):
-            window = attempt.window(now_ns)
+            past = [
+                self._attempts[number].window(now_ns)
+                for number in sorted(self._attempts)
+                if number < attempt.attempt and self._attempts[number].known_ranks
+            ]
+            window = attempt.window(now_ns, past, self.earlier, is_newest=is_newest)
             attempt.results = [detector.look(window) for detector in DETECTORS]
             found = [finding for result in attempt.results for finding in result.findings]
             attempt.before = {finding.key: finding for finding in found}

@@ -16,8 +16,11 @@ from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Findi
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.words import percent_text
 
+# The answer "healthy" rests on these, whose inputs every run has. What others could not look at
+# is said beside it.
+_CORE = frozenset({"straggler", "hang", "root-cause"})
 _MIN_SURE = 0.5  # a crash below it has seen echoes only
-_DECIDE = frozenset({"straggler", "hang", "root-cause"})  # without one of them, no verdict
+_SOON_STEPS = 64  # four samples of gradient norms: what an odd batch does shows within them
 _SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
 
 
@@ -35,6 +38,11 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = hangs[0]
         elif finding.detector == "straggler":
             cause = _stop_explains(crash or next(iter(hangs), None), finding)
+            cause = cause or _throttle_explains(findings, finding)
+        elif finding.kind in ("loss_spike", "divergence", "corrupt_batch", "corruption"):
+            cause = _number_explains(findings, finding)
+        elif finding.kind in ("regression", "slowdown"):
+            cause = _cost_explains(findings, finding)
         elif finding.detector == "pipeline":  # a stage is slow because a rank of it is
             cause = next((f for f in findings if _is_slow_rank_of(f, finding)), None)
         if finding.kind in ("hang", "crash"):
@@ -73,6 +81,53 @@ def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
 def _is_slow_rank_of(slow: Finding, stage: Finding) -> bool:
     is_open = slow.detector == "straggler" and slow.state == "open"
     return is_open and bool(set(slow.ranks) & set(stage.ranks))
+
+
+def _number_explains(findings: Sequence[Finding], later: Finding) -> Finding | None:
+    """Return the NaN, or the odd batch of one rank, from which a number of training went wrong."""
+    if later.onset_step is None:
+        return None
+    causes = ("nan",) if later.kind in ("corrupt_batch", "corruption") else ("nan", "corrupt_batch")
+    return next(
+        (
+            finding
+            for finding in findings
+            if finding.kind in causes
+            and finding.severity != "info"
+            and finding.onset_step is not None
+            and finding.onset_step - 1 <= later.onset_step
+            and (finding.kind == "nan" or later.onset_step <= finding.onset_step + _SOON_STEPS)
+        ),
+        None,
+    )
+
+
+def _cost_explains(findings: Sequence[Finding], slower: Finding) -> Finding | None:
+    """Return the finding whose cost is most of what makes the whole run slower."""
+    causes = [
+        finding
+        for finding in findings
+        if finding.state == "open"
+        and finding.detector != slower.detector
+        and finding.severity != "info"
+        and (finding.cost_throughput_ratio or 0.0) >= 0.5 * (slower.cost_throughput_ratio or 1.0)
+    ]
+    return max(causes, key=lambda finding: finding.cost_throughput_ratio or 0.0, default=None)
+
+
+def _throttle_explains(findings: Sequence[Finding], slow: Finding) -> Finding | None:
+    """Return the throttled GPU, if it is a warning itself, that makes a rank slow."""
+    return next(
+        (
+            finding
+            for finding in findings
+            if finding.kind == "throttle"
+            and finding.severity != "info"
+            and set(slow.ranks) <= set(finding.ranks)
+            and slow.kind == "slow_compute"
+        ),
+        None,
+    )
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
@@ -125,7 +180,7 @@ def answer_of(
     world = attempt.world_size
     # Advice that cannot be given leaves the answer whether somebody is slow or stuck.
     statuses = [result.status for result in attempt.results]
-    skipped = [s for s in statuses if s.state == "skipped" and s.name in _DECIDE]
+    skipped = [status for status in statuses if status.state == "skipped"]
     if world == 1 and steps:
         return Answer(
             "unknown",
@@ -136,10 +191,14 @@ def answer_of(
         return Answer(
             "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail
         )
-    if skipped:
-        reasons = "; ".join(f"{status.name}: {status.reason}" for status in skipped)
+    if any(status.name in _CORE for status in skipped):
+        reasons = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.name in _CORE)
         return Answer("unknown", f"No verdict: {reasons}", detail)
-    ran = sum(status.state == "ran" for status in statuses)
+    ran = len(attempt.results) - len(skipped)
+    if skipped:
+        names = ", ".join(status.name for status in skipped)
+        notes.append(f"not looked at, for lack of input: {names}")
+        detail = "; ".join(notes)
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
     over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     if over:

@@ -6,8 +6,9 @@ culprits in `ranks`; victims appear in `evidence` only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 FindingState: TypeAlias = Literal["open", "recovered"]
@@ -74,3 +75,29 @@ class DetectorResult:
     status: DetectorStatus
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = field(default=())  # what was compared and found equal
+
+
+class Named(Protocol):
+    """What names a detector."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+
+def skipped(detector: Named, reason: str, remedy: str) -> DetectorResult:
+    """Return that a detector could not look, what it lacks and how to give it."""
+    return DetectorResult(
+        DetectorStatus(detector.name, str(detector.__doc__), "skipped", reason, remedy)
+    )
+
+
+def ran(
+    detector: Named,
+    findings: Iterable[Finding] = (),
+    checked: Iterable[str] = (),
+    note: str = "",
+) -> DetectorResult:
+    """Return what a detector found, and what it compared and found in order."""
+    status = DetectorStatus(detector.name, str(detector.__doc__), "ran", note)
+    return DetectorResult(status, tuple(findings), tuple(checked))

@@ -177,6 +177,151 @@ class Policy:
     # (float16 only 0.9, so bfloat16 is advised). What pays with it pays all the more on a GPU.
     cast_bytes_per_second: float = 4e9
 
+    # --- drift ----------------------------------------------------------------------------
+    # A difference that goes with the ranks in trouble counts for more (D10): one in a hundred.
+    drift_fisher_p: float = 0.01
+
+    # --- numbers of training --------------------------------------------------------------
+    # A loss scaler overflows by design when it probes a larger scale; six in a row halve it 64
+    # times more than probing does (D12).
+    max_skipped_overflows: int = 5
+    # Spikes are judged against the last 200 recorded values, after 50 of them (D12): the MAD of
+    # 50 values is right within 15 %.
+    spike_window: int = 200
+    spike_min_history: int = 50
+    # ln of the gradient norm is near normal; 8 sigma also covers its heavier tail (D12).
+    spike_norm_z: float = 8.0
+    # Losses: three values in a row beyond 6 sigma (D12).
+    spike_loss_z: float = 6.0
+    spike_loss_values: int = 3
+    # A spike that is still on after so many recorded values does not recover by itself.
+    divergence_values: int = 20
+    # One rank against the others: at least so many values of a healthy rank before it is judged,
+    # and so many outliers before it is more than one odd batch (D12: "repeated").
+    outlier_min_history: int = 20
+    outlier_repeats: int = 3
+    # The newest values in which outliers are looked for: at one sample in 16 steps, the last
+    # thousand steps.
+    outlier_window: int = 64
+    # Floors under a scatter: less than 1 % of a norm or 0.2 % of a loss matters to nobody.
+    ln_norm_sigma_floor: float = 0.01
+    loss_sigma_floor: float = 0.002
+
+    # --- memory ---------------------------------------------------------------------------
+    # The allocator fills its caches in the first steps (D11).
+    memory_skip_steps: int = 50
+    # Growth below 16 MiB is within what allocators round and cache (D11).
+    memory_least_bytes: float = 16 * 2**20
+    memory_over_steps: int = 200
+    # One false alarm in a thousand series without a trend (D11); half of 24 points still lets
+    # Mann-Kendall reach it (10 do).
+    memory_trend_p: float = 1e-3
+    memory_min_points: int = 24
+    # A forecast is worth a warning when there is time to act but not to wait (D11).
+    oom_warning_steps: float = 2000.0
+    oom_warning_seconds: float = 7200.0
+    oom_critical_seconds: float = 900.0  # about a save and a restart
+    # A forecast reaches no further than ten times what was seen: a cache that begins to fill
+    # looks like a leak.
+    oom_reach: float = 10.0
+    # Held by the allocator and used by no tensor, as a share of the GPU (D11).
+    fragmentation_share: float = 0.30
+
+    # --- waiting for data -----------------------------------------------------------------
+    # Shares of the step that are lost to it (D8.3).
+    data_info_share: float = 0.05
+    data_warning_share: float = 0.10
+    data_steps: int = 512
+    # A wait below a quarter of a step is no spike, however quiet the rest is.
+    data_spike_share: float = 0.25
+    # One or two long waits are events, for example a hang that ended; no loader is judged by them.
+    data_min_spikes: int = 3
+    # A tenth of all processor time spent waiting for disks: reading is the limit.
+    iowait_share: float = 0.10
+    # Loader workers that use so much of their cores have no time left (D8.2).
+    workers_busy_share: float = 0.90
+
+    # --- GPUs -----------------------------------------------------------------------------
+    # One finding per GPU, code and ten minutes; channels that end up to a minute after another
+    # Xid are its echo (D9).
+    xid_burst_seconds: float = 600.0
+    xid_echo_seconds: float = 60.0
+    # Held down for more than 5 % of 5 min, and 5 % below the peers' clock (D9.2): single samples
+    # of a bit are common, and clocks of healthy GPUs differ by 1 to 2 %.
+    throttle_seconds: float = 300.0
+    throttle_share: float = 0.05
+    throttle_clock_share: float = 0.05
+    throttle_min_stretches: int = 6  # a minute of work: a job that starts draws power in bursts
+    gpu_idle_ratio: float = 0.05
+    # Corrected errors: ten times the peers' (D9.3), and more than ten.
+    ecc_rate_multiple: float = 10.0
+    # Little to do over ten minutes (D9.4): below a third, most of the time is not computing.
+    low_activity_seconds: float = 600.0
+    low_activity_ratio: float = 0.30
+    # Far from the fleet on two metrics, three times in a row (D9.5).
+    fleet_z: float = 6.0
+    fleet_stretches: int = 3
+    fleet_min_gpus: int = 8
+
+    # --- statistical efficiency, staleness ------------------------------------------------
+    noise_min_steps: int = 200
+    # Samples that the estimate rests on: it moves over a run, so the newest.
+    noise_window: int = 256
+    # A standard error of ln B_noise beyond this is a factor of two at 90 %: not worth telling.
+    noise_max_error: float = 0.42
+    # Zones of B / B_noise (D16.2), and by how much predictions are off either way (D16.3).
+    noise_free_ratio: float = 0.3
+    noise_waste_ratio: float = 3.0
+    noise_error_factor: float = 2.0
+    # A shard with more than twice its share of requests is hot (D7.3).
+    hot_shard_multiple: float = 2.0
+
+    # --- goodput, checkpoints -------------------------------------------------------------
+    # A ledger is told of runs that lasted ten minutes, else start-up is most of it; and of those
+    # that were started again.
+    ledger_min_seconds: float = 60.0
+    ledger_told_seconds: float = 600.0
+    # From three failures on a run's own rate says more than another cluster's (D14).
+    own_failures: int = 3
+    # Detect, restart and reload where this run never did it (worked example of D14).
+    restart_seconds: float = 300.0
+    # Saves that are judged by their last few, against those before; twice is another disk.
+    recent_saves: int = 3
+    slow_save_ratio: float = 2.0
+    # A tenth of the time in saves, as for waiting for data.
+    save_warning_share: float = 0.10
+
+    # --- regression -----------------------------------------------------------------------
+    steady_steps: int = 30
+    baseline_runs: int = 10
+    # Calibrated on repeats of identical configurations (D13): at 2 % and 3 sigma 0.20 % false
+    # alarms, 96 % of slowdowns of 3 % found; one run tells no sigma.
+    regression_share: float = 0.02
+    regression_sigmas: float = 3.0
+    regression_one_run: float = 0.05
+    regression_p: float = 1e-3
+    # Below four runs a standard deviation may be small by chance: 3 % with three, 4 % with two.
+    regression_min_runs: int = 4
+    # Within a run (D13.4): blocks of 40 steps, a shift of 3 %, at least three blocks on each side,
+    # and far out of how blocks scatter: the load of a shared host wanders by itself.
+    slowdown_block: int = 40
+    slowdown_share: float = 0.03
+    slowdown_side_blocks: int = 3
+    slowdown_sigmas: float = 4.0
+    slowdown_clear_sigmas: float = 6.0
+    # Other work on a shared host comes and goes within a minute or two.
+    slowdown_seconds: float = 120.0
+
+    # --- slow links (D4) ------------------------------------------------------------------
+    link_min_operations: int = 20
+    # A floor under the noise: links of one kind differ by some percent.
+    ln_link_floor: float = math.log(1.15)
+    link_sigmas: float = 6.0
+    # With fewer groups across a component any of its members explains them as well.
+    link_min_groups: int = 3
+    link_min_f1: float = 0.8
+    link_global_share: float = 0.5
+
     @cached_property
     def hash(self) -> str:
         """Return 12 hexadecimal digits that name these values."""

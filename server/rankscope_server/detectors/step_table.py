@@ -80,6 +80,11 @@ class StepTable:
             return rows[: len(self.row_of)]
         return self.get(metric)[:, :HEAD]
 
+    def flags(self) -> NDArray[np.int32]:
+        """Return the flags of `rankscope.schema.STEP_*`, ranks x steps."""
+        cells: NDArray[np.int32] = self._cells["flags"][: len(self.row_of), : self.num_steps]
+        return cells
+
     def special(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return which columns hold a first, checkpoint or evaluation step of any rank."""
         found: NDArray[np.bool_] = np.any(self._flags(self.get("flags", first_column)), axis=0)

@@ -113,7 +113,7 @@ def _garbage(window: Window, suspect: Suspect) -> Cause | None:
 
 def _thermal(window: Window, suspect: Suspect) -> Cause | None:
     begin, end = _times(window, suspect.row, suspect.columns)
-    mine = window.machines.gpu(suspect.rank, begin, end)
+    mine = window.samples.gpu(suspect.rank, begin, end)
     if mine is None:
         return None
     clock, bits = mine
@@ -121,7 +121,7 @@ def _thermal(window: Window, suspect: Suspect) -> Cause | None:
     theirs = [
         found[0]
         for row in suspect.peers
-        if (found := window.machines.gpu(ranks[row], *_times(window, row, suspect.columns)))
+        if (found := window.samples.gpu(ranks[row], *_times(window, row, suspect.columns)))
     ]
     usual = float(np.median(theirs)) if len(theirs) >= window.policy.min_role_size - 1 else None
     slow_bits = bits & THROTTLE_SLOWDOWNS
@@ -144,7 +144,7 @@ def _contention(window: Window, suspect: Suspect) -> Cause | None:
     """Others want the processor: the rank is ready to run and does not run."""
     policy = window.policy
     begin, end = _times(window, suspect.row, suspect.columns)
-    delay = window.machines.run_delay_ratio(suspect.rank, begin, end)
+    delay = window.samples.run_delay_ratio(suspect.rank, begin, end)
     before = _delay_before(window, suspect, begin, end)
     own_ms, _ = _means(window, suspect, "duration")
     if delay is not None and before is not None:
@@ -184,13 +184,13 @@ def _delay_before(window: Window, suspect: Suspect, begin: float, end: float) ->
         known = [
             ratio
             for rank in ranks
-            if (ratio := window.machines.run_delay_ratio(rank, begin, end)) is not None
+            if (ratio := window.samples.run_delay_ratio(rank, begin, end)) is not None
         ]
         return float(np.median(known)) if known else None
     if not len(suspect.healthy):
         return None
     columns = slice(int(suspect.healthy[0]), int(suspect.healthy[-1]) + 1)
-    return window.machines.run_delay_ratio(suspect.rank, *_times(window, suspect.row, columns))
+    return window.samples.run_delay_ratio(suspect.rank, *_times(window, suspect.row, columns))
 
 
 def _page_cache(window: Window, suspect: Suspect) -> Cause | None:

@@ -9,14 +9,16 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clocks import Clocks
 from rankscope_server.detectors.declared_work import DeclaredWork
+from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
-from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.replay_table import ReplayTable
+from rankscope_server.detectors.sample_table import SampleTable
 from rankscope_server.detectors.step_table import StepTable
 
 
@@ -42,9 +44,13 @@ class Window:
     replays: ReplayTable = field(default_factory=ReplayTable)
     layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
     work: DeclaredWork = field(default_factory=DeclaredWork)
-    machines: MachineTable = field(default_factory=MachineTable)
+    samples: SampleTable = field(default_factory=SampleTable)
+    facts: Facts = field(default_factory=Facts)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
     policy: Policy = POLICY
+    earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
+    past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
+    is_newest: bool = True
 
     def host(self, rank: int) -> str:
         """Return the host of a rank, empty where it is not known."""
@@ -54,6 +60,16 @@ class Window:
     def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of some ranks, each once."""
         return tuple(dict.fromkeys(host for rank in ranks if (host := self.host(rank))))
+
+    def time_ms(self, step: int) -> float | None:
+        """Return when a step began, the median over ranks of wall-clock ms; None if not known."""
+        steps = self.steps.steps
+        at = int(np.searchsorted(steps, step))
+        if at >= len(steps) or steps[at] != step:
+            return None
+        started = self.steps.get("started_ms")[:, at]
+        known = started[~np.isnan(started)]
+        return float(np.median(known)) if len(known) else None
 
     def link(self, rank: int, step: int | None = None) -> str:
         """Return the dashboard's path to a rank, or to one step of it."""

@@ -45,6 +45,25 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 20 else f"{seconds:.1f} s"
 
 
+def span_text(seconds: float) -> str:
+    """Return a time span in the unit that suits it: seconds, minutes, hours, days."""
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Return a size in KiB, MiB, GiB or TiB, three digits of it."""
+    size, unit = abs(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1000:
+            break
+        size, unit = size / 1024, larger
+    text = f"{size:.0f}" if size >= 100 or unit == "B" else f"{size:.1f}"
+    return f"{'-' if size_bytes < 0 else ''}{text} {unit}"
+
+
 def percent_text(ratio: float) -> str:
     """Return a share; one digit below 10 %."""
     percent = 100 * ratio

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
-from typing import Literal, TypeAlias
 
 import sqlalchemy as sa
 
 from rankscope_server import tables
+from rankscope_server.detectors.drift_rules import severity_of
+from rankscope_server.detectors.finding import Severity
 from rankscope_server.shapes import EnvironmentAnswer, Fact, FactDifference, FactValue
 from rankscope_server.store.packing import unpack
 from rankscope_server.views.names import plural, rank_list
 
-Severity: TypeAlias = Literal["critical", "warning", "info"]
 _ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
-# Different by nature: one per process, device or machine.
-_EXPECTED = re.compile(
-    r"(^|[._])(rank|local_rank|node_rank|group_rank|role_rank|pid|host|hostname|fqdn|uuid|serial|"
-    r"address|addr|pci|bus_id|device_index|device|visible_devices|affinity|cwd|argv)([._]|$)|"
-    r"(local_|group_|role_)?rank$|cuda_visible_devices|master_addr|master_port",
-    re.IGNORECASE,
-)
-# Ranks that disagree here may hang, crash or compute different numbers.
-_CRITICAL = re.compile(
-    r"torch|nccl|gloo|cuda|cudnn|driver|rccl|world_size|python|numpy|deterministic|tf32",
-    re.IGNORECASE,
-)
 
 
 def environment(
@@ -44,7 +31,7 @@ def environment(
     differences = [
         FactDifference(
             fact=name,
-            severity=severity(name),
+            severity=severity_of(name),
             values=[
                 FactValue(value=value, ranks=members)
                 for value, members in sorted(values.items(), key=lambda item: len(item[1]))
@@ -73,13 +60,6 @@ def num_differences(connection: sa.Connection, run_id: str, attempt: int) -> int
     """Return on how many facts ranks differ that should agree."""
     answer = environment(connection, run_id, attempt, 0)
     return sum(difference.severity != "info" for difference in answer.differences)
-
-
-def severity(fact: str) -> Severity:
-    """Return how bad it is that ranks differ on a fact."""
-    if _EXPECTED.search(fact):
-        return "info"
-    return "critical" if _CRITICAL.search(fact) else "warning"
 
 
 def _facts(connection: sa.Connection, run_id: str, attempt: int) -> dict[int, dict[str, str]]:

@@ -285,6 +285,10 @@ export function kindWords(kind) {
     slow_communication: 'Slow communication',
     hang: 'Hang',
     crash: 'Crash',
+    nan: 'NaN or infinity',
+    xid: 'Xid error',
+    ecc: 'Memory errors of a GPU',
+    gpu_underuse: 'GPUs with little to do',
   };
   return known[kind] ?? words(kind);
 }

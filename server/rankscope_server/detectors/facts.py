@@ -1,0 +1,77 @@
+"""What detectors know of an attempt beside its steps: numbers, memory, machines, environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankscope.schema import AnyRecord, Environment, Event, Metrics
+from rankscope_server.detectors.environment_table import EnvironmentTable
+from rankscope_server.detectors.machine_table import MachineTable
+from rankscope_server.detectors.memory_table import MemoryTable
+from rankscope_server.detectors.number_table import NumberTable
+from rankscope_server.detectors.time_sums import TimeSums
+from rankscope_server.detectors.version_table import VersionTable
+
+_MAX_SAVES = 4096
+_MAX_LOADERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint as one rank saved it: how long it held the rank, and how."""
+
+    rank: int
+    step: int
+    time_ns: int
+    seconds: float
+    how: str
+
+
+@dataclass(slots=True)
+class Facts:
+    """Tables that do not depend on the order in which records come, or on doubled ones."""
+
+    machines: MachineTable = field(default_factory=MachineTable)
+    environments: EnvironmentTable = field(default_factory=EnvironmentTable)
+    numbers: NumberTable = field(default_factory=NumberTable)
+    memory: MemoryTable = field(default_factory=MemoryTable)
+    versions: VersionTable = field(default_factory=VersionTable)
+    sums: TimeSums = field(default_factory=TimeSums)
+    loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
+    saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
+
+    def take(self, record: AnyRecord) -> None:
+        """Take one record; most kinds are not for these tables."""
+        if isinstance(record, Metrics):
+            self._take_metrics(record)
+        elif isinstance(record, Environment):
+            self.environments.put(record)
+        elif isinstance(record, Event):
+            self._take_event(record)
+
+    def _take_metrics(self, record: Metrics) -> None:
+        if record.rank < 0:
+            return
+        values: Mapping[str, float] = record.values
+        self.numbers.put(record.rank, record.step, record.time_ns, values)
+        self.memory.put(record.rank, record.step, values)
+        self.versions.put(record.rank, record.step, values)
+
+    def _take_event(self, event: Event) -> None:
+        if event.name == "data loader":
+            found = self.loaders.setdefault(event.rank, set())
+            if len(found) < _MAX_LOADERS:
+                found.add(tuple(sorted(event.fields.items())))
+        elif event.name == "checkpoint":
+            try:
+                seconds = float(event.fields.get("seconds", "nan"))
+            except ValueError:
+                return
+            key = (event.time_ns, event.rank, event.step)
+            how = event.fields.get("how", "")
+            self.saves[key] = Save(event.rank, event.step, event.time_ns, seconds, how)
+            if len(self.saves) > _MAX_SAVES:
+                del self.saves[min(self.saves)]
+        else:
+            self.machines.take_event(event)

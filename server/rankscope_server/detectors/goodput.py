@@ -1,0 +1,163 @@
+"""Where the time of a run went, and whether it saves at the right distance (detection.md D14)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope_server.detectors.checkpointing import Mtbf, daly, mtbf_of, waste
+from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.detectors.goodput_words import (
+    goodput_finding,
+    interval_finding,
+    slow_save_finding,
+)
+from rankscope_server.detectors.ledger import Attempt, Ledger, ledger
+from rankscope_server.detectors.window import Window
+
+_DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """The checkpoints of an attempt, one entry per step that saved."""
+
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]  # of the slowest rank
+    slowest: tuple[int, ...]  # that rank, -1 where all take alike
+    every_seconds: float  # median distance
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What another interval would save. Shares of all time, seconds."""
+
+    interval: float
+    now: float
+    waste_now: float
+    waste_then: float
+    delta: float
+    restart: float
+    mtbf: Mtbf
+
+
+class Goodput:
+    """Sums up where the time of a run went, and finds checkpoints that are slow or badly spaced."""
+
+    name: ClassVar[str] = "goodput"
+    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return the ledger of the run up to now, and advice on checkpoints."""
+        if not window.is_newest:
+            return ran(self, note="counted with the newest attempt")
+        book = ledger_of(window)
+        if book is None:
+            return skipped(self, "no step has ended yet", "wait")
+        if book.wall_seconds / max(book.num_ranks, 1) < window.policy.ledger_min_seconds:
+            need = window.policy.ledger_min_seconds
+            return skipped(self, f"needs {need:.0f} s of a run", "wait")
+        findings: list[Finding] = []
+        lasted = book.wall_seconds / max(book.num_ranks, 1) >= window.policy.ledger_told_seconds
+        if lasted or book.num_attempts > 1:
+            findings.append(goodput_finding(window, book))
+        saves = saves_of(window)
+        if saves is not None:
+            slow = slow_save_finding(window, saves)
+            advice = advice_of(window, saves)
+            findings += [one for one in (slow,) if one is not None]
+            if advice is not None:
+                findings.append(interval_finding(window, advice, saves))
+        text = f"{100 * book.share('productive'):.0f} % of the ranks' time computes what is kept"
+        return ran(self, findings, note=text)
+
+
+def ledger_of(window: Window) -> Ledger | None:
+    """Return the ledger of all attempts up to this one."""
+    # Clocks of hosts, not the server's: what is not over has lasted until its newest step.
+    sums = window.facts.sums.by_rank.values()
+    newest = max((one.last_end_ns for one in sums), default=0)
+    states = max((state.time_ns for state in window.states.values()), default=0)
+    return ledger([_attempt(one) for one in (*window.past, window)], max(newest, states))
+
+
+def _attempt(window: Window) -> Attempt:
+    ended = {rank: end.time_ns for rank, end in window.ended.items()}
+    clean = bool(ended) and all(end.reason == "clean" for end in window.ended.values())
+    came_up = {rank: known.time_ns for rank, known in window.ranks.items()}
+    return Attempt(window.attempt, came_up, ended, clean, window.facts.sums.by_rank, window.steps)
+
+
+def saves_of(window: Window) -> Saves | None:
+    """Return the checkpoints of this attempt; None for fewer than two."""
+    by_step: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    for save in window.facts.saves.values():
+        if np.isfinite(save.seconds) and save.rank >= 0:
+            by_step[save.step].append((save.seconds, save.rank, save.time_ns))
+    if len(by_step) < 2:
+        return None
+    steps = sorted(by_step)
+    seconds, slowest, times = [], [], []
+    for step in steps:
+        totals: dict[int, float] = defaultdict(float)  # a rank may write several files
+        for took, rank, _ in by_step[step]:
+            totals[rank] += took
+        ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+        apart = len(ordered) > 2 and ordered[0][1] > window.policy.slow_save_ratio * float(
+            np.median([value for _, value in ordered[1:]])
+        )
+        seconds.append(ordered[0][1])
+        slowest.append(ordered[0][0] if apart else -1)
+        times.append(max(time_ns for _, _, time_ns in by_step[step]))
+    every = float(np.median(np.diff(times))) / 1e9
+    how = {save.how for save in window.facts.saves.values()}
+    return Saves(tuple(steps), tuple(seconds), tuple(slowest), every, how == {"dcp.async_save"})
+
+
+def failures_of(window: Window) -> tuple[int, float]:
+    """Return how many attempts before this one failed, and host-days of the whole run."""
+    failed, host_days = 0, 0.0
+    for one in (*window.past, window):
+        hosts = len({known.host for known in one.ranks.values()})
+        sums = one.facts.sums.by_rank.values()
+        began = min((known.time_ns for known in one.ranks.values()), default=0)
+        ended = max((end.time_ns for end in one.ended.values()), default=0)
+        ended = max([ended, *(part.last_end_ns for part in sums)])
+        host_days += hosts * max(0, ended - began) / 1e9 / _DAY_SECONDS
+        if one is not window and any(end.reason != "clean" for end in one.ended.values()):
+            failed += 1
+    return failed, host_days
+
+
+def restart_seconds(window: Window) -> float:
+    """Return the mean time from the last step of an attempt to the first of the next one."""
+    gaps = []
+    windows = [one for one in (*window.past, window) if one.facts.sums.by_rank]
+    for one, following in pairwise(windows):
+        last = max(part.last_end_ns for part in one.facts.sums.by_rank.values())
+        first = min(part.first_start_ns for part in following.facts.sums.by_rank.values())
+        gaps.append(max(0, first - last) / 1e9)
+    return float(np.mean(gaps)) if gaps else window.policy.restart_seconds
+
+
+def advice_of(window: Window, saves: Saves) -> Advice | None:
+    """Return a better distance of checkpoints, None where the present one is about as good."""
+    policy = window.policy
+    delta = float(np.median(saves.seconds))
+    if saves.is_async or delta <= 0 or saves.every_seconds <= 0:
+        return None
+    failures, host_days = failures_of(window)
+    hosts = max(1, len({known.host for known in window.ranks.values()}))
+    mtbf = mtbf_of(failures, host_days, hosts, policy.own_failures)
+    seconds, restart = mtbf.days * _DAY_SECONDS, restart_seconds(window)
+    best = daly(delta, seconds)
+    now = waste(saves.every_seconds, delta, seconds, restart)
+    then = waste(best, delta, seconds, restart)
+    if now - then < policy.cost_silent_ratio:
+        return None
+    return Advice(best, saves.every_seconds, now, then, delta, restart, mtbf)

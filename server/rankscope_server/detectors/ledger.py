@@ -1,0 +1,176 @@
+"""The goodput ledger: where the wall time of all ranks of a run went; it sums to the wall time.
+
+Every rank's time from the first sign of the run to its end, or to now, is cut into parts, attempt
+by attempt. Steps that a later attempt did again are lost with all their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope_server.detectors.step_table import StepTable
+from rankscope_server.detectors.time_sums import RankTime
+
+PARTS: tuple[str, ...] = (
+    "productive", "communication and waiting", "data", "checkpoint", "evaluation", "start-up",
+    "compile", "lost work", "stuck or failing", "restart", "after the end", "not recorded",
+)  # fmt: skip
+_OF_SUM = {"productive": "productive", "blocked": "communication and waiting", "data": "data",
+           "checkpoint": "checkpoint", "evaluation": "evaluation"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What the ledger needs of one attempt. Times by rank, ns of wall clock."""
+
+    number: int
+    came_up_ns: dict[int, int]
+    ended_ns: dict[int, int]
+    is_clean: bool  # all ranks ended cleanly
+    sums: dict[int, RankTime]
+    steps: StepTable
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Seconds of all ranks together by part; they add up to `wall_seconds`."""
+
+    parts: dict[str, float]
+    wall_seconds: float
+    num_ranks: int
+    num_attempts: int
+    lost_steps: int
+
+    def share(self, part: str) -> float:
+        """Return a part's share of the wall time."""
+        return self.parts[part] / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def ettr(self) -> float:
+        """Return Meta's effective training time ratio: time in steps that are kept (2410.21680)."""
+        names = ("productive", "communication and waiting", "data", "evaluation")
+        return sum(self.share(name) for name in names)
+
+
+@dataclass(slots=True)
+class _Sum:
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    def add(self, part: str, ns: float) -> float:
+        """Add a part, at least 0; return what was added."""
+        amount = max(0.0, float(ns))
+        self.parts[part] += amount
+        return amount
+
+
+def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
+    """Return the ledger of a run; None before its first step."""
+    attempts = [one for one in attempts if one.came_up_ns]
+    if not any(one.sums for one in attempts):
+        return None
+    ranks = sorted(set().union(*(one.came_up_ns for one in attempts)))
+    began = min(min(one.came_up_ns.values()) for one in attempts)
+    last = attempts[-1]
+    over = len(last.ended_ns) >= len(last.came_up_ns)
+    ended = max(last.ended_ns.values()) if over else now_ns
+    resumed = [_first_step(one) for one in attempts[1:]]
+    total, lost_steps = _Sum(), 0
+    for rank in ranks:
+        at = began
+        for index, one in enumerate(attempts):
+            next_step = resumed[index] if index < len(resumed) else None
+            at, lost = _of_rank(total, one, rank, at, ended, next_step, index == 0)
+            lost_steps = max(lost_steps, lost)
+        total.add("after the end" if over else "not recorded", ended - at)
+    wall = (ended - began) * len(ranks)
+    excess = sum(total.parts.values()) - wall
+    _take_off(total, excess)
+    return Ledger(
+        {name: value / 1e9 for name, value in total.parts.items()}, wall / 1e9, len(ranks),
+        len(attempts), lost_steps,
+    )  # fmt: skip
+
+
+def _first_step(attempt: Attempt) -> int | None:
+    return min((one.first_step for one in attempt.sums.values()), default=None)
+
+
+def _of_rank(
+    total: _Sum, one: Attempt, rank: int, at: int, ended: int, next_step: int | None, is_first: bool
+) -> tuple[int, int]:
+    """Add one rank's time in one attempt, from `at` on; return until when, and lost steps."""
+    came_up = one.came_up_ns.get(rank)
+    if came_up is None:
+        return at, 0  # this rank was not part of it: its time is booked with the next attempt
+    total.add("start-up" if is_first else "restart", came_up - at)
+    end = min(one.ended_ns.get(rank, ended), ended)
+    sums = one.sums.get(rank)
+    if sums is None or not sums.num_steps:
+        total.add("start-up", end - came_up)
+        return max(end, came_up), 0
+    total.add("start-up", sums.first_start_ns - came_up)
+    inside = sums.last_end_ns - sums.first_start_ns
+    lost_steps, lost = _lost(one, rank, sums, next_step)
+    booked = sum(sums.parts.values())
+    compile_ns = _compile_ns(sums)
+    for name, part in _OF_SUM.items():
+        value = sums.parts[name] - (compile_ns if name == "productive" else 0.0)
+        gone = min(lost.get(name, 0.0), value)
+        total.add(part, value - gone)
+        total.add("lost work", gone)
+    total.add("compile", compile_ns)
+    total.add("not recorded", inside - booked)
+    tail = end - sums.last_end_ns
+    is_running = rank not in one.ended_ns
+    clean = one.is_clean or is_running
+    total.add("after the end" if clean and not is_running else
+              "not recorded" if is_running else "stuck or failing", tail)  # fmt: skip
+    return max(end, sums.last_end_ns), lost_steps
+
+
+def _compile_ns(sums: RankTime) -> float:
+    """Return by how much the steps that hold start-up work are longer than the others."""
+    aside = sums.parts["checkpoint"] + sums.parts["evaluation"]
+    others = sum(sums.parts.values()) - aside - sums.first_ns
+    if not sums.first_ns or sums.num_steps < 2:
+        return 0.0
+    extra = sums.first_ns - others / (sums.num_steps - 1)
+    return float(min(max(extra, 0.0), sums.parts["productive"]))
+
+
+def _lost(
+    one: Attempt, rank: int, sums: RankTime, next_step: int | None
+) -> tuple[int, dict[str, float]]:
+    """Return how many of a rank's steps a later attempt did again, and their parts in ns."""
+    if next_step is None or next_step > sums.last_step:
+        return 0, {}
+    count = sums.last_step - max(next_step, sums.first_step) + 1
+    table = one.steps
+    row = table.row_of.get(rank)
+    if row is None or not table.num_steps or int(table.steps[0]) > next_step:
+        share = count / max(sums.num_steps, 1)  # they have left the table: as all steps are
+        return count, {name: share * value for name, value in sums.parts.items()}
+    again = table.steps >= next_step
+    ms = {name: float(np.nansum(table.get(name)[row, again]))
+          for name in ("duration", "own", "blocked", "data")}  # fmt: skip
+    return count, {
+        "productive": 1e6 * (ms["own"] - ms["data"]),
+        "blocked": 1e6 * ms["blocked"],
+        "data": 1e6 * ms["data"],
+        "checkpoint": 1e6 * max(0.0, ms["duration"] - ms["own"] - ms["blocked"]),
+    }
+
+
+def _take_off(total: _Sum, excess: float) -> None:
+    """Take what clocks and doubled edges made too much from what is least certain."""
+    if excess < 0:
+        total.parts["not recorded"] -= excess
+        return
+    for name in ("not recorded", "after the end", "stuck or failing", "start-up", "restart",
+                 "communication and waiting", "productive"):  # fmt: skip
+        taken = min(excess, total.parts[name])
+        total.parts[name] -= taken
+        excess -= taken

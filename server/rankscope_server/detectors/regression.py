@@ -1,0 +1,229 @@
+"""Slower than earlier runs of the same job, or than the same run was before (detection.md D13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.formulas import SIGMA_PER_MAD
+from rankscope_server.detectors.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
+from rankscope_server.detectors.deviation import warmup_columns
+from rankscope_server.detectors.drift_rules import kind_of, level_of
+from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.regression_words import regression_finding, slowdown_finding
+from rankscope_server.detectors.robust import median
+from rankscope_server.detectors.step_table import StepTable
+from rankscope_server.detectors.window import Window
+
+Array = NDArray[Any]
+_ROWS = 64  # ranks that are enough for the time of a step: they end it together
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """This run against earlier ones. Ratios are of times: 0.041 is 4.1 % longer."""
+
+    now: RunSummary
+    base_ms: float
+    rise: float
+    limit: float
+    p: float
+    num_runs: int
+    phases: dict[str, float]  # ms more than before
+    changed: tuple[tuple[str, str, str], ...]  # fact, then, now
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """A change within a run that lasts. `step` is the first slow one."""
+
+    step: int
+    rise: float
+    before_ms: float
+    after_ms: float
+    is_gradual: bool
+    strength: float  # in sigma of a block
+    seconds: float  # that it lasts; of a gradual change, the whole run
+
+
+class Regression:
+    """Finds runs that are slower than earlier runs of the same job, or than they were before."""
+
+    name: ClassVar[str] = "regression"
+    needs: ClassVar[frozenset[str]] = frozenset({"steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return whether the run is slower than it should be."""
+        policy = window.policy
+        now = summary_of(window)
+        if now is None:
+            return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
+        findings: list[Finding] = []
+        earlier = [one for one in window.earlier if one.run_id != window.run_id]
+        slower = slower_than(now, earlier, policy)
+        if slower is not None:
+            findings.append(regression_finding(window, slower))
+        steps, times = steady(window)
+        slowdown = None if _other_lengths(window, steps) else slowdown_of(steps, times, policy)
+        if slowdown is not None:
+            findings.append(slowdown_finding(window, slowdown))
+        note = "" if earlier else "no earlier run with this command to compare with"
+        checked = () if findings or not earlier else (f"step time of {len(earlier)} earlier runs",)
+        return ran(self, findings, checked, note)
+
+
+def steady(window: Window) -> tuple[Array, Array]:
+    """Return steps and their times in ms, without warm-up and special steps."""
+    table = window.steps
+    rows = _some_rows(table)
+    special = table.special()
+    if special.size and special.mean() > 0.5:
+        special[:] = False
+    if not table.dropped_steps and table.num_steps:
+        special[: warmup_columns(table.head("duration"), window.policy)] = True
+    times = median(table.get("duration")[rows].astype(float), 0) if len(rows) else np.zeros(0)
+    good = ~special & ~np.isnan(times)
+    return table.steps[good], times[good]
+
+
+def _some_rows(table: StepTable) -> Array:
+    return np.arange(0, len(table.row_of), 1 + len(table.row_of) // _ROWS)
+
+
+def summary_of(window: Window) -> RunSummary | None:
+    """Return what later runs are compared with; None for too few steady steps."""
+    steps, times = steady(window)
+    if len(times) < window.policy.steady_steps:
+        return None
+    table = window.steps
+    columns = np.flatnonzero(np.isin(table.steps, steps[-MAX_TIMES:]))
+    cells = np.ix_(_some_rows(table), columns)
+    phases = {
+        name: float(np.nanmean(median(table.get(name)[cells].astype(float), 0))) for name in PHASES
+    }
+    facts = dict(next(iter(window.facts.environments.records.values())).facts) if (
+        window.facts.environments.records
+    ) else {}  # fmt: skip
+    tokens = window.facts.numbers.typical("tokens")[1]
+    per_step = float(np.median(tokens)) * window.world_size if len(tokens) else None
+    recent = times[-MAX_TIMES:]
+    return RunSummary(window.run_id, (), float(np.median(recent)), phases, recent, facts, per_step)
+
+
+def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) -> Slower | None:
+    """Return by how much a run is slower than earlier ones, None where it is not.
+
+    The rise must exceed 2 %, three sigma of the earlier runs, and what chance does to single
+    steps; with one earlier run 5 %. Runs with another number of tokens are compared by token.
+    """
+    usable = [one for one in earlier if len(one.times_ms) >= policy.steady_steps]
+    usable = usable[-policy.baseline_runs :]
+    if not usable:
+        return None
+    scales = [_scale(now, one) for one in usable]
+    medians = np.array([one.step_ms * scale for one, scale in zip(usable, scales, strict=True)])
+    base = float(np.median(medians))
+    rise = now.step_ms / base - 1.0
+    limit = policy.regression_one_run
+    if len(medians) > 1:
+        sigma = float(np.std(medians, ddof=1)) / base
+        few = max(0, policy.regression_min_runs - len(medians))
+        least = policy.regression_share * (1.0 + 0.5 * few)
+        limit = max(least, policy.regression_sigmas * sigma)
+    if rise <= limit:
+        return None
+    times = np.concatenate(
+        [one.times_ms * scale for one, scale in zip(usable, scales, strict=True)]
+    )
+    p = mann_whitney_p(times, now.times_ms)
+    if p >= policy.regression_p:
+        return None
+    last, scale = usable[-1], scales[-1]
+    phases = {
+        name: now.phases_ms[name] - last.phases_ms[name] * scale
+        for name in PHASES
+        if name in now.phases_ms and name in last.phases_ms
+    }
+    return Slower(now, base, rise, limit, p, len(usable), phases, _changed(last, now))
+
+
+def _scale(now: RunSummary, earlier: RunSummary) -> float:
+    """Return by what the earlier times are multiplied: more tokens a step take longer."""
+    if now.tokens and earlier.tokens and abs(now.tokens / earlier.tokens - 1) > 0.01:
+        return now.tokens / earlier.tokens
+    return 1.0
+
+
+def _changed(then: RunSummary, now: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """Return the facts that differ between two runs and may matter, versions first."""
+    found = [
+        (fact, then.facts[fact], now.facts[fact])
+        for fact in sorted(then.facts.keys() & now.facts.keys())
+        if then.facts[fact] != now.facts[fact] and level_of(fact) in ("critical", "warning")
+    ]
+    return tuple(sorted(found, key=lambda one: (kind_of(one[0]) != "version", one[0])))
+
+
+def _other_lengths(window: Window, steps: Array) -> bool:
+    """Return whether the tokens of a step changed over the run: then its time may, too."""
+    tokens = window.facts.numbers.typical("tokens")[1]
+    if len(tokens) < 8:
+        return False
+    half = len(tokens) // 2
+    early, late = float(np.median(tokens[:half])), float(np.median(tokens[half:]))
+    return abs(late / max(early, 1e-9) - 1.0) > 0.01
+
+
+def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
+    """Return a lasting change of the step time within a run; None where it is flat.
+
+    Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
+    better one tells which it is. The change must stand out of how blocks scatter.
+    """
+    size = policy.slowdown_block
+    count = len(times) // size
+    if count < 2 * policy.slowdown_side_blocks:
+        return None
+    kept = times[len(times) - count * size :].reshape(count, size)
+    first_steps = steps[len(steps) - count * size :: size]
+    blocks = np.log(np.median(kept, axis=1))
+    at, step_error = _best_split(blocks, policy.slowdown_side_blocks)
+    places = np.arange(count)
+    slope, start = np.polyfit(places, blocks, 1)
+    line_error = float(np.sum((blocks - (slope * places + start)) ** 2))
+    gradual = line_error < step_error
+    before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
+    size_ln = float(slope * (count - 1)) if gradual else after - before
+    best = slope * places + start if gradual else np.where(places < at, before, after)
+    rest = blocks - best
+    # Blocks that hang together scatter more than their neighbours tell: both count.
+    near = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(rest)))) / np.sqrt(2.0)
+    sigma = max(near, float(np.std(rest)), 1e-4)
+    strength = size_ln / sigma
+    if size_ln <= np.log1p(policy.slowdown_share) or strength < policy.slowdown_sigmas:
+        return None
+    if gradual:
+        low, high = float(np.exp(start)), float(np.exp(start + size_ln))
+        seconds = float(kept.sum()) / 1e3
+        return Slowdown(
+            int(first_steps[0]), float(np.expm1(size_ln)), low, high, True, strength, seconds
+        )
+    return Slowdown(
+        int(first_steps[at]), float(np.expm1(size_ln)), float(np.exp(before)),
+        float(np.exp(after)), False, strength, float(kept[at:].sum()) / 1e3,
+    )  # fmt: skip
+
+
+def _best_split(blocks: Array, side: int) -> tuple[int, float]:
+    """Return where two levels fit the blocks best, and the squared error that is left."""
+    errors = [
+        float(np.var(blocks[:at]) * at + np.var(blocks[at:]) * (len(blocks) - at))
+        for at in range(side, len(blocks) - side + 1)
+    ]
+    best = int(np.argmin(errors))
+    return side + best, errors[best]

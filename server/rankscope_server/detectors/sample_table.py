@@ -1,0 +1,78 @@
+"""What samples of machines say of ranks: waiting for a processor, and the clocks of their GPUs.
+
+Samples may come in any order and any number of times; the newest `CAPACITY` of each rank or GPU
+are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.chunk import Column
+
+Array: TypeAlias = NDArray[Any]
+CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
+KINDS = frozenset({"process", "gpu", "gpu_process"})
+_VALUES: dict[str, tuple[str, ...]] = {
+    "process": ("run_delay_us_total",),
+    "gpu": ("sm_clock_mhz", "throttle_reasons"),
+}
+
+
+class SampleTable:
+    """The newest samples of all ranks and GPUs of a run."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, object], Array] = {}  # rows: time, values
+        self._gpu_of: dict[int, tuple[str, int]] = {}
+
+    def add(self, host: str, kind: str, columns: Mapping[str, Column]) -> None:
+        """Take one chunk of samples of a host."""
+        if kind == "gpu_process":
+            named = zip(
+                np.asarray(columns["rank"]).tolist(), np.asarray(columns["gpu"]).tolist(),
+                strict=True,
+            )  # fmt: skip
+            self._gpu_of.update({rank: (host, gpu) for rank, gpu in named if rank >= 0})
+            return
+        names = ("time_ns", *_VALUES[kind])
+        rows = np.stack([np.asarray(columns[name], np.int64) for name in names], axis=1)
+        owner = np.asarray(columns["rank" if kind == "process" else "gpu"], np.int64)
+        for number in np.unique(owner[owner >= 0]).tolist():
+            key = (kind, number if kind == "process" else (host, number))
+            mine = rows[owner == number]
+            known = self._samples.get(key)
+            together = mine if known is None else np.concatenate([known, mine])
+            self._samples[key] = np.unique(together, axis=0)[-CAPACITY:]
+
+    def run_delay_ratio(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
+        """Return which share of a time a rank was ready to run and had no processor."""
+        samples = self._within(("process", rank), begin_ns, end_ns)
+        if samples is None:
+            return None
+        times, totals = samples[:, 0], samples[:, 1]
+        steps = np.diff(totals)
+        if np.any(totals < 0) or np.any(steps < 0):  # not told, or the counter began anew
+            return None
+        return float(steps.sum() * 1000 / (times[-1] - times[0]))
+
+    def gpu(self, rank: int, begin_ns: float, end_ns: float) -> tuple[float, int] | None:
+        """Return the median SM clock in MHz, and the throttle bits set in most samples."""
+        place = self._gpu_of.get(rank)
+        samples = None if place is None else self._within(("gpu", place), begin_ns, end_ns)
+        if samples is None or np.any(samples[:, 1] < 0):
+            return None
+        bits = np.maximum(samples[:, 2], 0)
+        mostly = sum(1 << n for n in range(16) if np.mean(bits >> n & 1) > 0.5)
+        return float(np.median(samples[:, 1])), mostly
+
+    def _within(self, key: tuple[str, object], begin_ns: float, end_ns: float) -> Array | None:
+        samples = self._samples.get(key)
+        if samples is None:
+            return None
+        inside = samples[(samples[:, 0] >= begin_ns) & (samples[:, 0] <= end_ns)]
+        return inside if len(inside) >= 3 else None

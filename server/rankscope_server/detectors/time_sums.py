@@ -1,0 +1,65 @@
+"""Where the time of all steps of an attempt went, as sums per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.chunk import Column
+from rankscope.schema import STEP_FIRST
+
+_BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns", "other_blocked_ns")
+PARTS: tuple[str, ...] = ("productive", "blocked", "data", "checkpoint", "evaluation")
+
+
+@dataclass(slots=True)
+class RankTime:
+    """Sums in ns, and the edges of what was seen, on the rank's clock."""
+
+    parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    first_start_ns: int = 1 << 62
+    last_end_ns: int = 0
+    first_step: int = 1 << 62
+    last_step: int = 0
+    num_steps: int = 0
+    first_ns: int = 0  # duration of steps that hold start-up work
+
+
+class TimeSums:
+    """By rank. Chunks must be given once; their order does not count."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int, RankTime] = {}
+
+    def add(self, rank: int, columns: Mapping[str, Column]) -> None:
+        """Take one chunk of steps."""
+
+        def ns(name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            values = columns.get(name)
+            return (
+                np.zeros(len(steps), np.int64)
+                if values is None
+                else np.maximum(np.asarray(values, np.int64), 0)
+            )
+
+        steps = np.asarray(columns["step"], np.int64)
+        known = self.by_rank.setdefault(rank, RankTime())
+        duration, started = ns("duration_ns"), ns("started_ns")
+        aside = {
+            "blocked": sum((ns(name) for name in _BLOCKED), start=np.zeros(len(steps), np.int64)),
+            "data": ns("data_ns"),
+            "checkpoint": ns("checkpoint_ns"),
+            "evaluation": ns("evaluation_ns"),
+        }
+        for name, values in aside.items():
+            known.parts[name] += int(values.sum())
+        known.parts["productive"] += int((duration - sum(aside.values())).sum())
+        known.first_start_ns = min(known.first_start_ns, int(started.min()))
+        known.last_end_ns = max(known.last_end_ns, int((started + duration).max()))
+        known.first_step = min(known.first_step, int(steps.min()))
+        known.last_step = max(known.last_step, int(steps.max()))
+        known.num_steps += len(steps)
+        is_first = (ns("flags") & STEP_FIRST) != 0
+        known.first_ns += int(duration[is_first].sum())
