@@ -235,7 +235,8 @@ class StepClock:
 
     def end_explicit_step(self, number: int | None) -> None:
         """Close the step where the script says so; from now on optimizers close none."""
-        is_closed = not self.explicit_steps and self.saw_optimizer and not self.saw_backward
+        has_trained = self.saw_optimizer and self.num_backwards  # else no optimizer closes a step
+        is_closed = not self.explicit_steps and has_trained and not self.saw_backward
         self.explicit_steps = True
         if is_closed:  # by the optimizer, before the script had said anything
             self.renumber(self.step if number is None else number + 1)

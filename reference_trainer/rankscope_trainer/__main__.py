@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         settings = load_settings(arguments, os.environ, int(os.environ.get("WORLD_SIZE", "1")))
         from rankscope_trainer.train import train  # torch, only once it is needed
 
-        train(settings)
+        train(settings, stopping)
     except SettingError as error:
         sys.stderr.write(f"rankscope_trainer: {error}\n")
         return EXIT_USAGE
@@ -46,11 +46,16 @@ def main(arguments: list[str]) -> int:
 
 
 def fault_table() -> str:
-    """Return the table of faults: name, the finding it leads to, and what it does."""
-    lines = [f"{'fault':14} {'finding':14} what it does"]
+    """Return the table of faults: name, the finding it leads to, its size, and what it does."""
+    lines = [f"{'fault':24} {'finding':20} {'size':36} what it does"]
     for fault in FAULTS:
         sentence = (type(fault).__doc__ or "").splitlines()[0]
-        lines.append(f"{fault.name:14} {fault.finding:14} {sentence}")
+        size = (
+            fault.size_is
+            if fault.default_size is None
+            else f"{fault.size_is} ({fault.default_size})"
+        )
+        lines.append(f"{fault.name:24} {fault.finding:20} {size:36} {sentence}")
     return "\n".join(lines) + "\n"
 
 

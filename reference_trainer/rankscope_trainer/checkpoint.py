@@ -1,12 +1,20 @@
 """Checkpoints that are whole or absent, and from which a run goes on exactly.
 
+    checkpoints/attempts.jsonl            one line for each start of the run
     checkpoints/step-00000050/            appears at once, under this name, when all of it is there
         checkpoint.json                   step, position in the data, and what the run looked like
         rank-0.pt  rank-1.pt  ...         weights, optimizer and random numbers of each rank
 
 Every rank writes its own file into `step-00000050.tmp`; when all have, rank 0 renames the folder.
-Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each. The
+Replicas hold equal weights, so only rank 0 writes them; pipeline stages write one part each; a
+strategy that cuts single tensors apart lets all ranks write one `sharded/` together. The
 folder must be one that all ranks see.
+
+An elastic run may go on with another number of ranks. Kept then: weights, optimizer, step, and
+the position in the data, so that exactly those windows come next that would have come without the
+change. Steps after the checkpoint are trained again, hence no step twice that is further back
+than `checkpoint_every`. Not kept: the random numbers of dropout, which belong to ranks; each rank
+begins new ones, that depend on the seed, the rank and the step.
 """
 
 from __future__ import annotations
@@ -23,9 +31,11 @@ import torch
 import torch.distributed as dist
 
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
 
-FORMAT = 1
+FORMAT = 3  # 1 counted the position in batches of a rank, 2 knew no early stopping
+SHARDED = "sharded"  # folder of what the ranks write together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,24 +43,37 @@ class Progress:
     """How far training has come."""
 
     step: int
-    position: int  # batches that each rank has drawn
+    position: int  # windows that all ranks together have drawn
+    best_validation: float | None = None  # of early stopping, as the next
+    validations_in_vain: int = 0
 
 
 class Checkpoints:
     """The checkpoints of one run in one folder."""
 
-    def __init__(self, folder: str, *, keep: int, world: World, shape: dict[str, Any]) -> None:
-        """Name the folder; `shape` is what a checkpoint must agree on to be resumed."""
+    def __init__(
+        self,
+        folder: str,
+        *,
+        keep: int,
+        world: World,
+        shape: dict[str, Any],
+        is_elastic: bool = False,
+    ) -> None:
+        """Name the folder; `shape` is what a checkpoint must agree on to be resumed.
+
+        Where `is_elastic`, the number of ranks need not be the same.
+        """
         self._folder = Path(folder)
         self._keep = keep
         self._world = world
         self._shape = {"world_size": world.world_size, **shape}
+        self._is_elastic = is_elastic
 
     def save(
         self,
         progress: Progress,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
         *,
         has_weights: bool,
     ) -> None:
@@ -58,9 +81,15 @@ class Checkpoints:
         final = self._folder / f"step-{progress.step:08d}"
         unfinished = final.with_suffix(".tmp")
         unfinished.mkdir(parents=True, exist_ok=True)
-        part: dict[str, Any] = {"random": _random_state(self._world.device)}
-        if has_weights:
-            part |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        part: dict[str, Any] = {
+            "random": _random_state(self._world.device), "strategy": strategy.state()
+        }  # fmt: skip
+        if strategy.is_sharded:
+            strategy.save(unfinished / SHARDED)
+        elif has_weights:
+            part |= {
+                "model": strategy.model.state_dict(), "optimizer": strategy.optimizer.state_dict()
+            }  # fmt: skip
         _write(unfinished / f"rank-{self._world.rank}.pt", part)
         dist.barrier()  # every part is written
         if self._world.rank == 0:
@@ -81,19 +110,38 @@ class Checkpoints:
         dist.broadcast(agreed, src=0)
         return int(agreed.item())
 
-    def load(
-        self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, part: int
-    ) -> Progress:
+    def load(self, step: int, strategy: Strategy, *, part: int) -> Progress:
         """Put weights and optimizer (of rank `part`) and random numbers back as they were."""
         folder = self._folder / f"step-{step:08d}"
         document = json.loads((folder / "checkpoint.json").read_text())
         self._check(folder, document)
         weights = self._read(folder, part)
-        model.load_state_dict(weights["model"])
-        optimizer.load_state_dict(weights["optimizer"])
-        own = weights if part == self._world.rank else self._read(folder, self._world.rank)
-        _restore_random_state(own["random"], self._world.device)
-        return Progress(step=document["step"], position=document["position"])
+        if strategy.is_sharded:
+            strategy.load(folder / SHARDED)
+        else:
+            strategy.model.load_state_dict(weights["model"])
+            strategy.optimizer.load_state_dict(weights["optimizer"])
+        rank, ranks_then = self._world.rank, document["shape"]["world_size"]
+        # A rank that is new in the run takes over from the one whose weights it takes.
+        own_part = rank if rank < ranks_then else part
+        own = weights if own_part == part else self._read(folder, own_part)
+        strategy.load_state(own["strategy"])
+        if ranks_then == self._world.world_size:
+            _restore_random_state(own["random"], self._world.device)
+        else:
+            torch.manual_seed(hash((self._shape.get("seed", 0), rank, step)))
+        return Progress(
+            **{field.name: document[field.name] for field in dataclasses.fields(Progress)}
+        )
+
+    def begin_attempt(self, **facts: int) -> int:
+        """Append a line about this start of the run; return how many there were before it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "attempts.jsonl").open("a+") as file:
+            file.seek(0)
+            before = sum(1 for _ in file)
+            file.write(json.dumps({"attempt": before, **facts}) + "\n")
+        return before
 
     def remove_unfinished(self) -> None:
         """Remove what an interrupted run left behind; nothing resumes from it."""
@@ -113,12 +161,23 @@ class Checkpoints:
         """Refuse a checkpoint of a run that was not like this one."""
         written = {"format": document["format"], **document["shape"]}
         for name, value in {"format": FORMAT, **self._shape}.items():
+            if name == "world_size" and self._is_elastic:
+                continue
             if written.get(name) != value:
                 raise SettingError(
                     "checkpoint_dir",
                     f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}",
                     "Choose the same, another folder, or --no-resume",
                 )
+
+
+def newest_shape(folder: str) -> dict[str, Any]:
+    """Return what the newest checkpoint in a folder says of its run; nothing without any."""
+    found = sorted(path for path in Path(folder).glob("step-*") if path.suffix != ".tmp")
+    if not found:
+        return {}
+    shape: dict[str, Any] = json.loads((found[-1] / "checkpoint.json").read_text())["shape"]
+    return shape
 
 
 def _write(path: Path, part: dict[str, Any]) -> None:

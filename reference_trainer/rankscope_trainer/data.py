@@ -8,14 +8,15 @@ epoch, and depends on nothing but the seed.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Iterator
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from rankscope_trainer.errors import SettingError
 
@@ -46,81 +47,162 @@ def split_text(text: bytes, validation_ratio: float) -> tuple[bytes, bytes]:
 class ByteWindows(Dataset[Sample]):
     """Windows of `context` bytes that do not overlap, each with its next bytes."""
 
-    def __init__(self, text: bytes, context: int) -> None:
-        """Keep the text as one tensor."""
-        self._bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    def __init__(
+        self, text: bytes, context: int, on_read: Callable[[int], None] = lambda index: None
+    ) -> None:
+        """Keep the text; `on_read` runs as each window is read."""
+        self._text = text
+        self._num_bytes = len(text)
         self._context = context
+        self._on_read = on_read
 
     def __len__(self) -> int:
         """Count the windows."""
-        return (len(self._bytes) - 1) // self._context
+        return (self._num_bytes - 1) // self._context
 
     def __getitem__(self, index: int) -> Sample:
         """Cut out one window."""
+        self._on_read(index)
         start = index * self._context
-        window = self._bytes[start : start + self._context + 1].long()
+        text = bytearray(self.read(start, self._context + 1))
+        window = torch.frombuffer(text, dtype=torch.uint8).long()
         return window[:-1], window[1:]
 
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """Return a part of the text."""
+        return self._text[start : start + num_bytes]
 
-class ResumableSampler(DistributedSampler[int]):
-    """Torch's `DistributedSampler`, able to begin in the middle of an epoch."""
 
-    skip = 0  # indices of this epoch that were drawn before
+def checksum(inputs_T: Tensor, next_T: Tensor) -> int:
+    """Return a number that another window, or one with a flipped bit, does not have."""
+    return zlib.crc32(next_T.numpy().tobytes(), zlib.crc32(inputs_T.numpy().tobytes()))
 
-    def __iter__(self) -> Iterator[int]:
-        """Yield this shard's indices that are still to come."""
-        indices = list(super().__iter__())
-        return iter(indices[self.skip :])
+
+class Slices(Sampler[list[int]]):
+    """This shard's part of each slice of an epoch that is still to come."""
+
+    def __init__(self, num_windows: int, sizes: Sequence[int], shard: int, seed: int) -> None:
+        """A step takes a slice of `sum(sizes)` windows; `sizes[i]` of them go to shard i."""
+        self.slice_size = sum(sizes)
+        self.epoch = 0
+        self.drawn = 0  # windows of this epoch that were drawn before, by all shards
+        self.ahead: deque[list[int]] = deque()  # drawn, but not yet handed out as a batch
+        self._num_windows = num_windows
+        self._seed = seed
+        self._first = sum(sizes[:shard])
+        self._size = sizes[shard]
+
+    def __len__(self) -> int:
+        """Count the slices of a whole epoch; a rest that fills none is dropped."""
+        return self._num_windows // self.slice_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the indices of one batch after the other."""
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order = torch.randperm(self._num_windows, generator=generator).tolist()
+        last = self._num_windows - self.slice_size
+        for start in range(self.drawn, last + 1, self.slice_size):
+            own = start + self._first
+            self.ahead.append(order[own : own + self._size])
+            yield self.ahead[-1]
 
 
 class Batches:
-    """Batches without end, epoch after epoch; `position` says where in the data it stands."""
+    """Batches without end, epoch after epoch; `position` says where in the data they stand.
+
+    A step takes the next slice of the epoch's order, and each shard takes its part of the slice:
+
+        order   | step 1              | step 2              | step 3              | ...
+        3 ranks | rank 0 rank 1 rank 2| rank 0 rank 1 rank 2|
+        2 ranks                                             | rank 0    rank 1    | ...
+
+    `position` counts the windows that all shards together have drawn since the beginning. What
+    comes next follows from it alone, so another number of ranks goes on exactly where the former
+    ones stopped: no window is left out, none drawn twice.
+    """
 
     def __init__(
         self,
         windows: ByteWindows,
         *,
-        batch_size: int,
+        batch_size: int | Sequence[int],
         shard: int = 0,
         num_shards: int = 1,
         seed: int = 0,
         on_load: Callable[[], None] = lambda: None,
+        on_worker_load: Callable[[], None] = lambda: None,
+        num_workers: int = 0,
+        checksums: Sequence[int] = (),
     ) -> None:
-        """Deal the windows to `num_shards` shards; `on_load` runs as each batch is loaded."""
-        self._sampler = ResumableSampler(
-            windows, num_replicas=num_shards, rank=shard, seed=seed, shuffle=True, drop_last=True
-        )
+        """Deal the windows to the shards; `on_load` runs as each batch is loaded.
+
+        A sequence as `batch_size` names that of each shard. With `num_workers` so many processes
+        load batches ahead of their use, and `on_worker_load` runs there in place of `on_load`.
+        With the `checksums` of all windows `corrupt` can judge a batch.
+        """
+        self._checksums = checksums
+        sizes = [batch_size] * num_shards if isinstance(batch_size, int) else batch_size
+        self._windows = windows
+        self._slices = Slices(len(windows), sizes, shard, seed)
 
         def collate(samples: list[Sample]) -> Sample:
-            on_load()
+            (on_worker_load if get_worker_info() else on_load)()
             inputs, targets = zip(*samples, strict=True)
             return torch.stack(inputs), torch.stack(targets)
 
-        self._batch_size = batch_size
         self._loader = DataLoader(
             windows,
-            batch_size=batch_size,
-            sampler=self._sampler,
+            batch_sampler=self._slices,
             collate_fn=collate,
-            drop_last=True,
             # Otherwise each epoch takes a number from the generator that dropout uses.
             generator=torch.Generator().manual_seed(seed),
+            num_workers=num_workers,
+            multiprocessing_context="fork" if num_workers else None,  # they inherit the text
+            persistent_workers=num_workers > 0,
         )
+        self._current: list[int] = []  # the windows of the batch drawn last
         if not len(self._loader):
             raise SettingError(
                 "data_bytes",
-                f"{len(windows)} windows do not fill a batch of {batch_size}"
-                f" on each of {num_shards} ranks",
+                f"{len(windows)} windows do not fill a step of {sum(sizes)} on {num_shards} ranks",
                 "Read more bytes, or make batch_size or microbatches smaller",
             )
-        self.position = 0  # batches drawn since the beginning of training
+        self.position = 0
+
+    def corrupt(self, batch: Sample) -> list[int]:
+        """Return the windows of the batch drawn last that are not what they should be."""
+        return [
+            index
+            for index, inputs_T, next_T in zip(self._current, *batch, strict=False)
+            if checksum(inputs_T, next_T) != self._checksums[index]
+        ]
+
+    def skip(self) -> Sample:
+        """Go on by one batch without loading it; return one of no bytes."""
+        left = len(self._windows) - self.position % len(self._windows)
+        if left < self._slices.slice_size:
+            self.position += left  # the rest of an epoch that fills no slice
+        self.position += self._slices.slice_size
+        return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+
+    @property
+    def num_windows(self) -> int:
+        """Count the windows of an epoch, over all shards."""
+        return len(self._windows)
+
+    @property
+    def is_at_epoch_start(self) -> bool:
+        """Tell whether no batch of this epoch was drawn yet."""
+        return self.position % self.num_windows == 0
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield batches from `position` on."""
         while True:
-            epoch, drawn = divmod(self.position, len(self._loader))
-            self._sampler.set_epoch(epoch)
-            self._sampler.skip = drawn * self._batch_size
+            epoch, drawn = divmod(self.position, len(self._windows))
+            self._slices.epoch, self._slices.drawn = epoch, drawn
+            self._slices.ahead.clear()
             for batch in self._loader:
-                self.position += 1
+                self.position += self._slices.slice_size
+                self._current = self._slices.ahead.popleft()
                 yield batch
+            self.position = (epoch + 1) * len(self._windows)

@@ -7,6 +7,8 @@ pipeline stage then keeps its own part.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,24 +22,24 @@ class Attention(nn.Module):
     def __init__(self, *, width: int, heads: int, dropout: float) -> None:
         """Make the projections into queries, keys and values, and the one back."""
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.dropout = dropout
+        # Query, key and value of one head stand together, so that heads can be dealt to ranks.
         self.project_in = nn.Linear(width, 3 * width)
         self.project_out = nn.Linear(width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Mix positions."""
-        B, T, D = x_BTD.shape
-        shape = (B, T, self.heads, D // self.heads)
-        query, key, value = self.project_in(x_BTD).split(D, dim=2)
+        """Mix positions; the number of heads is as many as this rank's projection makes."""
+        joint_BHTK3 = self.project_in(x_BTD).unflatten(2, (-1, 3 * self.head_width)).transpose(1, 2)
+        query, key, value = joint_BHTK3.split(self.head_width, dim=3)
         mixed_BHTK = F.scaled_dot_product_attention(
-            query.view(shape).transpose(1, 2),
-            key.view(shape).transpose(1, 2),
-            value.view(shape).transpose(1, 2),
+            query,
+            key,
+            value,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
         )
-        out: Tensor = self.project_out(mixed_BHTK.transpose(1, 2).reshape(B, T, D))
+        out: Tensor = self.project_out(mixed_BHTK.transpose(1, 2).flatten(2))
         return out
 
 
@@ -100,6 +102,7 @@ class GPT(nn.Module):
     ) -> None:
         """Build the whole model with weights that depend on nothing but the arguments."""
         super().__init__()
+        self.num_layers = layers  # of the whole model
         # Parts that a stage does not own become None; the names of the rest do not change, so
         # the stages' weights together have exactly the names of the whole model's.
         self.embedding: Embedding | None = Embedding(width=width, context=context)
@@ -126,12 +129,19 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def keep_stage(self, stage: int, num_stages: int) -> GPT:
-        """Drop what other pipeline stages own, and return this model."""
-        own = stage_layers(len(self.blocks), stage, num_stages)
-        self.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in own})
-        if stage != 0:
+        """Drop what other pipeline stages own where all are as even as possible; return self."""
+        return self.keep_layers(stage_layers(len(self.blocks), stage, num_stages))
+
+    def keep_layers(self, layers: Iterable[int]) -> GPT:
+        """Drop all other layers, and return this model.
+
+        The embedding goes with the first layer of the whole model, the head with the last.
+        """
+        kept = sorted(layers)
+        self.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in kept})
+        if 0 not in kept:
             self.embedding = None
-        if stage != num_stages - 1:
+        if self.num_layers - 1 not in kept:
             self.head = None
         return self
 

@@ -28,13 +28,14 @@ class Report:
         if losses:
             Path(losses).parent.mkdir(parents=True, exist_ok=True)
             self._losses = Path(losses).open("a", encoding="utf-8")
+        self._attempt: dict[str, int] = {}
         self._steps = 0
         self._since = time.perf_counter()
 
-    def step(self, step: int, loss: float | None, learning_rate: float) -> None:
-        """Report one finished step."""
+    def step(self, step: int, loss: float | None, learning_rate: float, **measured: float) -> None:
+        """Report one finished step, with whatever else the strategy measured in it."""
         metrics: dict[str, Any] = {
-            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate
+            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate, **measured
         }  # fmt: skip
         if loss is not None:
             metrics["loss"] = loss
@@ -42,11 +43,26 @@ class Report:
             _log_metrics(step, **metrics)
         if self._losses is not None and loss is not None:
             # Hexadecimal, so that two runs can be compared bit for bit.
-            self._losses.write(json.dumps({"step": step, "loss": loss.hex()}) + "\n")
+            line = {"step": step, "loss": loss.hex(), **self._attempt}
+            self._losses.write(json.dumps(line) + "\n")
             self._losses.flush()
         self._steps += 1
         if step % self._log_every == 0:
             self._log(step, loss)
+
+    def attempt(self, step: int, attempt: int, world_size: int, restarts: int) -> None:
+        """Report that the run starts, for the first time (attempt 0) or again."""
+        if _log_metrics is not None:
+            _log_metrics(step, attempt=attempt, world_size=world_size, restarts=restarts)
+        self._attempt = {"attempt": attempt}
+        text = "attempt %d after step %d with %d ranks, restarts of this node: %d"
+        logger.info(text, attempt, step, world_size, restarts)
+
+    def skipped(self, step: int, batches: int) -> None:
+        """Report how many corrupt batches were skipped since the start of this process."""
+        if _log_metrics is not None:
+            _log_metrics(step, skipped_batches=batches)
+        logger.warning("step %d corrupt batches skipped so far: %d", step, batches)
 
     def validation(self, step: int, loss: float | None) -> None:
         """Report one validation."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.plan import parse_fault
-from rankscope_trainer.strategies import STRATEGIES
+from rankscope_trainer.strategies import STRATEGIES, checks
 
 # Environment variables that stand for a setting, so that a launcher need not edit a command line.
 ENVIRONMENT = {"RANKSCOPE_FAULTS": "fault", "RANKSCOPE_FAULT_MANIFEST": "fault_manifest"}
@@ -54,11 +54,26 @@ class Settings:
     data_bytes: int = _setting(
         4 << 20, "Read at most this many bytes of the standard library.", minimum=1024
     )
+    data_path: str = _setting(
+        "", "Train on this file, or the files in this folder; empty: the standard library."
+    )
+    data_wait_seconds: float = _setting(
+        300.0, "data_path: wait at most so long for data that went away.", minimum=0.0
+    )
+    check_batches: bool = _setting(
+        False, "Check each batch's checksum; all ranks skip a batch that is corrupt on one."
+    )
+    loader_workers: int = _setting(
+        0, "Processes that load training batches ahead; 0: the rank loads its own.", minimum=0
+    )
     validation_ratio: float = _setting(
         0.1, "Share of the bytes, at their end, kept for validation.", minimum=0.0, below=1.0
     )
     validate_every: int = _setting(0, "Validate every this many steps; 0: never.", minimum=0)
     validate_batches: int = _setting(4, "Batches of one validation.", minimum=1)
+    patience: int = _setting(
+        0, "Stop after so many validations in a row without a better loss; 0: never.", minimum=0
+    )
 
     batch_size: int = _setting(4, "Sequences in one microbatch.", minimum=1)
     microbatches: int = _setting(
@@ -67,8 +82,23 @@ class Settings:
         " 0: 2 for ddp, twice the number of stages for a pipeline.",
         minimum=0,
     )
-    learning_rate: float = _setting(1e-3, "Step size of AdamW.", minimum=0.0)
-    weight_decay: float = _setting(0.01, "Weight decay of AdamW.", minimum=0.0)
+    global_batch: int = _setting(
+        0,
+        "ddp: sequences of a step over all ranks, however many there are;"
+        " 0: batch_size times microbatches on each rank.",
+        minimum=0,
+    )
+    optimizer: str = _setting("adamw", "How weights follow gradients.", choices=("adamw", "sgd"))
+    learning_rate: float = _setting(1e-3, "Step size of the optimizer.", minimum=0.0)
+    weight_decay: float = _setting(0.01, "Weight decay of the optimizer.", minimum=0.0)
+    warm_up: int = _setting(0, "Steps in which the learning rate rises to its height.", minimum=0)
+    scale_learning_rate: str = _setting(
+        "none",
+        "How the learning rate grows with the global batch over base_batch.",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_batch: int = _setting(32, "Sequences of a step that learning_rate is for.", minimum=1)
+    gradient_norm: bool = _setting(False, "Report the gradient's norm also if it is not clipped.")
     clip: float = _setting(
         0.0, "Largest norm of the whole gradient; 0: gradients are not clipped.", minimum=0.0
     )
@@ -79,8 +109,80 @@ class Settings:
         minimum=0.0,
         below=1e6,
     )
+    comm_hook: str = _setting(
+        "none",
+        "ddp: how gradients are made smaller to be sent.",
+        choices=("none", "fp16", "bf16", "powersgd"),
+    )
+    powersgd_rank: int = _setting(2, "ddp, powersgd: columns kept of a gradient.", minimum=1)
+    static_graph: bool = _setting(False, "ddp: every step uses the same parameters.")
+    uneven_ratio: float = _setting(
+        0.0, "ddp: share of its batches that the last rank lacks.", minimum=0.0, below=1.0
+    )
     schedule: str = _setting(
-        "1f1b", "pipeline: order of forwards and backwards.", choices=("gpipe", "1f1b")
+        "1f1b",
+        "pipeline: order of forwards and backwards.",
+        choices=("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"),
+    )
+    virtual_stages: int = _setting(
+        2, "pipeline: stages on each rank; not for gpipe and 1f1b, which have one.", minimum=1
+    )
+    stage_layers: str = _setting(
+        "", "pipeline, model_parallel: layers of each stage, as 1,3,2,2; empty: see balance."
+    )
+    balance: str = _setting(
+        "even",
+        "pipeline, model_parallel: stages of equally many layers, or of equal measured time.",
+        choices=("even", "profile"),
+    )
+    layer_seconds: str = _setting(
+        "", "Let each layer sleep so long in a forward, twice in a backward: 0.02, or 0.02,0,0.01."
+    )
+
+    weight_stashing: bool = _setting(
+        True, "pipedream: a backward uses the weights that its forward used."
+    )
+    versions: str = _setting(
+        "", "pipedream, hogwild: append the weight versions used to this file as JSON lines."
+    )
+
+    reduce_with: str = _setting(
+        "ring", "ring: who adds up, our ring or the library.", choices=("ring", "library")
+    )
+    average_every: int = _setting(
+        4, "local_sgd: steps between two averages of the weights.", minimum=1
+    )
+
+    replicas: int = _setting(1, "fsdp: copies of the model, each cut over its ranks.", minimum=1)
+    precision: str = _setting(
+        "fp32", "fsdp: how weights are sent and used.", choices=("fp32", "bf16", "fp16")
+    )
+    checkpoint_activations: bool = _setting(False, "fsdp: compute blocks again in backward.")
+    sequence_parallel: bool = _setting(False, "tensor, hybrid: a rank holds only its positions.")
+    data_parallel: int = _setting(2, "hybrid: shards of the data.", minimum=1)
+    pipeline_parallel: int = _setting(2, "hybrid: stages.", minimum=1)
+    tensor_parallel: int = _setting(2, "hybrid: ranks that share each layer.", minimum=1)
+
+    servers: int = _setting(1, "parameter_server: ranks that keep the weights.", minimum=1)
+    server_ranks: str = _setting(
+        "last", "parameter_server: which ranks are servers.", choices=("first", "last")
+    )
+    server_shares: str = _setting(
+        "", "parameter_server: share of the weights of each server, as 3,1; empty: equal."
+    )
+    consistency: str = _setting(
+        "sync",
+        "parameter_server: workers wait for all, for none, or for those far behind.",
+        choices=("sync", "async", "bounded"),
+    )
+    staleness: int = _setting(
+        2, "parameter_server, bounded: steps that a worker may be ahead of the slowest.", minimum=0
+    )
+    backup_workers: int = _setting(
+        0, "parameter_server, sync: gradients of a step that are not waited for.", minimum=0
+    )
+    reassign: bool = _setting(
+        False, "parameter_server, sync: a worker that is behind leaves microbatches to others."
     )
 
     checkpoint_dir: str = _setting("", "Write checkpoints into this directory; empty: none.")
@@ -94,6 +196,12 @@ class Settings:
         choices=("auto", "cpu", "cuda"),
     )
     threads: int = _setting(1, "CPU threads of one rank; 0: PyTorch decides.", minimum=0)
+    grace_seconds: float = _setting(
+        0.0,
+        "After SIGTERM finish the step, save and leave together within this time; 0: at once.",
+        minimum=0.0,
+        below=1e6,
+    )
     timeout_seconds: float = _setting(
         1800.0, "A collective that takes longer fails.", minimum=1.0, below=1e9
     )
@@ -106,11 +214,23 @@ class Settings:
     )
     fault_manifest: str = _setting("", "Append to this file what really fired, as JSON lines.")
 
+    @property
+    def takes_norm(self) -> bool:
+        """Whether the gradient's norm is taken in each step: to clip by it, or to tell it."""
+        return bool(self.clip or self.gradient_norm)
+
     def microbatches_for(self, num_stages: int) -> int:
         """Return the microbatches of a step, with 0 replaced by the strategy's own number."""
         if self.microbatches:
             return self.microbatches
-        return 2 * num_stages if self.strategy == "pipeline" else 2
+        return STRATEGIES[self.strategy].microbatches(num_stages)
+
+    def microbatches_by_rank(self, world_size: int) -> list[int]:
+        """Return the microbatches of each data-parallel rank; they differ by one at most."""
+        if not self.global_batch:
+            return [self.microbatches_for(world_size)] * world_size
+        even, rest = divmod(self.global_batch // self.batch_size, world_size)
+        return [even + (rank < rest) for rank in range(world_size)]
 
 
 def load_settings(
@@ -247,23 +367,20 @@ def _check_together(settings: Settings, world_size: int) -> None:
             f"{settings.heads} heads do not divide width {settings.width} evenly",
             "Choose a width that is a multiple of heads",
         )
-    if settings.strategy == "pipeline":
-        if settings.layers < world_size:
-            raise SettingError(
-                "layers",
-                f"{settings.layers} layers cannot fill {world_size} pipeline stages",
-                f"Give at least {world_size} layers, or start fewer ranks",
-            )
-        microbatches = settings.microbatches_for(world_size)
-        if settings.schedule == "1f1b" and microbatches < world_size:
-            raise SettingError(
-                "microbatches",
-                f"schedule 1f1b keeps {world_size} stages busy with as many microbatches,"
-                f" there are {microbatches}",
-                f"Give at least {world_size}, or choose schedule gpipe",
-            )
+    STRATEGIES[settings.strategy].check(settings, world_size)
+    if settings.layer_seconds:
+        checks.layer_seconds(settings)
+    if settings.global_batch:
+        checks.global_batch(settings, world_size)
+    if settings.uneven_ratio and settings.strategy != "ddp":
+        raise SettingError("uneven_ratio", "only ddp can join", "Choose ddp, or leave it out")
+    if settings.loader_workers and settings.data_path:
+        problem = "processes of their own cannot tell the rank that the data went away"
+        raise SettingError("loader_workers", problem, "Leave it out, or data_path")
     for text in settings.fault:
         parse_fault(text, world_size, settings.steps)
+    if settings.patience and not settings.validate_every:
+        raise SettingError("patience", "nothing is validated", "Give validate_every as well")
     if settings.validate_every and not settings.validation_ratio:
         raise SettingError(
             "validation_ratio", "there is nothing to validate on", "Give a ratio above 0"

@@ -1,8 +1,18 @@
-"""SIGTERM and SIGINT end the trainer soon, quietly, and with a code that tells so."""
+"""SIGTERM and SIGINT end the trainer soon, quietly, and with a code that tells so.
+
+    a signal             `Stopped` at the next bytecode, or the end of the process after 3 s
+    SIGTERM with grace   noted; before the next step all ranks agree to leave, save, and end;
+                         or the end after `grace_seconds`, where peers are gone or too slow
+
+A second SIGTERM shortens nothing: launcher and batch system often send one each. Either way the
+code is 128 + signal: a launcher that restarts failed ranks goes on, from the checkpoint, with
+those that are left.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -29,6 +39,12 @@ class Stopping:
     def __init__(self) -> None:
         """Nothing was received yet."""
         self.received = 0
+        self._is_leaving = False
+        self._grace_seconds = 0.0
+
+    def give_grace(self, seconds: float) -> None:
+        """From now on the loop looks at `received` in each step; leaving may take so long."""
+        self._grace_seconds = seconds
 
     def install(self) -> None:
         """Take over both signals; called once, in the main thread."""
@@ -39,18 +55,26 @@ class Stopping:
             signal.signal(number, self._stop)
         self._writer = writer  # closed with the process; the descriptor must stay valid
         threading.Thread(
-            target=_end_after_grace, args=(reader,), name="trainer-stopping", daemon=True
+            target=self._end_after_grace, args=(reader,), name="trainer-stopping", daemon=True
         ).start()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if not self.received:
-            self.received = number
-            raise Stopped(128 + number)
+        if number == signal.SIGTERM and self._grace_seconds:
+            self.received = self.received or number
+        elif not self._is_leaving:
+            self._is_leaving = True
+            self.received = self.received or number
+            raise Stopped(128 + self.received)
 
-
-def _end_after_grace(reader: socket.socket) -> None:
-    while True:
-        number = reader.recv(1)[0]
-        if number in SIGNALS:
-            time.sleep(GRACE_SECONDS)
-            os._exit(128 + number)
+    def _end_after_grace(self, reader: socket.socket) -> None:
+        first, deadline = 0, float("inf")
+        while True:
+            left = max(0.0, deadline - time.monotonic()) if first else None
+            if not select.select([reader], [], [], left)[0]:
+                os._exit(128 + first)
+            number = reader.recv(1)[0]
+            if number in SIGNALS:
+                has_grace = number == signal.SIGTERM and self._grace_seconds
+                grace = self._grace_seconds if has_grace else GRACE_SECONDS
+                deadline = min(deadline, time.monotonic() + grace)
+                first = first or number

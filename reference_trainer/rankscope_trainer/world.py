@@ -9,8 +9,10 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.fresh_store import fresh_store
 
 _LAST_RETURN_SECONDS = 0.1  # for the last thread to take the interpreter lock and give it back
 
@@ -22,6 +24,7 @@ class World:
     rank: int
     world_size: int
     device: torch.device
+    restarts: int = 0  # how often the agent of this node has restarted its ranks after a failure
 
 
 def join_world(*, device: str, timeout_seconds: float) -> World:
@@ -32,12 +35,21 @@ def join_world(*, device: str, timeout_seconds: float) -> World:
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if "RANK" in os.environ:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's, for all attempts
+        shared, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store = fresh_store(
+            shared, rank=rank, world_size=world_size, timeout_seconds=timeout_seconds
+        )
+        dist.init_process_group(
+            backend, timeout=timeout, store=store, rank=rank, world_size=world_size
+        )
+    elif "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not declared so
         dist.init_process_group(backend, timeout=timeout, store=store, rank=0, world_size=1)
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
 
 
 def leave_world() -> None:

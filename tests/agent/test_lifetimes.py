@@ -60,6 +60,17 @@ def test_a_rank_that_forks_a_rank(tmp_path: Path, source: str) -> None:
         assert list(rank.collectives["sequence"]) == list(range(1, len(rank.collectives) + 1))
 
 
+@pytest.mark.multiproc
+@pytest.mark.parametrize("source", ["auto", "kernels"])
+def test_threads_that_call_at_once(tmp_path: Path, source: str) -> None:
+    """Each synchronous call has its end, although others begin before its caller waits for it."""
+    done = recorded.run(tmp_path, "threads.py", "100", ranks=2, RANKSCOPE_COLLECTIVES=source)
+    assert done.returncode == 0, done.stderr
+    for rank in recorded.read(tmp_path):
+        assert rank.operations()["all_reduce"] == 400
+        assert set(rank.collectives["state"]) == {schema.ENDED}
+
+
 AGAIN = """
 import os, sys, torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)

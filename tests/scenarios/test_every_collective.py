@@ -9,7 +9,7 @@ import pytest
 
 from rankscope import schema
 from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.expected import STARTUP, expected_traffic
+from rankscope_trainer.strategies.traffic import STARTUP, expected_traffic
 from tests.agent import recorded
 from tests.scenarios.trainer import train
 
@@ -50,3 +50,41 @@ def test_count_and_bytes(tmp_path: Path, ranks: int, arguments: list[str]) -> No
         assert seen == as_pairs, f"rank {rank.rank}"
         in_steps = {int(step["step"]): int(step["num_collectives"]) for step in rank.steps}
         assert in_steps == {step: sum(traffic.values()) for step, traffic in seen.items()}
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("ranks", "arguments"),
+    [
+        (2, ["--strategy", "ddp", "--comm-hook", "fp16", "--clip", "1"]),
+        (2, ["--strategy", "pipeline", "--schedule", "zero_bubble", "--gradient-norm"]),
+        (2, ["--strategy", "model_parallel", "--clip", "1"]),
+        (2, ["--strategy", "pipedream"]),
+        (2, ["--strategy", "hogwild"]),
+        (3, ["--strategy", "ring"]),
+        (2, ["--strategy", "local_sgd", "--average-every", "3"]),
+        (2, ["--strategy", "fsdp", "--clip", "1"]),
+        (2, ["--strategy", "tensor", "--sequence-parallel"]),
+        (4, ["--strategy", "hybrid", "--tensor-parallel", "1"]),
+        (3, ["--strategy", "parameter_server", "--clip", "1"]),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else str(value),
+)
+def test_what_the_agent_counts_is_what_a_strategy_says_it_costs(
+    tmp_path: Path, ranks: int, arguments: list[str]
+) -> None:
+    """Over the whole run: where an optimizer's step is not the last thing, steps end elsewhere."""
+    arguments = [*arguments, "--steps", str(STEPS)]
+    train(tmp_path, ranks, *arguments)
+    settings = load_settings(arguments, {}, ranks)
+    for rank in recorded.read(tmp_path):
+        seen: Counter[tuple[str, int]] = Counter()
+        for slot in rank.collectives:
+            handed_in, received = int(slot["input_bytes"]), int(slot["output_bytes"])
+            seen[schema.OPERATIONS[slot["operation"]], handed_in or received] += 1
+        wanted: Counter[tuple[str, int]] = Counter()
+        for traffic in expected_traffic(settings, rank=rank.rank, world_size=ranks).values():
+            for message, count in traffic.items():
+                wanted[message.operation, message.num_bytes] += count
+        assert seen == wanted, f"rank {rank.rank}"
+        assert [int(step["step"]) for step in rank.steps][:STEPS] == list(range(1, STEPS + 1))

@@ -32,10 +32,12 @@ OPERATORS: dict[str, tuple[str, int | None]] = {
     "recv_any_source_": ("recv_any_source", 0),
     "allgather_": ("all_gather", 1),
     "_allgather_base_": ("all_gather_into_tensor", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather_into_tensor_coalesced", 1),
     "gather_": ("gather", 1),
     "scatter_": ("scatter", 0),
     "reduce_scatter_": ("reduce_scatter", 1),
     "_reduce_scatter_base_": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", 1),
     "alltoall_": ("all_to_all", 1),
     "alltoall_base_": ("all_to_all_single", 1),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 COUNTED_TRAINER = Path(__file__).with_name("counted_trainer.py")
+RECORDED_TRAINER = Path(__file__).with_name("recorded_trainer.py")
 SMALL = ["--layers", "4", "--width", "32", "--context", "32", "--data-bytes", "65536"]
 SMALL += ["--timeout-seconds", "60", "--device", "cpu"]
 
@@ -32,6 +33,14 @@ class Finished:
     def manifest(self) -> list[dict[str, Any]]:
         return read_manifest(self.folder)
 
+    def record(self, rank: int) -> dict[int, dict[str, Any]]:
+        """Return what `recorded_trainer.py` wrote: by step, sums and states in one."""
+        document = json.loads((self.folder / f"record-{rank}.json").read_text())
+        return {
+            int(step): {**state, **document["sums"].get(step, {})}
+            for step, state in document["states"].items()
+        }
+
     def operations(self, rank: int) -> dict[int, list[tuple[str, int]]]:
         document = json.loads((self.folder / f"operations-{rank}.json").read_text())
         return {
@@ -45,11 +54,13 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def start(folder: Path, ranks: int, arguments: list[str]) -> subprocess.Popen[str]:
+def start(
+    folder: Path, ranks: int, arguments: list[str], program: Path = COUNTED_TRAINER
+) -> subprocess.Popen[str]:
     """Start a run whose files all go into `folder`."""
     folder.mkdir(exist_ok=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", str(ranks), str(COUNTED_TRAINER), str(folder)]
+    command = [*launcher, "--nproc-per-node", str(ranks), str(program), str(folder)]
     command += [*SMALL, *arguments, "--losses", str(folder / "losses.jsonl")]
     command += ["--fault-manifest", str(folder / "manifest.jsonl")]
     return subprocess.Popen(
@@ -61,8 +72,8 @@ def start(folder: Path, ranks: int, arguments: list[str]) -> subprocess.Popen[st
     )
 
 
-def run(folder: Path, ranks: int, *arguments: str) -> Finished:
+def run(folder: Path, ranks: int, *arguments: str, program: Path = COUNTED_TRAINER) -> Finished:
     """Run to the end."""
-    with start(folder, ranks, list(arguments)) as process:
-        output, _ = process.communicate(timeout=120)
+    with start(folder, ranks, list(arguments), program) as process:
+        output, _ = process.communicate(timeout=300)
     return Finished(process.returncode, output, folder, [*SMALL, *arguments])

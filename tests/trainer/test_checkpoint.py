@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from rankscope_trainer.checkpoint import Checkpoints, Progress
+from rankscope_trainer.data import Sample
 from rankscope_trainer.errors import SettingError
+from rankscope_trainer.model import GPT
 from rankscope_trainer.settings import load_settings
+from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.train import Trainer
 from rankscope_trainer.world import World, join_world
 
@@ -23,9 +27,28 @@ def world() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _net() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    net = torch.nn.Linear(3, 2)
-    return net, torch.optim.AdamW(net.parameters())
+class Net(Strategy):
+    """The least that has weights, an optimizer and a state of its own."""
+
+    is_replicated = True
+
+    def __init__(self) -> None:
+        self.model = cast(GPT, torch.nn.Linear(3, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.residual = torch.zeros(2)
+
+    def train_batch(self, batch: Sample) -> torch.Tensor:
+        loss: torch.Tensor = self.model(torch.ones(3)).sum()
+        loss.backward()
+        return loss
+
+    validate_batch = train_batch
+
+    def state(self) -> dict[str, Any]:
+        return {"residual": self.residual}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.residual = state["residual"]
 
 
 def _checkpoints(folder: Path, world: World, keep: int = 2, **shape: int) -> Checkpoints:
@@ -40,7 +63,7 @@ def test_only_the_newest_are_kept(world: World, tmp_path: Path) -> None:
     checkpoints = _checkpoints(tmp_path / "new", world)
     assert checkpoints.newest_step() == 0
     for step in (9, 10, 11):
-        checkpoints.save(Progress(step=step, position=step), *_net(), has_weights=True)
+        checkpoints.save(Progress(step=step, position=step), Net(), has_weights=True)
     assert _names(tmp_path / "new") == ["step-00000010", "step-00000011"]
     assert checkpoints.newest_step() == 11
 
@@ -49,7 +72,7 @@ def test_what_was_interrupted_is_never_resumed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = _checkpoints(tmp_path, world)
-    checkpoints.save(Progress(step=5, position=5), *_net(), has_weights=True)
+    checkpoints.save(Progress(step=5, position=5), Net(), has_weights=True)
 
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -57,7 +80,7 @@ def test_what_was_interrupted_is_never_resumed(
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", full_disk)
         with pytest.raises(OSError, match="No space"):
-            checkpoints.save(Progress(step=6, position=6), *_net(), has_weights=True)
+            checkpoints.save(Progress(step=6, position=6), Net(), has_weights=True)
     assert _names(tmp_path) == ["step-00000005", "step-00000006.tmp"]
     assert checkpoints.newest_step() == 5
     checkpoints.remove_unfinished()
@@ -67,30 +90,71 @@ def test_what_was_interrupted_is_never_resumed(
 def test_a_checkpoint_of_the_same_step_is_replaced(world: World, tmp_path: Path) -> None:
     checkpoints = _checkpoints(tmp_path, world)
     for position in (1, 2):
-        checkpoints.save(Progress(step=5, position=position), *_net(), has_weights=True)
-    assert checkpoints.load(5, *_net(), part=0) == Progress(step=5, position=2)
+        checkpoints.save(Progress(step=5, position=position), Net(), has_weights=True)
+    assert checkpoints.load(5, Net(), part=0) == Progress(step=5, position=2)
 
 
 def test_a_checkpoint_of_another_model_is_refused(world: World, tmp_path: Path) -> None:
-    net = _net()
-    _checkpoints(tmp_path, world).save(Progress(step=5, position=5), *net, has_weights=True)
+    _checkpoints(tmp_path, world).save(Progress(step=5, position=5), Net(), has_weights=True)
     with pytest.raises(SettingError, match=r"width = 8, not 16\. Choose the same.*--no-resume"):
-        _checkpoints(tmp_path, world, width=16).load(5, *net, part=0)
+        _checkpoints(tmp_path, world, width=16).load(5, Net(), part=0)
+
+
+def _trained() -> Net:
+    net = Net()
+    net.train_batch((torch.empty(0), torch.empty(0)))
+    net.update()
+    net.residual = torch.tensor([0.5, -0.25])
+    return net
+
+
+def _assert_equal(one: Net, other: Net) -> None:
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    moments = [net.optimizer.state_dict()["state"][0]["exp_avg"] for net in (one, other)]
+    assert torch.equal(*moments)
+    assert torch.equal(one.residual, other.residual)
 
 
 def test_everything_comes_back(world: World, tmp_path: Path) -> None:
-    net, optimizer = _net()
-    net(torch.ones(3)).sum().backward()
-    optimizer.step()
+    net, other = _trained(), Net()
     checkpoints = _checkpoints(tmp_path, world)
-    checkpoints.save(Progress(step=5, position=7), net, optimizer, has_weights=True)
+    checkpoints.save(Progress(step=5, position=7), net, has_weights=True)
     drawn = torch.rand(4)
-    other, other_optimizer = _net()
-    assert checkpoints.load(5, other, other_optimizer, part=0) == Progress(step=5, position=7)
+    assert checkpoints.load(5, other, part=0) == Progress(step=5, position=7)
     assert torch.equal(torch.rand(4), drawn)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
-    moments = other_optimizer.state_dict()["state"][0]["exp_avg"]
-    assert torch.equal(moments, optimizer.state_dict()["state"][0]["exp_avg"])
+    _assert_equal(net, other)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 2), (2, 3)], ids=["known", "new"])
+def test_an_elastic_run_goes_on_with_other_ranks(
+    world: World, tmp_path: Path, rank: int, world_size: int
+) -> None:
+    net, other = _trained(), Net()
+    _checkpoints(tmp_path, world).save(Progress(step=5, position=7), net, has_weights=True)
+    changed = World(rank, world_size, world.device)
+    with pytest.raises(SettingError, match=f"world_size = 1, not {world_size}"):
+        _checkpoints(tmp_path, changed).load(5, other, part=0)
+    elastic = Checkpoints(str(tmp_path), keep=2, world=changed, shape=MODEL, is_elastic=True)
+    assert elastic.load(5, other, part=0) == Progress(step=5, position=7)
+    _assert_equal(net, other)
+    drawn = torch.rand(4)
+    elastic.load(5, other, part=0)
+    assert torch.equal(torch.rand(4), drawn)  # new numbers, and the same each time
+    Checkpoints(
+        str(tmp_path), keep=2, world=World(1, 2, world.device), shape=MODEL, is_elastic=True
+    ).load(5, other, part=0)
+    assert not torch.equal(torch.rand(4), drawn)  # other ranks draw others
+
+
+def test_attempts_are_counted(world: World, tmp_path: Path) -> None:
+    checkpoints = _checkpoints(tmp_path / "new", world)
+    assert checkpoints.begin_attempt(world_size=2, resumed_after=0) == 0
+    assert checkpoints.begin_attempt(world_size=1, resumed_after=5) == 1
+    assert (tmp_path / "new" / "attempts.jsonl").read_text() == (
+        '{"attempt": 0, "world_size": 2, "resumed_after": 0}\n'
+        '{"attempt": 1, "world_size": 1, "resumed_after": 5}\n'
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "pipeline"])
@@ -106,6 +170,6 @@ def test_dropout_goes_on_with_the_same_random_numbers(
     whole.run()
     resumed = Trainer(load_settings([*common, "--steps", "14"], {}), world)
     resumed.run()
-    assert resumed.batches.position == whole.batches.position == 14
+    assert resumed.batches.position == whole.batches.position
     pairs = zip(whole.strategy.model.parameters(), resumed.strategy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
+from rankscope_trainer.data import (
+    Batches,
+    ByteWindows,
+    checksum,
+    read_standard_library,
+    split_text,
+)
 from rankscope_trainer.errors import SettingError
 
 TEXT = bytes(itertools.islice(itertools.cycle(range(251)), 901))
@@ -58,14 +64,64 @@ def test_epochs_are_shuffled_anew() -> None:
     assert sorted(torch.cat(both[:3]).tolist()) == sorted(torch.cat(both[3:]).tolist())
 
 
-@pytest.mark.parametrize("position", [0, 1, 21, 22, 23, 50])
-def test_going_on_from_a_position_gives_the_same_batches(position: int) -> None:
-    expected = _take(_batches(), 60)  # an epoch has 22 batches
+@pytest.mark.parametrize("drawn", [0, 1, 21, 22, 23, 50])
+def test_going_on_from_a_position_gives_the_same_batches(drawn: int) -> None:
+    batches = _batches()
+    expected = _take(batches, drawn)
     resumed = _batches()
-    resumed.position = position
-    for one, other in zip(expected[position:], _take(resumed, 60 - position), strict=True):
+    resumed.position = batches.position
+    expected = _take(batches, 60 - drawn)  # an epoch has 22 batches
+    for one, other in zip(expected, _take(resumed, 60 - drawn), strict=True):
         assert torch.equal(one, other)
-    assert resumed.position == 60
+    assert resumed.position == batches.position == 2 * 90 + 16 * 4
+
+
+def _slices(sizes: list[int], steps: int, position: int = 0) -> tuple[list[list[int]], int]:
+    """Return what all shards together draw in each step, and where they stand then."""
+    shards = [
+        Batches(
+            ByteWindows(TEXT, context=10),
+            batch_size=sizes, shard=shard, num_shards=len(sizes), seed=5,
+        )
+        for shard in range(len(sizes))
+    ]  # fmt: skip
+    for batches in shards:
+        batches.position = position
+    drawn = [_take(batches, steps) for batches in shards]
+    slices = [torch.cat(parts).tolist() for parts in zip(*drawn, strict=True)]
+    (end,) = {batches.position for batches in shards}
+    return slices, end
+
+
+def test_the_number_of_ranks_does_not_change_what_a_step_draws() -> None:
+    expected, end = _slices([12], 10)
+    before, middle = _slices([4, 4, 4], 4)
+    after, end_after = _slices([8, 4], 6, middle)
+    assert before + after == expected
+    assert end == end_after
+    assert middle == 4 * 12
+
+
+def test_another_global_batch_leaves_nothing_out_and_draws_nothing_twice() -> None:
+    before, middle = _slices([4, 4, 4], 4)
+    after, _ = _slices([4, 4], 5, middle)
+    whole, _ = _slices([1], 88)
+    assert [window for step in before + after for window in step] == [one for (one,) in whole]
+
+
+def test_workers_draw_the_same_batches_also_from_elsewhere() -> None:
+    windows = ByteWindows(TEXT, context=10)
+    sums = [checksum(*windows[index]) for index in range(len(windows))]
+    loaded = Batches(windows, batch_size=4, seed=5, num_workers=2, checksums=sums)
+    for drawn in (30, 7):  # an epoch has 22 batches; the second go begins inside of the first one
+        expected = _batches()
+        expected.position = loaded.position = 8
+        pairs = zip(_take(expected, drawn), loaded, strict=False)
+        for one, batch in pairs:
+            assert torch.equal(one, batch[0])
+            assert loaded.corrupt(batch) == []
+            assert len(loaded.corrupt((batch[0] + 1, batch[1]))) == 4
+        assert loaded.position == expected.position
 
 
 def test_loading_leaves_the_random_numbers_of_training_alone() -> None:

@@ -27,11 +27,11 @@ def test_the_agent_is_told_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
         report, "_log_metrics", lambda step, **metrics: told.append((step, metrics))
     )
     reporter = Report(log_every=10, tokens_per_step=64, losses="")
-    reporter.step(1, 2.5, 0.125)
+    reporter.step(1, 2.5, 0.125, staleness=3.0)
     reporter.step(2, None, 0.125)
     reporter.validation(2, 3.5)
     assert told == [
-        (1, {"tokens": 64.0, "learning_rate": 0.125, "loss": 2.5}),
+        (1, {"tokens": 64.0, "learning_rate": 0.125, "staleness": 3.0, "loss": 2.5}),
         (2, {"tokens": 64.0, "learning_rate": 0.125}),
         (2, {"validation_loss": 3.5}),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope_trainer.errors import EXIT_USAGE, SettingError
+from rankscope_trainer.faults import FAULTS
 from rankscope_trainer.settings import Settings, help_text, load_settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_a_wrong_flag_names_the_setting_and_the_remedy(
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        ("stepz = 3", "stepz", "Known settings: batch_size"),
+        ("stepz = 3", "stepz", "Known settings: average_every"),
         ("steps = 3.5", "steps", "wrong type"),
         ("steps = true", "steps", "wrong type"),
         ("resume = 1", "resume", "wrong type"),
@@ -106,9 +107,9 @@ def test_the_command_ends_with_the_code_for_wrong_use() -> None:
     command = [sys.executable, "-m", "rankscope_trainer", "--fault", "magic:rank=0,start=1"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert finished.returncode == EXIT_USAGE
+    known = ", ".join(fault.name for fault in FAULTS)
     assert finished.stderr == (
-        "rankscope_trainer: setting `fault`: 'magic' is no fault."
-        " Known faults: slow_compute, slow_data, hang, crash.\n"
+        f"rankscope_trainer: setting `fault`: 'magic' is no fault. Known faults: {known}.\n"
     )
 
 

@@ -12,14 +12,15 @@ import torch
 from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.settings import Settings, load_settings
-from rankscope_trainer.strategies.expected import Message, expected_traffic
 from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies.traffic import Message, expected_traffic
 from tests.trainer.launch import Finished, run
 
 STEPS = 10
 HALFWAY = 5
 DDP_RANKS = 3  # the sum of two numbers does not depend on their order, that of three does
 PIPELINE_RANKS = 2
+SHARDED = {"ddp", "ring"}  # each rank draws its own part of the data
 RUNS: dict[str, tuple[int, str]] = {
     "ddp": (DDP_RANKS, "--microbatches 2 --bucket-mib 0.05"),
     "gpipe": (
@@ -28,6 +29,7 @@ RUNS: dict[str, tuple[int, str]] = {
         " --validate-every 4 --validate-batches 2",
     ),
     "1f1b": (PIPELINE_RANKS, "--strategy pipeline --microbatches 4 --clip 0.5"),
+    "ring": (DDP_RANKS, "--strategy ring"),
 }
 
 
@@ -47,11 +49,14 @@ def _arguments(folder: Path, name: str) -> list[str]:
     return [*RUNS[name][1].split(), *checkpoints, "--steps", str(STEPS), "--log-every", "5"]
 
 
-def reference_losses(settings: Settings, ranks: int) -> dict[int, float]:
+def reference_losses(
+    settings: Settings, ranks: int, num_shards: int | None = None
+) -> dict[int, float]:
     """Train in this process, one microbatch after the other; return what rank 0 would report."""
     text = read_standard_library(settings.data_bytes)
     windows = ByteWindows(split_text(text, settings.validation_ratio)[0], settings.context)
-    num_shards = ranks if settings.strategy == "ddp" else 1
+    if num_shards is None:
+        num_shards = ranks if settings.strategy in SHARDED else 1
     microbatches = settings.microbatches_for(ranks)
     shards = [
         iter(
@@ -107,7 +112,7 @@ def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], nam
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize("name", ["ddp", "1f1b"])
+@pytest.mark.parametrize("name", ["ddp", "1f1b", "ring"])
 def test_a_resumed_run_goes_on_bit_for_bit(
     runs: dict[str, Finished], name: str, tmp_path: Path
 ) -> None:
@@ -125,7 +130,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     for rank in range(ranks):
         last = Path("checkpoints", f"step-{STEPS:08d}", f"rank-{rank}.pt")
         parts = [torch.load(run.folder / last, weights_only=True) for run in (original, resumed)]
-        _assert_equal(*parts)
+        assert_equal(*parts)
         assert _counted(resumed, rank) == expected_traffic(
             settings, rank=rank, world_size=ranks, resumed_after=HALFWAY
         )
@@ -146,7 +151,7 @@ def _counted(finished: Finished, rank: int) -> dict[int, Counter[Message]]:
     }
 
 
-def _assert_equal(one: object, other: object) -> None:
+def assert_equal(one: object, other: object) -> None:
     """Compare nested containers of tensors, bit for bit."""
     if isinstance(one, torch.Tensor):
         assert isinstance(other, torch.Tensor)
@@ -155,6 +160,6 @@ def _assert_equal(one: object, other: object) -> None:
         assert isinstance(other, dict)
         assert one.keys() == other.keys()
         for key in one:
-            _assert_equal(one[key], other[key])
+            assert_equal(one[key], other[key])
     else:
         assert one == other

@@ -2,20 +2,19 @@
 
 from typing import ClassVar
 
-from rankscope_trainer.faults.fault import FaultContext, Magnitude, Place
+from rankscope_trainer.faults.fault import Fault, FaultContext, Place
 
 
 class FaultInjectedError(RuntimeError):
     """The failure that `crash` stands for; nothing else raises it."""
 
 
-class Crash:
+class Crash(Fault):
     """The rank raises an exception before a forward and dies of it."""
 
     name: ClassVar[str] = "crash"
     finding: ClassVar[str] = "crash"
     place: ClassVar[Place] = Place.BEFORE_FORWARD
-    default_size: ClassVar[Magnitude | None] = None
 
     def fire(self, context: FaultContext) -> None:
         """Raise, as a loader does that meets a truncated record."""

@@ -2,16 +2,15 @@
 
 from typing import ClassVar
 
-from rankscope_trainer.faults.fault import FaultContext, Magnitude, Place
+from rankscope_trainer.faults.fault import Fault, FaultContext, Place
 
 
-class Hang:
+class Hang(Fault):
     """The rank sleeps for ever before a forward and never enters the step's next collective."""
 
     name: ClassVar[str] = "hang"
     finding: ClassVar[str] = "hang"
     place: ClassVar[Place] = Place.BEFORE_FORWARD
-    default_size: ClassVar[Magnitude | None] = None
 
     def fire(self, context: FaultContext) -> None:
         """Sleep until a signal ends the process."""

@@ -7,12 +7,17 @@
 `DistributedDataParallel` reduces gradients in buckets while the backward still runs: as soon as
 every gradient of a bucket is there, its all_reduce starts. With several microbatches the
 gradients are added up locally under `no_sync`, and only the last backward communicates.
+
+    `--comm-hook`      what is sent in place of the gradients; `comm_hooks.py`
+    `--static-graph`   each step uses the same parameters equally often, so DDP need only count
+                       once; with activation checkpointing it could not do without
+    `--uneven-ratio`   some ranks run out of batches early; `uneven.py`
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,14 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies import comm_hooks
+from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
 
-class DataParallel:
+class DataParallel(Strategy):
     """Replicas of the model, kept equal by the mean of their gradients."""
 
     is_replicated = True
@@ -35,13 +41,25 @@ class DataParallel:
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Wrap the model; DDP sends rank 0's weights to the others as it is constructed."""
-        self.microbatches = settings.microbatches_for(world.world_size)
+        by_rank = settings.microbatches_by_rank(world.world_size)
+        self.microbatches = by_rank[world.rank]
+        # DDP takes the mean over ranks. Where some have a microbatch more than others, all divide
+        # by the mean number, so that each microbatch counts the same.
+        self._microbatches_mean = sum(by_rank) / len(by_rank)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0
         self._context = settings.context
         self._device = world.device
         self.model = build_model(settings).to(world.device)
-        self._replica = DistributedDataParallel(self.model, bucket_cap_mb=settings.bucket_mib)
+        self.optimizer = build_optimizer(settings, self.model)
+        self._replica = DistributedDataParallel(
+            self.model, bucket_cap_mb=settings.bucket_mib, static_graph=settings.static_graph
+        )
+        self._powersgd = comm_hooks.register(self._replica, settings)
+        self._hook_shape = f"{settings.comm_hook} {settings.powersgd_rank} {settings.bucket_mib}"
+        self._is_uneven = settings.uneven_ratio > 0
+        if settings.static_graph:
+            self.warm_up()  # the backward that records the graph must not be one of `no_sync`
 
     def train_batch(self, batch: Sample) -> Tensor:
         """Accumulate the gradients of all microbatches; the last backward reduces them."""
@@ -50,19 +68,39 @@ class DataParallel:
         for index, (bytes_BT, next_BT) in enumerate(parts):
             is_last = index == len(parts) - 1
             with contextlib.nullcontext() if is_last else self._replica.no_sync():
-                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / len(parts)
+                loss = next_byte_loss(self._replica(bytes_BT), next_BT) / self._microbatches_mean
                 loss.backward()
             total += loss.detach()
-        return total
+        return total * (self._microbatches_mean / len(parts))  # the mean over its own
 
     def validate_batch(self, batch: Sample) -> Tensor:
         """Return the loss of this rank's own part of the validation data."""
         bytes_BT, next_BT = batch
         return next_byte_loss(self.model(bytes_BT), next_BT)
 
-    def clip(self, max_norm: float) -> None:
-        """Clip; every rank holds the whole mean gradient, so nothing needs to be sent."""
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+    def uneven(self) -> contextlib.AbstractContextManager[Any]:
+        """Let ranks that have no batches left mirror the collectives of those that do.
+
+        The mean is then taken over the ranks that still have batches. When the last one is done,
+        its weights go to all.
+        """
+        join: contextlib.AbstractContextManager[Any] = self._replica.join(
+            divide_by_initial_world_size=False, enable=self._is_uneven
+        )
+        return join
+
+    def state(self) -> dict[str, Any]:
+        """Return the errors that PowerSGD still owes; the other hooks remember nothing."""
+        return {} if self._powersgd is None else comm_hooks.powersgd_state(self._powersgd)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Put them back."""
+        if self._powersgd is not None:
+            comm_hooks.load_powersgd_state(self._powersgd, state, self._device)
+
+    def checkpoint_shape(self) -> dict[str, str]:
+        """PowerSGD's errors fit the matrices and buckets that they were made with only."""
+        return {} if self._powersgd is None else {"powersgd": self._hook_shape}
 
     def warm_up(self) -> None:
         """Let DDP regroup its buckets, which it does once, after the first backward.

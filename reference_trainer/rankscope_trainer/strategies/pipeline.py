@@ -5,34 +5,60 @@
     rank 1   .. F0 F1 F2 F3 B0 B1 B2 B3       rank 1   .. F0 B0 F1 B1 F2 B2 F3 B3
 
 A stage receives activations from the one before and sends its own to the next; gradients travel
-the other way. Both schedules compute the same gradient; 1f1b needs memory for as many
-microbatches as there are stages, gpipe for all. The schedules are PyTorch's own. All ranks draw
-the same batch: the first stage uses its bytes, the last one its targets.
+the other way. While the pipeline fills and drains, ranks idle: (p - 1) / (m + p - 1) of a step
+with p ranks and m microbatches. Both schedules compute the same gradient; 1f1b needs memory for as
+many microbatches as there are stages, gpipe for all. Three more make the idle time shorter:
+
+    interleaved      each rank holds v stages (0 and 2, 1 and 3), each a v-th as long: a microbatch
+                     reaches the last rank v times sooner, and is sent v times as often
+    zero_bubble      the same, and a backward in two parts, I and W: the gradient of the input,
+                     for which the stage before waits, at once; those of the weights, for which
+                     nobody waits, when there is nothing else to do
+                     rank 1   .. F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+    zero_bubble_v    the same, and two stages on a V (0 and 3, 1 and 2): a microbatch that has come
+                     down to the last rank turns at once
+
+The schedules are PyTorch's own. All ranks draw the same batch: the first stage uses its bytes, the
+last one its targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from rankscope_trainer.data import Sample
-from rankscope_trainer.model import VOCABULARY, next_byte_loss
-from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
+from rankscope_trainer.strategies.placement import SEVERAL_STAGES, num_stages, rank_of_stage
+from rankscope_trainer.strategies.stage_split import agree_on_split, clip_parts, write_split
+from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.world import World
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zero_bubble_v": ScheduleZBVZeroBubble,
+}
 
 
-class Pipeline:
-    """One stage of the model, and the schedule that all stages follow together."""
+class Pipeline(Strategy):
+    """This rank's stages of the model, and the schedule that all ranks follow together."""
 
     shard, num_shards = 0, 1
     is_replicated = False
@@ -40,52 +66,75 @@ class Pipeline:
     def __init__(self, settings: Settings, world: World) -> None:
         """Keep this rank's layers and tell the library the shapes that travel between stages."""
         self.microbatches = settings.microbatches_for(world.world_size)
-        self._is_first = world.rank == 0
-        self.reports_loss = self.writes_losses = world.rank == world.world_size - 1
-        self.model = build_model(settings).keep_stage(world.rank, world.world_size)
+        self._num_stages = num_stages(settings, world.world_size)
+        split = agree_on_split(settings, world, self._num_stages)
+        self._split = write_split([len(layers) for layers in split])
+        ranks = [rank_of_stage(settings, s, world.world_size) for s in range(self._num_stages)]
+        self._ranks = ",".join(map(str, ranks))
+        own = {stage: split[stage] for stage, rank in enumerate(ranks) if rank == world.rank}
+        self._has_first = 0 in own
+        self.reports_loss = self.writes_losses = self._num_stages - 1 in own
+        self._num_layers = sum(len(layers) for layers in own.values())
+        parts = {stage: build_model(settings).keep_layers(own[stage]) for stage in own}
+        self.model = parts[world.rank] if len(parts) == 1 else _together(parts)
         self.model.to(world.device)
-        self._stage = PipelineStage(
-            self.model,
-            world.rank,
-            world.world_size,
-            world.device,
-            # With both shapes known the library exchanges no metadata before the first step.
-            input_args=_example(settings, settings.width if world.rank else 0),
-            output_args=_example(settings, VOCABULARY if self.reports_loss else settings.width),
-        )
+        self.optimizer = build_optimizer(settings, self.model)
+        stages = [self._stage(settings, world.device, stage, part) for stage, part in parts.items()]
         self._schedule = SCHEDULES[settings.schedule](
-            self._stage, self.microbatches, loss_fn=next_byte_loss
+            stages if settings.schedule in SEVERAL_STAGES else stages[0],
+            self.microbatches,
+            loss_fn=next_byte_loss,
         )
 
     def train_batch(self, batch: Sample) -> Tensor | None:
-        """Run the schedule once: all forwards and backwards of this stage."""
+        """Run the schedule once: all forwards and backwards of this rank."""
         return self._run(self._schedule.step, batch)
 
     def validate_batch(self, batch: Sample) -> Tensor | None:
         """Run the schedule without backwards."""
         return self._run(self._schedule.eval, batch)
 
-    def clip(self, max_norm: float) -> None:
+    def clip(self, max_norm: float) -> float:
         """Clip by the norm over all stages, to which each contributes its own squares."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        squares = torch.nn.utils.get_total_norm(gradients).square()
-        dist.all_reduce(squares)
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, squares.sqrt())
+        return clip_parts(self.model, max_norm)
 
-    def warm_up(self) -> None:
-        """Do nothing: no step depends on the first one."""
+    def metrics(self) -> dict[str, float]:
+        """Return how many layers this rank holds."""
+        return {"layers": float(self._num_layers)}
+
+    def checkpoint_shape(self) -> dict[str, str]:
+        """Return who holds what: the weights of other layers are of no use to this rank."""
+        return {"stage_layers": self._split, "stage_ranks": self._ranks}
+
+    def _stage(
+        self, settings: Settings, device: torch.device, stage: int, part: nn.Module
+    ) -> PipelineStage:
+        is_last = stage == self._num_stages - 1
+        return PipelineStage(
+            part,
+            stage,
+            self._num_stages,
+            device,
+            # With both shapes known the library exchanges no metadata before the first step.
+            input_args=_example(settings, settings.width if stage else 0),
+            output_args=_example(settings, VOCABULARY if is_last else settings.width),
+        )
 
     def _run(self, schedule: Callable[..., object], batch: Sample) -> Tensor | None:
         bytes_BT, next_BT = batch
         losses: list[Tensor] = []
-        own = (bytes_BT,) if self._is_first else ()
         schedule(
-            *own,
+            *((bytes_BT,) if self._has_first else ()),
             target=next_BT if self.reports_loss else None,
             losses=losses if self.reports_loss else None,
             return_outputs=False,  # nobody needs the scores, so they are not kept
         )
         return torch.stack(losses).detach().mean() if losses else None
+
+
+def _together(parts: dict[int, GPT]) -> nn.Module:
+    """Return one module that holds all stages of a rank; the schedule calls each by itself."""
+    return nn.ModuleDict({str(stage): part for stage, part in parts.items()})
 
 
 def _example(settings: Settings, features: int) -> Tensor:

@@ -358,6 +358,19 @@ def test_what_the_script_says_counts(watching: Watching) -> None:
         assert step["microbatches"] == 1
 
 
+@pytest.mark.parametrize("updates", [1, 3])
+def test_a_rank_that_only_updates_ends_its_steps_itself(watching: Watching, updates: int) -> None:
+    """As a parameter server does: its gradients come from other ranks."""
+    weights = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    for number in range(1, 5):
+        for _ in range(updates):
+            weights.grad = torch.ones(4)
+            optimizer.step()
+        rankscope.step(number)
+    assert [step["step"] for step in watching.steps] == [1, 2, 3, 4]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
 @pytest.mark.parametrize("compiled_optimizer", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

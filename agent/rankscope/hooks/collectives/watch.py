@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankscope import schema
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
 _MAX_FRAMES = 40
+_MAX_THREADS = 64
 _BY_FUTURE = schema.ENDED_BY.index("future")
 _BY_WAIT = schema.ENDED_BY.index("wait")
 _OWN_DIRECTORY = str(Path(__file__).parents[2])
@@ -63,7 +65,7 @@ class Watch:
         self.results = Results()
         self._calling: set[int] = set()  # slots whose future has not called back yet
         agent.before_exit.append(guarded(self._drain))
-        self._latest_work: Any = None  # keeps one wrapper alive until the caller has it
+        self._latest_works: dict[int, Any] = {}  # by thread, until its caller has it
         # a child that let go of the parent's work would wait for the parent's threads for ever
         os.register_at_fork(before=self._let_go)
 
@@ -139,7 +141,9 @@ class Watch:
             key, waiting = id(work), self._waiting
             reference = weakref.ref(work, lambda _: waiting.pop(key, None))
             waiting[key] = (reference, number, on_host)
-            self._latest_work = work
+            if len(self._latest_works) > _MAX_THREADS:  # threads that ended leave theirs behind
+                self._latest_works.clear()
+            self._latest_works[get_ident()] = work
         if needs_future:
             try:
                 future = work.get_future()
@@ -163,10 +167,11 @@ class Watch:
             recorder.failed(token[0])
 
     def _let_go(self) -> None:
-        self._latest_work = None
+        self._latest_works.clear()
 
     def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
-        self._latest_work = None  # a work holds its group, sockets and all, after its destruction
+        # a work holds its group, sockets and all, after its destruction
+        self._latest_works.pop(get_ident(), None)
         known = self._waiting.pop(id(work), None)
         if known is not None and known[0]() is work:
             self.waited(known[1], known[2], _now() - began_ns, failed)

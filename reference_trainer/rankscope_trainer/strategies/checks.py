@@ -1,0 +1,247 @@
+"""What a strategy asks of the settings and the world size; nothing here imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from typing import TYPE_CHECKING
+
+from rankscope_trainer.errors import SettingError
+from rankscope_trainer.strategies import placement
+from rankscope_trainer.strategies.parameter_server_layout import parse_shares
+
+if TYPE_CHECKING:
+    from rankscope_trainer.settings import Settings
+
+
+def ddp(settings: Settings, world_size: int) -> None:
+    """Ranks without batches mirror plain reductions only. Raises SettingError."""
+    others = (
+        "comm_hook", "static_graph", "global_batch", "patience", "check_batches", "grace_seconds",
+        "data_path",
+    )  # fmt: skip
+    for name in others if settings.uneven_ratio else ():
+        if getattr(settings, name) not in ("none", "", 0):
+            raise SettingError(
+                "uneven_ratio", f"ranks that ran out of batches cannot take part in {name}",
+                f"Leave out either uneven_ratio or {name}",
+            )  # fmt: skip
+
+
+def pipeline(settings: Settings, world_size: int) -> None:
+    """Every stage needs a layer, and a schedule its microbatches. Raises SettingError."""
+    stages = placement.num_stages(settings, world_size)
+    _layers_of_stages(settings, stages)
+    microbatches = settings.microbatches_for(world_size)
+    if settings.schedule == "1f1b" and microbatches < world_size:
+        raise SettingError(
+            "microbatches",
+            f"schedule 1f1b keeps {world_size} stages busy with as many microbatches,"
+            f" there are {microbatches}",
+            f"Give at least {world_size}, or choose schedule gpipe",
+        )
+    rounds = max(1, microbatches // world_size)
+    if settings.schedule in ("interleaved", "zero_bubble") and microbatches % rounds:
+        raise SettingError(
+            "microbatches",
+            f"schedule {settings.schedule} runs {microbatches} in {rounds} equal rounds",
+            f"Give a multiple of {world_size}",
+        )
+    if settings.schedule == "zero_bubble_v" and settings.virtual_stages != 2:
+        raise SettingError(
+            "virtual_stages", f"a V has 2 on each rank, not {settings.virtual_stages}", "Give 2"
+        )
+    ranks = [placement.rank_of_stage(settings, stage, world_size) for stage in range(stages)]
+    if settings.validate_every and any(one == next_ for one, next_ in itertools.pairwise(ranks)):
+        raise SettingError(
+            "validate_every",
+            "PyTorch's schedules cannot run forwards only where one rank holds neighbouring stages",
+            "Give 0, or choose another schedule",
+        )
+
+
+def model_parallel(settings: Settings, world_size: int) -> None:
+    """Every rank needs a layer, and the batch stays in one piece. Raises SettingError."""
+    _layers_of_stages(settings, world_size)
+    if settings.microbatches > 1:
+        raise SettingError(
+            "microbatches",
+            "model_parallel does not cut its batch",
+            "Raise batch_size, or choose pipeline",
+        )
+
+
+def _layers_of_stages(settings: Settings, stages: int) -> None:
+    if settings.layers < stages:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {stages} pipeline stages",
+            f"Give at least {stages} layers, or start fewer ranks",
+        )
+    if not settings.stage_layers:
+        return
+    sizes = _numbers("stage_layers", settings.stage_layers)
+    is_whole = all(size >= 1 and size == int(size) for size in sizes)
+    if not is_whole or len(sizes) != stages or sum(sizes) != settings.layers:
+        raise SettingError(
+            "stage_layers",
+            f"{settings.stage_layers!r} does not split {settings.layers} layers"
+            f" into {stages} stages",
+            f"Give {stages} whole numbers from 1, which add up to {settings.layers}",
+        )
+
+
+def layer_seconds(settings: Settings) -> None:
+    """The layers' times are one for all, or one for each. Raises SettingError."""
+    seconds = _numbers("layer_seconds", settings.layer_seconds)
+    if len(seconds) not in (1, settings.layers) or not all(0 <= one < 60 for one in seconds):
+        raise SettingError(
+            "layer_seconds",
+            f"{settings.layer_seconds!r} is no time for each of {settings.layers} layers",
+            f"Give one number of seconds, or {settings.layers} separated by commas",
+        )
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        remedy = "Separate numbers by commas"
+        raise SettingError(name, f"{text!r} is no list of numbers", remedy) from error
+
+
+def pipedream(settings: Settings, world_size: int) -> None:
+    """Every stage needs a layer; any number of microbatches will do. Raises SettingError."""
+    if settings.layers < world_size:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {world_size} stages",
+            f"Give at least {world_size} layers, or start fewer ranks",
+        )
+
+
+def hogwild(settings: Settings, world_size: int) -> None:
+    """All ranks share the memory of one host. Raises SettingError."""
+    on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if on_this_host != world_size:
+        raise SettingError(
+            "strategy",
+            "hogwild shares the memory of one host,"
+            f" which has {on_this_host} of {world_size} ranks",
+            "Start all ranks on one host with one torchrun, or choose another strategy",
+        )
+
+
+def global_batch(settings: Settings, world_size: int) -> None:
+    """A fixed global batch is cut into microbatches, at least one for each rank."""
+    if settings.strategy != "ddp":
+        raise SettingError(
+            "global_batch", f"{settings.strategy} has none", "Leave it out, or choose ddp"
+        )
+    microbatches, rest = divmod(settings.global_batch, settings.batch_size)
+    if rest or microbatches < world_size:
+        raise SettingError(
+            "global_batch",
+            f"{settings.global_batch} sequences are not whole microbatches of"
+            f" {settings.batch_size}, at least one for each of {world_size} ranks",
+            f"Give a multiple of {settings.batch_size}, and enough for all ranks",
+        )
+
+
+def fsdp(settings: Settings, world_size: int) -> None:
+    """Every replica has the same number of ranks. Raises SettingError."""
+    if world_size % settings.replicas:
+        raise SettingError(
+            "replicas",
+            f"{world_size} ranks cannot form {settings.replicas} equal replicas",
+            "Give a number that divides the number of ranks",
+        )
+
+
+def parameter_server(settings: Settings, world_size: int) -> None:
+    """Beside the servers there are workers, more than need not be waited for. SettingError."""
+    num_workers = world_size - settings.servers
+    if num_workers < 1:
+        raise SettingError(
+            "servers",
+            f"{settings.servers} of {world_size} ranks leave no worker",
+            f"Start at least {settings.servers + 1} ranks, or have fewer servers",
+        )
+    parse_shares(settings)
+    if settings.backup_workers >= num_workers:
+        raise SettingError(
+            "backup_workers",
+            f"without {settings.backup_workers} of {num_workers} workers a step has no gradient",
+            f"Give at most {num_workers - 1}",
+        )
+    for name in ("backup_workers", "reassign"):
+        if getattr(settings, name) and settings.consistency != "sync":
+            raise SettingError(
+                name, f"{settings.consistency} has no common step", "Choose --consistency sync"
+            )
+    for name in ("check_batches", "grace_seconds", "data_path", "patience"):
+        if settings.backup_workers and getattr(settings, name):
+            raise SettingError(
+                name,
+                "all ranks meet for it, and backup_workers lets some of them be late",
+                "Choose one of the two",
+            )
+    if settings.backup_workers and settings.reassign:
+        raise SettingError(
+            "reassign",
+            "a microbatch that was handed over must not be dropped",
+            "Choose either backup_workers or reassign",
+        )
+
+
+def tensor(settings: Settings, world_size: int) -> None:
+    """The ranks share heads evenly, and positions too. Raises SettingError."""
+    _cut_of_layers(settings, world_size)
+
+
+def hybrid(settings: Settings, world_size: int) -> None:
+    """The three axes fill the world, and each of them can be cut so. Raises SettingError."""
+    axes = settings.data_parallel, settings.pipeline_parallel, settings.tensor_parallel
+    if math.prod(axes) != world_size:
+        raise SettingError(
+            "data_parallel",
+            f"{axes[0]} x {axes[1]} x {axes[2]} ranks are not the {world_size} that there are",
+            "Let data_parallel x pipeline_parallel x tensor_parallel be the number of ranks",
+        )
+    stages = settings.pipeline_parallel
+    if settings.layers < stages:
+        raise SettingError(
+            "layers",
+            f"{settings.layers} layers cannot fill {stages} pipeline stages",
+            f"Give at least {stages} layers",
+        )
+    microbatches = settings.microbatches_for(world_size)
+    if microbatches < stages:
+        raise SettingError(
+            "microbatches",
+            f"1F1B keeps {stages} stages busy with as many microbatches, there are {microbatches}",
+            f"Give at least {stages}",
+        )
+    _cut_of_layers(settings, settings.tensor_parallel)
+
+
+def _cut_of_layers(settings: Settings, ranks: int) -> None:
+    if settings.heads % ranks:
+        raise SettingError(
+            "heads",
+            f"{ranks} ranks cannot share {settings.heads} heads evenly",
+            f"Give a multiple of {ranks}",
+        )
+    if settings.sequence_parallel and settings.context % ranks:
+        raise SettingError(
+            "context",
+            f"{ranks} ranks cannot share {settings.context} positions evenly",
+            f"Give a multiple of {ranks}",
+        )
+    if settings.dropout and not settings.sequence_parallel and ranks > 1:
+        raise SettingError(
+            "dropout",
+            "ranks that all hold the whole residual stream would drop other parts of it",
+            "Give 0, or choose sequence_parallel",
+        )

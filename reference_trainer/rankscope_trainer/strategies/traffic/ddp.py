@@ -1,0 +1,162 @@
+"""What DDP sends.
+
+DDP's constructor compares the number of parameters (all_gather) and their shapes (broadcast), and
+sends rank 0's weights to all (broadcast, in pieces of 250 MiB). In the first step it reduces all
+gradients as one bucket. As the second step begins it forms buckets in the order in which the
+gradients became ready, and rank 0 tells the others the order and the sizes (two broadcasts).
+A communication hook changes what the reductions carry, uneven data how often ranks must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import Parameter
+
+from rankscope_trainer.model import GPT, next_byte_loss
+from rankscope_trainer.settings import Settings
+from rankscope_trainer.strategies.comm_hooks import PLAIN_STEPS
+from rankscope_trainer.strategies.strategy import build_model
+from rankscope_trainer.strategies.traffic.message import (
+    FLOAT32_BYTES,
+    INT32_BYTES,
+    INT64_BYTES,
+    MIB,
+    STARTUP,
+    Message,
+    Traffic,
+)
+from rankscope_trainer.strategies.uneven import last_steps
+
+DDP_BROADCAST_BYTES = 250 * MIB  # `broadcast_bucket_size` of DistributedDataParallel
+
+
+def traffic(
+    settings: Settings, rank: int, world_size: int, resumed_after: int
+) -> dict[int, Traffic]:
+    """Return what one rank sends, by step."""
+    model = build_model(settings)
+    buckets = gradient_buckets(model, settings.bucket_mib)
+    whole = [list(model.parameters())]  # before DDP regroups: everything as one bucket
+    startup = ddp_constructor(model)
+    for is_warmed_up in (settings.static_graph, bool(resumed_after)):
+        startup += reduction(settings, whole, is_plain=True) if is_warmed_up else Traffic()
+    if settings.static_graph:  # which parameters were used, found out once
+        startup[Message("all_reduce", INT32_BYTES * len(whole[0]))] += 1
+    by_step = {STARTUP: startup}
+    regroups = resumed_after + 1 if resumed_after else 2
+    for step in range(resumed_after + 1, settings.steps + 1):
+        reductions = step + settings.static_graph  # including this one, without the warm-up
+        groups = whole if step < regroups else buckets
+        by_step[step] = reduction(settings, groups, is_plain=reductions <= PLAIN_STEPS)
+    if regroups in by_step:
+        by_step[regroups] += ddp_regrouping(model, len(buckets))
+    if settings.uneven_ratio:
+        return mirrored(settings, by_step, rank, world_size)
+    return by_step
+
+
+def mirrored(
+    settings: Settings, by_step: dict[int, Traffic], rank: int, world_size: int
+) -> dict[int, Traffic]:
+    """Return the same with what `join` adds: all belongs to the last step in which a rank trains.
+
+    Before each forward all ranks count those that still have a batch, and tell those that do not
+    whether this backward will reduce. Those without one mirror both and the reductions. In the end
+    they count once more, find out who was the last, and get that rank's weights.
+    """
+    asked = {Message("all_reduce", FLOAT32_BYTES): 2 * settings.microbatches_for(world_size)}
+    own_last = last_steps(settings, world_size)[rank]
+    found: dict[int, Traffic] = {}
+    for step, sent in by_step.items():
+        if step == STARTUP:
+            found[step] = sent
+        else:
+            found.setdefault(min(step, own_last), Traffic()).update(sent + Traffic(asked))
+    end = [Message("all_reduce", FLOAT32_BYTES), Message("all_reduce", INT64_BYTES)]
+    found[max(found)].update(Traffic(end) + ddp_weights(build_model(settings)))
+    return found
+
+
+def ddp_constructor(model: GPT) -> Traffic:
+    """Return what `DistributedDataParallel(model)` sends."""
+    # For each parameter the sizes and the strides of its dimensions.
+    shapes = sum(2 * parameter.dim() for parameter in model.parameters())
+    compared = [Message("all_gather", INT64_BYTES), Message("broadcast", INT64_BYTES * shapes)]
+    return Traffic(compared) + ddp_weights(model)
+
+
+def ddp_weights(model: GPT) -> Traffic:
+    """Return the weights of one rank on their way to all others."""
+    pieces = _fill_buckets(list(model.parameters()), DDP_BROADCAST_BYTES)
+    return Traffic(Message("broadcast", _num_bytes(piece)) for piece in pieces)
+
+
+def ddp_regrouping(model: GPT, buckets: int) -> Traffic:
+    """Return what rank 0 tells the others once, as it forms the buckets."""
+    indices = len(list(model.parameters())) + 1  # one for each parameter, and their number
+    return Traffic(
+        [
+            Message("broadcast", INT32_BYTES * indices),
+            Message("broadcast", INT32_BYTES * buckets),
+        ]
+    )
+
+
+def gradient_buckets(model: GPT, bucket_mib: float) -> list[list[Parameter]]:
+    """Return the parameters of each bucket, once DDP has regrouped them."""
+    return _fill_buckets(gradient_order(model), int(bucket_mib * MIB))
+
+
+def reduction(settings: Settings, buckets: list[list[Parameter]], *, is_plain: bool) -> Traffic:
+    """Return the reductions of a step; `is_plain` while PowerSGD does not compress yet."""
+    if settings.comm_hook == "powersgd" and not is_plain:
+        parts = (powersgd_reduction(bucket, settings.powersgd_rank) for bucket in buckets)
+        return sum(parts, Traffic())
+    is_half = settings.comm_hook in ("fp16", "bf16")
+    return Traffic(
+        Message("all_reduce", _num_bytes(bucket) // (2 if is_half else 1)) for bucket in buckets
+    )
+
+
+def powersgd_reduction(bucket: list[Parameter], columns: int) -> Traffic:
+    """Return PowerSGD's three reductions: what it leaves as it is, all Ps, all Qs."""
+    plain = ps = qs = 0
+    for parameter in bucket:
+        n, m = len(parameter), parameter.numel() // len(parameter)
+        kept = min(n, m, columns)
+        if 2 * kept * (n + m) < n * m:  # it must save at least half
+            ps, qs = ps + kept * n, qs + kept * m
+        else:
+            plain += parameter.numel()
+    return Traffic(Message("all_reduce", FLOAT32_BYTES * numbers) for numbers in (plain, ps, qs))
+
+
+def gradient_order(model: GPT) -> list[Parameter]:
+    """Return the parameters in the order in which a backward completes their gradients."""
+    order: list[Parameter] = []
+    handles = [
+        parameter.register_post_accumulate_grad_hook(order.append)
+        for parameter in model.parameters()
+    ]
+    blank = torch.zeros((1, 1), dtype=torch.long)
+    next_byte_loss(model(blank), blank).backward()
+    for handle in handles:
+        handle.remove()
+    model.zero_grad(set_to_none=True)
+    return order
+
+
+def _fill_buckets(parameters: Sequence[Parameter], limit: int) -> list[list[Parameter]]:
+    """Return DDP's buckets: one is full as soon as it holds `limit` bytes."""
+    buckets: list[list[Parameter]] = [[]]
+    for parameter in parameters:
+        if _num_bytes(buckets[-1]) >= limit:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return buckets
+
+
+def _num_bytes(parameters: Sequence[Parameter]) -> int:
+    return sum(parameter.nbytes for parameter in parameters)

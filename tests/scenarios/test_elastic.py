@@ -1,0 +1,104 @@
+"""Ranks and nodes die, and come: the run goes on, exactly, from its last checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
+from rankscope_trainer.model import next_byte_loss
+from rankscope_trainer.settings import Settings, load_settings
+from rankscope_trainer.strategies.strategy import build_model, build_optimizer
+from tests.scenarios.elastic import (
+    CHECKPOINT_EVERY,
+    SMALL,
+    ElasticRun,
+    kill_node,
+    kill_ranks,
+    repeated_steps,
+)
+
+pytestmark = pytest.mark.multiproc
+
+BATCH_SIZE, GLOBAL_BATCH = 4, 12  # three microbatches: two and one on two ranks, three on one
+
+
+def test_a_run_survives_kills(tmp_path: Path) -> None:
+    """More kills: `python benchmarks/elastic.py --kills 10`."""
+    verdict, output = kill_ranks(tmp_path, kills=3)
+    assert verdict.passed, f"{verdict}\n{output}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ElasticRun]:
+    """A run that ends when it is told to, however long nodes take to go and to come."""
+    arguments = ["--batch-size", str(BATCH_SIZE), "--global-batch", str(GLOBAL_BATCH)]
+    arguments += ["--grace-seconds", "20", "--checkpoint-keep", "1000", "--steps", "1000000"]
+    slow = ["--fault", "slow_compute:rank=0,start=1,size=100ms"]
+    run = ElasticRun(tmp_path, *arguments, *slow)
+    yield run
+    run.close()
+
+
+def test_it_shrinks_and_grows(run: ElasticRun) -> None:
+    first = run.start_elastic()
+    run.until_hosted()
+    lost = run.start_elastic()
+    _train_with(run, 2)
+    kill_node(lost)
+    _train_with(run, 1)
+    new = run.start_elastic()
+    _train_with(run, 2)
+    first.terminate()
+    new.terminate()
+    run.finish()
+
+    attempts, lines = run.attempts(), run.lines()
+    sizes = {one["attempt"]: one["world_size"] for one in attempts}
+    assert [size for size, _ in itertools.groupby(sizes.values())][-3:] == [2, 1, 2], run.output()
+    # The killed node costs what was trained since the checkpoint; the newcomer costs nothing, as
+    # the ranks that are there are told in time. So are all at the end.
+    repeated = repeated_steps(lines)
+    assert max(repeated) <= CHECKPOINT_EVERY
+    assert repeated[-1] == 0
+    last = lines[-1].step
+    assert (run.folder / "checkpoints" / f"step-{last:08d}").is_dir(), run.output()
+    assert {line.step for line in lines} == set(range(1, last + 1))
+
+    settings = load_settings(
+        [*SMALL, "--batch-size", str(BATCH_SIZE), "--steps", str(last)], {}, world_size=1
+    )
+    right = _loss_of_microbatches(settings)
+    for line in lines:
+        own = right[line.step][: 3 if sizes[line.attempt] == 1 else 2]
+        assert line.loss == pytest.approx(sum(own) / len(own), rel=2e-5), line
+
+
+def _train_with(run: ElasticRun, world_size: int) -> None:
+    """Wait until so many ranks have trained for a while."""
+    run.until(lambda: [one["world_size"] for one in run.attempts()][-1:] == [world_size])
+    attempt = run.attempts()[-1]
+    run.until_step(attempt["resumed_after"] + CHECKPOINT_EVERY + 2, attempt["attempt"])
+
+
+def _loss_of_microbatches(settings: Settings) -> dict[int, list[float]]:
+    """Train in this process; return the loss of each microbatch, by step."""
+    text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)[0]
+    windows = ByteWindows(text, settings.context)
+    batches = iter(Batches(windows, batch_size=GLOBAL_BATCH, seed=settings.seed))
+    model = build_model(settings)
+    optimizer = build_optimizer(settings, model)
+    losses: dict[int, list[float]] = {}
+    for step in range(1, settings.steps + 1):
+        parts = [half.split(BATCH_SIZE) for half in next(batches)]
+        losses[step] = []
+        for inputs, targets in zip(*parts, strict=True):
+            loss = next_byte_loss(model(inputs), targets)
+            (loss / len(parts[0])).backward()
+            losses[step].append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses

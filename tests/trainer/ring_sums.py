@@ -1,0 +1,47 @@
+"""Reduce known numbers by the ring and by the library; write what came out and what was sent.
+
+Usage: torchrun ... -m tests.trainer.ring_sums FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rankscope_trainer.strategies.ring import padded_length, ring_all_reduce
+from tests.trainer.counted_trainer import Counter
+
+LENGTH = 1001  # not a multiple of 2, 3 or 4
+
+
+def numbers(rank: int, num_ranks: int, *, is_whole: bool) -> torch.Tensor:
+    """Draw the padded gradient of one rank; sums of whole numbers are exact in any order."""
+    generator = torch.Generator().manual_seed(rank)
+    drawn = torch.zeros(padded_length(LENGTH, num_ranks))
+    drawn[:LENGTH] = torch.randn(LENGTH, generator=generator) * 1000
+    return drawn.round() if is_whole else drawn
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    counter = Counter()
+    counter.install()
+    sums = {}
+    for is_whole in (True, False):
+        ring = numbers(rank, num_ranks, is_whole=is_whole)
+        library = ring.clone()
+        counter.step += 1
+        ring_all_reduce(ring)
+        counter.step += 1
+        dist.all_reduce(library)
+        sums[f"ring {is_whole}"], sums[f"library {is_whole}"] = ring, library
+    torch.save(sums, folder / f"sums-{rank}.pt")
+    (folder / f"operations-{rank}.json").write_text(json.dumps(counter.by_step))
+    dist.destroy_process_group()
