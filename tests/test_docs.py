@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -89,7 +90,9 @@ def test_the_readmes_three_lines_work(tmp_path: Path) -> None:
     lines = shell_lines(ROOT / "README.md")
     serve = next(line for line in lines if line.startswith("rankscope serve"))
     run = next(line for line in lines if line.startswith("rankscope run"))
-    port = "18787"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
     variables = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_DATA_HOME": str(tmp_path),

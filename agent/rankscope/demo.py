@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 FAULTS: tuple[str, ...] = ("slow_compute", "slow_data", "hang", "crash")
 STEPS = {"ddp": 260, "pipeline": 260}
 # extra time of the slow rank as a multiple of its own step; a pipeline hides part of a delay
@@ -158,6 +160,7 @@ class Demo:
         """End the ranks, their launcher and their collector."""
         if self._training is not None:
             _stop(self._training, signal.SIGTERM)
+            _end_ranks(self.run_id)
 
     def fired(self) -> dict[str, Any] | None:
         """Return the first fault that really fired, from the trainer's own manifest."""
@@ -208,6 +211,26 @@ def _stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # whatever is left of its session
     process.wait()
+
+
+def _end_ranks(run_id: str) -> None:
+    """Kill what is left of a run.
+
+    torchrun gives each rank a session of its own. It forgets those that it has started when it is
+    told to end while it starts the next, and it waits longer than we do for one that is stuck.
+    """
+    ranks = [process for process in psutil.process_iter() if _run_of(process) == run_id]
+    for process in ranks:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(ranks, _STOP_SECONDS)
+
+
+def _run_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("RANKSCOPE_RUN_ID", "")
+    except (psutil.Error, OSError):
+        return ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.scenarios.conftest import processes_of
@@ -51,10 +52,6 @@ def _left(tmp_path: Path) -> list[str]:
 )
 def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
     answer = run_once(tmp_path, "--fault", fault, "--strategy", strategy)
-    if answer["verdict"] is None:
-        # Where others use the cores too, the evidence may not suffice: silence is right then, a
-        # wrong name never. Twice in a row would be our fault.
-        answer = run_once(tmp_path, "--fault", fault, "--strategy", strategy)
     truth, verdict = answer["truth"], answer["verdict"]
     assert truth["fault"] == fault
     assert answer["match"], json.dumps(answer, indent=1)
@@ -92,6 +89,28 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "have ended" in out
     assert not _left(tmp_path)
+
+
+def test_ctrl_c_ends_a_rank_that_does_not_listen(tmp_path: Path) -> None:
+    """torchrun waits for it for longer than a person does, and ranks have their own sessions."""
+    process = start(tmp_path, "--fault", "none", "--ranks", "2")
+    deadline = time.monotonic() + 60
+    while not (stuck := _ranks(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.kill(stuck[0], signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert not _left(tmp_path)
+
+
+def _ranks(tmp_path: Path) -> list[int]:
+    return [
+        process.pid
+        for process in psutil.process_iter(["environ", "cmdline"])
+        if (process.info["environ"] or {}).get("DEMO_OF") == str(tmp_path)
+        and process.info["cmdline"][1:4] == ["-u", "-m", "rankscope_trainer"]
+    ]
 
 
 def test_bad_flags_say_what_is_possible(tmp_path: Path) -> None:

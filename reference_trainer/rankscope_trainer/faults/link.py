@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from rankscope_trainer.errors import SettingError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
 
 
-class LinkFault(Fault):
+class LinkFault(Fault, ABC):
     """Changes all connections of the rank, or those with one peer, and puts them right again."""
 
     place: ClassVar[Place] = Place.STEP
@@ -42,10 +43,10 @@ class LinkFault(Fault):
                 self.heal(connection)
                 context.add(segments_lost=lost_segments(connection))
 
+    @abstractmethod
     def harm(self, connection: socket.socket, context: FaultContext) -> None:
         """Change one connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def heal(self, connection: socket.socket) -> None:
         """Put one connection right."""
-        raise NotImplementedError
