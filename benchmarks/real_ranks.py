@@ -1,0 +1,356 @@
+"""Is every fault of the reference trainer found, on real ranks, with the right kind and rank?
+
+    python benchmarks/real_ranks.py [--seeds 10] [--clean 50] [--faults NAME,...] [--out FILE]
+
+One server takes all runs; each run is the trainer under `rankscope run`, as a user would start it.
+The truth is the trainer's manifest of what really fired, and nothing else is told to the server.
+A rank is accused if a finding above info names it. Writes one JSON object per run to --out, as they
+end. Exit code 1 if fewer than 90 % of a fault's runs are right, or a healthy rank is ever accused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankscope_trainer.faults import FAULTS
+
+RIGHT_SHARE = 0.9
+GIVE_UP_SECONDS = 150.0  # for a run that neither ends nor is named
+STANDS_SECONDS = 4.0  # a finding stands for so long before a stuck run is stopped
+SETTLE_SECONDS = 12.0  # for the last look after the end
+EVERYBODY = -1
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a fault is shown: strategy, ranks, steps and the flags that it needs."""
+
+    fault: str
+    strategy: str = "ddp"
+    ranks: int = 4
+    steps: int = 200
+    start: tuple[int, int] | None = (50, 90)  # drawn from; None: before the first step
+    size: str = ""
+    flags: tuple[str, ...] = ()
+    directory: bool = False  # it needs a folder of checkpoints
+    everybody: bool = False  # the fault is the run's: no rank is to blame
+
+
+def _case(fault: str, **how: Any) -> Case:
+    return Case(fault, **how)
+
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    "bad_shard": {"size": "200ms", "steps": 320},
+    "slow_epoch_start": {"flags": ("--data-bytes", "40000"), "steps": 320, "start": (2, 3)},
+    "worker_leak": {"flags": ("--loader-workers", "1"), "steps": 320, "size": "8MiB"},
+    "memory_leak": {"steps": 320, "size": "8MiB"},
+    "uneven_stages": {"strategy": "pipeline", "start": None, "everybody": True},
+    "few_microbatches": {
+        "strategy": "pipeline", "start": None, "everybody": True,
+        "flags": ("--microbatches", "8", "--batch-size", "2", "--layer-seconds", "0.004"),
+    },
+    "stale_weights": {"strategy": "pipedream", "start": None, "everybody": True},
+    "hot_shard": {
+        "strategy": "parameter_server", "start": None, "flags": ("--servers", "2"),
+        "everybody": True,
+    },
+    "version_drift": {"start": None},
+    "environment_drift": {"start": None},
+    "port_in_use": {"start": None, "ranks": 2},
+    "different_seeds": {"start": None},
+    "slow_checkpoint": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
+    "rare_checkpoint": {"directory": True, "start": None, "everybody": True},
+    "disk_full": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
+    "exploding_loss": {"everybody": True},
+    "slow_link": {"size": "2MiB/s"},
+    "clock_offset": {},
+    "clock_drift": {"size": "2000ppm", "steps": 400},
+}  # fmt: skip
+CASES = [_case(fault.name, **SPECIAL.get(fault.name, {})) for fault in FAULTS]
+CLEAN = (
+    ("ddp", 4), ("pipeline", 4), ("fsdp", 4), ("tensor", 2), ("parameter_server", 3),
+    ("pipedream", 4), ("ring", 4), ("local_sgd", 4), ("model_parallel", 2), ("hogwild", 2),
+    ("hybrid", 8),
+)  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """One run: what was planted, what was said. Times in seconds, shares of 0 to 1."""
+
+    fault: str
+    strategy: str
+    seed: int
+    rank: int
+    ranks: int
+    expected_kind: str
+    fired: dict[str, Any] | None = None
+    found: list[dict[str, Any]] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None
+    named_after_seconds: float | None = None
+    judgement: str = ""
+    wall_seconds: float = 0.0
+
+
+class Server:
+    """`rankscope serve` with its data in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        ready = directory / "ready.json"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", "serve", "--host", "127.0.0.1", "--port", "0",
+             "--data-dir", str(directory), "--ready-file", str(ready)],
+            stdout=(directory / "server.log").open("wb"), stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        while not ready.exists():
+            if self._process.poll() is not None:
+                raise SystemExit(f"the server did not start: see {directory}/server.log")
+            time.sleep(0.1)
+        self.url = json.loads(ready.read_text())["url"]
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the API's answer, empty for what is not there yet."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=20) as reply:
+                answer: dict[str, Any] = json.load(reply)
+                return answer
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return {}
+
+    def close(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        self._process.wait(30)
+
+
+def findings_of(server: Server, run_id: str) -> list[dict[str, Any]]:
+    """Return all findings of a run, open and recovered."""
+    answer = server.get(f"runs/{run_id}/findings")
+    return [*answer.get("open", []), *answer.get("recovered", [])]
+
+
+def is_named(outcome: Outcome, finding: dict[str, Any]) -> bool:
+    """Return whether a finding names the planted fault, with exactly its ranks."""
+    if finding["kind"] != outcome.expected_kind or finding["severity"] == "info":
+        return False
+    return outcome.rank == EVERYBODY or finding["ranks"] == [outcome.rank]
+
+
+def judge(outcome: Outcome) -> str:
+    """Return "right", or what is wrong."""
+    loud = [finding for finding in outcome.found if finding["severity"] != "info"]
+    if outcome.fault == "none":
+        return f"false alarm: {loud[0]['kind']} {loud[0]['what']}" if loud else "right"
+    if outcome.fired is None:
+        return "the fault did not fire"
+    if outcome.rank != EVERYBODY:
+        accused = {rank for finding in loud for rank in finding["ranks"]} - {outcome.rank}
+        if accused:
+            return f"accuses healthy ranks {sorted(accused)}"
+    if any(is_named(outcome, finding) for finding in loud):
+        return "right"
+    if not loud:
+        return "said nothing"
+    return "other kind: " + ", ".join(f"{one['kind']} {one['ranks']}" for one in loud)
+
+
+def run_case(server: Server, case: Case, seed: int, directory: Path) -> Outcome:
+    """Run the trainer once and ask the server what it says."""
+    chance = random.Random(f"{case.fault} {case.strategy} {seed}")
+    rank = EVERYBODY if case.everybody else chance.randrange(case.ranks)
+    kind = next((fault.finding for fault in FAULTS if fault.name == case.fault), "")
+    outcome = Outcome(case.fault, case.strategy, seed, rank, case.ranks, kind)
+    run_id = f"{case.fault}-{case.strategy}-{seed}"
+    folder = directory / run_id
+    folder.mkdir()
+    command = _command(server, case, rank, chance, run_id, folder)
+    began = time.monotonic()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True,
+            env=_environment(),
+        )  # fmt: skip
+    try:
+        _watch(server, outcome, run_id, process)
+    finally:
+        _end(process, run_id)
+    outcome.fired = _fired(folder / "manifest", case.fault)
+    findings = _settled(server, run_id)
+    outcome.found = [
+        {name: one[name] for name in ("kind", "severity", "ranks", "state", "onset_step",
+                                      "cost_throughput_ratio", "what", "explained_by")
+         if name in one}
+        for one in findings
+    ]  # fmt: skip
+    outcome.verdict = server.get(f"runs/{run_id}").get("verdict")
+    opened = [one["opened_ms"] for one in findings if is_named(outcome, one)]
+    if opened and outcome.fired and "start_time_ns" in outcome.fired:
+        outcome.named_after_seconds = min(opened) / 1e3 - outcome.fired["start_time_ns"] / 1e9
+    outcome.wall_seconds = time.monotonic() - began
+    outcome.judgement = judge(outcome)
+    return outcome
+
+
+def _command(
+    server: Server, case: Case, rank: int, chance: random.Random, run_id: str, folder: Path
+) -> list[str]:
+    trainer = ["--strategy", case.strategy, "--steps", str(case.steps),
+               "--seed", str(chance.randrange(1000)), *case.flags]  # fmt: skip
+    if case.directory:
+        trainer += ["--checkpoint-dir", str(folder / "checkpoints")]
+    if case.fault != "none":
+        where = "all" if rank == EVERYBODY else rank
+        fault = f"{case.fault}:rank={where}"
+        if case.start is not None:
+            fault += f",start={chance.randint(*case.start)}"
+        if case.size:
+            fault += f",size={case.size}"
+        trainer += ["--fault", fault, "--fault-manifest", str(folder / "manifest")]
+    return [
+        sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", run_id,
+        "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
+        "--standalone", "--nproc-per-node", str(case.ranks), "-m", "rankscope_trainer", *trainer,
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def _watch(server: Server, outcome: Outcome, run_id: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the run, or until a run that is stuck has been named for a while."""
+    deadline, last_step, named_at, moved_at = time.monotonic() + GIVE_UP_SECONDS, -1, 0.0, 0.0
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+        step = int(server.get(f"runs/{run_id}").get("run", {}).get("step") or 0)
+        now = time.monotonic()
+        if step != last_step:
+            last_step, moved_at = step, now
+        loud = [one for one in findings_of(server, run_id) if one["severity"] != "info"]
+        named_at = (named_at or now) if loud else 0.0
+        is_stuck = now - moved_at > 2 * STANDS_SECONDS
+        if is_stuck and named_at and now - named_at > STANDS_SECONDS:
+            return
+
+
+def _end(process: subprocess.Popen[bytes], run_id: str) -> None:
+    import psutil
+
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            pass
+    for other in psutil.process_iter(["environ"]):
+        if (other.info["environ"] or {}).get("RANKSCOPE_RUN_ID") == run_id:
+            other.kill()
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _settled(server: Server, run_id: str) -> list[dict[str, Any]]:
+    """Return the findings when they have not changed for some looks after the end."""
+    deadline, before, same = time.monotonic() + SETTLE_SECONDS, "", 0
+    while True:
+        findings = findings_of(server, run_id)
+        now = json.dumps([[one["kind"], one["ranks"], one["severity"]] for one in findings])
+        same = same + 1 if now == before else 0
+        if same >= 6 or time.monotonic() > deadline:
+            return findings
+        before = now
+        time.sleep(0.5)
+
+
+def _fired(manifest: Path, fault: str) -> dict[str, Any] | None:
+    if not manifest.exists():
+        return None
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    return next((line for line in lines if line.get("fault") == fault), None)
+
+
+def plan(seeds: int, clean: int, names: list[str], first_seed: int) -> list[tuple[Case, int]]:
+    """Return the runs: every case with each seed, then the clean ones over all strategies."""
+    cases = [case for case in CASES if not names or case.fault in names]
+    runs = [(case, first_seed + number) for number in range(seeds) for case in cases]
+    for number in range(clean):
+        strategy, ranks = CLEAN[number % len(CLEAN)]
+        runs.append((Case("none", strategy, ranks), first_seed + number))
+    return runs
+
+
+def main() -> int:
+    """Run all, print as they come, return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each fault")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--clean", type=int, default=50, help="runs without a fault")
+    parser.add_argument("--faults", default="", help="only these, with commas between")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/real_ranks.jsonl"))
+    parser.add_argument("--keep", type=Path, help="keep what was recorded in this directory")
+    arguments = parser.parse_args()
+    names = [name for name in arguments.faults.split(",") if name]
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="rankscope-real-") as scratch:
+        directory = arguments.keep or Path(scratch)
+        directory.mkdir(parents=True, exist_ok=True)
+        server = Server(directory)
+        try:
+            for case, seed in plan(arguments.seeds, arguments.clean, names, arguments.first_seed):
+                outcomes.append(run_case(server, case, seed, directory))
+                print(_line(outcomes[-1]), flush=True)
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                with arguments.out.open("a") as file:
+                    file.write(json.dumps(asdict(outcomes[-1])) + "\n")
+        finally:
+            server.close()
+    return summary(outcomes)
+
+
+def _line(outcome: Outcome) -> str:
+    named = outcome.named_after_seconds
+    return (
+        f"{outcome.fault:<24}{outcome.strategy:<17}seed {outcome.seed:<4}rank {outcome.rank:<3} "
+        f"named after {'-' if named is None else f'{named:.1f} s':<8} {outcome.wall_seconds:3.0f} s"
+        f"  {outcome.judgement}"
+    )
+
+
+def summary(outcomes: list[Outcome]) -> int:
+    """Print the share that is right by fault; return the exit code."""
+    by_fault: dict[str, list[str]] = defaultdict(list)
+    for outcome in outcomes:
+        by_fault[outcome.fault].append(outcome.judgement)
+    short = {}
+    for fault, judgements in by_fault.items():
+        right = judgements.count("right")
+        print(f"{fault:<24}{right}/{len(judgements)}")
+        if right < RIGHT_SHARE * len(judgements):
+            short[fault] = right
+    accused = [one for one in outcomes if one.judgement.startswith(("accuses", "false"))]
+    print(f"{len(outcomes)} runs on {os.cpu_count()} cores; {len(accused)} accuse a healthy rank")
+    return 1 if short or accused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
