@@ -151,7 +151,7 @@ class Agent:
         self._watch_collector(run, first=True)
         if kinship.is_child():  # these may leave without `atexit`
             finalize = sys.modules["multiprocessing.util"].Finalize
-            finalize(None, guarded(self._settle), exitpriority=0)
+            finalize(None, self.settle, exitpriority=0)
 
     def patch(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute of a class or module until `remove_hooks`.
@@ -370,10 +370,12 @@ class Agent:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
-        self._settle()
+        self.settle()
         self.control.close()
 
-    def _settle(self) -> None:
+    @guarded
+    def settle(self) -> None:
+        """Wait until threads of the process groups have told the last ends, a second at most."""
         if self.recorder is not None:
             for action in self.before_exit:
                 action()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.kernels import Kernels
+from rankscope.hooks.collectives.last_calls import settle_before_destruction
 from rankscope.hooks.collectives.official import Official
 from rankscope.hooks.collectives.probe import Probe
 
@@ -67,6 +68,7 @@ class Collectives:
                 _count_world(agent)
 
         agent.patch(c10d, "_new_process_group_helper", new_process_group)
+        settle_before_destruction(agent)
         if c10d.is_initialized():  # groups are there already: their earlier operations are lost
             agent.has_group = True
             self._install_source(agent)
