@@ -55,7 +55,9 @@ def _case(fault: str, **how: Any) -> Case:
 
 
 SPECIAL: dict[str, dict[str, Any]] = {
-    "bad_shard": {"size": "200ms", "steps": 320},
+    "bad_shard": {
+        "size": "200ms", "steps": 320, "flags": ("--batch-size", "1", "--microbatches", "1"),
+    },
     "slow_epoch_start": {"flags": ("--data-bytes", "40000"), "steps": 320, "start": (2, 3)},
     "worker_leak": {"flags": ("--loader-workers", "1"), "steps": 320, "size": "8MiB"},
     "memory_leak": {"steps": 320, "size": "8MiB"},
@@ -73,7 +75,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "environment_drift": {"start": None},
     "port_in_use": {"start": None, "ranks": 2},
     "different_seeds": {"start": None},
-    "slow_checkpoint": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
+    "slow_checkpoint": {
+        "directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40),
+    },
     "rare_checkpoint": {"directory": True, "start": None, "everybody": True},
     "disk_full": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
     "exploding_loss": {"everybody": True},

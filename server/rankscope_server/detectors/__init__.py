@@ -21,11 +21,13 @@ from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
 from rankscope_server.detectors.spikes import Spikes
 from rankscope_server.detectors.staleness import Staleness
+from rankscope_server.detectors.stalls import Stalls
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
 DETECTORS: tuple[Detector, ...] = (  # order = run order
     Straggler(),
+    Stalls(),
     Hang(),
     Desync(),
     RootCause(),

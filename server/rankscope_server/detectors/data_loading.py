@@ -253,8 +253,6 @@ def _cause_of_pattern(loader: Loader | None, pattern: Pattern, ranks: tuple[int,
         return "slow worker"
     if workers and batches > workers and pattern.every == batches:
         return "under-prefetch"
-    if ranks:
-        return "bad shard"
     if pattern.every > max(2 * batches, 8):
         return "epoch start"
-    return "unknown"
+    return "bad shard" if ranks else "unknown"

@@ -27,7 +27,8 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
     """Return the finding on ranks whose memory grows, the first to be full first."""
     first = growing[0]
     ranks = tuple(sorted({one.rank for one in growing} | set(alike)))
-    severity, confidence = _severity(window, first), _confidence(first)
+    is_alone = len(ranks) <= window.policy.global_share * window.world_size
+    severity, confidence = _severity(window, first, is_alone=is_alone), _confidence(first)
     reasons = "growth and limit are both measured" if first.room else "growth is measured"
     if first.is_doubtful:
         reasons = "the memory available on the host does not shrink with it: perhaps file pages"
@@ -54,11 +55,12 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
     )
 
 
-def _severity(window: Window, one: Growth) -> Severity:
+def _severity(window: Window, one: Growth, *, is_alone: bool) -> Severity:
     policy = window.policy
     if one.steps_left_high is None or one.is_doubtful:
         return "info"
-    if one.steps_left_high > policy.oom_reach * one.trend.span:
+    # A cache fills on all ranks alike; what grows on one of them only is no cache.
+    if not is_alone and one.steps_left_high > policy.oom_reach * one.trend.span:
         return "info"
     seconds = _seconds(window, one.steps_left_high)
     near = one.steps_left_high < policy.oom_warning_steps

@@ -22,6 +22,7 @@ from rankscope_server.detectors.finding import (
     ran,
     skipped,
 )
+from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median, others_median
 from rankscope_server.detectors.spikes import history
 from rankscope_server.detectors.window import Window
@@ -116,7 +117,7 @@ def outliers_of(window: Window, name: str, rows: list[int]) -> list[Outlier]:
     z = (late - usual[:, None]) / sigma[:, None]
     z[few] = np.nan
     cut = outlier_cut(z.size)
-    out = z > cut
+    out = z > np.fmax(cut, _tail(early, late, usual, sigma, policy))[:, None]
     # What many ranks do at once is no matter of one rank.
     out[:, np.sum(out, axis=0) > max(1, policy.global_share * len(rows))] = False
     ranks = numbers.ranks
@@ -130,6 +131,18 @@ def outliers_of(window: Window, name: str, rows: list[int]) -> list[Outlier]:
             )
         )  # fmt: skip
     return found
+
+
+def _tail(early: Array, late: Array, usual: Array, sigma: Array, policy: Policy) -> Array:
+    """Return the z that each row must exceed: well beyond the farthest that any other row went.
+
+    Losses of a few samples are far from normal, and how far the tail reaches is best read from
+    the ranks that are not in question.
+    """
+    both = np.abs(np.concatenate([early, late], axis=1) - usual[:, None]) / sigma[:, None]
+    farthest = np.nanmax(np.nan_to_num(both), axis=1)
+    others = [np.delete(farthest, row).max(initial=0.0) for row in range(len(farthest))]
+    return policy.outlier_tail_multiple * np.array(others)
 
 
 def _deviation(values: Array) -> Array:

@@ -79,6 +79,20 @@ class Policy:
     # Phases hold the excess if their own sum explains at least half of it.
     min_explained_share: float = 0.5
 
+    # --- stalls: some steps only ----------------------------------------------------------
+    # Steps that are looked at, the newest; fewer tell nothing of how often a rank stalls.
+    stall_steps: int = 512
+    # A step is a stall from a fifth over its reference, or from 3 sigma of the rank's steps: what
+    # is left of chance is measured on the other ranks.
+    ln_stall_floor: float = math.log(1.2)
+    stall_sigmas: float = 3.0
+    # Two stalls are an event, and no rank is judged by one bad minute: so many, with steps between.
+    stall_least: int = 6
+    # And three times as many as the worst of the others: ranks of one host stall together.
+    stall_multiple: float = 3.0
+    # Pauses of the collector are measured, not guessed; below a twentieth of a step nobody cares.
+    pause_share: float = 0.05
+
     # --- straggler: a second signal ------------------------------------------------------
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
     # run at the same clock or one step (15 MHz of about 1,700) apart.
@@ -200,6 +214,9 @@ class Policy:
     # and so many outliers before it is more than one odd batch (D12: "repeated").
     outlier_min_history: int = 20
     outlier_repeats: int = 3
+    # And beyond what any other rank reached: of equal tails the largest of three ranks is beyond
+    # half as much again as that of the others in one case of some hundred.
+    outlier_tail_multiple: float = 1.5
     # The newest values in which outliers are looked for: at one sample in 16 steps, the last
     # thousand steps.
     outlier_window: int = 64

@@ -39,6 +39,11 @@ class Spell:
         """Return the columns of the spell."""
         return slice(self.first, self.last + 1)
 
+    @property
+    def excess(self) -> float:
+        """Return what the spell adds up to, in steps of the reference, as a logarithm."""
+        return self.size * (self.last - self.first + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Levels:
@@ -88,8 +93,14 @@ def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Sp
     for name, view in deviation.views.items():
         levels = entry_levels(view, deviation.peers, deviation.first_column, num_steps, policy)
         found += _spells_in(name, view, levels, deviation.first_column, policy)
+    # A few steps in a phase that is calm otherwise are strong, but must not hide the long spell.
+    main = [
+        spell
+        for spell in found
+        if not any(_overlap(spell, o) and o.excess >= 2 * spell.excess for o in found)
+    ]
     kept: list[Spell] = []
-    for spell in sorted(found, key=lambda spell: -spell.strength):
+    for spell in sorted(main, key=lambda spell: -spell.strength):
         if not any(_overlap(spell, other) for other in kept):
             kept.append(spell)
     return sorted(kept, key=lambda spell: (spell.row, spell.first))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from rankscope_server.detectors.comparison import lack_of, roles_of
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import (
     DetectorResult,
@@ -46,10 +47,10 @@ class Straggler:
     def look(self, window: Window) -> DetectorResult:
         """Return the slow ranks of an attempt, those that recovered too."""
         table, policy = window.steps, window.policy
-        lack = _lack(window)
+        lack = lack_of(window)
         if lack is not None:
             return DetectorResult(DetectorStatus(self.name, str(self.__doc__), "skipped", *lack))
-        roles = _roles(window)
+        roles = roles_of(window)
         found = deviation(table, roles, policy)
         num_steps = table.num_steps + table.dropped_steps
         spells = [
@@ -68,36 +69,6 @@ class Straggler:
         findings = _with_memory(window, self.name, findings)
         status = DetectorStatus(self.name, str(self.__doc__), "ran", "; ".join(notes))
         return DetectorResult(status, tuple(findings), _equal(found, findings))
-
-
-def _lack(window: Window) -> tuple[str, str] | None:
-    """Return (reason, remedy) if there is too little to compare."""
-    table, policy = window.steps, window.policy
-    if window.world_size == 1:
-        return "one rank has nobody to be compared with", "nothing to do"
-    if not table.num_steps:
-        return "no step has ended yet", "wait, or call rankscope.step() once a step"
-    steps = table.num_steps + table.dropped_steps
-    if steps < policy.min_steps:
-        return f"needs {policy.min_steps} steps, has {steps}", "wait"
-    if len(table.ranks) < 2:
-        return "only one rank reports steps", "attach the agent to all ranks"
-    recent = table.get("own", max(0, table.num_steps - policy.recent_steps))
-    missing = float(np.mean(np.isnan(recent)))
-    if missing > policy.max_missing_share:
-        return (
-            f"{100 * missing:.0f} % of the steps of the reporting ranks are missing",
-            "see the losses under coverage",
-        )
-    return None
-
-
-def _roles(window: Window) -> dict[int, Hashable]:
-    """Return the role of each rank: ranks of different roles are never compared."""
-    return {
-        rank: (known.role, known.stage, known.num_stages, known.num_microbatches)
-        for rank, known in window.ranks.items()
-    }
 
 
 def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:

@@ -1,0 +1,252 @@
+"""Ranks whose steps stall now and then, while most are as fast as ever (detection.md D1.6, bursts).
+
+Medians do not see them, and in a synchronous job each such step is late for all ranks. A stall is
+counted against the counts of the other ranks: what a shared host does to all is nobody's fault.
+Pauses of Python's collector are measured by the agent and need no guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.formulas import outlier_cut
+from rankscope_server.detectors.comparison import lack_of, roles_of
+from rankscope_server.detectors.deviation import Deviation, deviation
+from rankscope_server.detectors.finding import DetectorResult, Severity, ran, skipped
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.robust import median, scatter
+from rankscope_server.detectors.stalls_words import Stalling, finding_of
+from rankscope_server.detectors.step_table import OWN_PHASES
+from rankscope_server.detectors.window import Window
+
+Array = NDArray[Any]
+_PHASES = tuple(phase for phase in OWN_PHASES if phase != "data")  # waiting for data: data-loading
+
+
+class Stalls:
+    """Finds ranks that stall again and again, and collector pauses that hold up the others."""
+
+    name: ClassVar[str] = "stalls"
+    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return ranks whose stalls cost the job more than the gate."""
+        lack = lack_of(window)
+        if lack is not None:
+            return skipped(self, *lack)
+        table, policy = window.steps, window.policy
+        found = deviation(table, roles_of(window), policy)
+        columns = slice(max(found.first_column, table.num_steps - policy.stall_steps), None)
+        if table.num_steps - columns.start < policy.min_steps:
+            return skipped(self, f"needs {policy.min_steps} steps beyond the warm-up", "wait")
+        work = Work.of(window, found, columns)
+        findings = [finding_of(window, case) for case in _cases(work, policy)]
+        return ran(self, findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Own work without waiting for data, pauses in it, and how far it lies from its reference."""
+
+    window: Window
+    own_ms: Array  # ranks x columns
+    pause_ms: Array
+    far: Array  # ln(1 + excess / reference)
+    first: int  # column of the table
+
+    @classmethod
+    def of(cls, window: Window, found: Deviation, columns: slice) -> Work:
+        """Read it from the table."""
+        table = window.steps
+        own = table.get("own")[:, columns] - np.nan_to_num(table.get("data")[:, columns])
+        data = np.nan_to_num(np.exp(found.views["data"].raw[:, columns]) - 1)
+        far = np.log(np.fmax(np.exp(found.own.raw[:, columns]) - data, 0.05))
+        own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
+        pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
+        return cls(window, own, pauses, far, int(columns.start))
+
+    def usual_ms(self) -> Array:
+        """Return each rank's median."""
+        return median(self.own_ms)
+
+    def lost(self, without: Array) -> float:
+        """Return the share of the job's time that is gone with `without` as the ranks' work."""
+        now = _slowest(self.own_ms)
+        return 1.0 - float(_slowest(without).sum() / now.sum()) if now.sum() > 0 else 0.0
+
+
+def _slowest(work: Array) -> Array:
+    known = ~np.all(np.isnan(work), axis=0)
+    slowest: Array = np.nanmax(work[:, known], axis=0) if known.any() else np.zeros(0)
+    return slowest
+
+
+def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
+    """Yield what is wrong: measured pauses first, then stalls that they do not explain."""
+    pauses = work.pause_ms > policy.pause_share * work.usual_ms()[:, None]
+    paused = set()
+    for row, worst in _stand_out(pauses, policy):
+        without = work.own_ms[row] - work.pause_ms[row]
+        case = _case(work, row, worst, pauses[row], without, policy)
+        if case is not None:
+            paused.add(row)
+            yield case
+    if not paused and (case := _of_all(work, pauses, policy)):
+        yield case
+        return
+    stalls = _stalled(work, policy)
+    for row, worst in _stand_out(stalls, policy):
+        if row in paused:
+            continue
+        usual = median(np.where(stalls[row], np.nan, work.own_ms[row]))
+        without = np.where(stalls[row], np.fmin(work.own_ms[row], usual), work.own_ms[row])
+        case = _case(work, row, worst, stalls[row], without, policy)
+        if case is not None and _is_calm_between(work.far[row], stalls[row], case):
+            yield case
+
+
+def _stalled(work: Work, policy: Policy) -> NDArray[np.bool_]:
+    sigma = scatter(work.far)
+    sigma = np.fmax(sigma, median(sigma))
+    level = np.fmax(policy.ln_stall_floor, policy.stall_sigmas * sigma)
+    with np.errstate(invalid="ignore"):
+        stalled: NDArray[np.bool_] = work.far > level[:, None]
+    return stalled
+
+
+def _times(hits: NDArray[np.bool_]) -> Array:
+    """Return how many separate stalls each row has."""
+    before = np.pad(hits[..., :-1], [(0, 0)] * (hits.ndim - 1) + [(1, 0)])
+    times: Array = np.sum(hits & ~before, axis=-1)
+    return times
+
+
+def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, int]]:
+    """Yield (row, stalls of the worst other) of rows that stall more often than chance allows.
+
+    Counts of two rows differ by more than chance where (a - b) / sqrt(a + b) exceeds the cut
+    (both Poisson). A fault on more ranks than the global share at once is nobody's.
+    """
+    times = _times(hits).astype(float)
+    cut = outlier_cut(len(times))
+    limit = max(1, int(policy.global_share * len(times)))
+    order = np.argsort(-times, kind="stable")
+    for place, row in enumerate(order[:limit]):
+        worst = float(times[order[place + 1 :]].max(initial=0.0))
+        mine = float(times[row])
+        if mine < policy.stall_least or mine < policy.stall_multiple * worst:
+            continue
+        if (mine - worst) / np.sqrt(mine + worst) > cut:
+            yield int(row), int(worst)
+
+
+def _case(
+    work: Work, row: int, worst: int, hits: NDArray[np.bool_], without: Array, policy: Policy
+) -> Stalling | None:
+    """Return what the stalls of a row amount to; None below the cost gate."""
+    begin = _onset(hits)
+    last = int(np.flatnonzero(hits)[-1])
+    changed = work.own_ms.copy()
+    changed[row] = without
+    span = slice(begin, last + 1)
+    part = Work(work.window, work.own_ms[:, span], work.pause_ms[:, span], work.far[:, span], 0)
+    cost = part.lost(changed[:, span])
+    if not cost >= policy.cost_silent_ratio:
+        return None
+    num = int(hits[span].sum())
+    every = (last + 1 - begin) / num
+    is_over = hits.shape[0] - 1 - last > max(5 * every, policy.long_window)
+    table, calm = work.window.steps, ~hits
+    usual = float(median(work.own_ms[row][calm])) if calm.any() else float("nan")
+    pause = float(work.pause_ms[row][hits].mean())
+    extra = float(np.nanmean(work.own_ms[row][hits])) - usual
+    seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
+    steps = table.steps[work.first :]
+    return Stalling(
+        rank=table.ranks[row],
+        onset_step=int(steps[begin]),
+        last_step=int(steps[last]),
+        is_over=is_over,
+        num_stalls=num,
+        num_steps=last + 1 - begin,
+        most_of_others=worst,
+        usual_ms=usual,
+        extra_ms=extra,
+        pause_ms=pause if pause > 0.5 * extra else 0.0,
+        phase=_phase(work, row, hits),
+        cost=cost,
+        severity=_severity(cost, seconds, policy),
+    )
+
+
+def _of_all(work: Work, pauses: NDArray[np.bool_], policy: Policy) -> Stalling | None:
+    """Return collector pauses that fall on other steps on each rank, so that all wait for all."""
+    if len(pauses) < 2 or np.sum(_times(pauses) >= policy.stall_least) * 2 <= len(pauses):
+        return None
+    together = np.broadcast_to(work.pause_ms.mean(axis=0), work.pause_ms.shape)
+    cost = work.lost(work.own_ms - work.pause_ms + together)
+    if not cost >= policy.cost_silent_ratio:
+        return None
+    columns = np.flatnonzero(pauses.any(axis=0))
+    steps = work.window.steps.steps[work.first :]
+    num = int(np.median(pauses.sum(axis=1)))
+    seconds = float(np.nansum(_slowest(work.own_ms))) / 1e3
+    return Stalling(
+        rank=None,
+        onset_step=int(steps[columns[0]]),
+        last_step=int(steps[columns[-1]]),
+        is_over=False,
+        num_stalls=num,
+        num_steps=work.own_ms.shape[1],
+        most_of_others=0,
+        usual_ms=float(np.nanmedian(work.own_ms)),
+        extra_ms=float(work.pause_ms[pauses].mean()),
+        pause_ms=float(work.pause_ms[pauses].mean()),
+        phase="other",
+        cost=cost,
+        severity=_severity(cost, seconds, policy),
+    )
+
+
+def _onset(hits: NDArray[np.bool_]) -> int:
+    """Return the column from which the stalls come as often as they do at the end.
+
+    The largest sum, from there on, of what each step lies above half the rate; twice, because the
+    rate is that since the onset.
+    """
+    begin = int(np.argmax(hits))
+    for _ in range(2):
+        rate = float(hits[begin:].mean())
+        sums = np.cumsum((hits - rate / 2)[::-1])[::-1]
+        begin = int(np.argmax(sums))
+    return begin
+
+
+def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling) -> bool:
+    """Return whether the other steps are usual ones: else the rank is slow, not stalling."""
+    if case.num_stalls * 2 > case.num_steps:
+        return False
+    between = far[-case.num_steps :][~hits[-case.num_steps :]]
+    return bool(np.nanmedian(between) < 0.5 * np.nanmedian(far[hits]))
+
+
+def _phase(work: Work, row: int, hits: NDArray[np.bool_]) -> str:
+    """Return the phase that holds most of what the stalls take."""
+    table = work.window.steps
+    extra = {}
+    for phase in _PHASES:
+        values = table.get(phase)[row, work.first :]
+        usual = np.nanmedian(values[~hits]) if (~hits).any() else 0.0
+        extra[phase] = float(np.nansum(values[hits] - usual))
+    return max(extra, key=lambda name: extra[name])
+
+
+def _severity(cost: float, seconds: float, policy: Policy) -> Severity:
+    if cost < policy.cost_info_ratio or seconds < policy.clear_seconds:
+        return "info"
+    return "critical" if cost >= policy.cost_critical_ratio else "warning"
