@@ -25,6 +25,7 @@ _LIBRARIES = (
     "torch", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "megatron",
     "datasets", "triton", "apex", "flash_attn", "xformers",
 )  # fmt: skip
+_MAX_PACKAGES = 200
 MAX_VALUE_LENGTH = 400
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})  # of python itself
 
@@ -47,10 +48,25 @@ def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
             facts[name] = str(version)
+    facts |= _packages()
     if "torch" in sys.modules:
         facts |= _torch_facts()
     facts |= {f"env.{name}": value for name, value in _variables(environ).items()}
     return {name: redact(value)[:MAX_VALUE_LENGTH] for name, value in facts.items() if value}
+
+
+def _packages() -> dict[str, str]:
+    """Return the version that each loaded package of somebody else's says it has."""
+    facts = {}
+    for name, module in list(sys.modules.items()):
+        if "." in name or name.startswith("_") or name in _LIBRARIES:
+            continue
+        if name in sys.stdlib_module_names or len(facts) >= _MAX_PACKAGES:
+            continue
+        version = getattr(module, "__dict__", {}).get("__version__")  # no lazy loading
+        if isinstance(version, str):
+            facts[f"package.{name}"] = version
+    return facts
 
 
 def _torch_facts() -> dict[str, str]:

@@ -58,7 +58,8 @@ class Server(Strategy):
         self.num_shards = len(layout.workers)
         whole = nn.utils.parameters_to_vector(build_model(settings).parameters())
         self._sizes = shard_sizes(settings, whole.numel())
-        shard = Shard(whole.split(self._sizes)[layout.servers.index(world.rank)])
+        self._index = layout.servers.index(world.rank)
+        shard = Shard(whole.split(self._sizes)[self._index])
         self.model, self._weights = shard, shard.weights
         self.optimizer = build_optimizer(settings, self.model)
         self._consistency, self._staleness = settings.consistency, settings.staleness
@@ -73,6 +74,7 @@ class Server(Strategy):
         self._waiting: list[int] = []  # workers that may not go on yet
         self._counts = {"used": 0, "dropped": 0, "skipped": 0}
         self._ages: list[int] = []  # staleness of each gradient used in this step
+        self._requests = self._moved_bytes = 0  # gradients taken, and bytes of them and of answers
         self._lead = 0  # largest granted in this step
 
     def train_batch(self, batch: Sample) -> None:
@@ -122,6 +124,8 @@ class Server(Strategy):
             "staleness_max": max(self._ages, default=0),
             "lead_max": self._lead,
             "shard_bytes": self._weights.nbytes,
+            f"shard_{self._index}_requests": self._requests,
+            f"shard_{self._index}_bytes": self._moved_bytes,
             **self._counts,
             **moved,
         }
@@ -151,6 +155,8 @@ class Server(Strategy):
             return
         if kind is Kind.GRADIENT:
             gradient = torch.empty_like(self._weights)
+            self._requests += 1
+            self._moved_bytes += gradient.nbytes
             self._take(worker, step, version, self._wire.receive(gradient, worker, Tag.GRADIENT))
         # A worker that was late says nothing about the steps that it skipped until it is back.
         self._counts["skipped"] += step - self._clock[worker] - (kind is Kind.GRADIENT)
@@ -184,6 +190,7 @@ class Server(Strategy):
             reply = torch.tensor([self._version, lead], dtype=torch.int64)
             self._wire.send(reply, worker, Tag.REPLY)
             self._wire.send(self._weights.detach(), worker, Tag.WEIGHTS)
+            self._moved_bytes += self._weights.nbytes
 
     def _may_go_on(self, worker: int) -> bool:
         if self._consistency == "sync":

@@ -242,8 +242,10 @@ class PipeDream(Strategy):
 
     def _count(self, done: InFlight) -> None:
         """Tell which weights a microbatch met; those of the backward count themselves."""
-        versions = {
-            "forward_version": done.forward_version, "backward_version": done.weights.version
+        forward, backward = done.forward_version, done.weights.version
+        versions = {"forward_version": forward, "backward_version": backward}
+        self._metrics = {name: float(version) for name, version in versions.items()} | {
+            "version_read": forward, "version_backward": backward,
+            "version_applied": self._newest.version,
         }  # fmt: skip
-        self._metrics = {name: float(version) for name, version in versions.items()}
         self._versions.write(stage=self._stage, microbatch=done.microbatch, **versions)

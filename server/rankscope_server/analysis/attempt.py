@@ -42,6 +42,8 @@ _MAX_CHUNKS_REMEMBERED = 200_000
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536
+_MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
+_LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
 _MAX_STACK_CHARACTERS = 20_000
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
@@ -69,6 +71,7 @@ class AttemptState:
         self.times = OperationTimes()
         self.calls = CallTable()
         self.clocks = ClockTable()
+        self.rank_clocks: dict[str, ClockTable] = {}  # of the ranks of one host, by host
         self.replays = ReplayTable()
         self.samples = samples or SampleTable()
         self.work = DeclaredWork()
@@ -105,7 +108,8 @@ class AttemptState:
             if before is not None and before.pid != record.pid:
                 since_ns = max(before.time_ns, record.time_ns)
                 self.calls.start_again(since_ns)
-                self.clocks.start_again(since_ns)
+                for table in (self.clocks, *self.rank_clocks.values()):
+                    table.start_again(since_ns)
         elif isinstance(record, RankState):
             _keep_newest(self.states, record)
             self.calls.add_state(record)
@@ -138,6 +142,9 @@ class AttemptState:
             self.calls.add(chunk.rank, columns)
             known = self.ranks.get(chunk.rank)
             self.clocks.add(chunk.rank, columns, known.host if known else "")
+            if known is not None and 1 < known.local_world_size <= _MAX_LOCAL_RANKS:
+                table = self.rank_clocks.setdefault(known.host, ClockTable(stride=_LOCAL_STRIDE))
+                table.add(chunk.rank, columns)
             self.replays.events.add(chunk.rank, columns)
 
     def _seen(self, rank: int, time_ns: int) -> None:
@@ -262,6 +269,7 @@ class AttemptState:
                 {rank: known.host for rank, known in self.ranks.items()},
                 POLICY.clock_drift_ratio,
             ),
+            rank_clocks=self.rank_clocks,
             replays=self.replays,
             layer_ms=self.layer_ms,
             samples=self.samples,

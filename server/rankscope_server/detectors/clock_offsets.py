@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rankscope_server.detectors.clock_of_a_rank import odd_ranks
 from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Evidence, Finding
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, confidence_word, ms_text, ranks_text
@@ -23,10 +24,12 @@ class ClockOffsets:
         hosts = {known.host for known in window.ranks.values() if known.host}
         if not hosts:
             return self._skipped("the hosts of the ranks are not known", "attach the agent")
+        odd = odd_ranks(window)
         if len(hosts) < 2:
-            return DetectorResult(status, (), ("clock: all ranks share one clock",))
+            checked = () if odd else ("clock: all ranks share one clock",)
+            return DetectorResult(status, tuple(odd), checked)
         against = window.clocks.against_all()
-        if not against:
+        if not against and not odd:
             return self._skipped(
                 "no collective that joins hosts has ended yet",
                 "wait; a barrier over all ranks would tell",
@@ -39,11 +42,11 @@ class ClockOffsets:
         }
         worst = sorted(apart, key=lambda host: (-abs(apart[host][0]), host))[:_MAX_TOLD]
         findings = [_finding(window, host, *apart[host], len(hosts)) for host in worst]
-        widest = max(band for _, band in against.values())
+        widest = max((band for _, band in against.values()), default=0.0)
         return DetectorResult(
             status,
-            tuple(findings),
-            () if findings else (
+            (*odd, *findings),
+            () if odd or findings else (
                 f"clock: {len(against)} hosts agree within {ms_text(policy.clock_tell_ms)}, as far "
                 f"as {ms_text(widest)} can tell",
             ),

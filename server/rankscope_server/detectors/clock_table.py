@@ -19,6 +19,7 @@ MAX_MEETINGS = 4_096  # of all groups in one estimate
 # square, 1.5 s of a core for a thousand.
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
+_LEAST_OF_A_PART = 6
 # Nobody ends one of these before everybody has begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
 SYNCHRONISING = frozenset(
@@ -37,7 +38,9 @@ class ClockTable:
     for itself, by its number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
+        """Keep every `stride`th operation."""
+        self._stride = stride
         self._rows: dict[str, dict[int, dict[str | int, tuple[int, int]]]] = {}
         self._strides: dict[str, int] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -64,7 +67,7 @@ class ClockTable:
                 continue
             if arrived_ns < self._since_ns or (not size_bytes and operation != "barrier"):
                 continue
-            if number % self._strides.get(group, 1):
+            if number % self._strides.get(group, self._stride):
                 continue
             rows = self._rows.setdefault(group, {})
             row = rows.setdefault(number, {})
@@ -81,7 +84,7 @@ class ClockTable:
         if abs(last - first) >= _MIN_SPAN_NS:
             gone = numbers[:-KEPT]
         else:
-            stride = self._strides[group] = 2 * self._strides.get(group, 1)
+            stride = self._strides[group] = 2 * self._strides.get(group, self._stride)
             gone = [number for number in numbers if number % stride]
         for number in gone:
             del rows[number]
@@ -104,6 +107,14 @@ class ClockTable:
                                   drift_ratio)  # fmt: skip
             self._estimate = (key, clocks)
         return self._estimate[1]
+
+    def history(self, names: Mapping[int, str], parts: int) -> list[Clocks]:
+        """Return how the clocks stood in so many stretches of what is kept, oldest first."""
+        hosts = sorted(set(names.values()))
+        meetings = self._meetings(hosts, names)
+        size = -(-len(meetings) // parts) if len(meetings) >= parts * _LEAST_OF_A_PART else 0
+        pieces = [meetings[at : at + size] for at in range(0, len(meetings), size)] if size else []
+        return [align_clocks(hosts, piece, {}, 0.0) for piece in pieces]
 
     def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
         """Return the operations in which at least two hosts were seen, oldest first."""

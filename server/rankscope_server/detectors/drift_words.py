@@ -39,7 +39,7 @@ def finding_of(window: Window, story: Sequence[Difference], num_known: int) -> F
     return Finding(
         key=f"{window.attempt}/drift/{tag:08x}",
         detector="drift",
-        kind="version_drift" if worst.kind == "version" else "drift",
+        kind="version_drift" if worst.kind in ("version", "environment") else "drift",
         severity=worst.severity,
         attempt=window.attempt,
         ranks=ranks,

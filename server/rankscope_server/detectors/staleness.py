@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from rankscope_server.detectors.finding import (
     skipped,
 )
 from rankscope_server.detectors.robust import median
+from rankscope_server.detectors.version_table import Shard
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, percent_text, place_text, ranks_text
 
@@ -203,18 +204,18 @@ def _mismatch(window: Window, workers: Sequence[Stale]) -> list[Finding]:
 
 
 def _hot_shards(window: Window) -> list[Finding]:
-    """Return the shards with far more than their share of requests whose queue holds workers."""
+    """Return the shards with far more than their share of requests or bytes, if workers wait."""
     shards, policy = window.facts.versions.shards, window.policy
-    requests = {number: shard.total("requests") for number, shard in shards.items()}
-    known = {number: value for number, value in requests.items() if value is not None}
-    total = sum(known.values())
-    if len(known) < 2 or total <= 0:
+    shares = {what: _shares(shards, what) for what in ("requests", "bytes")}
+    known = shares["requests"] or shares["bytes"]
+    if len(known) < 2:
         return []
     durations = window.steps.get("duration")
     elapsed = float(np.nansum(median(durations, 0))) / 1e3 if durations.size else 0.0
     found = []
-    for number, count in sorted(known.items()):
-        share = count / total
+    for number in sorted(known):
+        what = max(shares, key=lambda name: shares[name].get(number, 0.0))
+        share = shares[what].get(number, 0.0)
         queue = shards[number].total("queue_seconds")
         if share <= policy.hot_shard_multiple / len(known):
             continue
@@ -224,7 +225,7 @@ def _hot_shards(window: Window) -> list[Finding]:
             continue  # busy, but nobody waits for it
         size = shards[number].total("bytes")
         sizes = [one for shard in shards.values() if (one := shard.total("bytes")) is not None]
-        heavy = f"; it holds {size / np.mean(sizes):.1f} times the mean bytes" if size else ""
+        heavy = f"; it moves {size / np.mean(sizes):.1f} times the mean bytes" if size else ""
         waits = f"; workers wait {percent_text(held)} of the time in its queue" if queue else ""
         found.append(Finding(
             key=f"{window.attempt}/staleness/shard/{number}",
@@ -233,13 +234,21 @@ def _hot_shards(window: Window) -> list[Finding]:
             severity="info" if queue is None or held < policy.cost_info_ratio else "warning",
             attempt=window.attempt,
             cost_throughput_ratio=held if queue else None,
-            what=f"Parameter shard {number} takes {percent_text(share)} of all requests",
+            what=f"Parameter shard {number} takes {percent_text(share)} of all {what}",
             why=f"{len(known)} shards would take {percent_text(1 / len(known))} each{waits}{heavy}",
             next=f"Split what lies on shard {number}, for example a large embedding by rows",
             confidence=0.9 if queue else 0.6,
-            confidence_text="high: requests and queue are both counted" if queue
-            else "medium: requests are counted, whether anybody waits is not known",
+            confidence_text="high: load and queue are both counted" if queue
+            else "medium: load is counted, whether anybody waits is not known",
             would_be_wrong_if="The shard runs on a server that is as much faster",
             policy_hash=policy.hash,
         ))  # fmt: skip
     return found
+
+
+def _shares(shards: Mapping[int, Shard], what: str) -> dict[int, float]:
+    """Return each shard's share of all requests, or of all bytes; nothing where nobody told."""
+    totals = {number: shard.total(what) for number, shard in shards.items()}
+    known = {number: value for number, value in totals.items() if value is not None}
+    total = sum(known.values())
+    return {number: value / total for number, value in known.items()} if total > 0 else {}

@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
+from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.clocks import Clocks
 from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.facts import Facts
@@ -41,6 +42,7 @@ class Window:
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
     clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
+    rank_clocks: Mapping[str, ClockTable] = field(default_factory=dict)  # of the ranks of each host
     replays: ReplayTable = field(default_factory=ReplayTable)
     layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
     work: DeclaredWork = field(default_factory=DeclaredWork)
