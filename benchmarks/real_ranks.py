@@ -45,6 +45,7 @@ class Case:
     steps: int = 200
     start: tuple[int, int] | None = (50, 90)  # drawn from; None: before the first step
     size: str = ""
+    steps_of_fault: int = 0  # 0: to the end
     flags: tuple[str, ...] = ()
     directory: bool = False  # it needs a folder of checkpoints
     everybody: bool = False  # the fault is the run's: no rank is to blame
@@ -83,6 +84,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "rare_checkpoint": {"directory": True, "start": None, "everybody": True},
     "disk_full": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
+    "corrupt_batch": {"flags": ("--check-batches",), "steps_of_fault": 3},
     "exploding_loss": {"everybody": True},
     "slow_link": {"size": "2MiB/s"},
     "clock_offset": {},
@@ -230,6 +232,8 @@ def _command(
         fault = f"{case.fault}:rank={where}"
         if case.start is not None:
             fault += f",start={chance.randint(*case.start)}"
+        if case.steps_of_fault:
+            fault += f",steps={case.steps_of_fault}"
         if case.size:
             fault += f",size={case.size}"
         trainer += ["--fault", fault, "--fault-manifest", str(folder / "manifest")]

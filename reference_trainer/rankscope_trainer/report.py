@@ -58,10 +58,10 @@ class Report:
         text = "attempt %d after step %d with %d ranks, restarts of this node: %d"
         logger.info(text, attempt, step, world_size, restarts)
 
-    def skipped(self, step: int, batches: int) -> None:
-        """Report how many corrupt batches were skipped since the start of this process."""
+    def skipped(self, step: int, batches: int, own: int) -> None:
+        """Report how many batches were skipped since the start, and how many were corrupt here."""
         if _log_metrics is not None:
-            _log_metrics(step, skipped_batches=batches)
+            _log_metrics(step, skipped_batches=batches, corrupt_batches=own)
         logger.warning("step %d corrupt batches skipped so far: %d", step, batches)
 
     def validation(self, step: int, loss: float | None) -> None:

@@ -59,13 +59,14 @@ class Supply:
         *,
         needs_data: bool,
         on_batch: Callable[[Sample], None],
-        on_skip: Callable[[int, int], None],
+        on_skip: Callable[[int, int, int], None],
         save: Callable[[int], None],
         signal: Callable[[], int],
     ) -> None:
         """Take where batches come from, how to save a step, and who knows of signals."""
         self.must_leave = 0  # the signal for which all ranks leave
         self.skipped = 0  # batches, since the start
+        self._corrupt = 0  # of them this rank's own
         self._batches = batches
         self._iterator = iter(batches)
         self._settings = settings
@@ -98,7 +99,8 @@ class Supply:
                 self._wait(step, pauses)
             elif agreed.is_corrupt:
                 self.skipped += 1
-                self._on_skip(step, self.skipped)
+                self._corrupt += own.is_corrupt
+                self._on_skip(step, self.skipped, self._corrupt)
                 corrupt_in_a_row += 1
                 if corrupt_in_a_row == MOST_CORRUPT_IN_A_ROW:
                     raise RuntimeError(f"{corrupt_in_a_row} batches in a row are corrupt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope_server.detectors.clock_offsets import ClockOffsets
 from rankscope_server.detectors.communication import Communication
+from rankscope_server.detectors.corrupt_batches import CorruptBatches
 from rankscope_server.detectors.data_loading import DataLoading
 from rankscope_server.detectors.desync import Desync
 from rankscope_server.detectors.drift import Drift
@@ -39,6 +40,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     NonFinite(),
     Spikes(),
     Outliers(),
+    CorruptBatches(),
     MemoryGrowth(),
     DataLoading(),
     GpuEvents(),

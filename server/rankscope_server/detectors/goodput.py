@@ -20,6 +20,7 @@ from rankscope_server.detectors.ledger import Attempt, Ledger, ledger
 from rankscope_server.detectors.window import Window
 
 _DAY_SECONDS = 86_400.0
+_LONG_STEP = 0.95  # of a rank's steps are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +57,30 @@ class Goodput:
         """Return the ledger of the run up to now, and advice on checkpoints."""
         if not window.is_newest:
             return ran(self, note="counted with the newest attempt")
+        findings = _of_saves(window)
         book = ledger_of(window)
-        if book is None:
-            return skipped(self, "no step has ended yet", "wait")
-        if book.wall_seconds / max(book.num_ranks, 1) < window.policy.ledger_min_seconds:
+        lasted = 0.0 if book is None else book.wall_seconds / max(book.num_ranks, 1)
+        if book is None or lasted < window.policy.ledger_min_seconds:
             need = window.policy.ledger_min_seconds
+            if findings:
+                return ran(self, findings, note=f"the ledger needs {need:.0f} s of a run")
             return skipped(self, f"needs {need:.0f} s of a run", "wait")
-        findings: list[Finding] = []
-        lasted = book.wall_seconds / max(book.num_ranks, 1) >= window.policy.ledger_told_seconds
-        if lasted or book.num_attempts > 1:
-            findings.append(goodput_finding(window, book))
-        saves = saves_of(window)
-        if saves is not None:
-            slow = slow_save_finding(window, saves)
-            advice = advice_of(window, saves)
-            findings += [one for one in (slow,) if one is not None]
-            if advice is not None:
-                findings.append(interval_finding(window, advice, saves))
+        if lasted >= window.policy.ledger_told_seconds or book.num_attempts > 1:
+            findings.insert(0, goodput_finding(window, book))
         text = f"{100 * book.share('productive'):.0f} % of the ranks' time computes what is kept"
         return ran(self, findings, note=text)
+
+
+def _of_saves(window: Window) -> list[Finding]:
+    """Return what is wrong with how the run saves, or how often."""
+    saves = saves_of(window)
+    if saves is None:
+        return []
+    slow, advice = slow_save_finding(window, saves), advice_of(window, saves)
+    findings = [] if slow is None else [slow]
+    if advice is not None:
+        findings.append(interval_finding(window, advice, saves))
+    return findings
 
 
 def ledger_of(window: Window) -> Ledger | None:
@@ -107,6 +113,8 @@ def saves_of(window: Window) -> Saves | None:
         totals: dict[int, float] = defaultdict(float)  # a rank may write several files
         for took, rank, _ in by_step[step]:
             totals[rank] += took
+        for rank in totals:
+            totals[rank] += _beside_ms(window, rank, step) / 1e3
         ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
         apart = len(ordered) > 2 and ordered[0][1] > window.policy.slow_save_ratio * float(
             np.median([value for _, value in ordered[1:]])
@@ -117,6 +125,26 @@ def saves_of(window: Window) -> Saves | None:
     every = float(np.median(np.diff(times))) / 1e9
     how = {save.how for save in window.facts.saves.values()}
     return Saves(tuple(steps), tuple(seconds), tuple(slowest), every, how == {"dcp.async_save"})
+
+
+def _beside_ms(window: Window, rank: int, step: int) -> float:
+    """Return what a rank worked in a step that saves beyond a long usual step.
+
+    Scripts also copy, sync and rename, beside the call that is timed.
+    """
+    table = window.steps
+    row = table.row_of.get(rank)
+    at = int(np.searchsorted(table.steps, step))
+    if row is None or at >= table.num_steps or table.steps[at] != step:
+        return 0.0
+    own = table.get("own")[row]
+    usual = own[~table.special()]
+    usual = usual[~np.isnan(usual)]
+    if not len(usual) or np.isnan(own[at]):
+        return 0.0
+    middle, high = np.quantile(usual, [0.5, _LONG_STEP])
+    excess = float(own[at] - middle)
+    return excess if excess > 2 * (high - middle) and excess > middle else 0.0
 
 
 def failures_of(window: Window) -> tuple[int, float]:

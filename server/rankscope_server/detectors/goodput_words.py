@@ -65,11 +65,13 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
         return None
     before = saves.seconds[: -policy.recent_saves]
     jumped = len(before) >= 2 and delta > policy.slow_save_ratio * float(np.median(before))
-    names = saves.slowest[-len(recent) :]
-    rank = names[0] if names[0] >= 0 and len(set(names)) == 1 else -1
+    # Those that take the time: the last save of a run may hold nothing new.
+    slow = [n for n, took in enumerate(saves.seconds) if took >= delta / 2]
+    names = {saves.slowest[n] for n in slow[-policy.recent_saves :]}
+    rank = names.pop() if len(names) == 1 else -1
     ranks = (rank,) if rank >= 0 else ()
     severity: Severity = "info" if share < policy.save_warning_share else "warning"
-    at = saves.steps[-len(recent)] if jumped else saves.steps[0]
+    at = saves.steps[-len(recent)] if jumped else saves.steps[slow[0]]
     who = f"{capital(place_text(ranks, window.hosts(ranks)))} saves" if ranks else "Saving"
     usual = (
         f"; before step {at:,} it took {seconds_text(float(np.median(before)))}" if jumped else ""

@@ -29,6 +29,7 @@ CAPACITY: dict[str, int] = {
     "tokens": 512,
     "replica_checksum": 64,
     "learning_rate": 512,
+    "corrupt_batches": 512,
 }
 FLAGS = frozenset(NONFINITE.values())
 
