@@ -51,6 +51,8 @@ METRICS: tuple[Metric, ...] = (
            "set.", "parameters and tokens"),
     Metric("rss_bytes", "bytes", "Resident memory of the process.", "/proc/self/statm"),
     Metric("rss_peak_bytes", "bytes", "Its peak since the process began.", "getrusage"),
+    Metric("workers_rss_bytes", "bytes", "Resident memory of the process's children, such as "
+           "loader workers; pages that they share with it count.", "/proc/PID/statm"),
     Metric("cuda_allocated_bytes", "bytes", "In tensors, on the current device.",
            "torch.cuda.memory_stats"),
     Metric("cuda_reserved_bytes", "bytes", "Held by the caching allocator.",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _EVERY_SECONDS = 1.0
 _TOP = 10  # sizes that a summary names
+_MAX_CHILDREN = 64
 _MAX_OBJECTS = 2_000_000  # that are looked through for tensors
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -36,7 +37,7 @@ class Memory:
         self._agent, self._cuda = agent, torch.cuda
         self._next = 0.0
         listen(agent, "step", self._step, sampled=True)
-        return "/proc/self/statm, getrusage, torch.cuda.memory_stats where CUDA is used"
+        return "/proc/self, getrusage, torch.cuda.memory_stats where CUDA is used"
 
     def _step(self, ended: EndedStep) -> None:
         now = time.monotonic()
@@ -47,6 +48,9 @@ class Memory:
         sheet.put("rss_bytes", rss_bytes())
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         sheet.put("rss_peak_bytes", peak_kib * 1024)
+        workers = children_rss_bytes()
+        if workers:
+            sheet.put("workers_rss_bytes", workers)
         if self._cuda.is_initialized():
             for name, value in cuda_numbers(self._cuda.memory_stats()).items():
                 sheet.put(name, value)
@@ -123,6 +127,30 @@ def rss_bytes() -> int:
     """Return the resident memory of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def children_rss_bytes() -> int:
+    """Return the resident memory of this process's children, of at most `_MAX_CHILDREN` of them.
+
+    Pages that a fork shares with this process count as well.
+    """
+    total = 0
+    for pid in _children()[:_MAX_CHILDREN]:
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                total += int(file.read().split()[1]) * _PAGE_BYTES
+        except (OSError, IndexError, ValueError):  # it ended just now
+            continue
+    return total
+
+
+def _children() -> list[str]:
+    """Return the processes that the main thread started, as loaders do."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            return file.read().decode().split()
+    except OSError:  # not every kernel tells
+        return []
 
 
 def cuda_numbers(stats: dict[str, int]) -> dict[str, int]:

@@ -16,7 +16,8 @@ from rankscope_server.detectors.memory_words import fragmentation_finding, growt
 from rankscope_server.detectors.trends import Trend, trend_of
 from rankscope_server.detectors.window import Window
 
-GROWING: tuple[str, ...] = ("cuda_allocated_bytes", "rss_bytes")
+HOST: tuple[str, ...] = ("rss_bytes", "workers_rss_bytes")
+GROWING: tuple[str, ...] = ("cuda_allocated_bytes", *HOST)
 _MAX_TESTED = 32  # ranks that grew most; the rest is compared with them
 
 
@@ -115,7 +116,7 @@ def _trend(window: Window, rank: int, name: str) -> Trend | None:
 
 def _growth(window: Window, rank: int, name: str, trend: Trend, host_slope: float) -> Growth:
     now = window.facts.memory.newest(rank, name) or 0.0
-    is_host = name == "rss_bytes"
+    is_host = name in HOST
     room = host_room(window, rank) if is_host else device_room(window, rank, now)
     share = host_slope / trend.slope if is_host else 1.0  # ranks of a host fill one memory
     left = low = high = None
@@ -148,8 +149,9 @@ def host_room(window: Window, rank: int) -> Room | None:
         return None
     table = window.facts.memory
     used = sum(
-        table.newest(other, "rss_bytes") or 0.0
+        table.newest(other, name) or 0.0
         for other in table.row_of
+        for name in HOST
         if window.host(other) == host
     )
     return Room(int(said) - used, int(said), "memory of its host less that of its ranks")

@@ -20,7 +20,12 @@ from rankscope_server.detectors.words import (
 if TYPE_CHECKING:
     from rankscope_server.detectors.memory_growth import Growth
 
-_WORDS = {"rss_bytes": "host memory", "cuda_allocated_bytes": "GPU memory"}
+_WORDS = {
+    "rss_bytes": "host memory",
+    "workers_rss_bytes": "host memory by its loader workers",
+    "cuda_allocated_bytes": "GPU memory",
+}
+_OF_WORKERS = "workers_rss_bytes"
 
 
 def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, ...]) -> Finding:
@@ -99,8 +104,9 @@ def _why(window: Window, one: Growth, ranks: tuple[int, ...]) -> str:
         "epoch, evaluation or checkpoint" if trend.is_staircase
         else f"{bytes_text(trend.slope)} a step"
     )  # fmt: skip
+    word = "memory of the loader workers" if one.name == _OF_WORKERS else _WORDS[one.name]
     text = (
-        f"{capital(_WORDS[one.name])} of rank {one.rank} grows by {speed} since step "
+        f"{capital(word)} of rank {one.rank} grows by {speed} since step "
         f"{trend.onset:,} and is {bytes_text(one.now_bytes)}"
     )
     if one.room is not None:
@@ -116,6 +122,11 @@ def _next(one: Growth) -> str:
         return (
             f"Look for what is kept over each epoch or evaluation, about every {one.trend.every:,} "
             "steps: lists of outputs, loaders made anew, caches"
+        )
+    if one.name == _OF_WORKERS:
+        return (
+            "Look for what the data set's __getitem__ keeps, and for Python lists that each worker "
+            "copies as it touches them: hold the index in one array"
         )
     if one.name == "rss_bytes":
         return (

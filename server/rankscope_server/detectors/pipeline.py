@@ -14,6 +14,7 @@ from rankscope_server.detectors.finding import (
     Finding,
 )
 from rankscope_server.detectors.layer_split import best_split
+from rankscope_server.detectors.pipeline_shortcut import bubble_finding, stages_of, uneven_finding
 from rankscope_server.detectors.pipeline_split import Split, split_of
 from rankscope_server.detectors.recorded_program import NoReplay, Program
 from rankscope_server.detectors.replay import Replay
@@ -46,7 +47,7 @@ class Pipeline:
                 window.steps, window.ranks, window.groups, window.policy
             )
         except NoReplay as error:
-            return self._skipped(str(error), "record collectives on all ranks, or wait")
+            return self._without_replay(window, str(error))
         counts = _microbatches(window, replay, programs)
         if counts is None:
             return self._skipped(
@@ -61,10 +62,23 @@ class Pipeline:
         except NoReplay as error:
             return self._skipped(str(error), "use one optimizer, or rankscope.phase()")
         status = DetectorStatus(self.name, str(self.__doc__), "ran")
+        stages = stages_of(window, counts[0])
+        bubble = None if stages is None or counts[1] > 1 else bubble_finding(window, stages)
+        found = () if bubble is None else (bubble,)
         if split.imbalance < window.policy.imbalance_ratio:
-            return DetectorResult(status, (), (f"pipeline: {_idle_text(split)}",))
+            return DetectorResult(status, found, (f"pipeline: {_idle_text(split)}",))
         steady = _steadiness(replay, cells, split)
-        return DetectorResult(status, (_finding(window, replay, split, steady),))
+        return DetectorResult(status, (_finding(window, replay, split, steady), *found))
+
+    def _without_replay(self, window: Window, reason: str) -> DetectorResult:
+        """Return what own work alone tells (1.5: the stated shortcut)."""
+        stages = stages_of(window, 0)
+        if stages is None:
+            return self._skipped(reason, "record collectives on all ranks, or wait")
+        found = (uneven_finding(window, stages), bubble_finding(window, stages))
+        note = f"by own work alone: {reason}"
+        status = DetectorStatus(self.name, str(self.__doc__), "ran", note)
+        return DetectorResult(status, tuple(one for one in found if one is not None))
 
     def _skipped(self, reason: str, remedy: str) -> DetectorResult:
         return DetectorResult(

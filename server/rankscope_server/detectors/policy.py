@@ -166,6 +166,12 @@ class Policy:
     # --- pipeline -------------------------------------------------------------------------
     # Below 5 % of the span an uneven split is not worth a change of the model's code (D6).
     imbalance_ratio: float = 0.05
+    # Without a replay: a stage a tenth above the others (D1.6), beyond how layers scatter.
+    uneven_stage_ratio: float = 1.10
+    # A pipeline that idles a third by its schedule has less than 2 (p - 1) microbatches; 5 % is
+    # where more of them gain nothing worth smaller kernels (D6).
+    bubble_share: float = 1 / 3
+    bubble_goal: float = 0.05
 
     # --- communication --------------------------------------------------------------------
     # A step is communication-bound where more than a fifth of it is exposed (D5.2).

@@ -23,6 +23,7 @@ const FIRST = [
   'gradient_norm_local',
   'cuda_allocated_bytes',
   'rss_bytes',
+  'workers_rss_bytes',
 ];
 /** Flags and constants say nothing as a curve. */
 const NOT_DRAWN =
