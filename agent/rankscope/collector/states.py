@@ -13,6 +13,7 @@ from rankscope import schema
 MAX_GROUPS = 256  # in one RankState: the ones last used
 MAX_PEERS = 64  # of one group in one RankState
 _SENT, _SENT_ENDED, _RECEIVED, _RECEIVED_ENDED = range(4)  # places in the counts of a peer
+_PROBE, _BY_PROBE = schema.ISSUED_BY.index("probe"), schema.ENDED_BY.index("probe")
 _ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
 
 
@@ -27,6 +28,7 @@ class _Standing:
     dtype: int = 0
     reduce_op: int = 0
     root: int = -1
+    told: set[int] = field(default_factory=set)  # operations whose ends the probe tells
     peers: dict[int, list[int]] = field(default_factory=dict)
     p2p_issued: int = 0  # highest sequence with any one peer
     p2p_has_end: bool = False
@@ -74,6 +76,7 @@ class GroupTracker:
         ended = slots["sequence"][slots["state"] >= schema.ENDED]
         if len(ended):
             standing.ended = max(standing.ended, int(ended.max()))
+        standing.told.update(slots["operation"][slots["ended_by"] == _BY_PROBE].tolist())
 
     @staticmethod
     def _count(standing: _Standing, slots: Any) -> None:
@@ -126,6 +129,7 @@ class GroupTracker:
     ) -> list[schema.GroupState]:
         """Return the standing in each group, the ones last used first where there are many."""
         p2p, oldest = self._oldest_p2p(), self._oldest_collectives()
+        before = {group_id: int(slot["sequence"]) - 1 for group_id, slot in oldest.items()}
         latest = sorted(self._groups.items(), key=lambda item: item[1].arrived_ns, reverse=True)[
             :MAX_GROUPS
         ]
@@ -133,7 +137,7 @@ class GroupTracker:
             schema.GroupState(
                 group=groups.get(group_id) or f"group {group_id}",
                 issued=group.issued,
-                ended=group.ended,
+                ended=min(group.ended, before.get(group_id, group.ended)),
                 operation=_operation(group.operation) if group.issued else "",
                 size_bytes=group.size_bytes,
                 issued_ns=to_wall(group.arrived_ns) if group.arrived_ns else 0,
@@ -163,15 +167,21 @@ class GroupTracker:
         return {group_id: slots[place] for group_id, place in pairs}
 
     def _oldest_collectives(self) -> dict[int, Any]:
-        """Return the first collective after the last one that ended, by group, if it is open.
+        """Return the first collective that is open, by group.
 
-        One that stays open before it has ended all the same: nobody waited for it.
+        One that stays open while later ones end has ended all the same: nobody waited for it. Not
+        so where the probe tells the ends of such calls: gloo's threads end them in any order.
         """
         if self._open is None or len(self._open) == 0:
             return {}
         slots = self._open[(self._open["flags"] & schema.FLAG_P2P) == 0]
-        ended = [self._groups[group].ended for group in slots["group_id"].tolist()]
-        slots = slots[slots["sequence"] > np.array(ended, np.int64)]
+        groups = [self._groups[group] for group in slots["group_id"].tolist()]
+        is_last = slots["sequence"] > np.array([group.ended for group in groups], np.int64)
+        would_tell = [
+            operation in group.told
+            for group, operation in zip(groups, slots["operation"].tolist(), strict=True)
+        ]
+        slots = slots[is_last | (np.array(would_tell, bool) & (slots["issued_by"] == _PROBE))]
         slots = slots[np.argsort(slots["sequence"], kind="stable")]
         distinct, first = np.unique(slots["group_id"], return_index=True)
         pairs = zip(distinct.tolist(), first.tolist(), strict=True)

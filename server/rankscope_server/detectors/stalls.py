@@ -216,13 +216,13 @@ def _of_all(work: Work, pauses: NDArray[np.bool_], policy: Policy) -> Stalling |
 def _onset(hits: NDArray[np.bool_]) -> int:
     """Return the column from which the stalls come as often as they do at the end.
 
-    The largest sum, from there on, of what each step lies above half the rate; twice, because the
-    rate is that since the onset.
+    The largest sum, from there on, of what each step lies above a quarter of the rate, so that a
+    long gap by chance does not end it; twice, because the rate is that since the onset.
     """
     begin = int(np.argmax(hits))
     for _ in range(2):
         rate = float(hits[begin:].mean())
-        sums = np.cumsum((hits - rate / 2)[::-1])[::-1]
+        sums = np.cumsum((hits - rate / 4)[::-1])[::-1]
         begin = int(np.argmax(sums))
     return begin
 

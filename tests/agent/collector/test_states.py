@@ -52,6 +52,22 @@ def test_the_oldest_open_collective_is_told_with_all_it_is() -> None:
     assert group.open_ns == 1002 + 10**9
 
 
+def test_what_stays_open_while_later_ones_end_is_told_where_ends_are_seen() -> None:
+    """gloo's two threads end operations in any order: a mismatched one hangs alone."""
+    probe = {"issued_by": number(schema.ISSUED_BY, "probe")}
+    told = {"state": schema.ENDED, "ended_by": number(schema.ENDED_BY, "probe")} | probe
+    tracker = GroupTracker()
+    rows = slots(
+        {"sequence": 1} | told,
+        {"sequence": 2, "state": schema.RETURNED} | probe,
+        {"sequence": 3} | told,
+    )
+    tracker.update(rows)
+    tracker.set_open(rows)
+    (group,) = states(tracker)
+    assert (group.issued, group.ended, group.open_sequence) == (3, 1, 2)
+
+
 def test_nothing_open_is_said_as_nothing() -> None:
     tracker = GroupTracker()
     rows = slots({"sequence": 1, "state": schema.ENDED})

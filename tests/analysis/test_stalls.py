@@ -1,0 +1,121 @@
+"""Ranks that stall now and then: named by counts and measured pauses, silent on a noisy host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rankscope import schema
+from rankscope_server.analysis import Finding, RunState
+from tests.analysis.simulator import START_NS
+
+MS = 1_000_000
+STEPS = 200
+Shape = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+
+def findings(shape: Shape, ranks: int = 4, seed: int = 1, noise: float = 0.3) -> list[Finding]:
+    """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms."""
+    chance = np.random.default_rng(seed)
+    state = RunState("run")
+    extra, pauses = zip(*(shape(chance, rank) for rank in range(ranks)), strict=True)
+    own = 80 * np.exp(noise * chance.standard_normal((ranks, STEPS))) + np.stack(extra)
+    step_ms = own.max(axis=0) + 5
+    started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
+    for rank in range(ranks):
+        state.apply_record(registered(rank, ranks))
+        forward = own[rank] * 0.6
+        columns = {
+            "step": np.arange(1, STEPS + 1),
+            "started_ns": started.astype(np.int64),
+            "duration_ns": (step_ms * MS).astype(np.int64),
+            "forward_ns": (forward * MS).astype(np.int64),
+            "backward_ns": ((step_ms - forward) * MS).astype(np.int64),
+            "backward_blocked_ns": ((step_ms - own[rank]) * MS).astype(np.int64),
+            "gc_ns": (pauses[rank] * MS).astype(np.int64),
+            "flags": np.zeros(STEPS, np.int64),
+        }
+        state.apply_chunk(chunk_of(rank, int(started[-1])), columns)
+    look = state.look(int(started[-1]) + 10**9)
+    return [one for one in look.findings if one.detector == "stalls"]
+
+
+def registered(rank: int, world_size: int) -> schema.RankRegistered:
+    return schema.RankRegistered(
+        attempt=0, rank=rank, time_ns=START_NS, world_size=world_size, local_rank=rank,
+        local_world_size=world_size, node_rank=0, host="node-0", pid=100 + rank,
+    )  # fmt: skip
+
+
+def chunk_of(rank: int, last_ns: int) -> schema.Chunk:
+    return schema.Chunk(
+        attempt=0, rank=rank, host="node-0", kind="steps", count=STEPS, time_lo_ns=START_NS,
+        time_hi_ns=last_ns, data=b"%d" % rank,
+    )  # fmt: skip
+
+
+def nothing(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(STEPS), np.zeros(STEPS)
+
+
+def hiccups(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank 2 stalls for 400 ms in one step in five, drawn at random, from step 61 on."""
+    extra = np.where(chance.random(STEPS) < 0.2, 400.0, 0.0) * (rank == 2)
+    extra[:60] = 0
+    extra[60] = 400.0 * (rank == 2)
+    return extra, np.zeros(STEPS)
+
+
+def pauses(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank 3 is paused by its collector in every third step from step 76 on."""
+    hit = (np.arange(STEPS) % 3 == 0) & (np.arange(STEPS) >= 75) & (rank == 3)
+    return hit * 180.0, hit * 170.0
+
+
+def pauses_of_all(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every rank pauses in each eighth step, each in another one."""
+    hit = np.arange(STEPS) % 8 == 2 * rank
+    return hit * 300.0, hit * 300.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rank_that_stalls_at_random_is_named(seed: int) -> None:
+    (found,) = findings(hiccups, seed=seed)
+    assert (found.kind, found.ranks, found.severity) == ("slow_compute", (2,), "critical")
+    assert found.onset_step is not None
+    assert 61 <= found.onset_step <= 75
+    assert "one step in" in found.what
+    assert found.cost_throughput_ratio == pytest.approx(0.37, abs=0.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_collector_pauses_of_one_rank_are_called_so(seed: int) -> None:
+    (found,) = findings(pauses, seed=seed)
+    assert (found.kind, found.ranks) == ("garbage_collection", (3,))
+    assert found.onset_step == 76
+    assert found.confidence == 0.9
+
+
+def test_pauses_that_fall_on_other_steps_on_each_rank_accuse_nobody() -> None:
+    (found,) = findings(pauses_of_all)
+    assert (found.kind, found.ranks) == ("garbage_collection", ())
+    assert "all wait for each" in found.what
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3, 0.6])
+def test_healthy_ranks_are_left_alone(noise: float) -> None:
+    assert [findings(nothing, seed=seed, noise=noise) for seed in range(20)] == [[]] * 20
+
+
+def test_what_stalls_all_ranks_of_a_host_is_nobodys_fault() -> None:
+    common = np.where(np.random.default_rng(7).random(STEPS) < 0.2, 400.0, 0.0)
+    assert findings(lambda _, rank: (common, np.zeros(STEPS))) == []
+
+
+def test_a_rank_that_is_slow_in_every_step_is_the_stragglers() -> None:
+    def slow(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(STEPS, 120.0) * (rank == 1), np.zeros(STEPS)
+
+    assert findings(slow) == []
