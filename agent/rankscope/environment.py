@@ -57,7 +57,7 @@ def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _packages() -> dict[str, str]:
     """Return the version that each loaded package of somebody else's says it has."""
-    facts = {}
+    facts: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         if "." in name or name.startswith("_") or name in _LIBRARIES:
             continue

@@ -8,6 +8,7 @@ from typing import ClassVar
 from rankscope_server.detectors.desync_words import desync_finding, splits_finding
 from rankscope_server.detectors.differences import differences
 from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.left_early import left_early
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, ranks_text
 
@@ -39,6 +40,8 @@ class Desync:
             for group, track in window.calls.tracks.items()
             if (uneven := track.uneven_splits()) is not None
         ]
+        if not findings:
+            findings = left_early(window)
         findings = _with_memory(window, findings)
         compared = sum(len(track.agreed) for track in window.calls.tracks.values())
         return DetectorResult(

@@ -61,6 +61,8 @@ class NumberTable:
         """Take numbers of one rank for one step."""
         row = self.row_of.setdefault(rank, len(self.row_of))
         for name, value in values.items():
+            if name in NONFINITE:  # a script may tell the number without the flag
+                self._flag(NONFINITE[name], rank, step, time_ns, float(not math.isfinite(value)))
             if name in FLAGS:
                 self._flag(name, rank, step, time_ns, value)
             elif name in self._columns and math.isfinite(value):
