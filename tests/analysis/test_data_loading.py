@@ -159,6 +159,13 @@ def test_three_bad_shards_of_sixteen_and_nobody_else(seed: int) -> None:
     assert (finding.kind, finding.ranks) == ("bad_shard", ranks)
 
 
+def test_a_wait_of_one_rank_at_even_distances_is_an_epochs() -> None:
+    data = steady(2, 0.5, steps=320)
+    data[1, 16::17] += 1000.0
+    (finding,) = found_in(run(data, loader=LOADER))
+    assert (finding.kind, finding.ranks) == ("slow_epoch_start", (1,))
+
+
 def test_one_slow_worker_of_four() -> None:
     data = steady(3, 0.5)
     data[:, ::4] += 120.0

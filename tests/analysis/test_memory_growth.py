@@ -92,6 +92,23 @@ def test_a_leak_is_found_and_its_end_forecast_half_way(seed: int) -> None:
         assert abs(finding.onset_step - onset) <= 25
 
 
+def test_a_leak_of_one_rank_alone_is_no_cache_however_far_its_end() -> None:
+    shape = {1: lambda step, chance: max(0, step - 80) * 4 * MIB}
+    (finding,) = found_in(state_of(list(series(1, 4, 240, shape)), limit=24 * GIB))
+    assert (finding.ranks, finding.severity) == ((1,), "warning")
+    alike = {rank: shape[1] for rank in range(4)}
+    (finding,) = found_in(state_of(list(series(1, 4, 240, alike)), limit=64 * GIB))
+    assert finding.severity == "info"
+
+
+def test_workers_that_leak_are_told_apart_from_their_rank() -> None:
+    shape = {2: lambda step, chance: max(0, step - 80) * 8 * MIB}
+    rows = list(series(1, 4, 240, shape))
+    (finding,) = found_in(state_of(rows, name="workers_rss_bytes", limit=16 * GIB))
+    assert finding.ranks == (2,)
+    assert "loader workers" in finding.what
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_staircase_is_a_leak_per_epoch(seed: int) -> None:
     every = 40 + 10 * (seed % 5)

@@ -120,6 +120,42 @@ def test_the_rank_that_brought_in_nan_is_named(seed: int) -> None:
     assert look.verdict.kind == "nan"
 
 
+def test_nan_that_a_script_tells_without_a_flag_is_seen() -> None:
+    def told(rank: int, step: int) -> schema.Metrics:
+        loss = NAN if step > 40 or (step == 40 and rank == 1) else 2.0
+        return schema.Metrics(attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+                              values={"loss": loss})  # fmt: skip
+
+    records = [told(rank, step) for step in range(1, 61) for rank in range(4)]
+    (finding,) = of(look_at([*registered(4), *records]), "nan")
+    assert (finding.ranks, finding.onset_step) == ((1,), 40)
+
+
+def test_damaged_batches_that_the_script_tells_of() -> None:
+    def told(rank: int, step: int) -> schema.Metrics:
+        total = 2.0 if rank == 3 and step >= 30 else 0.0
+        return schema.Metrics(attempt=0, rank=rank, time_ns=START_NS + step, step=step,
+                              values={"corrupt_batches": total})  # fmt: skip
+
+    records = [told(rank, step) for step in (10, 30, 50) for rank in range(4)]
+    look = look_at([*registered(4), *records])
+    (finding,) = of(look, "corrupt-batches")
+    assert (finding.kind, finding.ranks, finding.onset_step) == ("corrupt_batch", (3,), 30)
+    assert "2 damaged batches" in finding.what
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_of_few_samples_have_long_tails_and_accuse_nobody(seed: int) -> None:
+    """Student's t with three degrees of freedom, as losses of a few short texts scatter."""
+    chance = np.random.default_rng(seed)
+
+    def change(rank: int, step: int, values: Values) -> None:
+        values["loss"] = 3.0 * float(np.exp(0.07 * chance.standard_t(3)))
+
+    look = look_at(training(seed, 4, change=change))
+    assert [one for one in of(look, "outliers") if one.severity != "info"] == []
+
+
 def test_nan_of_all_ranks_at_once_accuses_nobody() -> None:
     def change(rank: int, step: int, values: Values) -> None:
         if step >= 100:

@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.formulas import MEDIAN_SCATTER, SIGMA_PER_MAD
 from rankscope_server.detectors.finding import Evidence, Finding
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import confidence_word, ms_text
 
+Array = NDArray[Any]
 _MAX_TOLD = 16
+_LEAST_OF_A_PART = 6
+_UNKNOWN = (0.0, float("inf"))
 _PARTS = 5  # stretches of the operations kept in which a drift must show
 
 
 def odd_ranks(window: Window) -> list[Finding]:
     """Return the findings on ranks whose clock is not that of the others of their host."""
     found = []
-    names = {rank: str(rank) for rank in window.ranks}
     for host, table in sorted(window.rank_clocks.items()):
+        names = {rank: str(rank) for rank in sorted(window.ranks) if window.host(rank) == host}
         against = table.clocks(names, 0.0).against_all()
-        apart = {
-            int(name): offset
-            for name, offset in against.items()
-            if abs(offset[0]) - offset[1] > window.policy.clock_tell_ms
-        }
-        past = [clocks.against_all() for clocks in table.history(names, _PARTS)] if apart else []
-        for rank, offset in sorted(apart.items())[:_MAX_TOLD]:
-            drift_ms = _drift_ms(past, str(rank))
-            found.append(_rank_finding(window, host, rank, offset, drift_ms, len(against) == 2))
+        told = 0
+        for name in names.values():
+            drift_ms, now = _drift(table.lead_ms(names, name))
+            # The bounds of a clock that drifts contradict each other; its newest lead does not.
+            offset = against.get(name, _UNKNOWN) if drift_ms is None else now
+            if abs(offset[0]) - offset[1] > window.policy.clock_tell_ms and told < _MAX_TOLD:
+                told += 1
+                found.append(
+                    _rank_finding(window, host, int(name), offset, drift_ms, len(names) == 2)
+                )
     return found
 
 
-def _drift_ms(past: list[dict[str, tuple[float, float]]], name: str) -> float | None:
-    """Return by how much a clock's offset changes from stretch to stretch, None unless it does.
+def _drift(lead_ms: Array) -> tuple[float | None, tuple[float, float]]:
+    """Return by how much a clock's lead changes from stretch to stretch, None unless it does.
 
-    A clock that was set changes once; one that drifts in nearly every stretch, and one way.
+    And the lead of the last stretch with its band.
+
+    A clock that was set changes once; one that drifts in nearly every stretch, and one way. A
+    change counts beyond four standard errors of the medians of both stretches.
     """
-    known = [stretch[name] for stretch in past if name in stretch]
-    if len(known) < _PARTS - 1:
-        return None
-    changes = [
-        later[0] - earlier[0]
-        for earlier, later in pairwise(known)
-        if abs(later[0] - earlier[0]) > earlier[1] + later[1]
-    ]
-    is_steady = len(changes) >= _PARTS - 2 and len({change > 0 for change in changes}) == 1
-    return sum(changes) / len(changes) if is_steady else None
+    if len(lead_ms) < _PARTS * _LEAST_OF_A_PART:
+        return None, (0.0, 0.0)
+    parts = np.array_split(lead_ms, _PARTS)
+    middle = np.array([np.median(part) for part in parts])
+    error = np.array([
+        SIGMA_PER_MAD * MEDIAN_SCATTER * np.median(np.abs(part - np.median(part)))
+        / np.sqrt(len(part)) for part in parts
+    ])  # fmt: skip
+    changes = np.diff(middle)
+    clear = changes[np.abs(changes) > 4 * np.hypot(error[1:], error[:-1])]
+    if len(clear) < _PARTS - 2 or not (np.all(clear > 0) or np.all(clear < 0)):
+        return None, (0.0, 0.0)
+    return float(np.median(clear)), (float(middle[-1]), 4 * float(error[-1]))
 
 
 def _rank_finding(

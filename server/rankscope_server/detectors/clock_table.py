@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.chunk import Column
 from rankscope.schema import ENDED, ClockOffset
@@ -19,7 +20,6 @@ MAX_MEETINGS = 4_096  # of all groups in one estimate
 # square, 1.5 s of a core for a thousand.
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
-_LEAST_OF_A_PART = 6
 # Nobody ends one of these before everybody has begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
 SYNCHRONISING = frozenset(
@@ -108,13 +108,18 @@ class ClockTable:
             self._estimate = (key, clocks)
         return self._estimate[1]
 
-    def history(self, names: Mapping[int, str], parts: int) -> list[Clocks]:
-        """Return how the clocks stood in so many stretches of what is kept, oldest first."""
+    def lead_ms(self, names: Mapping[int, str], name: str) -> NDArray[np.float64]:
+        """Return how much later one clock read than the middle of the others, by operation.
+
+        At the ends, which all see at nearly the same time; oldest first.
+        """
         hosts = sorted(set(names.values()))
-        meetings = self._meetings(hosts, names)
-        size = -(-len(meetings) // parts) if len(meetings) >= parts * _LEAST_OF_A_PART else 0
-        pieces = [meetings[at : at + size] for at in range(0, len(meetings), size)] if size else []
-        return [align_clocks(hosts, piece, {}, 0.0) for piece in pieces]
+        place, found = hosts.index(name), []
+        for meeting in self._meetings(hosts, names):
+            mine = meeting.hosts == place
+            if mine.any() and not mine.all():
+                found.append(float(meeting.ends_ns[mine][0] - np.median(meeting.ends_ns[~mine])))
+        return np.array(found) / 1e6
 
     def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
         """Return the operations in which at least two hosts were seen, oldest first."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope_server.detectors.finding import DetectorResult, Evidence, Finding, ran, skipped
+from rankscope_server.detectors.skipped_updates import skipped_updates
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, place_text, ranks_text
 
@@ -38,7 +39,10 @@ class Replicas:
         """Return which ranks drifted apart."""
         if window.world_size < 2:
             return skipped(self, "one rank has no replica", "nothing to do")
+        idle = skipped_updates(window)
         checks = checks_of(window)
+        if not checks and idle:
+            return ran(self, idle)
         if not checks:
             return skipped(
                 self,
@@ -48,7 +52,8 @@ class Replicas:
             )
         odd = drifted(checks, replica_sets(window, checks))
         findings = _with_memory(window, [_finding(window, one) for one in odd[:_MAX_FINDINGS]])
-        checked = () if odd else (f"replicas: equal bits at {len(checks)} checks",)
+        findings = [*idle, *findings]
+        checked = () if findings else (f"replicas: equal bits at {len(checks)} checks",)
         return ran(self, findings, checked)
 
 
