@@ -25,9 +25,9 @@ def odd_ranks(window: Window) -> list[Finding]:
     for host, table in sorted(window.rank_clocks.items()):
         names = {rank: str(rank) for rank in sorted(window.ranks) if window.host(rank) == host}
         against = table.clocks(names, 0.0).against_all()
-        told = 0
+        leads_ms, told = table.leads_ms(names), 0
         for name in names.values():
-            drift_ms, now = _drift(table.lead_ms(names, name))
+            drift_ms, now = _drift(leads_ms[name])
             # The bounds of a clock that drifts contradict each other; its newest lead does not.
             offset = against.get(name, _UNKNOWN) if drift_ms is None else now
             if abs(offset[0]) - offset[1] > window.policy.clock_tell_ms and told < _MAX_TOLD:

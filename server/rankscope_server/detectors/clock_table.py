@@ -47,6 +47,7 @@ class ClockTable:
         self._newest_ns = 0
         self._since_ns = 0  # what is older is of another program
         self._estimate: tuple[object, Clocks] | None = None
+        self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
@@ -108,18 +109,21 @@ class ClockTable:
             self._estimate = (key, clocks)
         return self._estimate[1]
 
-    def lead_ms(self, names: Mapping[int, str], name: str) -> NDArray[np.float64]:
-        """Return how much later one clock read than the middle of the others, by operation.
+    def leads_ms(self, names: Mapping[int, str]) -> dict[str, NDArray[np.float64]]:
+        """Return how much later each clock read than the middle of the others, by operation.
 
-        At the ends, which all see at nearly the same time; oldest first.
+        At the ends, which all see at nearly the same time; oldest first; worked out now and then.
         """
-        hosts = sorted(set(names.values()))
-        place, found = hosts.index(name), []
-        for meeting in self._meetings(hosts, names):
-            mine = meeting.hosts == place
-            if mine.any() and not mine.all():
-                found.append(float(meeting.ends_ns[mine][0] - np.median(meeting.ends_ns[~mine])))
-        return np.array(found) / 1e6
+        key = (self._newest_ns // _EVERY_NS, len(names))
+        if self._leads is None or self._leads[0] != key:
+            hosts = sorted(set(names.values()))
+            found: dict[str, list[float]] = {host: [] for host in hosts}
+            for meeting in self._meetings(hosts, names):
+                for at, place in enumerate(meeting.hosts.tolist()):
+                    others = np.delete(meeting.ends_ns, at)
+                    found[hosts[place]].append(float(meeting.ends_ns[at] - np.median(others)))
+            self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
+        return self._leads[1]
 
     def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
         """Return the operations in which at least two hosts were seen, oldest first."""
