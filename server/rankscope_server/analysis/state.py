@@ -11,7 +11,8 @@ from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import coverage_of, status_of
-from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
+from rankscope_server.analysis.folding import fold
+from rankscope_server.analysis.verdict import answer_of, verdict_of
 from rankscope_server.detectors import DETECTORS
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding

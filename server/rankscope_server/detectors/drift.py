@@ -18,7 +18,14 @@ from rankscope_server.detectors.drift_rules import (
 )
 from rankscope_server.detectors.drift_words import finding_of
 from rankscope_server.detectors.environment_table import EnvironmentTable
-from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Severity, ran, skipped
+from rankscope_server.detectors.finding import (
+    NOT_HERE,
+    SEVERITIES,
+    DetectorResult,
+    Severity,
+    ran,
+    skipped,
+)
 from rankscope_server.detectors.window import Window
 
 NOT_SET = "not set"
@@ -43,6 +50,7 @@ class Drift:
     """Finds ranks whose versions, environment or hardware differ from those of the others."""
 
     name: ClassVar[str] = "drift"
+    kinds: ClassVar[tuple[str, ...]] = ("version_drift", "drift")
     needs: ClassVar[frozenset[str]] = frozenset({"environment"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -50,7 +58,7 @@ class Drift:
         table, world = window.facts.environments, window.world_size
         known = [rank for rank in table.records if rank >= 0]
         if world < 2:
-            return skipped(self, "one rank has nobody to be compared with", "nothing to do")
+            return skipped(self, "one rank has nobody to be compared with", NOT_HERE)
         if len(known) < max(2, (1 - window.policy.max_missing_share) * world):
             return skipped(
                 self, f"snapshots of {len(known)} of {world} ranks", "attach the agent to all ranks"

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.formulas import rank_hours_per_day, throughput_loss
 from rankscope_server.detectors.finding import (
+    NOT_HERE,
     DetectorResult,
     DetectorStatus,
     Evidence,
@@ -35,12 +36,13 @@ class Pipeline:
     """Finds stages that compute longer than the others, and splits what a pipeline idles."""
 
     name: ClassVar[str] = "pipeline"
+    kinds: ClassVar[tuple[str, ...]] = ("stage_imbalance",)
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the uneven stage, if any; what the pipeline idles is told as checked."""
         if all(known.num_stages < 2 for known in window.ranks.values()):
-            return self._skipped("no rank owns a stage of a pipeline", "nothing to do")
+            return self._skipped("no rank owns a stage of a pipeline", NOT_HERE)
         try:
             replay, programs = window.replays.newest(
                 window.steps, window.ranks, window.groups, window.policy

@@ -49,6 +49,7 @@ class RootCause:
     """Finds the rank whose failure began the end of a run, among those that merely echo it."""
 
     name: ClassVar[str] = "root-cause"
+    kinds: ClassVar[tuple[str, ...]] = ("crash", "stopped")
     needs: ClassVar[frozenset[str]] = frozenset({"error", "rank_end"})
 
     def look(self, window: Window) -> DetectorResult:

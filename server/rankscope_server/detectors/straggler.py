@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import (
+    NOT_HERE,
     DetectorResult,
     DetectorStatus,
     Finding,
@@ -41,6 +42,15 @@ class Straggler:
     """Finds ranks whose own work takes longer than that of their peers, or than before."""
 
     name: ClassVar[str] = "straggler"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "slow_compute",
+        "slow_data",
+        "garbage_collection",
+        "host_contention",
+        "thermal_or_power",
+        "page_cache",
+        "sequence_imbalance",
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -74,7 +84,7 @@ def _lack(window: Window) -> tuple[str, str] | None:
     """Return (reason, remedy) if there is too little to compare."""
     table, policy = window.steps, window.policy
     if window.world_size == 1:
-        return "one rank has nobody to be compared with", "nothing to do"
+        return "one rank has nobody to be compared with", NOT_HERE
     if not table.num_steps:
         return "no step has ended yet", "wait, or call rankscope.step() once a step"
     steps = table.num_steps + table.dropped_steps

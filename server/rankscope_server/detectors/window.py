@@ -80,6 +80,7 @@ class Detector(Protocol):
     """One diagnosis over a window; the class docstring is its help text."""
 
     name: ClassVar[str]  # the id in the API, the docs and the policy
+    kinds: ClassVar[tuple[str, ...]]  # of its findings; the pages have a label for each
     needs: ClassVar[frozenset[str]]  # record and chunk kinds without which it is skipped
 
     def look(self, window: Window) -> DetectorResult:

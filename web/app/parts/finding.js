@@ -8,6 +8,7 @@ import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
 import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
+import { kindWords } from './kinds.js';
 
 /** @typedef {import('../../types/api.js').Finding} Finding */
 /** @typedef {import('../../types/api.js').Verdict} Verdict */
@@ -269,28 +270,6 @@ export function report(finding, run) {
   ]
     .filter(Boolean)
     .join('\n');
-}
-
-/** @param {string} kind */
-export function kindWords(kind) {
-  /** @type {Record<string, string>} */
-  const known = {
-    slow_compute: 'Straggler: slow compute',
-    slow_data: 'Straggler: slow data',
-    garbage_collection: 'Straggler: garbage collection',
-    host_contention: 'Straggler: other work on its processors',
-    thermal_or_power: 'Straggler: GPU held down by heat or power',
-    page_cache: 'Straggler: data not in memory',
-    sequence_imbalance: 'More tokens than its peers',
-    slow_communication: 'Slow communication',
-    hang: 'Hang',
-    crash: 'Crash',
-    nan: 'NaN or infinity',
-    xid: 'Xid error',
-    ecc: 'Memory errors of a GPU',
-    gpu_underuse: 'GPUs with little to do',
-  };
-  return known[kind] ?? words(kind);
 }
 
 /** @param {string} text */
