@@ -31,6 +31,7 @@ from rankscope_server.detectors.window import Window
 NOT_SET = "not set"
 _MAX_FINDINGS = 16
 _JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
+_OF_PROGRAM = ("code.", "command.")
 _ACCUSED_BY = frozenset({"straggler", "hang", "root-cause"})
 
 
@@ -94,12 +95,11 @@ def _places(window: Window) -> dict[int, tuple[str, int]]:
 def differences(table: EnvironmentTable, places: Mapping[int, tuple[str, int]]) -> list[Difference]:
     """Return the facts on which ranks differ; `places` is (host, local rank) by rank.
 
-    Hardware is compared within one GPU model: of two kinds of machine neither drifts.
+    Hardware is compared within one GPU model: of two kinds of machine neither drifts. Code and
+    command are compared within one script: a parameter server runs another than its workers.
     """
     ranks = sorted(rank for rank in table.records if rank >= 0)
-    models: dict[str, list[int]] = defaultdict(list)
-    for rank in ranks:
-        models[table.fact(rank, "gpu.model")].append(rank)
+    models, scripts = (_by_fact(table, ranks, name) for name in ("gpu.model", "code.script"))
     found = []
     for fact, values in table.by_fact.items():
         is_total = len(values) == 1 and len(next(iter(values.values()))) == len(ranks)
@@ -108,10 +108,18 @@ def differences(table: EnvironmentTable, places: Mapping[int, tuple[str, int]]) 
         if level_of(fact) == "own":
             continue
         hardware = kind_of(fact) == "hardware" and fact != "gpu.model" and len(models) > 1
-        for among in models.values() if hardware else [ranks]:
+        alike = models if hardware else scripts if fact.startswith(_OF_PROGRAM) else {"": ranks}
+        for among in alike.values():
             one = _difference(fact, values, among, places)
             if one is not None:
                 found.append(one)
+    return found
+
+
+def _by_fact(table: EnvironmentTable, ranks: Sequence[int], name: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        found[table.fact(rank, name)].append(rank)
     return found
 
 
@@ -147,6 +155,8 @@ def _difference(
     count = sum(len(ranks) for _, ranks in ordered)
     minority = sorted(set().union(*(ranks for _, ranks in ordered[1:])))
     has_majority = 2 * len(ordered[0][1]) > count
+    if fact == "torch.seed" and not has_majority:
+        return None  # one for each stage or shard: a policy
     return Difference(
         fact,
         kind_of(fact),

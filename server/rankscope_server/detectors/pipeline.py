@@ -79,10 +79,13 @@ def _microbatches(
 ) -> tuple[int, int] | None:
     """Return microbatches of a step, and chunks of the model that one rank holds.
 
-    The first is what ranks say, else how often they ran backward; the second follows from how
-    often the first stage sends ahead for each.
+    Both are what ranks say. Else the first is how often they ran backward; the second follows
+    from how often the first stage sends ahead for each.
     """
     said = max((known.num_microbatches for known in window.ranks.values()), default=0)
+    held = max((known.num_local_stages for known in window.ranks.values()), default=0)
+    if said and held:
+        return said, held
     if not said:
         columns = np.searchsorted(window.steps.steps, replay.steps)
         counted = window.steps.get("microbatches")[:, columns]
