@@ -31,6 +31,7 @@ class RunState:
         self.run_id = run_id
         self._policy = policy
         self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
+        self.usual_lines: frozenset[str] = frozenset()  # of those of them that ended well
         self._attempts: dict[int, AttemptState] = {}
         self._clock_offsets: dict[str, ClockOffset] = {}
         self._machines, self._samples = MachineTable(), SampleTable()
@@ -116,7 +117,9 @@ class RunState:
                 for number in sorted(self._attempts)
                 if number < attempt.attempt and self._attempts[number].known_ranks
             ]
-            window = attempt.window(now_ns, past, self.earlier, is_newest=is_newest)
+            window = attempt.window(
+                now_ns, past, self.earlier, usual_lines=self.usual_lines, is_newest=is_newest
+            )
             attempt.results = [detector.look(window) for detector in DETECTORS]
             found = [finding for result in attempt.results for finding in result.findings]
             attempt.before = {finding.key: finding for finding in found}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -15,6 +15,7 @@ from rankscope_server.detectors.clocks import Clocks
 from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.line_table import LineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.replay_table import ReplayTable
@@ -37,6 +38,8 @@ class Window:
     ended: Mapping[int, RankEnded] = field(default_factory=dict)
     errors: Sequence[ErrorRaised] = ()  # in order of time
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    lines: LineTable = field(default_factory=LineTable)
+    usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
