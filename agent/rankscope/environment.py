@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rankscope.code_version import code_facts
 from rankscope.redaction import HIDDEN, has_secret_name, redact
 
 # variables that decide how a run behaves; everything else stays private
@@ -27,6 +31,11 @@ _LIBRARIES = (
 )  # fmt: skip
 _MAX_PACKAGES = 200
 MAX_VALUE_LENGTH = 400
+# words of a command line that differ between ranks of one job by design
+_OF_ONE_RANK = re.compile(
+    r"rank|local|node|host|master|addr|port|rdzv|device|gpu|dir|path|file|out|log|save|tmp|seed|id$",
+    re.IGNORECASE,
+)
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})  # of python itself
 
 
@@ -51,6 +60,7 @@ def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
     facts |= _packages()
     if "torch" in sys.modules:
         facts |= _torch_facts()
+    facts |= _program_facts()
     facts |= {f"env.{name}": value for name, value in _variables(environ).items()}
     return {name: redact(value)[:MAX_VALUE_LENGTH] for name, value in facts.items() if value}
 
@@ -90,6 +100,51 @@ def _torch_facts() -> dict[str, str]:
     return facts
 
 
+@functools.cache
+def _program_facts() -> dict[str, str]:
+    """Return which code runs, and a hash of its command line. Once: it stays what it was."""
+    facts = {"command.hash": command_hash(command(own_command()))}
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script:
+        facts |= code_facts(Path(script))
+    return facts
+
+
+def command_hash(argv: Sequence[str]) -> str:
+    """Return what is equal for ranks that were started alike: numbers of ranks, hosts and paths
+    are left out."""
+    kept: list[str] = []
+    takes_value = False
+    for word in argv[1:]:
+        name, has_value, value = word.partition("=")
+        is_option = word.startswith("-")
+        if takes_value and not is_option:
+            takes_value = False
+            continue
+        takes_value = is_option and not has_value and bool(_OF_ONE_RANK.search(name))
+        if is_option and _OF_ONE_RANK.search(name):
+            kept.append(name)
+        elif "/" in (value or word):
+            kept.append(f"{name if has_value else ''}=/")
+        else:
+            kept.append(word)
+    return hashlib.sha256("\0".join(kept).encode(errors="replace")).hexdigest()[:12]
+
+
+def settled_facts() -> dict[str, str]:
+    """Return what a script sets before it trains, so that it is told after the first step only:
+    before, ranks that are not equally far would seem to differ."""
+    if "torch" not in sys.modules:
+        return {}
+    import torch
+
+    return {
+        "torch.dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "torch.deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "torch.seed": str(torch.initial_seed()),
+    }
+
+
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
@@ -107,6 +162,7 @@ def _os_name() -> str:
         return platform.system()
 
 
+@functools.cache
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -68,6 +68,8 @@ class Agent:
         self._when_recorder: list[Callable[[Agent], None]] = []
         self._gave_up = False
         self._knows_backend = False
+        self._knows_steps = False
+        self.data_facts: dict[str, str] = {}  # of the first loader that gave a batch
         self._collector_checked = 0.0
 
     # --- start -------------------------------------------------------------------------------
@@ -255,7 +257,8 @@ class Agent:
         """Do what may be done once a step: describe the machine, look after the collector."""
         if self.recorder is None:
             return
-        if self.clock.step == 2 and not self._knows_backend:
+        if not self._knows_steps:  # the first has ended: seeded, on its device, data chosen
+            self._knows_steps = True
             self._snapshot()
         self._watch_collector(self.recorder.directory.parents[1], first=False)
         self.governor.at_boundary()
@@ -344,6 +347,8 @@ class Agent:
     def _snapshot(self) -> None:
         assert self.recorder is not None
         facts = environment.snapshot(self._environ)
+        if self._knows_steps:
+            facts |= environment.settled_facts() | self.data_facts
         self.recorder.record(schema.Environment(**self.here(), facts=facts), urgent=True)
 
     def _watch_collector(self, run: Path, *, first: bool) -> None:

@@ -112,6 +112,7 @@ class RankRegistered(Record, frozen=True, tag="rank"):
     num_stages: int = 0
     num_microbatches: int = 0
     schedule: str = ""
+    num_local_stages: int = 0  # that this rank holds; `stage` is the first of them
 
 
 class RankEnded(Record, frozen=True, tag="rank_end"):

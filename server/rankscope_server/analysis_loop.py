@@ -29,6 +29,7 @@ from rankscope_server.store.commands import ask_in_hangs
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.looks import Outcome, keep_failure, keep_look
 from rankscope_server.store.replay import newest_batch, replay
+from rankscope_server.store.telling_lines import telling_lines, usual_lines
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -188,8 +189,11 @@ class AnalysisLoop:
         with self._reader.connect() as connection:
             run.last_batch = newest_batch(connection, run_id)
             state.earlier = earlier_runs(connection, run_id)
+            state.usual_lines = usual_lines(connection, state.earlier)
             horizon = self._clock() - int(self._settings.replay_hours * 3600e9)
             replay(connection, run_id, state, run.last_batch, horizon)
+            for line in telling_lines(connection, run_id):
+                state.apply_record(line)
 
     def _failed(self, run_id: str, run: LiveRun, error: Exception) -> None:
         now = time.monotonic()

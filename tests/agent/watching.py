@@ -17,7 +17,7 @@ from tests.agent import recorded
 # everything that sees steps and numbers; nothing that listens to the test runner itself
 HOOKS = (
     "data,evaluation,backward,optimizer,gradient-scaler,checkpoint,distributed-checkpoint,"
-    "safetensors,pipeline,garbage-collection,loss,learning-rate,model-size,batches,clipping,"
+    "safetensors,pipeline,pipeline-schedule,garbage-collection,loss,learning-rate,model-size,batches,clipping,"
     "gradients,replicas,memory,out-of-memory"
 )
 

@@ -60,13 +60,18 @@ PLANTS = [
     ("python", "3.12.5", "info"), ("python", "3.11.9", "warning"),
     ("executable", "/opt/py", "info"),
     ("hostname", "odd", "info"), ("locale", "C", "info"), ("env.NCCL_DEBUG", "INFO", "info"),
-    ("env.PATHS", "/x", "info"),
+    ("env.PATHS", "/x", "info"), ("code.hash", "77", "critical"),
+    ("torch.dtype", "float64", "critical"), ("torch.deterministic", "True", "critical"),
+    ("command.hash", "88", "warning"), ("torch.seed", "7", "info"), ("code.dirty", "yes", "info"),
+    ("dataset.length", "999", "info"),
 ]  # fmt: skip
 EXTRA = {
     "model.config_hash": "0000", "code.commit": "aaaa", "dataset.fingerprint": "42",
     "seed.policy": "global", "amp.dtype": "bfloat16", "gpu.capability": "9.0", "cublas": "13.0.2",
     "mtu": "9000", "ulimit.nofile": "65536", "governor": "performance", "firmware.nic": "28.2",
-    "hostname": "usual", "locale": "en_US",
+    "hostname": "usual", "locale": "en_US", "code.hash": "55", "code.script": "train.py",
+    "torch.dtype": "float32", "torch.deterministic": "False", "command.hash": "66",
+    "torch.seed": "42", "code.dirty": "no", "dataset.length": "1000",
 }  # fmt: skip
 
 
@@ -158,6 +163,37 @@ def test_hardware_is_compared_within_one_gpu_model() -> None:
         facts[rank] |= {"gpu.model": "A100", "host.cpu_model": "Xeon 8480", "host.cpus": "96"}
     found = found_in([environment(rank, known) for rank, known in facts.items()])
     assert [(one.fact, one.severity) for one in found] == [("gpu.model", "warning")]
+
+
+@pytest.mark.parametrize("policy", ["of rank", "of shard", "of stage", "one"])
+def test_a_policy_of_seeds_is_no_drift(policy: str) -> None:
+    def seed(rank: int) -> int:
+        return {"of rank": rank, "of shard": rank % 4, "of stage": rank // 8, "one": 0}[policy]
+
+    records = [
+        environment(rank, EXTRA | own_facts(rank) | {"torch.seed": str(42 + seed(rank))})
+        for rank in range(64)
+    ]
+    assert found_in(records) == []
+
+
+def test_code_is_compared_among_ranks_of_one_script() -> None:
+    """A parameter server and its workers run two scripts; one worker's is another version."""
+    records = [
+        environment(rank, {"code.script": "server.py" if rank < 2 else "worker.py",
+                           "code.hash": "aa" if rank < 2 else "cc" if rank == 5 else "bb",
+                           "command.hash": "1" if rank < 2 else "2"})
+        for rank in range(8)
+    ]  # fmt: skip
+    (found,) = found_in(records)
+    assert (found.fact, found.severity, found.ranks) == ("code.hash", "critical", (5,))
+
+
+def test_a_fact_that_only_some_have_told_yet_differs_from_nothing() -> None:
+    records = [
+        environment(rank, {"torch.dtype": "bfloat16"} if rank < 3 else {}) for rank in range(8)
+    ]
+    assert found_in(records) == []
 
 
 def test_without_a_majority_nobody_is_named() -> None:

@@ -119,11 +119,31 @@ def test_echo_seen_on_a_clock_that_runs_ahead_does_not_win() -> None:
 
 
 def test_two_causes_within_the_clock_band_are_both_named_with_a_hedge() -> None:
-    records: list[schema.AnyRecord] = [raised(1, 0, *CAUSES[0]), raised(6, 200, *CAUSES[3])]
-    look = look_after(run(8, num_hosts=2), records)
-    assert look.verdict is not None
-    assert look.verdict.ranks == (1, 6)
-    assert look.verdict.confidence < 0.6
+    state = RunState("run")  # without collectives nothing is known of the clocks
+    for rank in range(8):
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=START_NS, world_size=8, local_rank=rank % 2,
+            local_world_size=2, node_rank=rank // 2, host=f"node-{rank // 2}", pid=rank + 1,
+        ))  # fmt: skip
+    for known, apart_ms in ((state, 200), (run(8, num_hosts=2), 10)):
+        records: list[schema.AnyRecord] = [
+            raised(1, 0, *CAUSES[0]), raised(6, apart_ms, *CAUSES[3]),
+        ]  # fmt: skip
+        look = look_after(known, records)
+        assert look.verdict is not None
+        assert look.verdict.ranks == (1, 6)
+        assert look.verdict.confidence < 0.6
+
+
+def test_known_clocks_tell_the_order_of_two_causes() -> None:
+    for first, second in ((1, 6), (6, 1)):
+        state = run(8, num_hosts=2)
+        records: list[schema.AnyRecord] = [
+            raised(first, 0, *CAUSES[0]), raised(second, 200, *CAUSES[3]),
+        ]  # fmt: skip
+        verdict = look_after(state, records).verdict
+        assert verdict is not None
+        assert verdict.ranks == (first,)
 
 
 def test_a_later_cause_is_not_named() -> None:

@@ -161,7 +161,9 @@ def test_the_verdict_names_findings_by_their_ids(
     effect = run.get(f"/findings/{ids['the effect']}")
     assert effect["explained_by"] == ids["the cause"]
     assert page["run"]["verdict"]["what"] == "the cause"
-    assert page["answer"] == {"state": "healthy", "text": "All is well", "detail": ""}
+    assert page["answer"] == {
+        "state": "healthy", "text": "All is well", "detail": "", "deciding": [],
+    }  # fmt: skip
 
 
 def test_a_look_that_fails_costs_an_answer_and_nothing_else(

@@ -17,6 +17,7 @@ export interface Answer {
   state: 'culprit' | 'healthy' | 'unknown' | 'waiting';
   text: string;
   detail: string;
+  deciding: string[];
 }
 
 /** One (re)start of a run. */
@@ -837,6 +838,7 @@ export interface Verdict {
   recovered_ms: number | null;
   policy_hash: string;
   folded: Folded[];
+  deciding: string[];
 }
 
 /** A hint of the event stream (docs/api.md, Stream). */

@@ -33,6 +33,7 @@ from rankscope.hooks.phases import (
     GradientScaler,
     Optimizer,
     Pipeline,
+    PipelineSchedule,
     Safetensors,
 )
 from rankscope.hooks.stacks import Stacks
@@ -54,6 +55,7 @@ HOOKS: tuple[type[Hook], ...] = (
     DistributedCheckpointing,
     Safetensors,
     Pipeline,
+    PipelineSchedule,
     GarbageCollection,
     Copies,
     GpuPhases,

@@ -24,6 +24,7 @@ class Verdict(Finding):
     """The finding that explains the run best, and those that it explains."""
 
     folded: tuple[Folded, ...] = ()
+    deciding: tuple[str, ...] = ()  # measurements that would make a doubtful verdict sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Answer:
     state: AnswerState
     text: str
     detail: str = ""
+    deciding: tuple[str, ...] = ()  # measurements without which there is no verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from rankscope.schema import (
     ClockOffset,
     ErrorRaised,
     GroupDefined,
+    LogLine,
     Loss,
     Metrics,
     RankEnded,
@@ -29,6 +30,7 @@ from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.line_table import LineTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY
@@ -75,6 +77,7 @@ class AttemptState:
         self.replays = ReplayTable()
         self.samples = samples or SampleTable()
         self.work = DeclaredWork()
+        self.lines = LineTable()
         self.facts = Facts(machines or MachineTable())
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
@@ -90,6 +93,7 @@ class AttemptState:
             RankEnded: self._end,
             GroupDefined: self._group,
             ErrorRaised: self._error,
+            LogLine: self.lines.take,
             Loss: self._lose,
             ClockOffset: self.clocks.add_exchange,
             Metrics: self._measure,
@@ -244,6 +248,7 @@ class AttemptState:
         past: Sequence[Window] = (),
         earlier: Sequence[RunSummary] = (),
         *,
+        usual_lines: Set[str] = frozenset(),
         is_newest: bool = True,
     ) -> Window:
         """Return what detectors look at."""
@@ -262,6 +267,8 @@ class AttemptState:
             ended=self.ended,
             errors=self.errors,
             stacks=self.stacks,
+            lines=self.lines,
+            usual_lines=usual_lines,
             steps=self.steps,
             times=self.times,
             calls=self.calls,

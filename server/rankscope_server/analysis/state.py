@@ -11,7 +11,8 @@ from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import coverage_of, status_of
-from rankscope_server.analysis.verdict import answer_of, fold, verdict_of
+from rankscope_server.analysis.folding import fold
+from rankscope_server.analysis.verdict import answer_of, verdict_of
 from rankscope_server.detectors import DETECTORS
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
@@ -30,6 +31,7 @@ class RunState:
         self.run_id = run_id
         self._policy = policy
         self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
+        self.usual_lines: frozenset[str] = frozenset()  # of those of them that ended well
         self._attempts: dict[int, AttemptState] = {}
         self._clock_offsets: dict[str, ClockOffset] = {}
         self._machines, self._samples = MachineTable(), SampleTable()
@@ -115,7 +117,9 @@ class RunState:
                 for number in sorted(self._attempts)
                 if number < attempt.attempt and self._attempts[number].known_ranks
             ]
-            window = attempt.window(now_ns, past, self.earlier, is_newest=is_newest)
+            window = attempt.window(
+                now_ns, past, self.earlier, usual_lines=self.usual_lines, is_newest=is_newest
+            )
             attempt.results = [detector.look(window) for detector in DETECTORS]
             found = [finding for result in attempt.results for finding in result.findings]
             attempt.before = {finding.key: finding for finding in found}

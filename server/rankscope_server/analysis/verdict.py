@@ -1,144 +1,58 @@
-"""One verdict per run: the culprit first, what it explains folded under it.
+"""One verdict per run: the culprit first, what it explains folded under it (see `folding`).
 
-Order of explanation: a wrong call explains the hang or the errors that follow it at once; a crash
-explains the hang and the echoes after it; a hang explains that the ranks behind it are slow or
-lose each other. What began before and goes on stays on its own.
+Where nothing is known for sure, the answer says which measurement would decide.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from rankscope_server.analysis.answers import Answer, Coverage, Folded, Verdict
 from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Finding
-from rankscope_server.detectors.policy import POLICY, Policy
-from rankscope_server.detectors.words import percent_text
+from rankscope_server.detectors.finding import (
+    NOT_HERE,
+    SEVERITIES,
+    DetectorResult,
+    Finding,
+    Severity,
+)
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.words import percent_text, ranks_text
 
 # The answer "healthy" rests on these, whose inputs every run has. What others could not look at
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
-_MIN_SURE = 0.5  # a crash below it has seen echoes only
-_SOON_STEPS = 64  # four samples of gradient norms: what an odd batch does shows within them
-_SLACK_MS = 1_000.0  # a hang that began so little after the crash's end is its consequence
-
-
-def fold(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of one attempt with `explained_by` set where another explains one."""
-    crash = next((f for f in findings if f.kind == "crash" and f.severity == "critical"), None)
-    desyncs = [f for f in findings if f.kind == "desync" and f.severity == "critical"]
-    hangs = [f for f in findings if f.kind == "hang" and f.state == "open"]
-    folded = []
-    for finding in findings:
-        cause = None
-        if finding.kind == "hang" and crash is not None and _crash_explains(crash, finding):
-            cause = crash
-        elif finding.kind == "crash" and finding.confidence < _MIN_SURE and hangs:
-            cause = hangs[0]
-        elif finding.detector == "straggler":
-            cause = _stop_explains(crash or next(iter(hangs), None), finding)
-            cause = cause or _throttle_explains(findings, finding)
-        elif finding.kind in ("loss_spike", "divergence", "corrupt_batch", "corruption"):
-            cause = _number_explains(findings, finding)
-        elif finding.kind in ("regression", "slowdown"):
-            cause = _cost_explains(findings, finding)
-        elif finding.detector == "pipeline":  # a stage is slow because a rank of it is
-            cause = next((f for f in findings if _is_slow_rank_of(f, finding)), None)
-        if finding.kind in ("hang", "crash"):
-            wrong = next((f for f in desyncs if _desync_explains(f, finding)), None)
-            cause = wrong or cause
-        folded.append(dataclasses.replace(finding, explained_by=cause.key if cause else None))
-    return folded
-
-
-def _crash_explains(crash: Finding, hang: Finding) -> bool:
-    """Return whether a hang is what a crash left behind, not what led to it."""
-    if set(hang.ranks) & set(crash.ranks):
-        return True
-    return (
-        crash.onset_ms is not None
-        and hang.onset_ms is not None
-        and hang.onset_ms >= crash.onset_ms - _SLACK_MS
-    )
-
-
-def _desync_explains(desync: Finding, stop: Finding) -> bool:
-    """Return whether a stop followed a wrong call closely; what came long after is its own."""
-    if desync.onset_ms is None or stop.onset_ms is None:
-        return desync.onset_ms is not None and stop.group == desync.group
-    after_ms = stop.onset_ms - desync.onset_ms
-    return -_SLACK_MS <= after_ms <= POLICY.desync_echo_seconds * 1e3
-
-
-def _stop_explains(stop: Finding | None, slow: Finding) -> Finding | None:
-    """Return the stop if the slow spell is only its last steps."""
-    if stop is None or stop.onset_step is None or slow.onset_step is None:
-        return None
-    return stop if slow.onset_step >= stop.onset_step - 1 else None
-
-
-def _is_slow_rank_of(slow: Finding, stage: Finding) -> bool:
-    is_open = slow.detector == "straggler" and slow.state == "open"
-    return is_open and bool(set(slow.ranks) & set(stage.ranks))
-
-
-def _number_explains(findings: Sequence[Finding], later: Finding) -> Finding | None:
-    """Return the NaN, or the odd batch of one rank, from which a number of training went wrong."""
-    if later.onset_step is None:
-        return None
-    causes = ("nan",) if later.kind in ("corrupt_batch", "corruption") else ("nan", "corrupt_batch")
-    return next(
-        (
-            finding
-            for finding in findings
-            if finding.kind in causes
-            and finding.severity != "info"
-            and finding.onset_step is not None
-            and finding.onset_step - 1 <= later.onset_step
-            and (finding.kind == "nan" or later.onset_step <= finding.onset_step + _SOON_STEPS)
-        ),
-        None,
-    )
-
-
-def _cost_explains(findings: Sequence[Finding], slower: Finding) -> Finding | None:
-    """Return the finding whose cost is most of what makes the whole run slower."""
-    causes = [
-        finding
-        for finding in findings
-        if finding.state == "open"
-        and finding.detector != slower.detector
-        and finding.severity != "info"
-        and (finding.cost_throughput_ratio or 0.0) >= 0.5 * (slower.cost_throughput_ratio or 1.0)
-    ]
-    return max(causes, key=lambda finding: finding.cost_throughput_ratio or 0.0, default=None)
-
-
-def _throttle_explains(findings: Sequence[Finding], slow: Finding) -> Finding | None:
-    """Return the throttled GPU, if it is a warning itself, that makes a rank slow."""
-    return next(
-        (
-            finding
-            for finding in findings
-            if finding.kind == "throttle"
-            and finding.severity != "info"
-            and set(slow.ranks) <= set(finding.ranks)
-            and slow.kind == "slow_compute"
-        ),
-        None,
-    )
+_SURE = 0.85  # high: a second signal agrees
+# Which detectors could confirm or refute a finding of a kind, if they had their input.
+_TELLS_MORE: Mapping[str, tuple[str, ...]] = {
+    "crash": ("gpu-events", "memory-growth", "desync", "hang", "clock"),
+    "hang": ("desync", "gpu-events", "clock"),
+    "desync": ("hang",),
+    "slow_compute": ("gpu-health", "gpu-events", "communication"),
+    "slow_data": ("data-loading",),
+    "host_contention": ("gpu-health",),
+    "nan": ("outliers", "replicas", "gpu-events"),
+    "loss_spike": ("outliers", "nan"),
+    "divergence": ("outliers", "nan", "replicas"),
+    "corruption": ("replicas", "gpu-events", "gpu-health"),
+    "corrupt_batch": ("replicas",),
+    "replica_drift": ("outliers", "desync", "gpu-events"),
+    "memory_growth": ("gpu-health",),
+    "regression": ("communication", "data-loading", "gpu-health", "drift"),
+    "slowdown": ("communication", "data-loading", "gpu-health"),
+    "stage_imbalance": ("straggler",),
+}
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
     """Return the verdict on an attempt: its worst open finding that nothing else explains."""
-    open_ones = [
-        f for f in findings if f.state == "open" and f.explained_by is None and f.severity != "info"
-    ]
-    if not open_ones:
+    roots = [f for f in findings if f.state == "open" and f.explained_by is None]
+    stories = [(f, [g for g in findings if g.explained_by == f.key]) for f in roots]
+    told = [(f, under) for f, under in stories if _worst(f, under) != "info"]
+    if not told:
         return None
-    chosen = min(open_ones, key=_order)
-    under = tuple(Folded(f.key, f.what) for f in findings if f.explained_by == chosen.key)
+    chosen, under = min(told, key=lambda story: _order(*story))
     checks = tuple(
         text
         for result in results
@@ -147,16 +61,44 @@ def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -
     )
     values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(Finding)}
     values["ruled_out"] = (*chosen.ruled_out, *checks)
-    return Verdict(**values, folded=under)
+    values["severity"] = _worst(chosen, under)
+    return Verdict(
+        **values,
+        folded=tuple(Folded(one.key, one.what) for one in under),
+        deciding=_deciding_kind(chosen, results),
+    )
 
 
-def _order(finding: Finding) -> tuple[int, int, float, str]:
+def _worst(finding: Finding, under: Sequence[Finding]) -> Severity:
+    """Return the severity of a story: what a cause did counts as much as the cause."""
+    if finding.severity == "info":
+        return "info"  # advice is no culprit, whatever goes with it
+    return min((one.severity for one in (finding, *under)), key=SEVERITIES.index)
+
+
+def _order(finding: Finding, under: Sequence[Finding]) -> tuple[int, int, float, str]:
     kinds = {"crash": 0, "hang": 1, "desync": 1}
+    story = (finding, *under)
     return (
-        SEVERITIES.index(finding.severity),
-        kinds.get(finding.kind, 2),
-        -(finding.cost_throughput_ratio or 0.0),
+        SEVERITIES.index(_worst(finding, under)),
+        min(kinds.get(one.kind, 2) for one in story),
+        -max(one.cost_throughput_ratio or 0.0 for one in story),
         finding.key,
+    )
+
+
+def _deciding_kind(finding: Finding, results: Sequence[DetectorResult]) -> tuple[str, ...]:
+    """Return what would make a doubtful verdict sure: inputs of detectors that could not look."""
+    if finding.confidence >= _SURE:
+        return ()
+    return _lacks(results, frozenset(_TELLS_MORE.get(finding.kind, ())))
+
+
+def _lacks(results: Sequence[DetectorResult], names: Set[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{status.name}: {status.reason}; {status.remedy}"
+        for status in (result.status for result in results)
+        if status.state == "skipped" and status.name in names and status.remedy != NOT_HERE
     )
 
 
@@ -175,7 +117,9 @@ def answer_of(
     notes = [f.what for f in findings if f.state == "open"]
     detail = "; ".join(notes)
     if coverage.reporting < coverage.expected:
-        return Answer("unknown", f"No verdict: partial, {coverage.text}", detail)
+        return Answer(
+            "unknown", f"No verdict: partial, {coverage.text}", detail, _missing(coverage)
+        )
     steps = attempt.steps.num_steps + attempt.steps.dropped_steps
     world = attempt.world_size
     # Advice that cannot be given leaves the answer whether somebody is slow or stuck.
@@ -186,14 +130,16 @@ def answer_of(
             "unknown",
             f"No verdict: one rank, {steps:,} steps, nobody to compare it with",
             detail,
+            ("a run of two or more ranks, or an earlier run of the same command",),
         )
     if steps < policy.min_steps:
         return Answer(
-            "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail
-        )
+            "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail,
+            _lacks(attempt.results, _CORE),
+        )  # fmt: skip
     if any(status.name in _CORE for status in skipped):
         reasons = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.name in _CORE)
-        return Answer("unknown", f"No verdict: {reasons}", detail)
+        return Answer("unknown", f"No verdict: {reasons}", detail, _lacks(attempt.results, _CORE))
     ran = len(attempt.results) - len(skipped)
     if skipped:
         names = ", ".join(status.name for status in skipped)
@@ -209,3 +155,17 @@ def answer_of(
         f"{percent_text(policy.cost_info_ratio)} of throughput{' now' if over else ''}{lost}",
         detail,
     )
+
+
+def _missing(coverage: Coverage) -> tuple[str, ...]:
+    """Return what would decide where ranks are missing: their own words."""
+    silent = [row.rank for row in coverage.silent]
+    texts = []
+    if silent:
+        texts.append(
+            f"the newest records of {ranks_text(silent)}; see that the node's collector runs, and "
+            "its kernel log"
+        )
+    if coverage.reporting + len(silent) < coverage.expected:
+        texts.append("records of the ranks that never reported; attach the agent to all ranks")
+    return tuple(texts)

@@ -3,14 +3,16 @@
 3 for a failure that begins by itself, 2 for a rank that others waited for, 2 for an end by a
 signal or the first end, 1 for an error that few ranks have, 1 for the earliest where the clocks
 can tell. The highest is named; points are whole, so that two are level, less than one point
-apart, only if they are equal: then both are named. Nothing is taken off for what healthy runs
-show too: no errors of earlier runs are at hand.
+apart, only if they are equal: then both are named. What healthy runs show too is taken off before:
+such lines tell nothing of an end (`last_words`).
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+
+import numpy as np
 
 from rankscope_server.detectors.failures import Failure
 from rankscope_server.detectors.window import Window
@@ -56,7 +58,20 @@ def is_level(window: Window, first: Failure, other: Failure) -> bool:
     band = policy.same_host_band_seconds if same_host else policy.clock_band_seconds
     if other.signature == first.signature:
         band = policy.clock_band_seconds  # the same error on many ranks: a fault of the script
+    elif not same_host:
+        hosts = host, window.host(other.rank)
+        if np.isfinite(window.clocks.band_ms(*hosts)):
+            order = window.clocks.order(hosts[0], first.time_ns, hosts[1], other.time_ns)
+            lead = (other.common_ns - first.common_ns) / 1e9
+            return order != "before" or lead <= policy.same_host_band_seconds
     return (other.time_ns - first.time_ns) / 1e9 <= band
+
+
+def on_one_clock(window: Window, rank: int, time_ns: int) -> int:
+    """Return a time of a rank's host on the clock of one of the hosts, as far as they are known."""
+    clocks = window.clocks
+    found = clocks.difference_ms(window.host(rank), clocks.hosts[0]) if clocks.hosts else None
+    return time_ns if found is None else time_ns - int(found[0] * 1e6)
 
 
 def _is_level(window: Window, first_ns: int, other_ns: int) -> bool:

@@ -22,6 +22,7 @@ from rankscope_server.detectors.communication_split import (
     stream_of,
 )
 from rankscope_server.detectors.finding import (
+    NOT_HERE,
     DetectorResult,
     DetectorStatus,
     Evidence,
@@ -41,12 +42,17 @@ class Communication:
     """Finds steps that wait for the network, and says which change would help, by how much."""
 
     name: ClassVar[str] = "communication"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "communication_bound",
+        "communication_advice",
+        "low_bus_bandwidth",
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return whether communication shows in the step, and whether it is slower than it was."""
         if window.world_size == 1:
-            return self._skipped("one rank sends nothing", "nothing to do")
+            return self._skipped("one rank sends nothing", NOT_HERE)
         try:
             replay, programs = window.replays.newest(
                 window.steps, window.ranks, window.groups, window.policy

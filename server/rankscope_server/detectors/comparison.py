@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from rankscope_server.detectors.finding import NOT_HERE
 from rankscope_server.detectors.window import Window
 
 
@@ -13,7 +14,7 @@ def lack_of(window: Window) -> tuple[str, str] | None:
     """Return (reason, remedy) if there is too little to compare."""
     table, policy = window.steps, window.policy
     if window.world_size == 1:
-        return "one rank has nobody to be compared with", "nothing to do"
+        return "one rank has nobody to be compared with", NOT_HERE
     if not table.num_steps:
         return "no step has ended yet", "wait, or call rankscope.step() once a step"
     steps = table.num_steps + table.dropped_steps

@@ -69,6 +69,7 @@ class DataLoading:
     """Finds steps that wait for their batch, and what the loader lacks."""
 
     name: ClassVar[str] = "data-loading"
+    kinds: ClassVar[tuple[str, ...]] = ("slow_data", "slow_epoch_start", "bad_shard")
     needs: ClassVar[frozenset[str]] = frozenset({"steps"})
 
     def look(self, window: Window) -> DetectorResult:

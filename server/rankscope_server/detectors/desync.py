@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rankscope_server.detectors.desync_words import desync_finding, splits_finding
 from rankscope_server.detectors.differences import differences
-from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, DetectorStatus, Finding
 from rankscope_server.detectors.left_early import left_early
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, ranks_text
@@ -17,12 +17,13 @@ class Desync:
     """Finds ranks that skip, add, swap or mismatch a collective, by what each of them called."""
 
     name: ClassVar[str] = "desync"
+    kinds: ClassVar[tuple[str, ...]] = ("desync",)
     needs: ClassVar[frozenset[str]] = frozenset({"collectives", "group"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the first difference of every group in which calls differ."""
         if window.world_size == 1:
-            return self._skipped("one rank has nobody to differ from", "nothing to do")
+            return self._skipped("one rank has nobody to differ from", NOT_HERE)
         unmatched = [rank for rank, state in window.states.items() if not state.is_recording]
         if unmatched:
             return self._skipped(

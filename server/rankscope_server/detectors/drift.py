@@ -18,12 +18,20 @@ from rankscope_server.detectors.drift_rules import (
 )
 from rankscope_server.detectors.drift_words import finding_of
 from rankscope_server.detectors.environment_table import EnvironmentTable
-from rankscope_server.detectors.finding import SEVERITIES, DetectorResult, Severity, ran, skipped
+from rankscope_server.detectors.finding import (
+    NOT_HERE,
+    SEVERITIES,
+    DetectorResult,
+    Severity,
+    ran,
+    skipped,
+)
 from rankscope_server.detectors.window import Window
 
 NOT_SET = "not set"
 _MAX_FINDINGS = 16
 _JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
+_OF_PROGRAM = ("code.", "command.")
 _ACCUSED_BY = frozenset({"straggler", "hang", "root-cause"})
 
 
@@ -43,6 +51,7 @@ class Drift:
     """Finds ranks whose versions, environment or hardware differ from those of the others."""
 
     name: ClassVar[str] = "drift"
+    kinds: ClassVar[tuple[str, ...]] = ("version_drift", "drift")
     needs: ClassVar[frozenset[str]] = frozenset({"environment"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -50,7 +59,7 @@ class Drift:
         table, world = window.facts.environments, window.world_size
         known = [rank for rank in table.records if rank >= 0]
         if world < 2:
-            return skipped(self, "one rank has nobody to be compared with", "nothing to do")
+            return skipped(self, "one rank has nobody to be compared with", NOT_HERE)
         if len(known) < max(2, (1 - window.policy.max_missing_share) * world):
             return skipped(
                 self, f"snapshots of {len(known)} of {world} ranks", "attach the agent to all ranks"
@@ -86,12 +95,11 @@ def _places(window: Window) -> dict[int, tuple[str, int]]:
 def differences(table: EnvironmentTable, places: Mapping[int, tuple[str, int]]) -> list[Difference]:
     """Return the facts on which ranks differ; `places` is (host, local rank) by rank.
 
-    Hardware is compared within one GPU model: of two kinds of machine neither drifts.
+    Hardware is compared within one GPU model: of two kinds of machine neither drifts. Code and
+    command are compared within one script: a parameter server runs another than its workers.
     """
     ranks = sorted(rank for rank in table.records if rank >= 0)
-    models: dict[str, list[int]] = defaultdict(list)
-    for rank in ranks:
-        models[table.fact(rank, "gpu.model")].append(rank)
+    models, scripts = (_by_fact(table, ranks, name) for name in ("gpu.model", "code.script"))
     found = []
     for fact, values in table.by_fact.items():
         is_total = len(values) == 1 and len(next(iter(values.values()))) == len(ranks)
@@ -100,10 +108,18 @@ def differences(table: EnvironmentTable, places: Mapping[int, tuple[str, int]]) 
         if level_of(fact) == "own":
             continue
         hardware = kind_of(fact) == "hardware" and fact != "gpu.model" and len(models) > 1
-        for among in models.values() if hardware else [ranks]:
+        alike = models if hardware else scripts if fact.startswith(_OF_PROGRAM) else {"": ranks}
+        for among in alike.values():
             one = _difference(fact, values, among, places)
             if one is not None:
                 found.append(one)
+    return found
+
+
+def _by_fact(table: EnvironmentTable, ranks: Sequence[int], name: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        found[table.fact(rank, name)].append(rank)
     return found
 
 
@@ -139,6 +155,8 @@ def _difference(
     count = sum(len(ranks) for _, ranks in ordered)
     minority = sorted(set().union(*(ranks for _, ranks in ordered[1:])))
     has_majority = 2 * len(ordered[0][1]) > count
+    if fact == "torch.seed" and not has_majority:
+        return None  # one for each stage or shard: a policy
     return Difference(
         fact,
         kind_of(fact),

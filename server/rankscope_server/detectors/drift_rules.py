@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["version", "environment", "hardware", "job"]
 
 # Different by nature: one per process, device or machine.
 _OWN = re.compile(
-    r"(^|[._])(pid|uuid|serial|pci|bus_id|address|addr|affinity|device_index|topology|cwd|argv)"
+    r"(^|[._])(pid|uuid|serial|pci|bus_id|address|addr|affinity|device_index|topology|cwd|argv|script)"
     r"([._]|$)|(^|[._])((local_|group_|role_|node_|global_)?rank)$"
     r"|^env\.((LOCAL_|GROUP_|ROLE_|NODE_|GLOBAL_)?RANK|.*_RANK|MASTER_\w+|CUDA_VISIBLE_DEVICES"
     r"|NVIDIA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|\w*_VISIBLE_DEVICES"
@@ -33,6 +33,9 @@ _WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
     ("critical", "job", r"^(env\.)?world_size$|(^|[._])rank_map$"),
     ("critical", "job", r"(config|model|plan)[._](hash|fingerprint)$"),
     ("critical", "job", r"(code|git)[._](commit|hash|sha)$|^commit$"),
+    # seeds that differ are a policy more often than a mistake; how a rank was started likewise
+    ("info", "job", r"^torch\.seed$|^code\.dirty$|^dataset\.(type|length)$"),
+    ("warning", "job", r"^command\.hash$"),
     ("critical", "job", r"dataset[._](fingerprint|hash)$|(^|[._])seed([._]policy)?$"),
     ("critical", "job", r"(^|[._])(dtype|amp|autocast|tf32|deterministic\w*)([._]\w+)?$"),
     ("critical", "hardware", r"compute_capability$|gpu\.capability$"),

@@ -24,6 +24,8 @@ _COMMANDS = {
     "torch": 'python -c "import torch; print(torch.__version__, torch.__file__)"',
     "torch.git": 'python -c "import torch; print(torch.version.git_version, torch.__file__)"',
     "nccl": 'python -c "import torch; print(torch.cuda.nccl.version())"',
+    "code.commit": "git log -1 --oneline; git status --short",
+    "code.hash": "git diff --stat; sha256sum *.py",
     "torch.cuda": 'python -c "import torch; print(torch.version.cuda)"',
     "driver": "cat /proc/driver/nvidia/version",
     "kernel": "uname -r",
@@ -47,7 +49,7 @@ def finding_of(window: Window, story: Sequence[Difference], num_known: int) -> F
         what=_what(window, worst, len(facts)),
         why=_why(facts, num_known),
         next=_next(window, worst),
-        next_command=_COMMANDS.get(worst.fact, ""),
+        next_command=_command(window, worst),
         confidence=confidence,
         confidence_text=f"{confidence_word(confidence)}: {reason}",
         evidence=tuple(Evidence(_fact_text(one)) for one in facts[:_MAX_EVIDENCE]),
@@ -100,6 +102,16 @@ def _next(window: Window, one: Difference) -> str:
     if one.kind == "job":
         return f"Start all ranks from the same {name}: stop, copy code and configuration, start"
     return f"Check the hardware and its settings {where}, or give such machines a job of their own"
+
+
+def _command(window: Window, one: Difference) -> str:
+    """Return what shows the fact where it differs; of a variable, as the process has it."""
+    known = window.ranks.get(one.ranks[0] if one.ranks else one.values[-1][1][0])
+    if known is not None and one.fact.startswith("env."):
+        return f"tr '\\0' '\\n' < /proc/{known.pid}/environ | grep ^{_name(one.fact)}="
+    if known is not None and one.fact == "command.hash":
+        return f"tr '\\0' ' ' < /proc/{known.pid}/cmdline"
+    return _COMMANDS.get(one.fact, "")
 
 
 def _fact_text(one: Difference) -> str:

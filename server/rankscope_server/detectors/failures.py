@@ -6,7 +6,6 @@ the message of an exception, never against the user's own log lines.
 
 from __future__ import annotations
 
-import functools
 import re
 import signal
 from collections.abc import Iterable
@@ -14,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rankscope.schema import ErrorRaised, RankEnded
-from rankscope_server.book import Entry, book
-from rankscope_server.book.load import order
+from rankscope_server.book import Entry
+from rankscope_server.detectors.line_table import recognise_line
 from rankscope_server.detectors.words import cut
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
@@ -60,7 +59,9 @@ class Failure:
     error: ErrorRaised | None = None
     ended: RankEnded | None = None
     is_weak: bool = False  # initiating only if nothing better is known
-    entry: Entry | None = None  # of the error book that knows the exception
+    entry: Entry | None = None  # of the error book that knows the exception, or the line
+    line: str = ""  # of the rank's log, where it tells what the end meant
+    common_ns: int = 0  # `time_ns` on the clock of one host, as far as clocks are known
 
     @property
     def signature(self) -> str:
@@ -78,15 +79,8 @@ def of_error(error: ErrorRaised) -> Failure:
 
 def _entry(error: ErrorRaised) -> Entry | None:
     """Return what the book says of an exception; it ended a process, so it is not harmless."""
-    entry = recognise(f"{error.type}: {error.message[:_MOST_READ]}")
+    entry = recognise_line(f"{error.type}: {error.message[:_MOST_READ]}")
     return entry if entry is not None and entry.role != "benign" else None
-
-
-@functools.lru_cache(1024)  # each look meets the same exceptions again
-def recognise(text: str) -> Entry | None:
-    """Return the entry of the book for an exception's text, None if it is not known."""
-    found = [entry for line in text.splitlines() if (entry := book().recognise(line)) is not None]
-    return min(found, key=order) if found else None
 
 
 def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
@@ -112,7 +106,9 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
         text = f"killed by {signal_name(ended.signal)}"
         if ended.detail:
             text += f" ({cut(ended.detail, 120)})"
-        return Failure(*who, role, text, ended.last_step, ended=ended)
+        entry = recognise_line(ended.detail) if ended.detail else None
+        entry = entry if entry is not None and entry.role == "initiating" else None
+        return Failure(*who, role, text, ended.last_step, ended=ended, entry=entry)
     if any(error.rank == ended.rank and error.where != "thread" for error in errors):
         return None  # the exception says more than the exit code that it led to
     if (ended.exit_code or 0) - 128 in _STOP_SIGNALS:  # it took the signal and left in order

@@ -14,6 +14,7 @@ Severity: TypeAlias = Literal["critical", "warning", "info"]
 FindingState: TypeAlias = Literal["open", "recovered"]
 DetectorState: TypeAlias = Literal["ran", "skipped"]
 
+NOT_HERE = "nothing to do"  # the remedy where a diagnosis does not apply to the run
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")  # worst first
 
 

@@ -51,6 +51,7 @@ class Goodput:
     """Sums up where the time of a run went, and finds checkpoints that are slow or badly spaced."""
 
     name: ClassVar[str] = "goodput"
+    kinds: ClassVar[tuple[str, ...]] = ("goodput", "slow_checkpoint", "checkpoint_interval")
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -47,6 +47,7 @@ class GpuEvents:
     """Finds what the NVIDIA driver and the kernel log say of GPUs: Xid, SXid, ECC, lost GPUs."""
 
     name: ClassVar[str] = "gpu-events"
+    kinds: ClassVar[tuple[str, ...]] = ("xid", "gpu_error")
     needs: ClassVar[frozenset[str]] = frozenset({"gpu"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -69,6 +69,13 @@ class GpuHealth:
     """Finds GPUs that throttle, whose memory fails, that stand apart or have little to do."""
 
     name: ClassVar[str] = "gpu-health"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "throttle",
+        "power_cap",
+        "ecc",
+        "gpu_outlier",
+        "gpu_underuse",
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"gpu"})
 
     def look(self, window: Window) -> DetectorResult:

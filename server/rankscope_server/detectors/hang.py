@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.schema import RankState
 from rankscope_server.detectors.differences import differences
-from rankscope_server.detectors.finding import DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, DetectorStatus, Finding
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
 from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
 from rankscope_server.detectors.window import Window
@@ -25,12 +25,13 @@ class Hang:
     """Finds the ranks that an operation waits for while nothing moves, behind all who wait."""
 
     name: ClassVar[str] = "hang"
+    kinds: ClassVar[tuple[str, ...]] = ("hang",)
     needs: ClassVar[frozenset[str]] = frozenset({"state", "group"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the roots of every tangle that has not moved for too long."""
         if window.world_size == 1:
-            return self._skipped("one rank waits for nobody", "nothing to do")
+            return self._skipped("one rank waits for nobody", NOT_HERE)
         if not window.states:
             return self._skipped("no rank has said yet where it is", "wait, or see coverage")
         unmatched = [rank for rank, state in window.states.items() if not state.is_recording]

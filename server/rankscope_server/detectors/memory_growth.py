@@ -49,6 +49,7 @@ class MemoryGrowth:
     """Finds memory that grows step by step, and forecasts when it runs out."""
 
     name: ClassVar[str] = "memory-growth"
+    kinds: ClassVar[tuple[str, ...]] = ("memory_growth", "fragmentation")
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope_server.detectors.finding import DetectorResult, Evidence, Finding, ran, skipped
+from rankscope_server.detectors.finding import (
+    NOT_HERE,
+    DetectorResult,
+    Evidence,
+    Finding,
+    ran,
+    skipped,
+)
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
@@ -42,6 +49,7 @@ class StatisticalEfficiency:
     """Tells how far more ranks would still save steps, from the noise in the gradients."""
 
     name: ClassVar[str] = "noise-scale"
+    kinds: ClassVar[tuple[str, ...]] = ("noise_scale",)
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -52,7 +60,7 @@ class StatisticalEfficiency:
             return skipped(self, "one rank: local and reduced gradient are the same",
                            "start two or more ranks under DistributedDataParallel")  # fmt: skip
         if any(known.num_stages > 1 for known in window.ranks.values()):
-            return skipped(self, "in a pipeline no rank sees the whole gradient", "nothing to do")
+            return skipped(self, "in a pipeline no rank sees the whole gradient", NOT_HERE)
         if not numbers.steps("gradient_norm_local") or not numbers.steps("samples"):
             return skipped(
                 self, "no gradient norm before the reduction, or no batch size, was recorded",

@@ -45,6 +45,7 @@ class NonFinite:
     """Finds NaN and infinity in losses and gradients, and the rank that brought them in."""
 
     name: ClassVar[str] = "nan"
+    kinds: ClassVar[tuple[str, ...]] = ("nan",)
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -50,6 +50,7 @@ class Outliers:
     """Finds a rank whose loss or gradient, before the reduction, is unlike those of the others."""
 
     name: ClassVar[str] = "outliers"
+    kinds: ClassVar[tuple[str, ...]] = ("corruption", "corrupt_batch")
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.formulas import rank_hours_per_day, throughput_loss
 from rankscope_server.detectors.finding import (
+    NOT_HERE,
     DetectorResult,
     DetectorStatus,
     Evidence,
@@ -36,12 +37,13 @@ class Pipeline:
     """Finds stages that compute longer than the others, and splits what a pipeline idles."""
 
     name: ClassVar[str] = "pipeline"
+    kinds: ClassVar[tuple[str, ...]] = ("stage_imbalance",)
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the uneven stage, if any; what the pipeline idles is told as checked."""
         if all(known.num_stages < 2 for known in window.ranks.values()):
-            return self._skipped("no rank owns a stage of a pipeline", "nothing to do")
+            return self._skipped("no rank owns a stage of a pipeline", NOT_HERE)
         try:
             replay, programs = window.replays.newest(
                 window.steps, window.ranks, window.groups, window.policy
@@ -91,10 +93,13 @@ def _microbatches(
 ) -> tuple[int, int] | None:
     """Return microbatches of a step, and chunks of the model that one rank holds.
 
-    The first is what ranks say, else how often they ran backward; the second follows from how
-    often the first stage sends ahead for each.
+    Both are what ranks say. Else the first is how often they ran backward; the second follows
+    from how often the first stage sends ahead for each.
     """
     said = max((known.num_microbatches for known in window.ranks.values()), default=0)
+    held = max((known.num_local_stages for known in window.ranks.values()), default=0)
+    if said and held:
+        return said, held
     if not said:
         columns = np.searchsorted(window.steps.steps, replay.steps)
         counted = window.steps.get("microbatches")[:, columns]

@@ -148,6 +148,10 @@ class Policy:
     same_host_band_seconds: float = 0.02
     # Signals that end most of the job within this time are one action from outside.
     stop_band_seconds: float = 60.0
+    # What a rank prints before its end may be its cause: a watchdog of NCCL waits up to a minute
+    # for others to dump before it aborts. Pipes are read for some seconds after the end.
+    last_words_seconds: float = 120.0
+    last_words_after_seconds: float = 10.0
     # An error on at most this share of the ranks is rare: one node of 8 in a job of 64. Echoes
     # come from all but the culprit, so that any share well below a half would do.
     rare_ratio: float = 0.125

@@ -55,6 +55,7 @@ class Regression:
     """Finds runs that are slower than earlier runs of the same job, or than they were before."""
 
     name: ClassVar[str] = "regression"
+    kinds: ClassVar[tuple[str, ...]] = ("regression", "slowdown")
     needs: ClassVar[frozenset[str]] = frozenset({"steps"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -9,7 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope_server.detectors.finding import DetectorResult, Evidence, Finding, ran, skipped
+from rankscope_server.detectors.finding import (
+    NOT_HERE,
+    DetectorResult,
+    Evidence,
+    Finding,
+    ran,
+    skipped,
+)
 from rankscope_server.detectors.skipped_updates import skipped_updates
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, place_text, ranks_text
@@ -33,12 +40,13 @@ class Replicas:
     """Finds replicas of a model whose parameters are not the same bits any more."""
 
     name: ClassVar[str] = "replicas"
+    kinds: ClassVar[tuple[str, ...]] = ("replica_drift",)
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks drifted apart."""
         if window.world_size < 2:
-            return skipped(self, "one rank has no replica", "nothing to do")
+            return skipped(self, "one rank has no replica", NOT_HERE)
         idle = skipped_updates(window)
         checks = checks_of(window)
         if not checks and idle:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
-from rankscope_server.detectors.blame import points
+from rankscope_server.detectors.blame import on_one_clock, points
 from rankscope_server.detectors.failures import Failure, aborts_are_echoes, of_end, of_error
 from rankscope_server.detectors.finding import (
     DetectorResult,
@@ -17,6 +17,7 @@ from rankscope_server.detectors.finding import (
     Finding,
     Severity,
 )
+from rankscope_server.detectors.last_words import with_last_words
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -49,6 +50,7 @@ class RootCause:
     """Finds the rank whose failure began the end of a run, among those that merely echo it."""
 
     name: ClassVar[str] = "root-cause"
+    kinds: ClassVar[tuple[str, ...]] = ("crash", "stopped")
     needs: ClassVar[frozenset[str]] = frozenset({"error", "rank_end"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -69,7 +71,11 @@ def _failures(window: Window) -> list[Failure]:
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
     found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
-    return sorted(found, key=lambda failure: (failure.time_ns, failure.rank))
+    found = [
+        replace(one, common_ns=on_one_clock(window, one.rank, one.time_ns))
+        for one in with_last_words(window, found)
+    ]
+    return sorted(found, key=lambda failure: (failure.common_ns, failure.rank))
 
 
 def _counts(error: ErrorRaised, window: Window) -> bool:
@@ -122,7 +128,7 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
     scored = points(window, starts)
     best = max(scored.values())
     one_each = {failure.rank: failure for failure in reversed(starts) if scored[failure] == best}
-    rivals = sorted(one_each.values(), key=lambda failure: (failure.time_ns, failure.rank))
+    rivals = sorted(one_each.values(), key=lambda failure: (failure.common_ns, failure.rank))
     first = rivals[0]
     alike = [failure for failure in rivals if failure.signature == first.signature]
     if len(alike) * 2 > len(rivals):
@@ -174,10 +180,10 @@ def _crash_why(
     if len(rivals) > 1:
         parts.append(
             f"{len(rivals)} ranks failed within "
-            f"{seconds_text((rivals[-1].time_ns - first.time_ns) / 1e9)} of each other"
+            f"{seconds_text((rivals[-1].common_ns - first.common_ns) / 1e9)} of each other"
         )
     elif next_one is not None:
-        lead = (next_one.time_ns - first.time_ns) / 1e9
+        lead = (next_one.common_ns - first.common_ns) / 1e9
         parts.append(f"it failed first, {lead:.2f} s before rank {next_one.rank}")
     else:
         parts.append(f"no other of the {window.world_size} ranks reported a failure")
@@ -331,6 +337,9 @@ def _evidence(window: Window, cause: _Cause) -> tuple[Evidence, ...]:
     for failure in cause.failures[:4]:
         link = window.link(failure.rank, failure.step or None)
         facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
+        if failure.line:
+            logs = f"runs/{window.run_id}/logs?rank={failure.rank}"
+            facts.append(Evidence(f"Its log: {failure.line}", logs))
         if failure.error is not None and failure.error.traceback:
             lines = failure.error.traceback.strip().splitlines()[-_TRACE_LINES:]
             facts.append(Evidence("\n".join(lines), f"runs/{window.run_id}/errors"))

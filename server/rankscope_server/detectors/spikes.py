@@ -39,6 +39,7 @@ class Spikes:
     """Finds spikes of loss and gradient norm, and losses that do not come back from one."""
 
     name: ClassVar[str] = "spikes"
+    kinds: ClassVar[tuple[str, ...]] = ("loss_spike", "divergence")
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -45,6 +45,7 @@ class Staleness:
     """Finds gradients applied too many versions late, and parameter shards that are hot."""
 
     name: ClassVar[str] = "staleness"
+    kinds: ClassVar[tuple[str, ...]] = ("staleness", "hot_shard")
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -42,6 +42,15 @@ class Straggler:
     """Finds ranks whose own work takes longer than that of their peers, or than before."""
 
     name: ClassVar[str] = "straggler"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "slow_compute",
+        "slow_data",
+        "garbage_collection",
+        "host_contention",
+        "thermal_or_power",
+        "page_cache",
+        "sequence_imbalance",
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:

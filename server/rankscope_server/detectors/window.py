@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from rankscope_server.detectors.clocks import Clocks
 from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.line_table import LineTable
 from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.replay_table import ReplayTable
@@ -38,6 +39,8 @@ class Window:
     ended: Mapping[int, RankEnded] = field(default_factory=dict)
     errors: Sequence[ErrorRaised] = ()  # in order of time
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    lines: LineTable = field(default_factory=LineTable)
+    usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
@@ -82,6 +85,7 @@ class Detector(Protocol):
     """One diagnosis over a window; the class docstring is its help text."""
 
     name: ClassVar[str]  # the id in the API, the docs and the policy
+    kinds: ClassVar[tuple[str, ...]]  # of its findings; the pages have a label for each
     needs: ClassVar[frozenset[str]]  # record and chunk kinds without which it is skipped
 
     def look(self, window: Window) -> DetectorResult:

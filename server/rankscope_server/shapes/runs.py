@@ -87,6 +87,7 @@ class Answer(Shape, frozen=True):
     state: AnswerState
     text: str
     detail: str
+    deciding: list[str] = msgspec.field(default_factory=list)  # what would decide
 
 
 class Evidence(Shape, frozen=True):
@@ -141,6 +142,7 @@ class Verdict(Finding, frozen=True):
     """The finding that explains the run best, with those folded under it."""
 
     folded: list[Folded] = msgspec.field(default_factory=list)
+    deciding: list[str] = msgspec.field(default_factory=list)  # what would make it sure
 
 
 class HistoryEvent(Shape, frozen=True):

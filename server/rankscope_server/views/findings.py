@@ -121,10 +121,10 @@ def verdict(connection: sa.Connection, run: sa.Row[Any]) -> Verdict | None:
     ids = _ids(rows)
     row = next((row for row in rows if row.id == ids.get(str(body.get("key")))), None)
     folded = [Folded(id=ids.get(item["key"]), what=item["what"]) for item in body.get("folded", [])]
-    values = _values(body, ids)
+    values = _values(body, ids) | {"folded": folded, "deciding": body.get("deciding", [])}
     if row is None:
-        return Verdict(**values, id=0, state="open", folded=folded)
-    return Verdict(**values, **_bookkeeping(row), folded=folded)
+        return Verdict(**values, id=0, state="open")
+    return Verdict(**values, **_bookkeeping(row))
 
 
 def answer(run: sa.Row[Any]) -> Answer:

@@ -5,7 +5,8 @@ import { useApi } from '../api.js';
 import { count, dateTime, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Ago, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
-import { Acknowledge, kindWords, Reasons, report, spanWords } from '../parts/finding.js';
+import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
+import { kindWords } from '../parts/kinds.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { useFindingKeys } from './overview.js';
@@ -39,9 +40,9 @@ export function Page({ run, id, topic }) {
       ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'this finding' })
       : el(Skeleton, { height: 300, waitsFor: 'the finding' });
   }
-  const culprit = all.data
-    ? [...all.data.open, ...all.data.recovered].find((one) => one.id === finding.explained_by)
-    : null;
+  const others = all.data ? [...all.data.open, ...all.data.recovered] : [];
+  const culprit = others.find((one) => one.id === finding.explained_by);
+  const folded = others.filter((one) => one.explained_by === finding.id);
   return t.div(
     { class: 'stack' },
     t.section(
@@ -67,16 +68,15 @@ export function Page({ run, id, topic }) {
               { class: 'verdictcost' },
               t.p({ class: 'big' }, percent(finding.cost_throughput_ratio)),
               t.p(null, 'of throughput lost'),
+              finding.cost_rank_hours_per_day
+                ? t.p({ class: 'faint' }, `${count(finding.cost_rank_hours_per_day)} rank-hours a day`)
+                : null,
             ),
       ),
-      el(Reasons, { finding, run, all: true }),
+      el(Reasons, { finding }),
       t.div(
         { class: 'verdictfoot' },
-        t.p(
-          { class: 'also' },
-          finding.confidence === null ? '' : t.b(null, `${Math.round(finding.confidence * 100)} % sure`),
-          sentence(finding.confidence_text.replace(/^(high|medium|low): /, '')),
-        ),
+        t.div({ class: 'also' }, el(Explains, { folded, run })),
         t.div(
           { class: 'buttons' },
           finding.ranks.length > 0
@@ -131,6 +131,7 @@ export function Page({ run, id, topic }) {
             ? 'not known'
             : `${count(finding.cost_rank_hours_per_day)} rank-hours a day`,
         ),
+        fact('Confidence', sureWords(finding.confidence)),
         fact('Detector', finding.detector),
         fact('Policy', finding.policy_hash || '–'),
       ),
@@ -183,6 +184,14 @@ function Stacks({ finding, run }) {
           ),
         ),
   );
+}
+
+/** What a share of certainty means. @param {number | null} confidence */
+function sureWords(confidence) {
+  if (confidence === null) return 'not said';
+  const share = Math.round(confidence * 100);
+  if (confidence >= 0.85) return `${share} %: high, a second signal agrees`;
+  return confidence >= 0.6 ? `${share} %: medium, one signal says so` : `${share} %: low, a hint`;
 }
 
 /** @param {string} name @param {string} value */

@@ -8,6 +8,7 @@ import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
 import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
+import { kindWords } from './kinds.js';
 
 /** @typedef {import('../../types/api.js').Finding} Finding */
 /** @typedef {import('../../types/api.js').Verdict} Verdict */
@@ -35,6 +36,7 @@ export function AnswerCard({ answer, coverage, run }) {
         ),
         t.h1({ id: 'verdict' }, answer.text),
         answer.detail ? t.p({ class: 'why' }, answer.detail) : null,
+        el(Deciding, { measurements: answer.deciding }),
       ),
     ),
     el(CoverageLine, { coverage, run }),
@@ -112,25 +114,10 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
                 : null,
             ),
     ),
-    full ? el(Reasons, { finding: verdict, run }) : null,
+    full ? el(Reasons, { finding: verdict, deciding: verdict.deciding }) : null,
     t.div(
       { class: 'verdictfoot' },
-      t.div(
-        { class: 'also' },
-        verdict.folded.length > 0
-          ? t.p(
-              null,
-              'Also found: ',
-              verdict.folded.map((one, i) => [
-                i ? ', ' : '',
-                one.id === null
-                  ? one.what
-                  : t.a({ key: one.id, href: runPath(run, 'findings', String(one.id)) }, one.what),
-              ]),
-            )
-          : null,
-        el(CoverageLine, { coverage, run }),
-      ),
+      t.div({ class: 'also' }, el(Explains, { folded: verdict.folded, run }), el(CoverageLine, { coverage, run })),
       t.div(
         { class: 'buttons' },
         folded
@@ -152,6 +139,43 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
         el(Acknowledge, { finding: verdict, run, changed }),
       ),
     ),
+  );
+}
+
+/** What a finding explains, folded under it. @param {{folded: {id: number | null, what: string}[], run: string}} props */
+export function Explains({ folded, run }) {
+  if (folded.length === 0) return null;
+  return t.p(
+    null,
+    t.b(null, 'It explains '),
+    folded.map((one, i) => [
+      i ? '; ' : '',
+      one.id === null ? one.what : t.a({ key: one.id, href: runPath(run, 'findings', String(one.id)) }, one.what),
+    ]),
+  );
+}
+
+/** Which measurements would settle it. @param {{measurements: string[]}} props */
+function Deciding({ measurements }) {
+  if (measurements.length === 0) return null;
+  return t.div(
+    { class: 'deciding' },
+    t.b(null, 'What would decide'),
+    t.ul(
+      null,
+      measurements.map((text) => t.li({ key: text }, sentence(text))),
+    ),
+  );
+}
+
+/** How sure, in words. @param {{finding: Finding}} props */
+function Sure({ finding }) {
+  if (finding.confidence === null) return null;
+  const [, word, why] = /^(high|medium|low): (.*)$/s.exec(finding.confidence_text) ?? ['', '', finding.confidence_text];
+  return t.p(
+    { class: 'sure' },
+    t.b(null, `${Math.round(finding.confidence * 100)} % sure${word ? `, ${word}` : ''}: `),
+    sentenceEnd(why),
   );
 }
 
@@ -183,52 +207,48 @@ function EvidenceText({ one }) {
       );
 }
 
-/** @param {{finding: Finding, run: string, hidden: number}} props */
-function More({ finding, run, hidden }) {
-  return hidden > 0
-    ? t.p({ class: 'note' }, t.a({ href: runPath(run, 'findings', String(finding.id)) }, `${hidden} more`))
-    : null;
+/** The rest of a list, behind a press. @param {{rest: import('preact').VNode[], kind: 'ol' | 'ul', look: string}} props */
+function More({ rest, kind, look }) {
+  if (rest.length === 0) return null;
+  return t.details({ class: 'more' }, t.summary(null, `${rest.length} more`), t[kind]({ class: look }, rest));
 }
 
 const SHOWN = 4;
 
-/** Why, what was ruled out, what to do. @param {{finding: Finding, run: string, all?: boolean}} props */
-export function Reasons({ finding, run, all = false }) {
-  const most = all ? Number.MAX_SAFE_INTEGER : SHOWN;
+/** Why, what was ruled out, what to do, how sure. @param {{finding: Finding, deciding?: string[]}} props */
+export function Reasons({ finding, deciding = [] }) {
+  const evidence = finding.evidence.map((one, i) => t.li({ key: i }, el(EvidenceText, { one })));
+  const ruledOut = finding.ruled_out.map((text, i) =>
+    t.li({ key: i }, el(Icon, { name: 'ok' }), t.span(null, upperFirst(text))),
+  );
   return t.div(
     { class: 'reasons' },
-    finding.evidence.length > 0
+    evidence.length > 0
       ? t.div(
           null,
           t.h2(null, 'Why we think so'),
-          t.ol(
-            { class: 'evidence' },
-            finding.evidence.slice(0, most).map((one, i) => t.li({ key: i }, el(EvidenceText, { one }))),
-          ),
-          el(More, { finding, run, hidden: finding.evidence.length - most }),
+          t.ol({ class: 'evidence' }, evidence.slice(0, SHOWN)),
+          el(More, { rest: evidence.slice(SHOWN), kind: 'ol', look: 'evidence' }),
         )
       : null,
-    finding.ruled_out.length > 0
+    ruledOut.length > 0
       ? t.div(
           null,
           t.h2(null, 'Ruled out'),
-          t.ul(
-            { class: 'ruledout' },
-            finding.ruled_out
-              .slice(0, most)
-              .map((text, i) => t.li({ key: i }, el(Icon, { name: 'ok' }), t.span(null, upperFirst(text)))),
-          ),
-          el(More, { finding, run, hidden: finding.ruled_out.length - most }),
+          t.ul({ class: 'ruledout' }, ruledOut.slice(0, SHOWN)),
+          el(More, { rest: ruledOut.slice(SHOWN), kind: 'ul', look: 'ruledout' }),
         )
       : null,
     t.div(
-      null,
+      { class: 'todo' },
       t.h2(null, 'What to do'),
       finding.next ? t.p(null, sentence(finding.next)) : null,
       finding.next_command ? el(Command, { text: finding.next_command }) : null,
+      el(Sure, { finding }),
       finding.would_be_wrong_if
         ? t.p({ class: 'wrongif' }, t.b(null, 'Wrong if '), sentenceEnd(lowerFirst(finding.would_be_wrong_if)))
         : null,
+      el(Deciding, { measurements: deciding }),
     ),
   );
 }
@@ -261,36 +281,17 @@ export function report(finding, run) {
   return [
     `${finding.what} (${finding.severity}, run ${run})`,
     finding.why,
+    finding.cost_throughput_ratio === null ? '' : `Costs ${percent(finding.cost_throughput_ratio)} of throughput`,
     ...finding.evidence.map((one) => `- ${one.text}`),
     ...finding.ruled_out.map((text) => `- ruled out: ${text}`),
     finding.next ? `Next: ${finding.next}` : '',
     finding.next_command ? `  ${finding.next_command}` : '',
+    finding.confidence === null ? '' : `${Math.round(finding.confidence * 100)} % sure, ${finding.confidence_text}`,
+    finding.would_be_wrong_if ? `Wrong if: ${finding.would_be_wrong_if}` : '',
     location.href,
   ]
     .filter(Boolean)
     .join('\n');
-}
-
-/** @param {string} kind */
-export function kindWords(kind) {
-  /** @type {Record<string, string>} */
-  const known = {
-    slow_compute: 'Straggler: slow compute',
-    slow_data: 'Straggler: slow data',
-    garbage_collection: 'Straggler: garbage collection',
-    host_contention: 'Straggler: other work on its processors',
-    thermal_or_power: 'Straggler: GPU held down by heat or power',
-    page_cache: 'Straggler: data not in memory',
-    sequence_imbalance: 'More tokens than its peers',
-    slow_communication: 'Slow communication',
-    hang: 'Hang',
-    crash: 'Crash',
-    nan: 'NaN or infinity',
-    xid: 'Xid error',
-    ecc: 'Memory errors of a GPU',
-    gpu_underuse: 'GPUs with little to do',
-  };
-  return known[kind] ?? words(kind);
 }
 
 /** @param {string} text */

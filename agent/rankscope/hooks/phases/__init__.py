@@ -11,6 +11,7 @@ from rankscope.hooks.phases.evaluation import Evaluation
 from rankscope.hooks.phases.optimizer import Optimizer
 from rankscope.hooks.phases.pipeline import Pipeline
 from rankscope.hooks.phases.scaler import GradientScaler
+from rankscope.hooks.phases.schedule import PipelineSchedule
 
 __all__ = [
     "Backward",
@@ -21,5 +22,6 @@ __all__ = [
     "GradientScaler",
     "Optimizer",
     "Pipeline",
+    "PipelineSchedule",
     "Safetensors",
 ]

@@ -141,3 +141,15 @@ class _Loaders:
         if facts not in self._seen:
             self._seen.append(facts)
             self._agent.on_recorder(lambda agent: agent.event("data loader", facts))
+        if not self._agent.data_facts:
+            self._agent.data_facts = {"dataset.type": facts["dataset"]}
+            if _has_been_counted(loader):
+                self._agent.data_facts["dataset.length"] = str(len(loader.dataset))
+
+
+def _has_been_counted(loader: Any) -> bool:
+    """Return whether the sampler has asked the data set for its length: then we may, too."""
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+    counting = (RandomSampler, SequentialSampler, DistributedSampler)
+    return loader._dataset_kind == 0 and isinstance(loader.sampler, counting)

@@ -37,10 +37,17 @@ class Pipeline:
             original(self, *args, **kwargs)
             made(self)
 
+        indices: set[int] = set()
+
         @guarded
         def made(stage: Any) -> None:
             clock.forward_is_explicit = True
-            agent.describe(stage=int(stage.stage_index), num_stages=int(stage.num_stages))
+            indices.add(int(stage.stage_index))
+            agent.describe(  # of several the first says where the rank stands in the pipeline
+                stage=min(indices),
+                num_stages=int(stage.num_stages),
+                num_local_stages=len(indices),
+            )
 
         agent.patch(base, "__init__", __init__)
         return "chunk methods of pipeline stages"

@@ -1,0 +1,108 @@
+"""What the log of a rank says of its end: libraries print what no exception tells (D15).
+
+NCCL, gloo and the watchdogs of torch write to stderr and leave; the kernel writes to its own log.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rankscope_server.book import book
+from rankscope_server.book.load import order
+from rankscope_server.detectors.failures import Failure, Role
+from rankscope_server.detectors.line_table import Row, recognise_line
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import cut
+
+_KILLED_BY_KERNEL = "killed by the kernel, which ran out of memory"
+_ROLES: tuple[Role, ...] = ("initiating", "cascade", "teardown")
+_SURE = 3  # strength of an entry that is a cause in itself
+_KNOWN = 2
+
+
+def with_last_words(window: Window, failures: Iterable[Failure]) -> list[Failure]:
+    """Return the failures with what the logs say of each end."""
+    found = [_of_kernel(window, failure) for failure in failures]
+    if not window.lines.rows:
+        return found
+    return [_of_lines(window, failure) for failure in found]
+
+
+def _of_kernel(window: Window, failure: Failure) -> Failure:
+    """Return a killed rank with what the kernel's log says of its process, or of one beside it."""
+    if failure.ended is None or failure.ended.signal != signal.SIGKILL or failure.entry is not None:
+        return failure
+    around_ns = window.policy.last_words_after_seconds * 1e9
+    for event in window.facts.machines.events.values():
+        is_near = abs(event.time_ns - failure.time_ns) <= around_ns
+        if event.name == "oom kill" and event.rank == failure.rank and is_near:
+            text = event.fields.get("text", _KILLED_BY_KERNEL)
+            entry = recognise_line(text) or book().named("oom-killer")
+            return replace(
+                failure, text=f"{failure.text.split(' (')[0]} ({_KILLED_BY_KERNEL})",
+                line=cut(text), entry=entry,
+            )  # fmt: skip
+    return failure
+
+
+def _of_lines(window: Window, failure: Failure) -> Failure:
+    """Return a failure with the class, and the entry, of the line that tells most of it."""
+    policy = window.policy
+    rows = [
+        row
+        for row in window.lines.near(
+            failure.rank, failure.time_ns, int(policy.last_words_seconds * 1e9),
+            int(policy.last_words_after_seconds * 1e9),
+        )
+        if not _is_usual(window, row)
+    ]  # fmt: skip
+    known = [row for row in rows if row.entry is not None and row.entry.role in _ROLES]
+    known.sort(key=lambda row: _order(row, failure.rank))
+    if not known:
+        unknown = max(rows, key=lambda row: row.said[failure.rank], default=None)
+        has_none = failure.is_weak and unknown is not None
+        return replace(failure, line=cut(unknown.text)) if has_none and unknown else failure
+    best = known[0]
+    entry = best.entry
+    assert entry is not None
+    line = cut(best.text)
+    role = next(role for role in _ROLES if role == entry.role)
+    if failure.is_weak and entry.strength >= _KNOWN:
+        text = f"{failure.text.split(' without')[0]} after: {cut(best.text, 120)}"
+        return replace(failure, role=role, text=text, line=line, entry=entry, is_weak=False)
+    if _is_abort(failure) and entry.strength >= _KNOWN and failure.entry is None:
+        return replace(failure, role=role, line=line, entry=entry)
+    if failure.role == "cascade" and role == "initiating" and _is_own(window, best):
+        text = f"{failure.text.split(': ')[0]}, after: {cut(best.text, 120)}"
+        return replace(failure, role=role, text=text, line=line, entry=entry)
+    if failure.role == role and failure.entry is None and entry.strength >= _KNOWN:
+        return replace(failure, line=line, entry=entry)
+    return failure
+
+
+def _order(row: Row, rank: int) -> tuple[int, int, int]:
+    assert row.entry is not None
+    return order(row.entry)[0], -row.entry.strength, row.said[rank][0]
+
+
+def _is_own(window: Window, row: Row) -> bool:
+    """Return whether few ranks say it, and it names a cause in itself: no echo does that."""
+    few = max(1, int(window.world_size * window.policy.rare_ratio))
+    return row.entry is not None and row.entry.strength >= _SURE and len(row.said) <= few
+
+
+def _is_usual(window: Window, row: Row) -> bool:
+    """Return whether the same was said where nothing went wrong: in a rank that ended well, in an
+    earlier run, or in this one long before anybody failed."""
+    if row.key in window.usual_lines:
+        return True
+    return any(
+        end.reason == "clean" and end.exit_code in (0, None) and rank in row.said
+        for rank, end in window.ended.items()
+    )
+
+
+def _is_abort(failure: Failure) -> bool:
+    return failure.ended is not None and failure.ended.signal == signal.SIGABRT

@@ -1,0 +1,63 @@
+"""Stored log lines that may tell of a fault: for an analysis that begins anew, and what is usual.
+
+Only the newest blocks that hold a warning are read, so that a long log costs a second, not minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sqlalchemy as sa
+
+from rankscope.schema import LogLine
+from rankscope_server import tables
+from rankscope_server.detectors.baseline import RunSummary
+from rankscope_server.detectors.line_table import key_of
+from rankscope_server.store.lines import read_body, read_head
+
+_WARNING = 30
+_MAX_BLOCKS = 128  # of 512 lines
+_MAX_USUAL_BLOCKS = 32
+_MAX_USUAL_RUNS = 3
+
+
+def telling_lines(
+    connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
+) -> Iterator[LogLine]:
+    """Yield the lines of ranks in the newest blocks that hold a warning."""
+    table = tables.log_block.c
+    rows = connection.execute(
+        sa.select(table.head, table.body)
+        .where(table.run_id == run_id, table.level_hi >= _WARNING)
+        .order_by(table.time_hi_ns.desc())
+        .limit(max_blocks)
+    )
+    for row in rows:
+        head = read_head(row.head)
+        for index, (message, _) in enumerate(read_body(row.body)):
+            if head.rank[index] >= 0:
+                yield LogLine(
+                    attempt=int(head.attempt[index]),
+                    rank=int(head.rank[index]),
+                    time_ns=int(head.time_ns[index]),
+                    level=int(head.level[index]),
+                    message=message,
+                    step=int(head.step[index]),
+                )
+
+
+def usual_lines(connection: sa.Connection, earlier: Sequence[RunSummary]) -> frozenset[str]:
+    """Return what the newest of some earlier runs said although they ended well (D15)."""
+    table = tables.run.c
+    ended = connection.scalars(
+        sa.select(table.run_id)
+        .where(table.run_id.in_([one.run_id for one in earlier]), table.status == "ended")
+        .order_by(table.started_ns.desc())
+        .limit(_MAX_USUAL_RUNS)
+    ).all()
+    keys = (
+        key_of(line.level, line.message)
+        for run_id in ended
+        for line in telling_lines(connection, run_id, _MAX_USUAL_BLOCKS)
+    )
+    return frozenset(key for key in keys if key is not None)

@@ -1,0 +1,179 @@
+"""What ranks print tells what their end meant; alone, no line is a failure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rankscope import schema
+from rankscope_server.analysis import Finding, Look, RunState
+from rankscope_server.detectors import line_table
+from rankscope_server.detectors.line_table import LineTable
+from tests.analysis.test_root_cause import ECHOES, at, ended, look_after, raised, run
+
+WATCHDOG = (
+    "[rank%d]:[E1121 10:00:00.000000000 ProcessGroupNCCL.cpp:632] [Rank %d] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE, NumelIn=4096, "
+    "Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
+)
+# what a rank prints before it leaves without an exception; text of the verdict, family's remedy
+CAUSES = (
+    ("node-0:41:77 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-x to "
+     "9637892 bytes, error: No space left on device (28)", "shm", "shm"),
+    ("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
+     "libcudnn", "librar"),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "ECC", "GPU"),
+    ("OSError: [Errno 28] No space left on device", "No space left", "free space"),
+)  # fmt: skip
+
+
+def line(rank: int, ms: float, text: str, level: int = 40) -> schema.LogLine:
+    return schema.LogLine(
+        attempt=0, rank=rank, time_ns=at(ms), level=level, message=text, stream="stderr"
+    )
+
+
+def crash_of(look: Look) -> Finding:
+    (finding,) = [one for one in look.findings if one.detector == "root-cause"]
+    return finding
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause[0][:30])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_line_tells_why_a_rank_left_without_an_exception(
+    cause: tuple[str, str, str], seed: int
+) -> None:
+    chance = random.Random(seed)
+    culprit = chance.randrange(8)
+    records: list[schema.AnyRecord] = [
+        line(culprit, -100, cause[0]),
+        ended(culprit, 0, reason="exit_code", exit_code=1),
+    ]
+    for rank in set(range(8)) - {culprit}:
+        records.append(raised(rank, chance.uniform(20, 400), *chance.choice(ECHOES)))
+        records.append(ended(rank, 500, reason="exit_code", exit_code=1))
+    finding = crash_of(look_after(run(8, num_hosts=2), records, seed))
+    assert finding.ranks == (culprit,)
+    assert cause[1] in finding.what
+    assert cause[2].lower() in finding.next.lower()
+    assert finding.confidence >= 0.9
+    assert any(one.text.startswith("Its log: ") for one in finding.evidence)
+
+
+def test_ranks_whose_watchdog_speaks_before_they_leave_are_echoes() -> None:
+    """Rank 2 disappears; the others print that a collective timed out, and abort."""
+    records: list[schema.AnyRecord] = [ended(2, 60, reason="lost")]
+    for rank in (0, 1, 3):
+        records.append(line(rank, -40 * rank, WATCHDOG % (rank, rank)))
+        records.append(ended(rank, 20 - 10 * rank, reason="signal", signal=6))
+    finding = crash_of(look_after(run(), records))
+    assert finding.ranks == (2,)
+    without = [one for one in records if not isinstance(one, schema.LogLine)]
+    assert crash_of(look_after(run(), without)).ranks != (2,)  # the lines are what tells
+
+
+@pytest.mark.parametrize("text", [CAUSES[0][0], WATCHDOG % (1, 1), "ERROR: giving up on cache"])
+def test_lines_alone_are_no_failure(text: str) -> None:
+    records: list[schema.AnyRecord] = [line(rank, 10.0 * rank, text) for rank in range(4)]
+    assert look_after(run(), records).findings == []
+    records += [ended(rank, 500, reason="clean", exit_code=0) for rank in range(4)]
+    assert look_after(run(), records).findings == []
+
+
+def test_what_a_rank_that_ended_well_said_too_is_no_cause() -> None:
+    records: list[schema.AnyRecord] = [
+        *(line(rank, -50, CAUSES[0][0]) for rank in (0, 1)),
+        ended(0, 0, reason="clean", exit_code=0),
+        ended(1, 0, reason="exit_code", exit_code=1),
+    ]
+    finding = crash_of(look_after(run(2), records))
+    assert finding.ranks == (1,)
+    assert "shm" not in finding.what
+    assert finding.confidence < 0.85
+
+
+def test_what_earlier_runs_that_ended_well_showed_is_no_cause() -> None:
+    records: list[schema.AnyRecord] = [
+        line(1, -50, CAUSES[0][0]), ended(1, 0, reason="exit_code", exit_code=1),
+    ]  # fmt: skip
+    state = run(4)
+    key = line_table.key_of(40, CAUSES[0][0])
+    assert key is not None
+    state.usual_lines = frozenset({key})
+    assert "shm" not in crash_of(look_after(state, records)).what
+    assert "shm" in crash_of(look_after(run(4), records)).what
+
+
+def test_old_lines_say_nothing_of_an_end() -> None:
+    records: list[schema.AnyRecord] = [
+        line(1, -200_000, CAUSES[0][0]), ended(1, 0, reason="exit_code", exit_code=1),
+    ]  # fmt: skip
+    assert "shm" not in crash_of(look_after(run(4), records)).what
+
+
+def test_one_rank_that_names_a_cause_among_its_echoes_is_the_culprit() -> None:
+    """Every rank raises a lost connection; one has printed that its GPU failed."""
+    records: list[schema.AnyRecord] = [line(3, -30, CAUSES[2][0])]
+    for rank in range(8):
+        records.append(raised(rank, 10.0 * rank, *ECHOES[1]))
+        records.append(ended(rank, 300, reason="exit_code", exit_code=1))
+    finding = crash_of(look_after(run(8), records))
+    assert finding.ranks == (3,)
+    assert "ECC" in finding.what
+    everyone: list[schema.AnyRecord] = [line(rank, -30, CAUSES[2][0]) for rank in range(8)]
+    assert crash_of(look_after(run(8), [*records[1:], *everyone])).ranks == ()
+
+
+def test_the_kernels_word_on_a_killed_rank() -> None:
+    kill = schema.Event(
+        attempt=0, rank=2, time_ns=at(-200), name="oom kill",
+        fields={"text": "Memory cgroup out of memory: Killed process 41 (python)", "pid": "41"},
+    )  # fmt: skip
+    killed = ended(2, 0, reason="signal", signal=9)
+    finding = crash_of(look_after(run(), [kill, killed]))
+    assert finding.ranks == (2,)
+    assert "ran out of memory" in finding.what
+    assert "num_workers" in finding.next or "memory" in finding.next
+    other = schema.Event(
+        attempt=0, rank=1, time_ns=at(-200), name="oom kill", fields=dict(kill.fields)
+    )
+    assert "ran out of memory" not in crash_of(look_after(run(), [other, killed])).what
+
+
+def test_order_and_doubling_change_nothing() -> None:
+    lines = [
+        line(rank, chance, text)
+        for rank in range(4)
+        for chance, text in ((5.0 * rank, CAUSES[0][0]), (900.0, CAUSES[3][0]), (40.0, "E: x"))
+    ]
+    tables = []
+    for seed in range(4):
+        table, mixed = LineTable(), [*lines, *lines[::2]]
+        random.Random(seed).shuffle(mixed)
+        for one in mixed:
+            table.take(one)
+        tables.append({row.key: (row.first, row.text, row.said) for row in table.rows.values()})
+    assert all(table == tables[0] for table in tables)
+
+
+def test_memory_does_not_grow_with_the_logs() -> None:
+    """4,096 ranks with prefixes of any width say alike; one rank says a new thing each time."""
+    table = LineTable()
+    for rank in range(4096):
+        table.take(line(rank, rank, f"[rank{rank}]: RuntimeError: bad shard {rank}: Errno 28 x"))
+    assert len(table.rows) == 1
+    for number in range(2000):
+        word = "".join(chr(97 + (number // 26**k) % 26) for k in range(4))
+        table.take(line(0, number, f"ERROR {word} went wrong"))
+    assert len(table.rows) <= line_table._MAX_UNKNOWN + 2
+    table.take(line(1, 5000, "loss 0.1", level=20))
+    assert not any("loss" in key for key in table.rows)
+
+
+def test_a_state_feeds_its_table() -> None:
+    state = RunState("run")
+    for _ in range(2):
+        state.apply_record(line(0, 0, CAUSES[1][0]))
+    (attempt,) = state._attempts.values()
+    assert len(attempt.lines.rows) == 1
