@@ -45,6 +45,8 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
             cause = _cost_explains(findings, finding)
         elif finding.detector == "pipeline":  # a stage is slow because a rank of it is
             cause = next((f for f in findings if _is_slow_rank_of(f, finding)), None)
+        elif finding.kind == "slow_link":  # a slow rank is slow at sending, too
+            cause = next((f for f in findings if _is_slow_rank_of(f, finding)), None)
         if finding.kind in ("hang", "crash"):
             wrong = next((f for f in desyncs if _desync_explains(f, finding)), None)
             cause = wrong or cause

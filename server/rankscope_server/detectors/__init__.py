@@ -19,6 +19,7 @@ from rankscope_server.detectors.pipeline import Pipeline
 from rankscope_server.detectors.regression import Regression
 from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
+from rankscope_server.detectors.slow_link import SlowLink
 from rankscope_server.detectors.spikes import Spikes
 from rankscope_server.detectors.staleness import Staleness
 from rankscope_server.detectors.straggler import Straggler
@@ -30,6 +31,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     Desync(),
     RootCause(),
     ClockOffsets(),
+    SlowLink(),
     Communication(),
     Pipeline(),
     Drift(),

@@ -319,6 +319,9 @@ class Policy:
 
     # --- slow links (D4) ------------------------------------------------------------------
     link_min_operations: int = 20
+    # Steps that are looked at: half of them must be slow for a median to be, so that a slow link is
+    # found some twenty steps late; also where a group has one operation a step.
+    link_steps: int = 32
     # A floor under the noise: links of one kind differ by some percent.
     ln_link_floor: float = math.log(1.15)
     link_sigmas: float = 6.0

@@ -283,6 +283,7 @@ export function kindWords(kind) {
     page_cache: 'Straggler: data not in memory',
     sequence_imbalance: 'More tokens than its peers',
     slow_communication: 'Slow communication',
+    slow_link: 'Slow link, adapter, host or switch',
     hang: 'Hang',
     crash: 'Crash',
     nan: 'NaN or infinity',
