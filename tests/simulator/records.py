@@ -40,6 +40,7 @@ class Recording:
         self._before: dict[str, int] = {}  # numbers of a kind of group before the kept steps
         self._kept: list[Step] = []
         self.last: Step | None = None
+        self.began_ms: dict[int, float] = {}  # true time at which a step began
         self._engine = Engine(job)
 
     # --- clocks ------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class Recording:
     def _keep(self, step: Step) -> None:
         self._kept.append(step)
         self.last = step
+        self.began_ms[step.number] = float(step.started.min())
         if len(self._kept) > 12:
             for row in self._kept.pop(0).rows:
                 if row.peer is None:

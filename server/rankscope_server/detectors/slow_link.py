@@ -8,11 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.formulas import throughput_loss
 from rankscope_server.detectors.components import Slow, locate, slow_groups
+from rankscope_server.detectors.deviation import warmup_columns
 from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
 from rankscope_server.detectors.replay_table import usable_columns
-from rankscope_server.detectors.slow_link_words import Found, located_finding, unknown_finding
+from rankscope_server.detectors.slow_link_words import (
+    Found,
+    located_finding,
+    path_text,
+    unknown_finding,
+)
 from rankscope_server.detectors.spells import turning_point
+from rankscope_server.detectors.straggler_cost import clipped_mean, step_times
 from rankscope_server.detectors.topology import Part, host_count, parts_crossed
 from rankscope_server.detectors.transfers import (
     Call,
@@ -64,7 +72,7 @@ class SlowLink:
         ]
         if verdict.unexplained and not verdict.why_silent.startswith("more than half"):
             found = _found(window, set(verdict.unexplained), by_path, members, times, columns)
-            if found.cost >= policy.cost_silent_ratio:
+            if found.bound >= policy.cost_silent_ratio:
                 findings.append(unknown_finding(window, found, verdict.why_silent))
         checked = f"transfers of {len(by_path)} groups and pairs: none stands out of its kind"
         note = verdict.why_silent if slow and not findings else ""
@@ -113,7 +121,7 @@ def _located(
     assert isinstance(part, Part)
     mine = crossed[part] & slow
     found = _found(window, mine, by_path, members, times, columns)
-    if found.cost < window.policy.cost_silent_ratio:
+    if found.bound < window.policy.cost_silent_ratio:
         return None
     others = set(by_path) - crossed[part]
     return located_finding(window, part, one, found, (len(others & slow), len(others)))
@@ -127,10 +135,11 @@ def _found(
     times: Mapping[Call, Array],
     columns: Array,
 ) -> Found:
-    """Return what slow paths cost at most, and since when they are slow.
+    """Return what slow paths cost, and since when they are slow.
 
-    Of a step, what the transfers of the rank that has most of them take longer; never more than
-    such ranks wait, where that is known: what is hidden behind compute costs nothing.
+    At most what the transfers of the rank that has most of them take longer in a step, and never
+    more than such ranks wait, where that is known. How much of it hides behind other work is told
+    by the steps before the onset alone.
     """
     extra: dict[int, float] = {}
     for path in paths:
@@ -143,10 +152,36 @@ def _found(
     blocked = table.get("blocked")[rows][:, columns] if rows else np.zeros((0, 0))
     if blocked.size and np.nanmax(blocked) > 0:
         lost_ms = min(lost_ms, float(np.nanmax(np.nanmedian(blocked, axis=1))))
-    onset = _onset(paths, by_path, times, table.steps[columns])
-    return Found(paths, tuple(sorted(extra)), min(1.0, lost_ms / step_ms), onset,
+    bound = min(1.0, lost_ms / step_ms)
+    onset = _onset(paths, by_path, times, table.steps[columns]) or _onset_before(window, paths)
+    cost = None if onset is None else _measured_cost(window, columns, onset, bound)
+    return Found(paths, tuple(sorted(extra)), bound, cost, onset,
                  float(np.exp(np.median([by_path[path].ratio for path in paths]))),
                  sum(by_path[path].operations for path in paths))  # fmt: skip
+
+
+def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> float | None:
+    """Return by how much the job's steps are slower than before; None without steps before."""
+    table, policy = window.steps, window.policy
+    usual = ~table.special() & (table.steps < onset)
+    if not table.dropped_steps:
+        usual[: warmup_columns(table.head("duration"), policy)] = False
+    before = np.flatnonzero(usual)[-policy.healthy_long_steps :]
+    if len(before) < policy.healthy_min_steps:
+        return None
+    now = columns[table.steps[columns] >= onset]
+    means = [clipped_mean(step_times(table, part)) for part in (before, now)]
+    return float(np.clip(throughput_loss(means[1], means[0]), 0.0, bound))
+
+
+def _onset_before(window: Window, paths: set[Path]) -> int | None:
+    """Return the onset that an earlier look saw: the operations before it are gone by now."""
+    for old in window.before.values():
+        if old.kind == "slow_link" and {path_text(path) for path in paths} & {
+            one.text for one in old.evidence
+        }:
+            return old.onset_step
+    return None
 
 
 def _onset(
@@ -156,12 +191,18 @@ def _onset(
     steps: Array,
 ) -> int | None:
     """Return the first slow step; None where the transfers were slow from the first one on."""
-    series = [np.log(one) for call, one in times.items() if call.path in paths]
-    length = min(len(one) for one in series)
-    level = np.mean([one[-length:] for one in series], axis=0)
+    grid = np.linspace(0.0, 1.0, len(steps))  # a path may have several transfers in a step
+    level = np.mean(
+        [
+            np.interp(grid, np.linspace(0.0, 1.0, len(one)), np.log(one))
+            for call, one in times.items()
+            if call.path in paths
+        ],
+        axis=0,
+    )
     size = float(np.median([by_path[path].ratio for path in paths]))
-    usual = float(np.median(level[length // 2 :])) - size
+    usual = float(np.median(level[len(steps) // 2 :])) - size
     at = turning_point(level, usual, usual + size)
     if at <= 1 or np.median(level[:at]) > usual + size / 2:
         return None
-    return int(steps[min(len(steps) - 1, at * len(steps) // length)])
+    return int(steps[at])

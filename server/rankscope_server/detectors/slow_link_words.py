@@ -24,11 +24,12 @@ _MAX_TOLD = 6
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Slow paths: who is at their ends, what they cost at most, since when, how slow."""
+    """Slow paths: who is at their ends, what they cost, since when, how slow."""
 
     paths: set[Path]
     ranks: tuple[int, ...]
-    cost: float
+    bound: float  # no more than this share of throughput
+    cost: float | None  # measured against the steps before
     onset_step: int | None
     ratio: float
     operations: int
@@ -46,18 +47,18 @@ def located_finding(
         key=f"{window.attempt}/slow-link/{part.level}/{part.name}",
         detector="slow-link",
         kind="slow_link",
-        severity=_severity(window, found.cost),
+        severity=_severity(window, found),
         attempt=window.attempt,
         ranks=ranks,
         hosts=part.hosts,
-        onset_step=found.onset_step or _onset_before(window, part),
+        onset_step=found.onset_step,
         onset_ms=window.time_ms(found.onset_step) if found.onset_step else None,
         cost_throughput_ratio=found.cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, found.cost),
+        cost_rank_hours_per_day=_rank_hours(window, found),
         what=f"{capital(_part_text(window, part))} is slow{since}",
         why=f"{one.slow} of {one.crossing} groups and pairs that cross it take "
         f"{times_text(one.ratio)} the median of their kind, {others[0]} of {others[1]} others do; "
-        f"that takes at most {percent_text(found.cost)} of the job's throughput",
+        f"{_cost_text(found)}",
         next=f"Run the pairwise bandwidth check {_where(part)} while the job stands, and take "
         "the part out of use if it confirms",
         next_command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
@@ -91,10 +92,10 @@ def unknown_finding(window: Window, found: Found, why: str) -> Finding:
         onset_step=found.onset_step,
         onset_ms=window.time_ms(found.onset_step) if found.onset_step else None,
         cost_throughput_ratio=found.cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, found.cost),
+        cost_rank_hours_per_day=_rank_hours(window, found),
         what=f"Transfers of {len(found.paths)} groups or pairs are slow, the place is not known",
-        why=f"They take {times_text(found.ratio)} the median of their kind and at most "
-        f"{percent_text(found.cost)} of the job's throughput; {why}",
+        why=f"They take {times_text(found.ratio)} the median of their kind; {_cost_text(found)}; "
+        f"{why}",
         next=f"Measure pairs of hosts between {ranks_text(first)} and {ranks_text(second)}, then "
         "halve the slow half: that decides which part it is",
         next_command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
@@ -118,17 +119,30 @@ def path_text(path: Path) -> str:
     return f"Group {path}"
 
 
-def _severity(window: Window, cost: float) -> Severity:
+def _severity(window: Window, found: Found) -> Severity:
+    """Return how bad it is; what is not measured against steps before is no more than a warning."""
     policy = window.policy
-    if cost < policy.cost_info_ratio:
+    if found.cost is None:
+        return "warning" if found.bound >= policy.cost_info_ratio else "info"
+    if found.cost < policy.cost_info_ratio:
         return "info"
-    return "critical" if cost >= policy.cost_critical_ratio else "warning"
+    return "critical" if found.cost >= policy.cost_critical_ratio else "warning"
 
 
-def _onset_before(window: Window, part: Part) -> int | None:
-    """Return the onset that an earlier look saw: the steps before it are gone by now."""
-    old = window.before.get(f"{window.attempt}/slow-link/{part.level}/{part.name}")
-    return old.onset_step if old is not None else None
+def _rank_hours(window: Window, found: Found) -> float | None:
+    return None if found.cost is None else rank_hours_per_day(window.world_size, found.cost)
+
+
+def _cost_text(found: Found) -> str:
+    if found.cost is None:
+        return (
+            f"that takes at most {percent_text(found.bound)} of the job's throughput, less where "
+            "other work hides it; no steps before it tell how much"
+        )
+    return (
+        f"steps are {percent_text(found.cost)} of throughput slower than before, of which the "
+        f"transfers explain up to {percent_text(found.bound)}"
+    )
 
 
 def _part_text(window: Window, part: Part) -> str:
