@@ -93,7 +93,7 @@ def text_of(outcomes: list[Outcome], guilty: dict[int, frozenset[int]], took_s: 
     if REAL.exists():
         lines += real_rows(json.loads(REAL.read_text()))
     else:
-        lines.append(f"Not run: `{REAL.relative_to(ROOT)}` is absent.")
+        lines.append(f"Not run: no {REAL.relative_to(ROOT)}.")
     misses = [one for one in outcomes if one.found < one.planted or one.wrong or one.accused]
     if misses:
         lines += ["", "## What missed (simulation)", ""]

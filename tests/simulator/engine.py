@@ -272,7 +272,7 @@ class Engine:
                 self._work(phase, between)
             self._at(phase, here)
             issued.append(self._now.copy())
-            self._now += 0.05
+            self._now += job.issue_ms
         calls = [Call("all_reduce", (1 << 20) * (1 + bucket), "float32", "sum", "train.py:52 step")
                  for bucket in range(job.buckets)]  # fmt: skip
         both = zip(calls, issued, strict=True)
@@ -317,7 +317,7 @@ class Engine:
         elif fault.kind == "insert":
             extra = Row("dp", rows[-1].call, rows[-1].phase, np.full(self._shape, np.inf),
                         np.full(self._shape, np.inf))  # fmt: skip
-            extra.issued[place] = rows[-1].issued[place] + 0.05
+            extra.issued[place] = rows[-1].issued[place] + self.job.issue_ms
             rows = [*rows, extra]
             for row, before in reversed(list(zip(rows[at + 1 :], rows[at:], strict=False))):
                 row.odd[rank] = before.call

@@ -76,6 +76,7 @@ class Job:
     data_ms: float = 1.0
     optimizer_ms: float = 3.0
     transfer_ms: float = 1.0
+    issue_ms: float = 0.05  # between two calls handed in without work between them
     ranks_per_host: int = 8
     hosts_per_leaf: int = 8
     save_every: int = 0  # steps; 0: no checkpoints
