@@ -22,6 +22,7 @@ _PREFIXES = (
 _NAMES = frozenset({
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED",
     "LD_PRELOAD", "LD_LIBRARY_PATH", "CUBLAS_WORKSPACE_CONFIG",
+    "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",  # which switches a node hangs on
 })  # fmt: skip
 # of one process by design: they would differ between healthy ranks
 _OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})

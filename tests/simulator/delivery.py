@@ -68,6 +68,12 @@ def relabelled(items: Iterable[Item], new: Sequence[int]) -> list[Item]:
     for arrival, what in items:
         if isinstance(what, tuple):
             chunk, columns = what
+            if "rank" in columns:  # samples of a node
+                owner = np.asarray(columns["rank"])
+                columns = columns | {"rank": np.where(owner < 0, -1, names[owner])}
+            if chunk.rank < 0:
+                found.append((arrival, (chunk, columns)))
+                continue
             if "peer_rank" in columns:
                 peers = np.asarray(columns["peer_rank"])
                 columns = columns | {"peer_rank": np.where(peers < 0, -1, names[peers])}

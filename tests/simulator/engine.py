@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from tests.simulator.job import Fault, Job
+from tests.simulator.job import SLOW_COMPUTE, SLOW_DATA, STOPS, Fault, Job
+from tests.simulator.network import slowed, slowed_pairs
 
 Array = np.ndarray
 Kind = Literal["world", "dp", "tp", "pp"]
@@ -60,7 +61,7 @@ class Step:
     factor: Array
 
 
-PHASES = ("data", "forward", "backward", "optimizer")
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
 class Engine:
@@ -92,10 +93,12 @@ class Engine:
         slow = np.ones(self._shape)
         data = np.full(self._shape, job.data_ms)
         for fault in on:
-            if fault.kind == "slow_compute":
+            if fault.kind in SLOW_COMPUTE:
                 slow[job.place(fault.rank)] += fault.size
-            elif fault.kind == "slow_data":
+            elif fault.kind in SLOW_DATA:
                 data[job.place(fault.rank)] += fault.size * 3 * job.forward_ms
+            elif fault.kind == "slow_loader":
+                data += fault.size * 3 * job.forward_ms
         self._rows: list[Row] = []
         self._spent = {name: np.zeros(self._shape) for name in PHASES}
         self._blocked = {name: np.zeros(self._shape) for name in PHASES}
@@ -113,8 +116,17 @@ class Engine:
         if len(job.group_names(0)) > 2 or job.data == 1:
             self._collective("world", Call("all_reduce", 4, site="train.py:61 clip"), "optimizer")
         self._work("optimizer", job.optimizer_ms * factor)
+        if job.save_every and number % job.save_every == 0:
+            self._save(factor)
         return Step(number, started, self._now.copy(), self._rows, self._spent, self._blocked,
                     self._moved.copy(), self._phase.copy(), factor)  # fmt: skip
+
+    def _save(self, factor: Array) -> None:
+        took = self.job.save_ms * factor
+        for fault in self._on:
+            if fault.kind == "slow_save":
+                took *= 1 + fault.size
+        self._work("checkpoint", took)
 
     def _factors(self, number: int) -> Array:
         noise = self.job.noise
@@ -162,7 +174,7 @@ class Engine:
     def _stop(self, point: str, microbatch: int) -> None:
         """Stop the ranks that hang here."""
         for fault in self._on:
-            if fault.kind != "hang" or fault.point != point or fault.start != self._number:
+            if fault.kind not in STOPS or fault.point != point or fault.start != self._number:
                 continue
             if point in ("forward", "backward") and fault.microbatch != microbatch:
                 continue
@@ -215,12 +227,8 @@ class Engine:
             noise[:] = np.take(noise, [0], axis=_AXES[kind])
         took = job.transfer_ms * noise
         for fault in self._on:
-            if fault.kind == "slow_link":
-                for name, ranks in job.groups.items():
-                    if name.startswith(f"{kind}-") and name.startswith(fault.group):
-                        took[tuple(np.array([job.place(rank) for rank in ranks]).T)] *= (
-                            1 + fault.size
-                        )
+            if fault.kind == "slow_link" and kind in _AXES:
+                took *= slowed(job, fault, kind)
         return took
 
     def _send(self, here: Array, stage: int, to: int, phase: str) -> Array:
@@ -237,7 +245,11 @@ class Engine:
         self._at(phase, here)
         issued = np.where(here, self._now, np.nan)
         ended = np.full(self._shape, np.nan)
-        ended[stage] = np.maximum(self._now[stage], sent) + self._transfer("pp")[stage]
+        took = self._transfer("pp")[stage]
+        for fault in self._on:
+            if fault.kind == "slow_link":
+                took *= slowed_pairs(self.job, fault, source, stage)
+        ended[stage] = np.maximum(self._now[stage], sent) + took
         peer = np.full(self._shape, -1)
         peer[stage] = self.job.grid[source]
         theirs = self._rows[-1]
@@ -260,7 +272,7 @@ class Engine:
                 self._work(phase, between)
             self._at(phase, here)
             issued.append(self._now.copy())
-            self._now += 0.05
+            self._now += job.issue_ms
         calls = [Call("all_reduce", (1 << 20) * (1 + bucket), "float32", "sum", "train.py:52 step")
                  for bucket in range(job.buckets)]  # fmt: skip
         both = zip(calls, issued, strict=True)
@@ -305,7 +317,7 @@ class Engine:
         elif fault.kind == "insert":
             extra = Row("dp", rows[-1].call, rows[-1].phase, np.full(self._shape, np.inf),
                         np.full(self._shape, np.inf))  # fmt: skip
-            extra.issued[place] = rows[-1].issued[place] + 0.05
+            extra.issued[place] = rows[-1].issued[place] + self.job.issue_ms
             rows = [*rows, extra]
             for row, before in reversed(list(zip(rows[at + 1 :], rows[at:], strict=False))):
                 row.odd[rank] = before.call

@@ -16,8 +16,13 @@ import numpy as np
 
 FaultKind = Literal[
     "slow_compute", "slow_data", "slow_link", "hang", "skip", "insert", "swap", "shape", "dtype",
-    "operation", "reduce_op", "clock_set",
+    "operation", "reduce_op", "clock_set", "contention", "garbage", "thermal", "page_cache",
+    "slow_loader", "slow_save", "leak", "nan", "replica_drift", "drift", "crash",
 ]  # fmt: skip
+# What a rank is slowed by looks alike in its step times; a second signal tells the kinds apart.
+SLOW_COMPUTE = frozenset({"slow_compute", "contention", "garbage", "thermal"})
+SLOW_DATA = frozenset({"slow_data", "page_cache"})
+STOPS = frozenset({"hang", "crash"})
 Point = Literal["data", "forward", "backward", "gradients", "norm"]
 ALWAYS = 1 << 30
 
@@ -30,9 +35,12 @@ class Fault:
     rank: int = -1
     start: int = 1
     steps: int = ALWAYS
-    size: float = 0.0  # slow: share of the rank's own time added, or of the transfer; clock: ms
-    group: str = ""  # of a slow link; a prefix such as "dp-" means all that begin so
-    host: int = -1  # whose clock is set
+    # slow: share of the rank's own time added, or of the transfer; clock: ms; leak: MiB a step
+    size: float = 0.0
+    # Of a slow link one of these, or the rank whose adapter it is; a clock is set on a host.
+    group: str = ""  # a prefix such as "dp-" means all that begin so
+    host: int = -1
+    leaf: int = -1
     point: Point = "forward"  # where a rank hangs
     microbatch: int = 0  # in which forward or backward it hangs
     bucket: int = 0  # which all_reduce of the gradients is wrong
@@ -68,7 +76,12 @@ class Job:
     data_ms: float = 1.0
     optimizer_ms: float = 3.0
     transfer_ms: float = 1.0
+    issue_ms: float = 0.05  # between two calls handed in without work between them
     ranks_per_host: int = 8
+    hosts_per_leaf: int = 8
+    save_every: int = 0  # steps; 0: no checkpoints
+    save_ms: float = 300.0
+    tells_numbers: bool = False  # losses, norms, memory and checksums of all ranks
     backend: str = "nccl"
     noise: Noise = Noise()
     faults: tuple[Fault, ...] = ()
@@ -97,6 +110,11 @@ class Job:
     def host(self, rank: int) -> str:
         """Return the name of a rank's host."""
         return f"node-{rank // self.ranks_per_host:04d}"
+
+    def address(self, rank: int) -> str:
+        """Return where a rank's host hangs: the switch at the core, the leaf, the host."""
+        host = rank // self.ranks_per_host
+        return f"core.leaf-{host // self.hosts_per_leaf:02d}.{self.host(rank)}"
 
     def group_names(self, rank: int) -> dict[str, str]:
         """Return the group of a rank for each kind of group that has more than one member."""

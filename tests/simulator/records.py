@@ -7,18 +7,20 @@ An `Item` is (arrival at the server in ns, record or chunk with its columns), as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
 
 from rankscope import schema
 from rankscope.chunk import Column, encode_chunk
+from tests.simulator.ends import crash, saves
 from tests.simulator.engine import PHASES, Array, Engine, Row, Step
+from tests.simulator.environments import environments
 from tests.simulator.job import Job
-
-START_NS = 1_790_000_000_000_000_000
-MS = 1_000_000
-Item: TypeAlias = tuple[int, schema.AnyRecord | tuple[schema.Chunk, dict[str, Column]]]
+from tests.simulator.numbers import numbers
+from tests.simulator.signals import gpu_samples, step_signals
+from tests.simulator.told import MS as MS
+from tests.simulator.told import START_NS as START_NS
+from tests.simulator.told import Item as Item
 
 
 class Recording:
@@ -38,6 +40,7 @@ class Recording:
         self._before: dict[str, int] = {}  # numbers of a kind of group before the kept steps
         self._kept: list[Step] = []
         self.last: Step | None = None
+        self.began_ms: dict[int, float] = {}  # true time at which a step began
         self._engine = Engine(job)
 
     # --- clocks ------------------------------------------------------------------------------
@@ -74,6 +77,9 @@ class Recording:
                 block = []
         if block:
             yield from self._chunks(block)
+        for fault in self.job.faults:
+            if fault.kind == "crash" and fault.rank in self.hung and self.last is not None:
+                yield from crash(self.job, fault, self.last)
 
     def registrations(self) -> Iterator[Item]:
         """Yield what ranks say of themselves when they start."""
@@ -98,9 +104,12 @@ class Recording:
                     ),
                 )
 
+        yield from environments(job)
+
     def _keep(self, step: Step) -> None:
         self._kept.append(step)
         self.last = step
+        self.began_ms[step.number] = float(step.started.min())
         if len(self._kept) > 12:
             for row in self._kept.pop(0).rows:
                 if row.peer is None:
@@ -110,6 +119,10 @@ class Recording:
         yield from self._step_chunks(block)
         if self.collectives:
             yield from self._call_chunks(block)
+        if self.job.tells_numbers:
+            yield from numbers(self.job, block)
+        yield from saves(self.job, block)
+        yield from gpu_samples(self.job, block)
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -127,9 +140,12 @@ class Recording:
             columns["duration_ns"][place] = _ns(took)
             for phase in PHASES:
                 columns[f"{phase}_ns"][place] = _ns(step.spent[phase])
-                if phase != "data":
+                if phase not in ("data", "checkpoint"):
                     columns[f"{phase}_blocked_ns"][place] = _ns(step.blocked[phase])
             columns["flags"][place] = schema.STEP_FIRST if step.number == 1 else 0
+            if step.spent["checkpoint"].any():
+                columns["flags"][place] |= schema.STEP_CHECKPOINT
+            step_signals(self.job, step, columns, place)
             columns["num_collectives"][place] = len(step.rows)
             columns["microbatches"][place] = self.job.microbatches
         for rank in range(num_ranks):

@@ -260,7 +260,7 @@ _STOPS = ("crash", "hang")
 _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
-    "straggler", "data-loading", "communication", "pipeline", "gpu-health", "memory-growth",
+    "straggler", "stalls", "slow_link", "data-loading", "communication", "pipeline", "gpu-health", "memory-growth",
     "slow_checkpoint", "hot_shard",
 )  # fmt: skip
 
@@ -306,12 +306,18 @@ RULES: tuple[Rule, ...] = (
         ("drift",), ("slow_compute", "host_contention", "thermal_or_power"),
         "hardware or settings, and exactly the ranks that differ are slow", _fits_hardware,
     ),
-    Rule(("straggler",), ("pipeline",), "a rank of that stage is slow", _slow_rank_of),
+    Rule(
+        ("stalls",), ("straggler",), "the slow steps are the stalls of the same rank",
+        lambda cause, slow: _is_sure(cause) and _same_ranks(cause, slow),
+    ),
+    Rule(("straggler", "stalls"), ("pipeline",), "a rank of that stage is slow", _slow_rank_of),
+    Rule(("straggler",), ("slow_link",), "a rank of that place is slow", _slow_rank_of),
     Rule(("straggler",), ("staleness",), "the gradients of a slow rank are old", _slow_rank_of),
     Rule(("hot_shard",), ("staleness",), "requests wait for the shard", _waits_for),
     Rule(
-        ("straggler", "desync", "hang"), ("communication_bound", "communication_advice"),
-        "the network waits for those ranks", _waits_for,
+        ("straggler", "stalls", "desync", "hang", "slow_link"),
+        ("communication_bound", "communication_advice"),
+        "the network waits for those ranks, or for that link", _waits_for,
     ),
     Rule(
         ("host_contention",), ("low_bus_bandwidth",),

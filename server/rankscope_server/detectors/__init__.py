@@ -20,6 +20,7 @@ from rankscope_server.detectors.pipeline import Pipeline
 from rankscope_server.detectors.regression import Regression
 from rankscope_server.detectors.replicas import Replicas
 from rankscope_server.detectors.root_cause import RootCause
+from rankscope_server.detectors.slow_link import SlowLink
 from rankscope_server.detectors.spikes import Spikes
 from rankscope_server.detectors.staleness import Staleness
 from rankscope_server.detectors.stalls import Stalls
@@ -33,6 +34,7 @@ DETECTORS: tuple[Detector, ...] = (  # order = run order
     Desync(),
     RootCause(),
     ClockOffsets(),
+    SlowLink(),
     Communication(),
     Pipeline(),
     Drift(),

@@ -16,10 +16,15 @@ KEPT = 192  # operations of a group: two windows, and drift between them
 # every second one is left out, and again, on all ranks the same.
 _MIN_SPAN_NS = 30_000_000_000
 MAX_MEETINGS = 4_096  # of all groups in one estimate
-# Of the hosts' time between two estimates, and more with many hosts: the work grows by their
-# square, 1.5 s of a core for a thousand.
+# With few hosts an estimate takes milliseconds and is made whenever something is new.
+_FEW_HOSTS = 16
+# Else of the hosts' time between two estimates, and more with many hosts: the work grows by their
+# square, 1.5 s of a core for a thousand. At first more often, so that something is known soon.
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
+_SOON = 16
+_NEVER_NS = 1 << 62
+_KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
 # Nobody ends one of these before everybody has begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
 SYNCHRONISING = frozenset(
@@ -43,10 +48,13 @@ class ClockTable:
         self._stride = stride
         self._rows: dict[str, dict[int, dict[str | int, tuple[int, int]]]] = {}
         self._strides: dict[str, int] = {}
-        self._exchanges: dict[str, Exchange] = {}
-        self._newest_ns = 0
+        self._exchanges: dict[str, dict[int, Exchange]] = {}  # host -> time -> what it measured
+        self._span_ns: dict[str | int, tuple[int, int]] = {}  # of each host, by its own clock
         self._since_ns = 0  # what is older is of another program
-        self._estimate: tuple[object, Clocks] | None = None
+        self._cut_ns = 0  # the estimate rests on what came before
+        self._used: dict[str, int] = {}  # group -> highest number that it rests on
+        self._estimate: tuple[object, Clocks] | None = None  # None once that changes
+        self._leads_cut_ns = 0
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
 
     def start_again(self, since_ns: int) -> None:
@@ -54,6 +62,7 @@ class ClockTable:
         self._since_ns = max(self._since_ns, since_ns)
         self._rows.clear()
         self._strides.clear()
+        self._estimate = None
 
     def add(self, rank: int, columns: Mapping[str, Column], host: str = "") -> None:
         """Take one chunk of collectives of a rank."""
@@ -74,7 +83,9 @@ class ClockTable:
             row = rows.setdefault(number, {})
             start_ns, end_ns = row.get(who, (arrived_ns, arrived_ns + duration_ns))
             row[who] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
-            self._newest_ns = max(self._newest_ns, arrived_ns)
+            self._note(who, arrived_ns)
+            if number <= self._used.get(group, 0):
+                self._estimate = None
             if len(rows) > 2 * KEPT:
                 self._thin(group, rows)
 
@@ -91,46 +102,89 @@ class ClockTable:
             del rows[number]
 
     def add_exchange(self, record: ClockOffset) -> None:
-        """Take what a host measured against the server; the narrowest of the newest counts."""
-        known = self._exchanges.get(record.host)
-        if record.host and (known is None or record.time_ns > known.time_ns):
-            self._exchanges[record.host] = Exchange(
-                record.time_ns, -record.offset_ns, record.band_ns
-            )
+        """Take what a host measured against the server."""
+        if not record.host:
+            return
+        known = self._exchanges.setdefault(record.host, {})
+        known[record.time_ns] = Exchange(record.time_ns, -record.offset_ns, record.band_ns)
+        if len(known) > _KEPT_EXCHANGES:
+            del known[min(known)]
+        self._note(record.host, record.time_ns)
+
+    def _note(self, who: str | int, time_ns: int) -> None:
+        """Note what time it is for a host, and that what the estimate rests on has changed."""
+        oldest_ns, newest_ns = self._span_ns.get(who, (time_ns, time_ns))
+        self._span_ns[who] = (min(oldest_ns, time_ns), max(newest_ns, time_ns))
+        if time_ns < self._cut_ns:
+            self._estimate = None
+        if time_ns < self._leads_cut_ns:
+            self._leads = None
 
     def clocks(self, host_of: Mapping[int, str], drift_ratio: float) -> Clocks:
-        """Return how the clocks of the hosts stand to each other, worked out now and then."""
-        every_ns = _EVERY_NS * (1 + len(set(host_of.values())) // _HOSTS_PER_INTERVAL)
-        key = (self._newest_ns // every_ns, len(host_of), len(self._exchanges), drift_ratio)
+        """Return how the clocks of the hosts stand to each other.
+
+        Of many hosts what is younger than the last whole interval waits for the next, and widens
+        the bounds: an estimate is made now and then, yet does not depend on when somebody looked.
+        """
+        if not self._span_ns:
+            return Clocks((), np.zeros((0, 0)))
+        hosts = sorted({host for host in host_of.values() if host} | set(self._exchanges))
+        # In the middle of the hosts: the clock of one may be far off.
+        oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
+        self._cut_ns, lag_ns = _NEVER_NS, 0
+        if len(hosts) > _FEW_HOSTS:
+            every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
+            if newest_ns - oldest_ns < 2 * every_ns:
+                every_ns //= _SOON
+            cut_ns = newest_ns // every_ns * every_ns
+            if cut_ns > oldest_ns:
+                self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns
+        key = (self._cut_ns, tuple(host_of.values()), drift_ratio)
         if self._estimate is None or self._estimate[0] != key:
-            hosts = sorted({host for host in host_of.values() if host} | set(self._exchanges))
-            clocks = align_clocks(hosts, self._meetings(hosts, host_of), self._exchanges,
+            meetings = self._meetings(hosts, host_of)
+            clocks = align_clocks(hosts, meetings, self._exchanges_before(self._cut_ns),
                                   drift_ratio)  # fmt: skip
             self._estimate = (key, clocks)
-        return self._estimate[1]
+        return self._estimate[1].wider(drift_ratio * lag_ns)
+
+    def _exchanges_before(self, cut_ns: int) -> dict[str, Exchange]:
+        """Return the newest exchange of each host before a time, its first where all are later."""
+        found = {}
+        for host, known in self._exchanges.items():
+            times = sorted(known)
+            found[host] = known[max((time for time in times if time < cut_ns), default=times[0])]
+        return found
 
     def leads_ms(self, names: Mapping[int, str]) -> dict[str, NDArray[np.float64]]:
-        """Return how much later each clock read than the middle of the others, by operation.
+        """Return how much later each clock read than the middle of all, by operation.
 
-        At the ends, which all see at nearly the same time; oldest first; worked out now and then.
+        At the ends, which all see at nearly the same time; oldest first. What is younger than the
+        last whole interval waits for the next.
         """
-        key = (self._newest_ns // _EVERY_NS, len(names))
+        hosts = sorted(set(names.values()))
+        newest_ns = max((newest for _, newest in self._span_ns.values()), default=0)
+        self._leads_cut_ns = newest_ns // _EVERY_NS * _EVERY_NS
+        key = (self._leads_cut_ns, tuple(hosts))
         if self._leads is None or self._leads[0] != key:
-            hosts = sorted(set(names.values()))
             found: dict[str, list[float]] = {host: [] for host in hosts}
             for meeting in self._meetings(hosts, names):
-                for at, place in enumerate(meeting.hosts.tolist()):
-                    others = np.delete(meeting.ends_ns, at)
-                    found[hosts[place]].append(float(meeting.ends_ns[at] - np.median(others)))
+                if meeting.starts_ns.min() < self._leads_cut_ns:
+                    leads = (meeting.ends_ns - np.median(meeting.ends_ns)).tolist()
+                    for place, lead in zip(meeting.hosts.tolist(), leads, strict=True):
+                        found[hosts[place]].append(lead)
             self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
         return self._leads[1]
 
     def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
-        """Return the operations in which at least two hosts were seen, oldest first."""
+        """Return the operations before the cut that at least two hosts were seen in, oldest first.
+
+        Notes up to which number of each group they go.
+        """
         place = {host: number for number, host in enumerate(hosts)}
         found = []
         share = max(MAX_MEETINGS // max(len(self._rows), 1), 8)
-        for rows in self._rows.values():
+        self._used = {}
+        for group, rows in self._rows.items():
             for number in sorted(rows)[-share:]:
                 starts: dict[int, int] = {}
                 ends: dict[int, int] = {}
@@ -140,12 +194,13 @@ class ClockTable:
                     if host is not None:
                         starts[host] = max(starts.get(host, start), start)
                         ends[host] = min(ends.get(host, end), end)
-                if len(starts) > 1:
-                    found.append(
-                        Meeting(
-                            np.fromiter(starts, np.int64, len(starts)),
-                            np.fromiter(starts.values(), np.int64, len(starts)),
-                            np.fromiter((ends[host] for host in starts), np.int64, len(starts)),
-                        )
-                    )
-        return sorted(found, key=lambda meeting: int(meeting.starts_ns.min()))
+                met = sorted(starts)
+                meeting = Meeting(
+                    np.array(met),
+                    np.array([starts[host] for host in met]),
+                    np.array([ends[host] for host in met]),
+                )
+                if met and meeting.time_ns < self._cut_ns:
+                    self._used[group] = number
+                    found += [meeting] * (len(met) > 1)
+        return sorted(found, key=lambda meeting: meeting.time_ns)

@@ -9,7 +9,8 @@ with its age; the drift itself is bounded by two windows far apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +20,7 @@ WINDOW = 100  # operations (D17 4)
 _MIN_WINDOW = 6
 _MAX_PIVOTS = 128  # shortest paths over more hosts go by way of a sample: wider, yet true
 _MAX_LIKELY = 256  # hosts; beyond, the middle of the bounds must do
+_CELLS_AT_ONCE = 1 << 18  # operations x hosts x hosts
 Order: TypeAlias = Literal["before", "after", "unknown"]
 SERVER = ""  # the name of the server among the hosts
 
@@ -30,6 +32,11 @@ class Meeting:
     hosts: Any  # places in the list of hosts
     starts_ns: Any
     ends_ns: Any
+
+    @property
+    def time_ns(self) -> int:
+        """Return when it began by the clock in the middle."""
+        return int(np.sort(self.starts_ns)[len(self.starts_ns) // 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,13 @@ class Clocks:
             self._middle = np.clip(middle, -upper_ns.T, upper_ns)
             self._band = np.maximum(upper_ns - self._middle, self._middle + upper_ns.T)
         self._place = {host: place for place, host in enumerate(hosts)}
+
+    def wider(self, by_ns: float) -> Clocks:
+        """Return these bounds when nothing was heard for a time in which clocks drift so much."""
+        if not by_ns:
+            return self
+        off = by_ns * (1 - np.eye(len(self.hosts)))
+        return Clocks(self.hosts, self._upper + off, self._middle, self.stepped)
 
     def difference_ms(self, host: str, other: str) -> tuple[float, float] | None:
         """Return (how far `host` is ahead of `other`, band); None where nothing bounds it."""
@@ -128,7 +142,7 @@ def align_clocks(
     """
     names = [*hosts, SERVER] if exchanges else list(hosts)
     now_ns = (
-        _time(meetings[-1])
+        meetings[-1].time_ns
         if meetings
         else max((exchange.time_ns for exchange in exchanges.values()), default=0)
     )
@@ -140,7 +154,7 @@ def align_clocks(
     stepped: list[str] = []
     if size and len(meetings) >= 2 * size:
         old = meetings[:size]
-        old_ns = _time(old[-1])
+        old_ns = old[-1].time_ns
         before = _bounds(names, old, old_ns, drift, half)
         stepped = _stepped(names, before, upper, drift_ratio * (now_ns - old_ns))
         if not stepped and _is_sound(upper) and _is_sound(before) and now_ns > old_ns:
@@ -172,10 +186,6 @@ def _likely(names: Sequence[str], meetings: Sequence[Meeting], now_ns: int) -> A
     return None
 
 
-def _time(meeting: Meeting) -> int:
-    return int(np.sort(meeting.starts_ns)[len(meeting.starts_ns) // 2])
-
-
 def _connected_window(meetings: Sequence[Meeting], num_hosts: int) -> int:
     """Return how many of the newest operations count: 100 of each group, by their size."""
     if not meetings:
@@ -199,16 +209,30 @@ def _bounds(
     `now_ns`, and what is not known of its drift widens the bound.
     """
     upper = _unknown(len(names))
-    for meeting in meetings:
-        places = meeting.hosts
-        age = now_ns - _time(meeting)
-        starts = meeting.starts_ns - now_ns + drift[places] * age - half[places] * abs(age)
-        ends = meeting.ends_ns - now_ns + drift[places] * age + half[places] * abs(age)
+    for places, starts_ns, ends_ns in _blocks(meetings):
+        age = now_ns - np.sort(starts_ns, 1)[:, len(places) // 2, None]
+        starts = starts_ns - now_ns + drift[places] * age - half[places] * abs(age)
+        ends = ends_ns - now_ns + drift[places] * age + half[places] * abs(age)
         block = np.ix_(places, places)
         # start_i - end_j <= theta_i - theta_j, so theta_j - theta_i <= end_j - start_i
-        upper[block] = np.minimum(upper[block], ends[:, None] - starts[None, :])
+        least = (ends[:, :, None] - starts[:, None, :]).min(0)
+        upper[block] = np.minimum(upper[block], least)
     np.fill_diagonal(upper, np.minimum(np.diag(upper), 0.0))
     return _closed(upper)
+
+
+def _blocks(meetings: Sequence[Meeting]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield places, starts and ends (operations x hosts) of operations of the same hosts."""
+    same: dict[bytes, list[Meeting]] = defaultdict(list)
+    for meeting in meetings:
+        same[meeting.hosts.tobytes()].append(meeting)
+    for ones in same.values():
+        places = ones[0].hosts
+        size = max(1, _CELLS_AT_ONCE // len(places) ** 2)
+        for begin in range(0, len(ones), size):
+            part = ones[begin : begin + size]
+            yield (places, np.array([one.starts_ns for one in part]),
+                   np.array([one.ends_ns for one in part]))  # fmt: skip
 
 
 def _closed(upper: Any) -> Any:

@@ -142,7 +142,7 @@ def activity_finding(window: Window, name: str, mean: float) -> Finding:
     causes = [
         finding for finding in window.before.values()
         if finding.state == "open"
-        and finding.kind in ("slow_data", "slow_epoch_start", "slow_communication", "hang")
+        and finding.kind in ("slow_data", "slow_epoch_start", "slow_link", "hang")
     ]  # fmt: skip
     worst = max(causes, key=lambda one: one.cost_throughput_ratio or 0.0, default=None)
     return Finding(

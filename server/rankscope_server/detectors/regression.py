@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -119,8 +120,8 @@ def summary_of(window: Window) -> RunSummary | None:
 def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) -> Slower | None:
     """Return by how much a run is slower than earlier ones, None where it is not.
 
-    The rise must exceed 2 %, three sigma of the earlier runs, and what chance does to single
-    steps; with one earlier run 5 %. Runs with another number of tokens are compared by token.
+    The rise must exceed 2 %, what chance does to one more run, and what it does to single steps;
+    with one earlier run 5 %. Runs with another number of tokens are compared by token.
     """
     usable = [one for one in earlier if len(one.times_ms) >= policy.steady_steps]
     usable = usable[-policy.baseline_runs :]
@@ -135,7 +136,7 @@ def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) 
         sigma = float(np.std(medians, ddof=1)) / base
         few = max(0, policy.regression_min_runs - len(medians))
         least = policy.regression_share * (1.0 + 0.5 * few)
-        limit = max(least, policy.regression_sigmas * sigma)
+        limit = max(least, _chance_limit(len(medians), policy) * sigma)
     if rise <= limit:
         return None
     times = np.concatenate(
@@ -151,6 +152,12 @@ def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) 
         if name in now.phases_ms and name in last.phases_ms
     }
     return Slower(now, base, rise, limit, p, len(usable), phases, _changed(last, now))
+
+
+def _chance_limit(num_runs: int, policy: Policy) -> float:
+    """Return how many sigma, estimated from some runs, one more run exceeds by chance seldom."""
+    freedom = min(num_runs - 1, len(policy.regression_t))
+    return policy.regression_t[freedom - 1] * math.sqrt(1 + 1 / num_runs)
 
 
 def _scale(now: RunSummary, earlier: RunSummary) -> float:

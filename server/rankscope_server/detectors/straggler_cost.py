@@ -18,6 +18,7 @@ from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
 
 Array = NDArray[Any]
 _STEP_ROWS = 64
+_CLIP = 5.0  # beyond it a step is special (detection.md 1.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,14 @@ def cost_of(
     Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
     how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
     pipelines the rank's own excess, which a pipeline may hide in part. And what the job lost: its
-    step time against that before the onset, changed as the work of the other ranks changed.
+    step time against that before the onset, changed as the work of the other ranks changed. Where
+    hiccups of many ranks make about every second step long, a median tells one or the other kind of
+    step, so the mean is asked, too, and the larger of both counts.
     """
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
-    step, gap = _step_ms(table, inside), _gap(table, deviation, rows, inside)
+    step, gap = step_times(table, inside), _gap(table, deviation, rows, inside)
     known = ~np.isnan(step) & ~np.isnan(gap)
     if not known.any():
         return Cost(0.0, float("nan"), None)
@@ -90,15 +93,24 @@ def cost_of(
     usual_gap = _gap(table, deviation, rows, healthy)
     extra -= float(np.nanmean(np.append(usual_gap, 0.0))) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
-    before = min(
-        middle(_step_ms(table, then)) * _common_change(table, rows, then, inside)
-        for then in (healthy, lately)
-    )
-    ratio = min(throughput_loss(total, total - extra), throughput_loss(now, before))
-    return Cost(ratio, now, middle(_step_ms(table, lately)))
+    lost = []
+    for typical in (middle, clipped_mean):
+        before = min(
+            typical(step_times(table, then)) * _common_change(table, rows, then, inside)
+            for then in (healthy, lately)
+        )
+        lost.append(throughput_loss(typical(step), before))
+    ratio = min(throughput_loss(total, total - extra), max(lost))
+    return Cost(ratio, now, middle(step_times(table, lately)))
 
 
-def _step_ms(table: StepTable, columns: Array) -> Array:
+def clipped_mean(step_ms: Array) -> float:
+    """Return the mean step, no step counting more than `_CLIP` medians: a stall is no slowness."""
+    known = step_ms[~np.isnan(step_ms)]
+    return float(np.minimum(known, _CLIP * np.median(known)).mean()) if len(known) else float("nan")
+
+
+def step_times(table: StepTable, columns: Array) -> Array:
     """Return the time of the job's steps: ranks end a step together, so some of them will do."""
     rows = np.arange(0, len(table.row_of), 1 + len(table.row_of) // _STEP_ROWS)
     return median(table.get("duration")[np.ix_(rows, columns)], 0)

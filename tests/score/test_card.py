@@ -1,0 +1,57 @@
+"""The score card: one seed of every diagnosis is right, and its tables count what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.score import flight_baseline
+from tests.score.baselines import NAMES, baselines
+from tests.score.card import accused_in, is_found, real_rows, rows
+from tests.score.cases import DIAGNOSES, case_of
+from tests.score.outcome import Outcome, run
+
+
+@pytest.mark.parametrize("name", [diagnosis.name for diagnosis in DIAGNOSES])
+def test_every_planted_fault_is_named_and_nobody_else(name: str) -> None:
+    diagnosis = next(one for one in DIAGNOSES if one.name == name)
+    outcome, _, _ = run(case_of(diagnosis, 8, seed=2))
+    assert outcome.found == outcome.planted, outcome.said
+    assert outcome.wrong == 0, outcome.said
+    assert outcome.accused == ()
+    if outcome.cost is not None and outcome.cost_truth is not None:
+        assert outcome.cost == pytest.approx(outcome.cost_truth, abs=0.05)
+
+
+def test_the_rules_of_others_see_a_very_slow_rank_and_torch_a_hung_one() -> None:
+    slow, hang = (next(one for one in DIAGNOSES if one.name == name)
+                  for name in ("slow rank, then a hang", "hang"))  # fmt: skip
+    case = case_of(slow, 8, seed=0)
+    _, state, _ = run(case)
+    assert baselines(state, case.job)[NAMES[0]] == (case.job.faults[0].rank,)
+    case = case_of(hang, 8, seed=0)
+    _, _, recording = run(case)
+    assert case.job.faults[0].rank in flight_baseline.fr_trace(recording)
+
+
+def test_a_row_counts_what_is_right_wrong_and_missing() -> None:
+    one = Outcome("hang", 8, 0, planted=1, found=1, right=1, rank_hours=1.0, named_after_s=4.0)
+    two = Outcome("hang", 8, 1, planted=1, wrong=1, rank_hours=1.0, accused=(3,))
+    three = Outcome("hang", 64, 0, planted=1, was_silent=True, rank_hours=2.0)
+    row = rows([one, two, three], "simulation")[2]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:5] == ["hang", "simulation", "8, 64", "3", "3"]
+    assert cells[5:10] == ["50.0 % (1/2)", "33.3 % (1/3)", "250.0", "1", "33.3 % (1/3)"]
+    assert cells[10] == "4.0 (4.0)"
+
+
+def test_real_ranks_are_counted_from_their_results() -> None:
+    right = {
+        "fault": "hang", "strategy": "ddp", "rank": 2, "seed": 1, "expected kinds": ["hang"],
+        "found": [{"kind": "hang", "severity": "critical", "ranks": [2]}], "named_after_s": 5.0,
+        "cost": None, "cost_truth": None,
+    }  # fmt: skip
+    accuser = right | {"found": [{"kind": "hang", "severity": "critical", "ranks": [1]}]}
+    assert is_found(right)
+    assert not is_found(accuser)
+    assert accused_in(accuser) == {1}
+    assert "50.0 % (1/2) | 1 |" in real_rows([right, accuser])[2]
