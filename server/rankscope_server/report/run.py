@@ -65,15 +65,17 @@ def make_report(wanted: Wanted) -> None:
 def read_report(wanted: Wanted) -> Report:
     """Return the report of what was named. Raises `ReportError`."""
     paths = [Path(target) for target in wanted.targets]
-    folders = [path for path in paths if path.is_dir()]
+    folders = [path for path in paths if path.exists()]
     if not folders:
         if len(paths) > 1:
             missing = ", ".join(str(path) for path in paths)
-            raise ReportError(f"{missing}: no such directories; of one run give the id alone")
+            raise ReportError(
+                f"{missing}: no such files or directories; of one run give the id alone"
+            )
         return _from_server(wanted)
     if len(folders) < len(paths):
         missing = ", ".join(str(path) for path in paths if path not in folders)
-        raise ReportError(f"{missing}: no such directory; give one directory for each node")
+        raise ReportError(f"{missing}: no such file or directory; give one directory for each node")
     return _from_folders(folders, wanted)
 
 
@@ -118,6 +120,8 @@ def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
     if (first / store.DATABASE).is_file():
         return store.report_of_database(first, wanted.run_id, _SILENT_AFTER_SECONDS)
     directories, notes = _run_directories(folders, wanted.run_id)
+    if not directories:
+        return _from_recordings(folders)
     run_id = clean_run_id(directories[0].resolve().name)
     run = OfflineRun(directories, run_id)
     return store.report_of_batches(
@@ -133,19 +137,46 @@ def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
     )
 
 
+def _from_recordings(paths: Sequence[Path]) -> Report:
+    """Return the report of what other tools recorded: dumps, traces."""
+    from rankscope.cli.import_ import batches
+    from rankscope_server.readers.recordings import (
+        LOOK_AFTER_NS,
+        RecordingError,
+        newest_ns,
+        read_recordings,
+    )
+    from rankscope_server.report import store
+
+    try:
+        recording = read_recordings(paths)
+    except RecordingError as error:
+        raise ReportError(
+            f"{paths[0]}: holds no run: {error}; give a run's directory (it has a folder for each "
+            "attempt), the folder that $RANKSCOPE_DIR names, a server's data folder, or dumps "
+            "and traces as for rankscope import"
+        ) from error
+    run_id = clean_run_id(paths[0].resolve().name)
+    kinds = ", ".join(recording.formats)
+    left_out = tuple(f"left out: {text}" for text in recording.left_out)
+    return store.report_of_batches(
+        run_id,
+        batches(run_id, recording.found),
+        lambda: newest_ns(recording.found) + LOOK_AFTER_NS,
+        lambda: Origin(f"{', '.join(map(str, paths))} ({kinds})", left_out),
+    )
+
+
 def _run_directories(folders: Sequence[Path], run_id: str) -> tuple[list[Path], list[str]]:
-    """Return the directories of one run; a folder of runs stands for its newest."""
+    """Return the directories of one run, none where there is no run; of several the newest."""
     if all(is_run_directory(folder) for folder in folders):
         return list(folders), []
-    inside = [one for folder in folders for one in folder.iterdir() if one.is_dir()]
+    inside = [one for folder in folders if folder.is_dir() for one in folder.iterdir()]
     runs = sorted(
         (one for one in inside if is_run_directory(one)), key=lambda one: one.stat().st_mtime
     )
     if not runs:
-        raise ReportError(
-            f"{folders[0]}: holds no run; give a run's directory (it has a folder for each "
-            "attempt), the folder that $RANKSCOPE_DIR names, or a server's data folder"
-        )
+        return [], []
     name = run_id or runs[-1].name
     chosen = [one for one in runs if one.name == name]
     names = list(dict.fromkeys(one.name for one in reversed(runs)))
