@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -148,7 +149,8 @@ def test_an_entry_of_ones_own(logs: Path, tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (None, "no such file; give log files"),
-        (b"\x80\x04\x95\0\0", "is no text but binary data; give the text that the ranks wrote"),
+        (b"\x7fELF\0\0", "is no text but binary data; give the text that the ranks wrote"),
+        (b"\x80\x04\x95\0\0", "its name does not end with a rank; call it dump_3 for rank 3"),
         (b'{"schemaVersion": 1, "traceEvents": []}', "is a profiler trace, not a log"),
     ],
 )
@@ -189,3 +191,58 @@ def test_usage() -> None:
     done = explain("--help")
     assert "Exit codes" in done.stdout
     assert "kubectl logs" in done.stdout
+
+
+DUMPS = Path("/work/shared/data/flight_recorder")
+SHARED = Path(
+    os.environ.get("RANKSCOPE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")
+)
+
+
+@pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
+@pytest.mark.parametrize(
+    ("case", "ranks"), [("gpu_error_1st", [12, 14]), ("gpu_error_2nd", [9, 14])]
+)
+def test_a_folder_of_dumps_names_exactly_the_broken_ranks(case: str, ranks: list[int]) -> None:
+    found = answer(str(DUMPS / case))
+    root = found["root"]
+    assert root["ranks"] == ranks
+    assert (root["family"], root["signal"]) == ("collective_timeout_hang", None)
+    assert {"cause", "remedy", "confidence"} <= set(root)
+    assert [one["ranks"] for one in found["findings"]] == [ranks]
+    assert {"family", "role", "ranks", "signal", "count"} <= set(found["findings"][0])
+    shown = explain(str(DUMPS / case)).stdout
+    assert "collective_timeout_hang on ranks" in shown
+    assert "in 16 dumps or traces and" in shown.splitlines()[0]
+
+
+@pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
+def test_a_log_that_names_the_cause_comes_before_what_dumps_show(tmp_path: Path) -> None:
+    for path in (DUMPS / "gpu_error_2nd").glob("_dump_*"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "rank_9.log").write_text("[rank9]: " + CAUSE)
+    root = answer(str(tmp_path))["root"]
+    assert (root["family"], root["ranks"]) == ("disk_full", [9])
+    assert root["rivals"][-1]["ranks"] == [9, 14]
+    (tmp_path / "rank_9.log").write_text("[rank0]: " + ECHO.format(1))
+    root = answer(str(tmp_path))["root"]
+    assert (root["family"], root["ranks"]) == ("collective_timeout_hang", [9, 14])
+
+
+def test_the_open_trace_names_its_straggler() -> None:
+    pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
+    trace = SHARED / "traces" / "trace-AR.parquet"
+    if not trace.exists():
+        pytest.skip(f"the open trace is not there: {trace}")
+    found = answer(str(trace))
+    assert found["root"]["ranks"] == [0]
+    assert (found["root"]["family"], found["root"]["kind"]) == ("other", "slow_compute")
+    assert all(one["ranks"] == [0] for one in found["findings"])
+
+
+def test_a_dump_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dump_3").write_bytes(b"\x80\x04torn\0")
+    done = explain(str(tmp_path))
+    assert done.returncode == 2
+    assert "dump_3" in done.stderr
+    assert "pickle" in done.stderr

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.agent.test_flight_dumps import dump, entry
 from tests.server.conftest import ServerProcess
 
 DATA = Path("/work/shared/data/flight_recorder/gpu_error_2nd")
+TRACE = Path("/work/shared/data/traces/trace-AR.parquet")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="recorded dumps are not on this machine")
@@ -52,3 +54,61 @@ def test_what_cannot_be_imported_says_why(
     nobody = "http://127.0.0.1:9"
     assert cli.main(["import", str(tmp_path), "--server", nobody]) == 2
     assert cli.main(["import", str(tmp_path), "--server", "ftp://x"]) == 64
+
+
+BENCHMARK = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5
+# Using devices
+#  Rank  0 Group  0 Pid  41 on     node-a device  0 [0x07] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  41 on     node-a device  1 [0x08] NVIDIA H100 80GB HBM3
+# all_reduce_perf
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    27.76   37.78   37.78      0
+     4194304       1048576     float     sum      -1    60.00   69.91   69.91      0
+"""
+
+
+def fetch(server: ServerProcess, path: str) -> Any:
+    with urllib.request.urlopen(f"{server.url}/api/v1/runs/{path}", timeout=10) as reply:
+        return json.load(reply)
+
+
+def test_a_benchmark_becomes_a_run(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server("--look-seconds", "0.2")
+    (tmp_path / "bench.txt").write_text(BENCHMARK)
+    code = cli.main(["import", str(tmp_path), "--run", "b", "--server", server.url, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (code, said["formats"], said["world_size"]) == (0, {"nccl-tests": 1}, 2)
+    rows = fetch(server, "b/collectives")["rows"]
+    assert {row["size_bytes"]: row["p50_ms"] for row in rows} == pytest.approx(
+        {1048576: 0.02776, 4194304: 0.06}, rel=0.1
+    )
+    lines = [line["message"] for line in fetch(server, "b/logs")["lines"]]
+    assert any("bus bandwidth 69.91 GB/s" in line for line in lines)
+    time.sleep(1.0)
+    assert fetch(server, "b/findings")["open"] == []  # nobody is accused by a benchmark
+    (tmp_path / "torn.txt").write_text(BENCHMARK[:400])
+    assert cli.main(["import", str(tmp_path / "torn.txt"), "--server", server.url]) == 1
+    assert "torn.txt: no row of results" in capsys.readouterr().err
+    forced = ["import", str(tmp_path / "bench.txt"), "--server", server.url]
+    assert cli.main([*forced, "--format", "flight-recorder"]) == 1
+    assert cli.main([*forced, "--format", "odd"]) == 64
+
+
+def test_the_open_trace_becomes_a_run(
+    start_server: Callable[..., ServerProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
+    if not TRACE.exists():
+        pytest.skip(f"the open trace is not there: {TRACE}")
+    server = start_server("--look-seconds", "0.5")
+    code = cli.main(["import", str(TRACE), "--run", "ar", "--server", server.url, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (code, said["ranks"]) == (0, 16)
+    deadline = time.monotonic() + 120
+    while not (found := fetch(server, "ar")["verdict"]):
+        assert time.monotonic() < deadline, "no verdict"
+        time.sleep(0.5)
+    assert found["ranks"] == [0]

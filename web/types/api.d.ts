@@ -674,6 +674,32 @@ export interface Refused {
   part: string;
 }
 
+/** One run, verdict first. `source` says where it was read. */
+export interface Report {
+  format: number;
+  made_ms: number;
+  made_by: string;
+  source: string;
+  run: RunSummary;
+  summary: SummaryRow[];
+  verdict: Verdict | null;
+  answer: Answer;
+  numbers: Number[];
+  findings: Finding[];
+  detectors: Detector[];
+  coverage: Coverage;
+  not_measured: string[];
+  budget: Budget;
+  attempts: Attempt[];
+  ranks: RankRow[];
+  errors: ErrorGroup[];
+  environment: EnvironmentAnswer;
+  lines: LogRow[];
+  notes: string[];
+  ranks_capped: Capped | null;
+  lines_capped: Capped | null;
+}
+
 /** One run in a list. */
 export interface RunSummary {
   run_id: string;
@@ -791,6 +817,13 @@ export interface StackRow {
   reason: string;
   text: string;
   command_id: number | null;
+}
+
+/** One line of the first screen. */
+export interface SummaryRow {
+  key: 'command' | 'cost' | 'explains' | 'next' | 'ruled_out' | 'sure' | 'what' | 'why' | 'wrong_if';
+  label: string;
+  text: string;
 }
 
 /** Step times per bin of steps. */

@@ -17,6 +17,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),
+    ("rankscope.cli.report", "ReportCommand"),
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
 )

@@ -11,7 +11,7 @@ EXIT_UNREADABLE = 2
 
 
 class ExplainCommand:
-    """Say what began a failure, from plain logs: the first cause before its echoes.
+    """Say what began a failure, from plain logs or dumps: the first cause before its echoes.
 
     Needs no agent, no server and no run: give the logs that you have. Each line is compared with
     the error book, a table of known failures of NCCL, Gloo, torchrun, CUDA, drivers, kernels,
@@ -26,6 +26,7 @@ class ExplainCommand:
       dmesg | rankscope explain - train.log        the kernel's view and the ranks' together
       rankscope explain --json logs/ | jq .root
       rankscope explain --book ours.toml logs/     with entries of your own
+      rankscope explain dumps/                     Flight Recorder dumps or a trace
 
     With --json one object is printed: root (null where no fault is found) with family, ranks,
     signal, cause, remedy and confidence; findings with family, role, ranks, signal and count.
@@ -38,7 +39,10 @@ class ExplainCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Describe the options."""
         parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="log file, folder, or - for stdin"
+            "paths",
+            nargs="+",
+            metavar="PATH",
+            help="log, dump or trace, folder of them, or - for stdin",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         parser.add_argument(

@@ -108,7 +108,7 @@ def rank_of(path: Path) -> int:
     else:
         numbers = _NUMBER.findall(path.name.partition(".")[0])[-1:]
     if not numbers or int(numbers[0]) >= MAX_RANK:
-        raise DumpError(f"{path}: its name does not end with a rank")
+        raise DumpError(f"{path}: its name does not end with a rank; call it dump_3 for rank 3")
     return int(numbers[0])
 
 

@@ -7,7 +7,7 @@ import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,40 +41,62 @@ class Skipped:
     reason: str
 
 
-def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Skipped]]:
-    """Return what to read, in order of names, and what is no log. Raises `InputError`."""
-    sources: list[Source] = []
-    skipped: list[Skipped] = []
+@dataclass
+class Inputs:
+    """What was named: logs, recordings of other tools, and what is neither."""
+
+    sources: list[Source] = field(default_factory=list)
+    recordings: list[Path] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def add(self, path: Path) -> str:
+        """Take a file in; return why it is neither a log nor a recording, empty where it is one."""
+        reason = _no_log(path)
+        if reason and _is_recording(path):
+            self.recordings.append(path)
+        elif reason:
+            return reason
+        else:
+            self.sources.append(Source(str(path), path, path.stat().st_size))
+        return ""
+
+
+def find_sources(paths: Sequence[str]) -> Inputs:
+    """Return what to read, in order of names. Raises `InputError`."""
+    inputs = Inputs()
     for text in paths:
         path = Path(text)
         if text == STDIN:
-            sources.append(Source(STDIN, None))
+            inputs.sources.append(Source(STDIN, None))
         elif path.is_dir():
-            _of_folder(path, sources, skipped)
+            _of_folder(path, inputs)
         elif not path.exists():
             raise InputError(f"{text}: no such file; give log files, folders of logs, or -")
-        elif reason := _no_log(path):
+        elif reason := inputs.add(path):
             raise InputError(f"{text}: {reason}; give the text that the ranks wrote")
-        else:
-            sources.append(Source(text, path, path.stat().st_size))
-    if len({source.name for source in sources}) < len(sources):
-        sources = list({source.name: source for source in sources}.values())
-    if not sources:
+    inputs.sources = list({source.name: source for source in inputs.sources}.values())
+    inputs.recordings = list(dict.fromkeys(inputs.recordings))
+    if not inputs.sources and not inputs.recordings:
+        skipped = inputs.skipped
         found = f"{len(skipped)} files, none of them a log" if skipped else "no files"
         raise InputError(f"{', '.join(paths)}: holds {found}; give the text that the ranks wrote")
-    return sources, skipped
+    return inputs
 
 
-def _of_folder(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
+def _of_folder(folder: Path, inputs: Inputs) -> None:
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        if len(sources) >= _MAX_FILES:
+        if len(inputs.sources) + len(inputs.recordings) >= _MAX_FILES:
             raise InputError(
                 f"{folder}: more than {_MAX_FILES:,} files; give the folder of one run"
             )
-        if reason := _no_log(path):
-            skipped.append(Skipped(str(path), reason))
-        else:
-            sources.append(Source(str(path), path, path.stat().st_size))
+        if reason := inputs.add(path):
+            inputs.skipped.append(Skipped(str(path), reason))
+
+
+def _is_recording(path: Path) -> bool:
+    from rankscope_server.readers.recordings import format_of  # only where one may be there
+
+    return format_of(path) is not None
 
 
 def _no_log(path: Path) -> str:
@@ -86,7 +108,9 @@ def _no_log(path: Path) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror}; check its owner") from error
     if not head:
         return ""
-    if head.startswith((_GZIP, _ZSTD)):
+    if head.startswith(_GZIP):
+        head = _unpacked(head)
+    if head.startswith(_ZSTD):
         return ""
     if b"\0" in head or head.startswith((b"\x80\x02", b"\x80\x04", b"\x80\x05")):
         return "is no text but binary data"
@@ -95,6 +119,14 @@ def _no_log(path: Path) -> str:
     if head.lstrip().startswith(b"{") and b'"pg_config"' in head:
         return "is a Flight Recorder dump, not a log"
     return ""
+
+
+def _unpacked(head: bytes) -> bytes:
+    """Return the beginning of what is packed; empty where it is damaged."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return b""
 
 
 def read_source(source: Source, on_bytes: Callable[[int], None]) -> Iterator[bytes]:

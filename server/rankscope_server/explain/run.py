@@ -14,8 +14,9 @@ from rankscope_server.book import BookError, read_book
 from rankscope_server.book.judgement import judge
 from rankscope_server.book.prefilter import NO_LIBRARY
 from rankscope_server.book.reading import Reader
+from rankscope_server.explain import recorded
 from rankscope_server.explain.answer import answer
-from rankscope_server.explain.inputs import InputError, Skipped, Source, find_sources, read_source
+from rankscope_server.explain.inputs import InputError, Inputs, Source, find_sources, read_source
 from rankscope_server.explain.screen import show
 
 EXIT_NO_FAULT, EXIT_FAULT = 0, 1
@@ -31,17 +32,24 @@ def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: 
     """Explain the logs and print it. Returns the exit code. Raises `ExplainError`."""
     try:
         reader = Reader(read_book([Path(one) for one in books]))
-        sources, skipped = find_sources(paths)
+        inputs = find_sources(paths)
+        sources, skipped = inputs.sources, list(inputs.skipped)
         reader.is_alone = len(sources) == 1
         _read(reader, sources)
     except (BookError, InputError) as error:
         raise ExplainError(str(error)) from error
     result = answer(judge(reader.tally))
+    if inputs.recordings:
+        look, unread = recorded.read(inputs.recordings)
+        if look is None and not sources:
+            raise ExplainError(unread[0].reason)
+        skipped += unread
+        result = result if look is None else recorded.merge(result, look)
     if is_json:
         result["skipped"] = [{"name": one.name, "reason": one.reason} for one in skipped]
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        show(result, _what_was_read(sources, skipped), is_full, Console(soft_wrap=False))
+        show(result, _what_was_read(inputs), is_full, Console(soft_wrap=False))
     return EXIT_NO_FAULT if result["root"] is None else EXIT_FAULT
 
 
@@ -63,9 +71,16 @@ def _read(reader: Reader, sources: Sequence[Source]) -> None:
             reader.read(read_source(source, lambda size: bar.advance(task, size)), source.name)
 
 
-def _what_was_read(sources: Sequence[Source], skipped: Sequence[Skipped]) -> str:
+def _what_was_read(inputs: Inputs) -> str:
+    sources, recordings = inputs.sources, inputs.recordings
+    parts = []
+    if recordings:
+        one = len(recordings) == 1
+        parts.append(str(recordings[0]) if one else f"{len(recordings):,} dumps or traces")
     if len(sources) == 1:
-        text = "standard input" if sources[0].path is None else sources[0].name
-    else:
-        text = f"{len(sources):,} logs"
-    return text + (f" ({len(skipped):,} files that are no logs left out)" if skipped else "")
+        parts.append("standard input" if sources[0].path is None else sources[0].name)
+    elif sources:
+        parts.append(f"{len(sources):,} logs")
+    skipped = inputs.skipped
+    left_out = f" ({len(skipped):,} files that are no logs left out)" if skipped else ""
+    return " and ".join(parts) + left_out

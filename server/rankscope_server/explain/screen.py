@@ -14,6 +14,7 @@ from rankscope_server.detectors.words import confidence_word, cut, ranks_text
 _ROWS = 6
 _SIGNAL = 240
 _ROLE_STYLE = {"initiating": "red", "cascade": "yellow", "teardown": "dim", "benign": "dim"}
+_COST_OF_LOGS = "not in the logs: the steps since the last checkpoint are lost if the run ended"
 _NO_FAULT = "No fault found"
 
 
@@ -37,6 +38,9 @@ def show(answer: dict[str, Any], read: str, is_full: bool, console: Console) -> 
 
 
 def _why_none(answer: dict[str, Any]) -> str:
+    recorded = answer.get("recorded")
+    if recorded is not None:
+        return "; ".join(text for text in (recorded["text"], recorded["detail"]) if text)
     loud = [f for f in answer["findings"] if f["role"] == "unknown"]
     if loud:
         kinds = "one kind of line claims" if len(loud) == 1 else f"{len(loud)} kinds of lines claim"
@@ -50,16 +54,15 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
     rows.add_column(overflow="fold")
     rows.add_row("What", _what(root))
     rows.add_row("Why", root["cause"])
-    rows.add_row("Line", Text(cut(root["signal"] or "", _SIGNAL).strip(), style="cyan"))
+    if root["signal"]:
+        rows.add_row("Line", Text(cut(root["signal"], _SIGNAL).strip(), style="cyan"))
     rows.add_row("Next", Text(root["remedy"], style="bold"))
     if root["check"]:
         rows.add_row("Check", root["check"])
     if root["rivals"]:
         others = "; ".join(f"{r['family']} on {_who(r['ranks'])}" for r in root["rivals"][:3])
         rows.add_row("Or", others)
-    rows.add_row(
-        "Cost", "not in the logs: the steps since the last checkpoint are lost if the run ended"
-    )
+    rows.add_row("Cost", root.get("cost") or _COST_OF_LOGS)
     sure = f"{confidence_word(root['confidence'])}: {root['confidence_text']}"
     rows.add_row("Sure", f"{sure}; wrong if {root['would_be_wrong_if']}")
     title = "The first cause" if root["role"] == "initiating" else "The first that is seen"
@@ -67,7 +70,8 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
 
 
 def _what(root: dict[str, Any]) -> str:
-    family, ranks = root["family"], root["ranks"]
+    ranks = root["ranks"]
+    family = root.get("kind", "other") if root["family"] == "other" else root["family"]
     if root["role"] == "initiating":
         return f"{family} on {_who(ranks)}"
     seen = f", seen on {ranks_text(tuple(root['seen_on']))}" if root["seen_on"] else ""
@@ -91,7 +95,7 @@ def _table(findings: list[dict[str, Any]]) -> Table:
             one["family"],
             _few(one["ranks"]),
             f"{one['count']:,}",
-            Text(one["signal"].strip()),
+            Text((one["signal"] or one.get("what", "")).strip()),
         )
     return table
 

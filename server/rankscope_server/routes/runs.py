@@ -16,12 +16,15 @@ from rankscope_server.shapes import (
     FindingDetail,
     Findings,
     Overview,
+    Report,
     Runs,
 )
 from rankscope_server.store.looks import acknowledge
 from rankscope_server.views import environment as environment_views
 from rankscope_server.views import findings as finding_views
 from rankscope_server.views.overview import overview
+from rankscope_server.views.report import report as report_of
+from rankscope_server.views.report_parts import Origin
 from rankscope_server.views.runs import MAX_LIMIT, list_runs, run_row
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
@@ -50,6 +53,16 @@ def run(request: Request, run: str) -> Response:
     with service.read() as connection:
         body = overview(connection, run, time.time_ns(), service.settings.silent_after_seconds)
     return send(request, body, body.numbers)
+
+
+@router.get("/runs/{run}/report", **documented(Report))
+def report(request: Request, run: str) -> Response:
+    """Return a run on paper: what `rankscope report` shows."""
+    service = service_of(request)
+    silent_after = service.settings.silent_after_seconds
+    with service.read() as connection:
+        body = report_of(connection, run, time.time_ns(), silent_after, Origin("server"))
+    return send(request, body, body.findings)
 
 
 @router.get("/runs/{run}/findings", **documented(Findings))

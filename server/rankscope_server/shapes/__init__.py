@@ -59,6 +59,7 @@ from rankscope_server.shapes.ranks import (
     RankStatus,
     StackRow,
 )
+from rankscope_server.shapes.report import Report, SummaryKey, SummaryRow
 from rankscope_server.shapes.runs import (
     Answer,
     AnswerState,
@@ -163,6 +164,7 @@ __all__ = [
     "RankRow",
     "RankStatus",
     "Ranks",
+    "Report",
     "RunStatus",
     "RunSummary",
     "Runs",
@@ -179,6 +181,8 @@ __all__ = [
     "SourceRow",
     "SourceState",
     "StackRow",
+    "SummaryKey",
+    "SummaryRow",
     "Throughput",
     "Verdict",
     "json_object",

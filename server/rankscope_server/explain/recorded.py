@@ -1,0 +1,110 @@
+"""The answer from recordings of a run (dumps, traces): what the detectors say of them.
+
+Families are those of the error book; a kind of finding that is none of them is `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope_server.analysis import Finding, Look
+from rankscope_server.detectors.words import confidence_word, percent_text
+from rankscope_server.explain.inputs import Skipped
+
+_FAMILIES = {
+    "hang": "collective_timeout_hang", "desync": "desync_mismatch", "ecc": "ecc",
+    "xid": "gpu_hardware_xid", "nan": "numerics", "loss_spike": "numerics",
+    "divergence": "numerics", "corruption": "numerics", "memory_growth": "oom_host",
+    "version_drift": "nccl_version_mismatch", "slow_data": "dataloader",
+}  # fmt: skip
+
+
+def read(paths: Sequence[Path]) -> tuple[Look | None, list[Skipped]]:
+    """Return what the detectors say of the recordings, and which of them cannot be read."""
+    from rankscope_server.readers.recordings import RecordingError, look_at, read_recordings
+
+    try:
+        recording = read_recordings(paths)
+    except RecordingError as error:
+        return None, [Skipped(", ".join(map(str, paths)), str(error))]
+    return look_at(recording), [Skipped("recordings", text) for text in recording.left_out]
+
+
+def merge(answer: dict[str, Any], look: Look) -> dict[str, Any]:
+    """Return the answer of the logs together with that of the recordings.
+
+    A log that names what began it comes first: a recording shows who stood still, not why. A log
+    that has only echoes of a stop gives way.
+    """
+    findings = [_finding(one, look) for one in look.findings if one.severity != "info"]
+    root = _root(look)
+    logged = answer["root"]
+    if root is not None and (logged is None or logged["role"] != "initiating"):
+        if logged is not None:
+            root["rivals"] = [*root["rivals"], _as_rival(logged)]
+        answer = {**answer, "root": root}
+    elif root is not None:
+        logged = {**logged, "rivals": [*logged["rivals"], _as_rival(root)]}
+        answer = {**answer, "root": logged}
+    findings.sort(key=lambda one: one["role"] != "initiating")
+    recorded = {"state": look.answer.state, "text": look.answer.text, "detail": look.answer.detail}
+    return {**answer, "findings": [*findings, *answer["findings"]], "recorded": recorded}
+
+
+def _root(look: Look) -> dict[str, Any] | None:
+    verdict = look.verdict
+    if verdict is None:
+        return None
+    cost, word = verdict.cost_throughput_ratio, confidence_word(verdict.confidence)
+    others = [one for one in look.findings
+              if one.severity != "info" and one.explained_by is None and one.key != verdict.key
+              and one.state == "open"]  # fmt: skip
+    return {
+        "family": family_of(verdict),
+        "ranks": sorted(verdict.ranks),
+        "signal": None,
+        "cause": f"{verdict.what}: {verdict.why}",
+        "remedy": verdict.next,
+        "confidence": verdict.confidence,
+        "confidence_text": verdict.confidence_text.removeprefix(f"{word}: "),
+        "role": "initiating",
+        "seen_on": sorted({*verdict.ranks, *verdict.victims}),
+        "entry": None,
+        "check": verdict.next_command,
+        "sources": [],
+        "would_be_wrong_if": verdict.would_be_wrong_if,
+        "rivals": [_finding(one, look) for one in others],
+        "kind": verdict.kind,
+        "cost": None if cost is None else f"{percent_text(cost)} of the job's throughput",
+    }
+
+
+def family_of(finding: Finding) -> str:
+    """Return the family of the book that a finding belongs to."""
+    return _FAMILIES.get(finding.kind, "other")
+
+
+def _finding(finding: Finding, look: Look) -> dict[str, Any]:
+    is_root = look.verdict is not None and look.verdict.key == finding.key
+    role = "initiating" if is_root else "cascade" if finding.explained_by else "unknown"
+    return {
+        "family": family_of(finding),
+        "role": role,
+        "ranks": sorted(finding.ranks),
+        "signal": None,
+        "count": 1,
+        "entry": None,
+        "why_grouped": f"one finding of the detector {finding.detector}",
+        "kind": finding.kind,
+        "what": finding.what,
+    }
+
+
+def _as_rival(root: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "family": root["family"], "role": root["role"], "ranks": root["ranks"],
+        "signal": root["signal"], "count": 1, "entry": root["entry"],
+        "why_grouped": "what the other kind of input says",
+    }  # fmt: skip

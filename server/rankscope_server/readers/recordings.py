@@ -1,0 +1,183 @@
+"""What other tools recorded of a run, recognised by content, as the records of an agent."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from rankscope.chunk import decode_chunk
+from rankscope.imports.flight_dumps import read_dumps
+from rankscope.imports.flight_records import Imported, convert
+from rankscope.schema import AnyRecord
+from rankscope_server.analysis import Look, RunState
+from rankscope_server.readers.nccl_tests_records import import_nccl_tests
+from rankscope_server.readers.open_trace import NotATrace, read_open_trace, replay_of
+from rankscope_server.readers.open_trace_records import records_of
+
+Format: TypeAlias = Literal["flight-recorder", "open-trace", "nccl-tests"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+OnFile: TypeAlias = Callable[[Path], None]
+_HEAD_BYTES = 64 << 10
+_MAX_TEXT_BYTES = 256 << 20
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_DUMP = re.compile(rb'^\s*\{.{0,400}?"(pg_config|pg_status|nccl_version|entries|comm_lib_version)"',
+                   re.DOTALL)  # fmt: skip
+_NCCL_TESTS = re.compile(rb"#\s+size\s+count\s+.*type|# nThread \d+ nGpus \d+", re.IGNORECASE)
+LOOK_AFTER_NS = 10**9
+
+
+class RecordingError(ValueError):
+    """Nothing of it can be read; the message names the file and says what to do."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was read: of how many files in which format, and what was left out and why."""
+
+    found: Imported
+    formats: dict[Format, int] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def num_ranks(self) -> int:
+        """Return of how many ranks something was read."""
+        return len({record.rank for record in self.found.records if record.rank >= 0})
+
+
+def format_of(path: Path) -> Format | None:
+    """Return what kind of recording a file is, None for anything else. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(_GZIP):
+        with gzip.open(path) as unpacked:
+            try:
+                head = unpacked.read(_HEAD_BYTES)
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                return None
+    if head.startswith(_PARQUET):
+        return "open-trace"
+    if head.startswith(_PICKLES) or _DUMP.match(head):
+        return "flight-recorder"
+    return "nccl-tests" if _NCCL_TESTS.search(head) else None
+
+
+def read_recordings(
+    paths: Iterable[Path], forced: Format | None = None, on_file: OnFile = lambda path: None
+) -> Recording:
+    """Read files and directories of files. Raises RecordingError if nothing could be read."""
+    by_format: dict[Format, list[Path]] = {}
+    left_out: list[str] = []
+    for path in _files(paths):
+        try:
+            kind = forced or format_of(path)
+        except OSError as error:
+            left_out.append(f"{path}: {error.strerror or error}")
+            continue
+        if kind is None:
+            left_out.append(f"{path}: no format that is known; --format forces one")
+        else:
+            by_format.setdefault(kind, []).append(path)
+    parts: list[Imported] = []
+    formats: dict[Format, int] = {}
+    for kind, files in by_format.items():
+        found, errors = _READERS[kind](files, on_file)
+        left_out += errors
+        if found is not None:
+            parts.append(found)
+            formats[kind] = len(files) - len(errors)
+    if not parts:
+        raise RecordingError(_nothing(left_out))
+    return Recording(_joined(parts), formats, left_out)
+
+
+def look_at(recording: Recording, run_id: str = "imported") -> Look:
+    """Return what the detectors say of it, as of a moment after its newest record."""
+    state = RunState(run_id)
+    for record in recording.found.records:
+        known: AnyRecord = record  # type: ignore[assignment]
+        state.apply_record(known)
+    for chunk in recording.found.chunks:
+        state.apply_chunk(chunk, decode_chunk(chunk.data))
+    return state.look(newest_ns(recording.found) + LOOK_AFTER_NS)
+
+
+def newest_ns(found: Imported) -> int:
+    """Return the newest time of what was read."""
+    times = [record.time_ns for record in found.records]
+    return max([*times, *(chunk.time_hi_ns for chunk in found.chunks)], default=0)
+
+
+def _nothing(left_out: list[str]) -> str:
+    if len(left_out) == 1:
+        return left_out[0]
+    first = f", first: {left_out[0]}" if left_out else ""
+    return f"no recording in what was named ({len(left_out)} files left out{first})"
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files meant; of a directory all below it, in the order of their numbers."""
+    for path in paths:
+        if path.is_dir():
+            inside = (one for one in path.rglob("*") if one.is_file())
+            yield from sorted(inside, key=lambda one: (len(one.name), str(one)))
+        else:
+            yield path
+
+
+def _joined(parts: list[Imported]) -> Imported:
+    whole = Imported(max(part.world_size for part in parts))
+    for part in parts:
+        whole.records += part.records
+        whole.chunks += part.chunks
+        whole.num_open += part.num_open
+    return whole
+
+
+def _flight_dumps(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+    dumps, left_out = read_dumps(files)
+    return (convert(dumps) if dumps else None), left_out
+
+
+def _open_trace(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+    """Read one trace: it holds all ranks, and its times tell no date, so the file's counts."""
+    left_out = [f"{path}: one open trace makes a run; import it alone" for path in files[1:]]
+    path = files[0]
+    on_file(path)
+    try:
+        trace = read_open_trace(path)
+        records, chunks = records_of(trace, replay_of(trace), path.stat().st_mtime_ns)
+    except NotATrace as error:
+        text = str(error)
+        return None, [text if str(path) in text else f"{path}: {text}", *left_out]
+    world_size = max(int(np.max(trace.columns["rank"])) + 1, len(trace.ranks))
+    found = Imported(world_size, list(records), [chunk for chunk, _ in chunks])
+    return found, left_out
+
+
+def _nccl_tests(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+    parts, left_out = [], []
+    for path in files:
+        on_file(path)
+        try:
+            if path.stat().st_size > _MAX_TEXT_BYTES:
+                raise ValueError(f"has more than {_MAX_TEXT_BYTES >> 20} MiB")
+            text = path.read_text(errors="replace")
+            parts.append(import_nccl_tests(text, path.stat().st_mtime_ns))
+        except (OSError, ValueError) as error:
+            left_out.append(f"{path}: {error}")
+    return (_joined(parts) if parts else None), left_out
+
+
+_READERS: dict[Format, Callable[[list[Path], OnFile], tuple[Imported | None, list[str]]]] = {
+    "flight-recorder": _flight_dumps,
+    "open-trace": _open_trace,
+    "nccl-tests": _nccl_tests,
+}

@@ -1,0 +1,120 @@
+"""An embedded server without its HTTP side: batches go in as at ingest, a report comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from rankscope import schema
+from rankscope_server.analysis import Look, RunState
+from rankscope_server.problems import Problem
+from rankscope_server.report.errors import ReportError
+from rankscope_server.routes.ingest import judge
+from rankscope_server.service import Service, open_service
+from rankscope_server.settings import Settings
+from rankscope_server.shapes import Report
+from rankscope_server.store.batches import Stored, store_batch
+from rankscope_server.store.looks import Outcome, keep_look
+from rankscope_server.store.unit import Unit
+from rankscope_server.views.report import report
+from rankscope_server.views.report_parts import Origin
+from rankscope_server.views.runs import list_runs
+
+DATABASE = "rankscope.db"
+_NEVER_SECONDS = 1e9  # the one look is ours, at the time of the record
+_UNLIMITED = 1 << 40  # what is on this disk already needs no guard against its sender
+_MAX_LISTED = 8
+
+
+def report_of_batches(
+    run_id: str,
+    batches: Iterable[schema.Batch],
+    now_ns: Callable[[], int],
+    origin: Callable[[], Origin],
+) -> Report:
+    """Store batches in a temporary database, look once, and return the report.
+
+    `now_ns` and `origin` are asked when all batches have been read.
+    """
+    with _service() as service:
+        state, refused = RunState(run_id), 0
+        for batch in batches:
+            refused += _take(service, state, batch)
+        look = state.look(now_ns())
+        service.writer.run(lambda unit: _keep(unit, run_id, look))
+        told = origin()
+        if refused:
+            notes = (*told.notes, f"{refused:,} records could not be read")
+            told = dataclasses.replace(told, notes=notes)
+        with service.read() as connection:
+            silent_after = 0.0 if told.is_open_ended else _NEVER_SECONDS
+            return report(connection, run_id, time.time_ns(), silent_after, told)
+
+
+def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -> Report:
+    """Return the report of a run in a server's data folder, which is only read.
+
+    Without `run_id` it is the newest run.
+    """
+    path = (folder / DATABASE).absolute()
+    engine = sa.create_engine(
+        f"sqlite:///file:{str(path).replace('%', '%25').replace('?', '%3f')}?mode=ro&uri=true"
+    )
+    try:
+        with engine.connect() as connection:
+            known = list_runs(connection, "", "", _MAX_LISTED, 0)
+            if not known.runs:
+                raise ReportError(f"{folder}: its database holds no run")
+            chosen = run_id or known.runs[0].run_id
+            notes = []
+            if not run_id and known.total > 1:
+                others = ", ".join(one.run_id for one in known.runs[1:])
+                notes.append(f"the newest of {known.total} runs; --run takes another: {others}")
+            origin = Origin(f"data folder {folder}", tuple(notes))
+            return report(connection, chosen, time.time_ns(), silent_after_seconds, origin)
+    except Problem as problem:
+        runs = ", ".join(one.run_id for one in known.runs)
+        raise ReportError(f"{folder}: {problem.what}; its newest runs: {runs}") from problem
+    except sa.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", error))
+        raise ReportError(
+            f"{path}: {reason}; if another version wrote it, start it once: "
+            f"rankscope serve --data-dir {folder}"
+        ) from error
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _service() -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="rankscope-report-") as folder:
+        settings = Settings(
+            data_dir=folder, look_seconds=_NEVER_SECONDS, max_unpacked_bytes=_UNLIMITED
+        )
+        with open_service(settings) as service:
+            yield service
+
+
+def _take(service: Service, state: RunState, batch: schema.Batch) -> int:
+    """Store a batch as ingest does, give it to the analysis; return how much was refused."""
+    judged = judge(service, schema.encode(batch), "")
+
+    def work(unit: Unit) -> Stored:
+        return store_batch(unit, judged)
+
+    if not service.writer.run(work).duplicate:
+        for record in judged.records:
+            state.apply_record(record)
+        for one in judged.chunks:
+            state.apply_chunk(one.chunk, one.columns)
+    return len(judged.refused)
+
+
+def _keep(unit: Unit, run_id: str, look: Look) -> Outcome:
+    return keep_look(unit, run_id, look, Outcome())
