@@ -23,7 +23,7 @@ from rankscope.control import Control
 from rankscope.governor import Governor
 from rankscope.grid import Grid
 from rankscope.guard import guarded
-from rankscope.hooks import HOOKS, Hook, HookSkipped, collectives
+from rankscope.hooks import Hook, HookSkipped, chosen, collectives
 from rankscope.hooks.collectives.last_calls import let_threads_through
 from rankscope.moments import GroupMade, Moments
 from rankscope.optimizer_cycle import OptimizerCycle
@@ -91,7 +91,7 @@ class Agent:
         collectives.check_name(self.settings.collectives)
         flight.check_mode(self.settings.flight_recorder)
         self._times_on += 1
-        for hook_class in _chosen(self.settings.hooks):
+        for hook_class in chosen(self.settings.hooks):
             if hook_class.name in self._staying:
                 continue
             hook = hook_class()
@@ -386,17 +386,3 @@ class Agent:
                 action()
         if self.has_group:
             let_threads_through()
-
-
-def _chosen(names: str) -> list[type[Hook]]:
-    """Return the hooks that a setting names. Raises ValueError for an unknown name."""
-    if names in ("all", "none"):
-        return list(HOOKS) if names == "all" else []
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    known = {hook.name: hook for hook in HOOKS}
-    for name in wanted:
-        if name not in known:
-            raise ValueError(
-                f"RANKSCOPE_HOOKS names {name!r}; there are: {', '.join(known)}, all, none"
-            )
-    return [hook for hook in HOOKS if hook.name in wanted]

@@ -71,3 +71,17 @@ HOOKS: tuple[type[Hook], ...] = (
 )
 
 __all__ = ["HOOKS", "Hook", "HookSkipped"]
+
+
+def chosen(names: str) -> list[type[Hook]]:
+    """Return the hooks that a setting names. Raises ValueError for an unknown name."""
+    if names in ("all", "none"):
+        return list(HOOKS) if names == "all" else []
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {hook.name: hook for hook in HOOKS}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(
+                f"RANKSCOPE_HOOKS names {name!r}; there are: {', '.join(known)}, all, none"
+            )
+    return [hook for hook in HOOKS if hook.name in wanted]

@@ -244,8 +244,7 @@ class PipeDream(Strategy):
         """Tell which weights a microbatch met; those of the backward count themselves."""
         forward, backward = done.forward_version, done.weights.version
         versions = {"forward_version": forward, "backward_version": backward}
-        self._metrics = {name: float(version) for name, version in versions.items()} | {
-            "version_read": forward, "version_backward": backward,
-            "version_applied": self._newest.version,
-        }  # fmt: skip
+        applied = self._newest.version
+        stamps = {"version_read": forward, "version_backward": backward, "version_applied": applied}
+        self._metrics = {name: float(number) for name, number in (versions | stamps).items()}
         self._versions.write(stage=self._stage, microbatch=done.microbatch, **versions)

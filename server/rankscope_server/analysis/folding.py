@@ -213,7 +213,7 @@ def _odd_batch(batch: Finding, later: Finding) -> bool:
 
 
 def _numbers(nan: Finding, later: Finding) -> bool:
-    return _is_sure(nan) and _not_after(nan, later)
+    return _is_sure(nan) and _not_after(nan, later) and _same_time(nan, later)
 
 
 def _other_bits(replica: Finding, later: Finding) -> bool:
@@ -260,8 +260,8 @@ _STOPS = ("crash", "hang")
 _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
-    "straggler", "stalls", "slow_link", "data-loading", "communication", "pipeline", "gpu-health", "memory-growth",
-    "slow_checkpoint", "hot_shard",
+    "straggler", "stalls", "slow_link", "data-loading", "communication", "pipeline", "gpu-health",
+    "memory-growth", "slow_checkpoint", "hot_shard",
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (

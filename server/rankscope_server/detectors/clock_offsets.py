@@ -16,7 +16,7 @@ class ClockOffsets:
     """Finds hosts whose clock is ahead of or behind the others, by collectives and the server."""
 
     name: ClassVar[str] = "clock"
-    kinds: ClassVar[tuple[str, ...]] = ("clock_offset",)
+    kinds: ClassVar[tuple[str, ...]] = ("clock_offset", "clock_drift")
     needs: ClassVar[frozenset[str]] = frozenset({"collectives"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -22,6 +22,7 @@ class CorruptBatches:
 
     name: ClassVar[str] = "corrupt-batches"
     needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
+    kinds: ClassVar[tuple[str, ...]] = ("corrupt_batch",)
 
     def look(self, window: Window) -> DetectorResult:
         """Return one finding for each rank that drew damaged data."""

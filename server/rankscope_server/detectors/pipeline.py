@@ -37,7 +37,7 @@ class Pipeline:
     """Finds stages that compute longer than the others, and splits what a pipeline idles."""
 
     name: ClassVar[str] = "pipeline"
-    kinds: ClassVar[tuple[str, ...]] = ("stage_imbalance",)
+    kinds: ClassVar[tuple[str, ...]] = ("stage_imbalance", "pipeline_bubble")
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:

@@ -19,6 +19,7 @@ from rankscope_server.detectors.slow_link_words import (
     path_text,
     unknown_finding,
 )
+from rankscope_server.detectors.slower_transfers import slower_transfers
 from rankscope_server.detectors.spells import turning_point
 from rankscope_server.detectors.straggler_cost import clipped_mean, step_times
 from rankscope_server.detectors.topology import Part, host_count, parts_crossed
@@ -39,6 +40,7 @@ class SlowLink:
 
     name: ClassVar[str] = "slow-link"
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "group", "collectives", "steps"})
+    kinds: ClassVar[tuple[str, ...]] = ("slow_link",)
 
     def look(self, window: Window) -> DetectorResult:
         """Return which part of the network is slow, or that the place cannot be told."""
@@ -55,6 +57,9 @@ class SlowLink:
         }
         by_path = compared(times, kinds, len(columns), policy)
         if not by_path:
+            slower = slower_transfers(window)
+            if slower is not None:
+                return ran(self, [slower], note="too few groups to tell the place")
             least, seen = policy.min_role_size, policy.link_min_operations
             return skipped(
                 self,
@@ -71,7 +76,8 @@ class SlowLink:
             if (finding := _located(window, one, by_path, members, crossed, times, columns, slow))
         ]
         if verdict.unexplained and not verdict.why_silent.startswith("more than half"):
-            found = _found(window, set(verdict.unexplained), by_path, members, times, columns)
+            paths = {path for path in by_path if path in verdict.unexplained}
+            found = _found(window, paths, by_path, members, times, columns)
             if found.bound >= policy.cost_silent_ratio:
                 findings.append(unknown_finding(window, found, verdict.why_silent))
         checked = f"transfers of {len(by_path)} groups and pairs: none stands out of its kind"
@@ -150,7 +156,7 @@ def _found(
     lost_ms = max(extra.values(), default=0.0)
     rows = [table.row_of[rank] for rank in extra if rank in table.row_of]
     blocked = table.get("blocked")[rows][:, columns] if rows else np.zeros((0, 0))
-    if blocked.size and np.nanmax(blocked) > 0:
+    if blocked.size and float(np.nanmax(blocked)) > 0:
         lost_ms = min(lost_ms, float(np.nanmax(np.nanmedian(blocked, axis=1))))
     bound = min(1.0, lost_ms / step_ms)
     onset = _onset(paths, by_path, times, table.steps[columns]) or _onset_before(window, paths)

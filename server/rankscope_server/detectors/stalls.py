@@ -33,6 +33,7 @@ class Stalls:
 
     name: ClassVar[str] = "stalls"
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
+    kinds: ClassVar[tuple[str, ...]] = ("slow_compute", "garbage_collection")
 
     def look(self, window: Window) -> DetectorResult:
         """Return ranks whose stalls cost the job more than the gate."""
