@@ -46,6 +46,7 @@ LATE_KILL = finding(
 )
 ECHOES = finding("crash", ranks=(), confidence=0.3, severity="warning")
 SLOW = finding("slow_compute", severity="warning")
+STALLS = finding("garbage_collection", detector="stalls", severity="warning")
 SLOW_DATA = finding("slow_data", detector="straggler", severity="warning")
 BOUND = finding("communication_bound", severity="info", ranks=())
 HOT = finding("hot_shard", severity="warning", ranks=())
@@ -79,7 +80,7 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
      [{"onset_step": 80}]),
     (finding("hang"), finding("slow_data", detector="straggler", onset_step=100, **OTHER),
      [RECOVERED], [{"onset_step": 50}, {"onset_step": None}]),
-    (finding("nan"), finding("replica_drift", onset_step=100), [{"severity": "info"}],
+    (finding("nan"), finding("replica_drift", onset_step=100), [{"severity": "info"}, RECOVERED],
      [{"onset_step": 50}]),
     (finding("nan"), finding("divergence", onset_step=104, ranks=()), [], [{"onset_step": 50}]),
     (finding("nan"), finding("corruption", onset_step=101), [], [{"onset_step": 50}]),
@@ -104,6 +105,8 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
     (finding("drift", severity="warning"), SLOW,
      [OTHER, {"kind": "version_drift"}, {"ranks": ()}], []),
     (SLOW, finding("stage_imbalance", severity="info", ranks=(3, 7)), [OTHER, RECOVERED], []),
+    (STALLS, finding("slow_data", detector="straggler", severity="info"), [OTHER], []),
+    (SLOW, finding("slow_link", severity="warning"), [OTHER, RECOVERED], []),
     (SLOW, finding("staleness", severity="warning"), [OTHER, RECOVERED], []),
     (HOT, finding("staleness", severity="warning"), [RECOVERED], []),
     (SLOW, BOUND, [RECOVERED, {"severity": "info"}], []),

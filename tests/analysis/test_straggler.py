@@ -134,7 +134,10 @@ def test_with_too_few_peers_a_rank_is_compared_with_its_own_past(num_ranks: int)
 
 def test_without_peers_a_fault_from_the_first_step_names_nobody() -> None:
     job = Job(num_stages=4, noise=CALM, faults=(Fault("slow_compute", 1, 1, 0.8),))
-    assert not analyse(record(job)).findings
+    look = analyse(record(job))
+    assert [one.kind for one in look.findings] == ["stage_imbalance"]  # it looks like one
+    assert not look.findings[0].ranks
+    assert look.verdict is None or not look.verdict.ranks
 
 
 def test_with_peers_a_fault_from_the_first_step_is_found() -> None:

@@ -101,9 +101,7 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
         kind="stage_imbalance",
         severity="info",  # advice: the job runs as it was written
         attempt=window.attempt,
-        ranks=ranks,
-        hosts=window.hosts(ranks),
-        cost_throughput_ratio=cost,
+        cost_throughput_ratio=cost,  # nobody is named: a rank that was always slow looks alike
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
         what=f"Stage {stage} of the pipeline works {times_text(ratio)} as long as the others",
         why=f"Stage {stage} ({ranks_text(ranks)}) works {ms_text(float(usual[stage]))} a step, the "
@@ -116,8 +114,8 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
         f"{percent_text(steady)} of the steps; what transfers hide is not known",
         evidence=(Evidence(_idle_text(stages)),),
         ruled_out=("The schedule: its idle time is that of even stages",),
-        would_be_wrong_if=f"Stage {stage} became slow at some step while its work stayed the same: "
-        "then it is a slow rank, not an uneven split",
+        would_be_wrong_if=f"Stage {stage} holds as many layers as the others: then its rank is "
+        "slow, and was so from the first step on",
         policy_hash=policy.hash,
     )
 

@@ -90,6 +90,12 @@ class Policy:
     stall_least: int = 6
     # And three times as many as the worst of the others: ranks of one host stall together.
     stall_multiple: float = 3.0
+    # Above info, where no second signal proves them: a tenth of a hundred steps or more, all over
+    # them, and eight times the worst of the others. Simulated healthy ranks on a shared host
+    # reach 25 stalls in 94 steps against 4, and 24 in 80 against 1.
+    stall_sure_steps: int = 100
+    stall_sure_share: float = 0.1
+    stall_sure_multiple: float = 8.0
     # Pauses of the collector are measured, not guessed; below a twentieth of a step nobody cares.
     pause_share: float = 0.05
 

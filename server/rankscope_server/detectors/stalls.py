@@ -181,7 +181,20 @@ def _case(
         pause_ms=pause if pause > 0.5 * extra else 0.0,
         phase=_phase(work, row, hits),
         cost=cost,
-        severity=_severity(cost, seconds, policy),
+        severity=_severity(cost, seconds, policy)
+        if pause > 0.5 * extra or _is_steady(hits[span], num, worst, policy)
+        else "info",
+    )
+
+
+def _is_steady(hits: NDArray[np.bool_], num: int, worst: int, policy: Policy) -> bool:
+    """Return whether stalls go on evenly and for long: other work on a host comes in bursts."""
+    blocks = np.array_split(hits, max(1, len(hits) // policy.long_window))
+    return (
+        len(hits) >= policy.stall_sure_steps
+        and num >= policy.stall_sure_share * len(hits)
+        and num >= policy.stall_sure_multiple * worst
+        and float(np.mean([block.any() for block in blocks])) >= policy.consistent_share
     )
 
 
