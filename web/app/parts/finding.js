@@ -2,13 +2,12 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
+import { count, kindWords, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
 import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
 import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
-import { kindWords } from './kinds.js';
 
 /** @typedef {import('../../types/api.js').Finding} Finding */
 /** @typedef {import('../../types/api.js').Verdict} Verdict */
