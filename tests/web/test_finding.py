@@ -25,9 +25,7 @@ PARTS = {
     "wrong if": ".verdict .wrongif",
 }
 # The longest that any detector said in its own tests, and as many; words as in a real one.
-WORDS = (
-    "rank 12 on node-3 takes 1.42 times as long as the median of its 15 peers since step 181; "
-)
+WORDS = "rank 12 on node-3 takes 1.42 times as long as the median of its 15 peers since step 181; "
 LONGEST = {"what": 200, "why": 440, "next": 260, "would_be_wrong_if": 160}
 MANY_EVIDENCE, EVIDENCE_CHARS, MANY_RULED_OUT, RULED_OUT_CHARS = 9, 360, 12, 130
 
