@@ -62,7 +62,7 @@ PLANTS = [
     ("hostname", "odd", "info"), ("locale", "C", "info"), ("env.NCCL_DEBUG", "INFO", "info"),
     ("env.PATHS", "/x", "info"), ("code.hash", "77", "critical"),
     ("torch.dtype", "float64", "critical"), ("torch.deterministic", "True", "critical"),
-    ("command.hash", "88", "warning"), ("torch.seed", "7", "info"), ("code.dirty", "yes", "info"),
+    ("command.hash", "88", "info"), ("torch.seed", "7", "info"), ("code.dirty", "yes", "info"),
     ("dataset.length", "999", "info"),
 ]  # fmt: skip
 EXTRA = {
@@ -257,6 +257,19 @@ def test_one_finding_for_all_that_the_same_ranks_differ_on() -> None:
     assert "2.27.5" in finding.what
     assert len(finding.evidence) == 3
     assert finding.next_command
+
+
+@pytest.mark.parametrize(("fact", "command"), [
+    ("env.NCCL_PROTO", "tr '\\0' '\\n' < /proc/{pid}/environ | grep ^NCCL_PROTO="),
+    ("command.hash", "tr '\\0' ' ' < /proc/{pid}/cmdline"),
+    ("code.commit", "git log -1 --oneline; git status --short"),
+])  # fmt: skip
+def test_a_command_shows_the_fact_where_it_differs(fact: str, command: str) -> None:
+    records = [environment(rank, {fact: "b" if rank == 9 else "a"}) for rank in range(64)]
+    state = started(records, 64)
+    (finding,) = drift_of(state)[1]
+    pid = state._attempts[0].ranks[9].pid
+    assert finding.next_command == command.format(pid=pid)
 
 
 def test_named_before_the_first_step_and_as_the_verdict() -> None:

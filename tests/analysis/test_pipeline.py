@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from rankscope import schema
 from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.detectors.layer_split import best_split
+from rankscope_server.detectors.pipeline import _microbatches
 from rankscope_server.detectors.pipeline_split import Split, split_of
 from rankscope_server.detectors.policy import POLICY
 from tests.analysis.simulator import START_NS, Item, apply, spoil
@@ -73,6 +75,20 @@ def split(state: AttemptState, microbatches: int) -> Split:
     columns = np.searchsorted(state.steps.steps, replay.steps)
     cells = {name: state.steps.get(name)[:, columns].astype(float) for name in CELLS}
     return split_of(replay, cells, microbatches, 1)
+
+
+def test_what_ranks_say_of_their_stages_counts_before_what_their_sends_tell() -> None:
+    attempt = attempt_of(Plan(4, 8, "gpipe", 1).items())
+    for held in (0, 2):
+        for rank, known in dict(attempt.ranks).items():
+            attempt.apply_record(msgspec.structs.replace(
+                known, time_ns=known.time_ns + 1 + held, num_local_stages=held
+            ))  # fmt: skip
+            assert attempt.ranks[rank].num_local_stages == held
+        replay, programs = attempt.replays.newest(
+            attempt.steps, attempt.ranks, attempt.groups, POLICY
+        )
+        assert _microbatches(attempt.window(0), replay, programs) == (8, held or 1)
 
 
 def look_at(items: list[Item]) -> Look:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -210,6 +212,22 @@ def test_the_phase_and_the_version_are_named() -> None:
     assert "backward holds" in finding.why
     assert "nccl 2.27.3 -> 2.27.5" in finding.why
     assert finding.cost_throughput_ratio == pytest.approx(0.05 / 1.05, abs=0.005)
+
+
+def test_other_code_and_other_data_are_named() -> None:
+    times = times_of(5, 300) * 1.05
+    then = {"code.commit": "aaaa", "dataset.length": "1000", "torch.seed": "1", "nccl": "2.27.5"}
+    now = {"code.commit": "bbbb", "dataset.length": "2000", "torch.seed": "2"}
+    state = run(times, times - 30.0, tuple(
+        dataclasses.replace(one, facts=then) for one in earlier_runs(6)
+    ))  # fmt: skip
+    for rank in range(4):
+        state.apply_record(
+            schema.Environment(attempt=0, rank=rank, time_ns=START_NS + 1, facts=now)
+        )
+    (finding,) = found_in(state)
+    assert "code.commit aaaa -> bbbb, dataset.length 1000 -> 2000" in finding.why
+    assert "seed" not in finding.why
 
 
 def test_the_same_pace_is_silent_and_says_what_was_compared() -> None:

@@ -107,8 +107,8 @@ def test_every_threshold_is_listed_once() -> None:
 
 
 def test_pages_have_words_for_every_kind_of_finding() -> None:
-    text = (ROOT / "web" / "app" / "parts" / "kinds.js").read_text()
-    labels = dict(re.findall(r"^  (\w+): '([^']+)',$", text, re.M))
+    text = (ROOT / "web" / "app" / "format.js").read_text()
+    labels = dict(re.findall(r"^  (\w+): '([^']+)',$", text[text.index("KINDS = {") :], re.M))
     kinds = dict.fromkeys(kind for detector in DETECTORS for kind in detector.kinds)
     assert list(labels) == list(kinds)
     assert len(set(labels.values())) == len(labels)

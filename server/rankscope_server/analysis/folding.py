@@ -39,8 +39,8 @@ class Rule:
         return (
             cause is not effect
             and (cause.severity != "info" or effect.severity == "info")
-            and bool({cause.kind, cause.detector} & set(self.causes))
-            and bool({effect.kind, effect.detector} & set(self.effects))
+            and _is_of(cause, self.causes)
+            and _is_of(effect, self.effects)
             and self.holds(cause, effect)
         )
 
@@ -53,10 +53,11 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
     """
     cause_of: dict[str, Finding] = {}
     for rule in RULES:
-        for effect in findings:
-            if effect.key in cause_of:
+        possible = [one for one in findings if _is_of(one, rule.causes)]
+        for effect in findings if possible else ():
+            if effect.key in cause_of or not _is_of(effect, rule.effects):
                 continue
-            causes = [c for c in findings if rule.explains(c, effect)]
+            causes = [c for c in possible if rule.explains(c, effect)]
             causes = [c for c in causes if _root(c, cause_of).key != effect.key]
             if causes:
                 cause_of[effect.key] = min(causes, key=_strength)
@@ -66,6 +67,10 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         )
         for one in findings
     ]
+
+
+def _is_of(finding: Finding, names: tuple[str, ...]) -> bool:
+    return finding.kind in names or finding.detector in names
 
 
 def _root(finding: Finding, cause_of: dict[str, Finding]) -> Finding:

@@ -33,9 +33,9 @@ _WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
     ("critical", "job", r"^(env\.)?world_size$|(^|[._])rank_map$"),
     ("critical", "job", r"(config|model|plan)[._](hash|fingerprint)$"),
     ("critical", "job", r"(code|git)[._](commit|hash|sha)$|^commit$"),
-    # seeds that differ are a policy more often than a mistake; how a rank was started likewise
-    ("info", "job", r"^torch\.seed$|^code\.dirty$|^dataset\.(type|length)$"),
-    ("warning", "job", r"^command\.hash$"),
+    # seeds that differ are a policy more often than a mistake; likewise how a rank was started
+    # (the first one saves, logs) and how long its part of the data is
+    ("info", "job", r"^(torch\.seed|code\.dirty|dataset\.(type|length)|command\.hash)$"),
     ("critical", "job", r"dataset[._](fingerprint|hash)$|(^|[._])seed([._]policy)?$"),
     ("critical", "job", r"(^|[._])(dtype|amp|autocast|tf32|deterministic\w*)([._]\w+)?$"),
     ("critical", "hardware", r"compute_capability$|gpu\.capability$"),

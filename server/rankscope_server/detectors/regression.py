@@ -172,7 +172,8 @@ def _changed(then: RunSummary, now: RunSummary) -> tuple[tuple[str, str, str], .
     found = [
         (fact, then.facts[fact], now.facts[fact])
         for fact in sorted(then.facts.keys() & now.facts.keys())
-        if then.facts[fact] != now.facts[fact] and level_of(fact) in ("critical", "warning")
+        if then.facts[fact] != now.facts[fact]
+        and (level_of(fact) in ("critical", "warning") or fact.startswith("dataset."))
     ]
     return tuple(sorted(found, key=lambda one: (kind_of(one[0]) != "version", one[0])))
 

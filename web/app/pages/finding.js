@@ -2,11 +2,10 @@
 
 import { useEffect } from 'preact/hooks';
 import { useApi } from '../api.js';
-import { count, dateTime, percent, ranges, sentence, words } from '../format.js';
+import { count, dateTime, kindWords, percent, ranges, sentence, words } from '../format.js';
 import { setTitle } from '../page.js';
 import { Ago, Card, CopyButton, Empty, Problem, Severity, Skeleton } from '../parts/bits.js';
 import { Acknowledge, Explains, Reasons, report, spanWords } from '../parts/finding.js';
-import { kindWords } from '../parts/kinds.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { useFindingKeys } from './overview.js';

@@ -2,13 +2,12 @@
 
 import { useState } from 'preact/hooks';
 import { ask } from '../api.js';
-import { count, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
+import { count, kindWords, percent, sentence, stopwatch, timeOfDay, words } from '../format.js';
 import { announce, now } from '../page.js';
 import { query } from '../router.js';
 import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
 import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
-import { kindWords } from './kinds.js';
 
 /** @typedef {import('../../types/api.js').Finding} Finding */
 /** @typedef {import('../../types/api.js').Verdict} Verdict */
@@ -192,19 +191,18 @@ export function Confidence({ finding, run }) {
   );
 }
 
+const MOST = 150; // characters of a fact, so that four of them leave room on the screen
+
 /** One fact, with the way to its view; a traceback folds to its last line. @param {{one: Finding['evidence'][0]}} props */
 function EvidenceText({ one }) {
   const lines = one.text.trimEnd().split('\n');
   // The last line of a traceback says what failed; the first of stacks says where it stands.
   const short = one.text.includes('Traceback') ? lines[lines.length - 1] : lines[0];
-  const line = one.link ? t.a({ href: one.link }, short) : short;
-  return lines.length === 1
-    ? line
-    : t.div(
-        null,
-        line,
-        t.details(null, t.summary(null, `${lines.length} lines`), t.pre({ class: 'trace', tabIndex: 0 }, one.text)),
-      );
+  const cut = short.length > MOST ? `${short.slice(0, MOST - 1)}…` : short;
+  const line = one.link ? t.a({ href: one.link }, cut) : cut;
+  if (lines.length === 1 && cut === short) return line;
+  const rest = lines.length > 1 ? `${lines.length} lines` : 'The whole text';
+  return t.div(null, line, t.details(null, t.summary(null, rest), t.pre({ class: 'trace', tabIndex: 0 }, one.text)));
 }
 
 /** The rest of a list, behind a press. @param {{rest: import('preact').VNode[], kind: 'ol' | 'ul', look: string}} props */
