@@ -64,7 +64,7 @@ class SlowLink:
         ratios = {path: one.ratio for path, one in by_path.items()}
         slow = slow_groups(ratios, kinds, policy)
         crossed, size = parts_crossed(window, {path: members[path] for path in by_path})
-        verdict = locate(ratios, slow, crossed, size, policy)
+        verdict = locate(ratios, slow, crossed, size, kinds, policy)
         findings = [
             finding
             for one in verdict.found
