@@ -71,7 +71,9 @@ class SlowLink:
             if (finding := _located(window, one, by_path, members, crossed, times, columns, slow))
         ]
         if verdict.unexplained and not verdict.why_silent.startswith("more than half"):
-            found = _found(window, set(verdict.unexplained), by_path, members, times, columns)
+            found = _found(
+                window, set(by_path) & set(verdict.unexplained), by_path, members, times, columns
+            )
             if found.bound >= policy.cost_silent_ratio:
                 findings.append(unknown_finding(window, found, verdict.why_silent))
         checked = f"transfers of {len(by_path)} groups and pairs: none stands out of its kind"
@@ -163,13 +165,13 @@ def _found(
 def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> float | None:
     """Return by how much the job's steps are slower than before; None without steps before."""
     table, policy = window.steps, window.policy
-    usual = ~table.special() & (table.steps < onset)
+    usual: Array = ~table.special() & np.less(table.steps, onset)
     if not table.dropped_steps:
         usual[: warmup_columns(table.head("duration"), policy)] = False
     before = np.flatnonzero(usual)[-policy.healthy_long_steps :]
     if len(before) < policy.healthy_min_steps:
         return None
-    now = columns[table.steps[columns] >= onset]
+    now = columns[columns >= int(np.searchsorted(table.steps, onset))]
     means = [clipped_mean(step_times(table, part)) for part in (before, now)]
     return float(np.clip(throughput_loss(means[1], means[0]), 0.0, bound))
 
