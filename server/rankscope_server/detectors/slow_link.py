@@ -152,7 +152,7 @@ def _found(
     lost_ms = max(extra.values(), default=0.0)
     rows = [table.row_of[rank] for rank in extra if rank in table.row_of]
     blocked = table.get("blocked")[rows][:, columns] if rows else np.zeros((0, 0))
-    if blocked.size and np.nanmax(blocked) > 0:
+    if blocked.size and float(np.nanmax(blocked)) > 0:
         lost_ms = min(lost_ms, float(np.nanmax(np.nanmedian(blocked, axis=1))))
     bound = min(1.0, lost_ms / step_ms)
     onset = _onset(paths, by_path, times, table.steps[columns]) or _onset_before(window, paths)
@@ -165,7 +165,7 @@ def _found(
 def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> float | None:
     """Return by how much the job's steps are slower than before; None without steps before."""
     table, policy = window.steps, window.policy
-    usual: Array = ~table.special() & np.less(table.steps, onset)
+    usual = ~table.special() & (table.steps < onset)
     if not table.dropped_steps:
         usual[: warmup_columns(table.head("duration"), policy)] = False
     before = np.flatnonzero(usual)[-policy.healthy_long_steps :]
