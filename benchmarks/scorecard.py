@@ -27,7 +27,7 @@ from rankscope_server.detectors.policy import POLICY  # noqa: E402
 from tests.score import flight_baseline  # noqa: E402
 from tests.score.baselines import baselines  # noqa: E402
 from tests.score.card import baseline_rows, real_rows, rows  # noqa: E402
-from tests.score.cases import Case, matrix, ranks_of  # noqa: E402
+from tests.score.cases import DIAGNOSES, Case, matrix, ranks_of  # noqa: E402
 from tests.score.outcome import Outcome, run  # noqa: E402
 
 SIZES = {8: 10, 64: 6, 1024: 2, 8192: 1}  # ranks -> seeds of each diagnosis
@@ -110,7 +110,14 @@ def kept(without: set[tuple[str, int]]) -> list[dict[str, Any]]:
     known = json.loads(SIMULATED.read_text())
     if known["policy"] != POLICY.hash:
         return []
-    return [one for one in known["outcomes"] if (one["diagnosis"], one["num_ranks"]) not in without]
+    sizes = {one.name: (one.smallest, one.largest) for one in DIAGNOSES}
+    return [
+        one
+        for one in known["outcomes"]
+        if (one["diagnosis"], one["num_ranks"]) not in without
+        and one["diagnosis"] in sizes
+        and sizes[one["diagnosis"]][0] <= one["num_ranks"] <= sizes[one["diagnosis"]][1]
+    ]
 
 
 def ran(sizes: dict[int, int], only: str) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ class Diagnosis:
     plant: Plant
     kinds: tuple[frozenset[str], ...]
     largest: int = 1024
+    smallest: int = 8  # with fewer groups than these have, no place can be told
     names_ranks: bool = True
     counts_info: bool = False  # its finding is advice or a note by design
     needs: frozenset[str] = frozenset()  # of the job: "numbers", "saves", "links", "calls"
@@ -120,13 +121,16 @@ DIAGNOSES: tuple[Diagnosis, ...] = (
     Diagnosis("slow loader on all ranks",
               lambda chance, job: (Fault("slow_loader", start=2, size=chance.uniform(0.2, 0.5)),),
               kinds("slow_data"), names_ranks=False),
-    Diagnosis("slow link", _link, kinds("slow_link"), needs=frozenset({"links", "calls"})),
+    Diagnosis("slow link", _link, kinds("slow_link"), smallest=64,
+              needs=frozenset({"links", "calls"})),
     Diagnosis("hang", _stop("hang"), kinds("hang"), 8192),
     Diagnosis("crash", _stop("crash"), kinds("crash")),
     Diagnosis("wrong call", _wrong_call, kinds("desync"), needs=frozenset({"calls"})),
     Diagnosis("clock set", _on_host("clock_set", 1500.0), kinds("clock_offset"),
               needs=frozenset({"calls"})),
-    Diagnosis("drift of versions", _on_host("drift"), kinds("version_drift"), 8192),
+    Diagnosis("drift of versions",
+              lambda chance, job: (Fault("drift", host=chance.randrange(job.num_hosts)),),
+              kinds("version_drift"), 8192),
     Diagnosis("NaN", _slow("nan"), kinds("nan"), needs=frozenset({"numbers"})),
     Diagnosis("replicas apart", _slow("replica_drift"), kinds("replica_drift"),
               needs=frozenset({"numbers"})),
@@ -148,7 +152,7 @@ def case_of(diagnosis: Diagnosis, num_ranks: int, seed: int) -> Case:
     needs, shapes = diagnosis.needs, SHAPES[num_ranks]
     data, tensor, pipeline = shapes[seed % len(shapes)]
     if "links" in needs:  # a layout in which groups tell one part from another
-        data, tensor, pipeline = {8: (2, 1, 4), 64: (8, 2, 4), 1024: (16, 8, 8)}[num_ranks]
+        data, tensor, pipeline = {64: (8, 2, 4), 1024: (16, 8, 8)}[num_ranks]
     job = Job(
         data=data, tensor=tensor, pipeline=pipeline, steps=STEPS, seed=seed, microbatches=2,
         forward_ms=200.0, transfer_ms=20.0 if "links" in needs else 2.0,
@@ -165,5 +169,5 @@ def matrix(sizes: dict[int, int], only: str = "") -> Iterator[Case]:
     for diagnosis in DIAGNOSES:
         if only in diagnosis.name:
             for num_ranks, seeds in sizes.items():
-                if num_ranks <= diagnosis.largest:
+                if diagnosis.smallest <= num_ranks <= diagnosis.largest:
                     yield from (case_of(diagnosis, num_ranks, seed) for seed in range(seeds))

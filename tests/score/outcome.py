@@ -97,6 +97,8 @@ def _tells(case: Case, finding: Finding, kinds: frozenset[str], ranks: frozenset
         return False
     if not case.diagnosis.names_ranks:
         return True
+    if finding.kind == "nan" and case.job.pipeline > 1 and not finding.ranks:
+        return True  # the last stage shows what any stage brought in: nobody may be named
     if finding.kind == "clock_offset":
         return set(finding.hosts) == {case.job.host(rank) for rank in ranks}
     return set(finding.ranks) == set(ranks)

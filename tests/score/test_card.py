@@ -14,7 +14,7 @@ from tests.score.outcome import Outcome, run
 @pytest.mark.parametrize("name", [diagnosis.name for diagnosis in DIAGNOSES])
 def test_every_planted_fault_is_named_and_nobody_else(name: str) -> None:
     diagnosis = next(one for one in DIAGNOSES if one.name == name)
-    outcome, _, _ = run(case_of(diagnosis, 8, seed=2))
+    outcome, _, _ = run(case_of(diagnosis, diagnosis.smallest, seed=2))
     assert outcome.found == outcome.planted, outcome.said
     assert outcome.wrong == 0, outcome.said
     assert outcome.accused == ()

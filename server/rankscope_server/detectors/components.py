@@ -6,7 +6,7 @@ topology is which groups cross which component.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -89,24 +89,31 @@ def locate(
     slow: set[Group],
     crossed_by: Mapping[Component, set[Group]],
     size_of: Mapping[Component, int],
+    kinds: Mapping[Group, Hashable],
     policy: Policy = POLICY,
 ) -> Verdict:
     """Return the components whose groups are the slow ones, best first.
 
     F1 of {groups that cross a component} against the slow groups; the smaller component wins ties.
-    Two components of one size that fit alike cannot be told apart: neither is named.
+    Two components of one size that fit alike cannot be told apart: neither is named. A kind of
+    which most groups cross a component tells nothing of it: their median is slow, too.
     """
     if not slow:
         return Verdict((), ())
     if len(slow) > policy.link_global_share * len(found):
         return Verdict((), tuple(slow), "more than half of all groups are slow: no single place")
-    left, known = set(slow), set(found)
+    left = set(slow)
+    known, total = set(found), Counter(kinds[group] for group in found)
+    telling = {
+        component: _telling(groups & known, total, kinds)
+        for component, groups in crossed_by.items()
+    }
     taken: set[Group] = set()
     result: list[Slow] = []
     while left:
         scored = []
-        for component, groups in crossed_by.items():
-            crossing = (groups & known) - taken
+        for component, groups in telling.items():
+            crossing = groups - taken
             if len(crossing) < policy.link_min_groups or not crossing & left:
                 continue
             hits = len(crossing & left)
@@ -117,7 +124,7 @@ def locate(
         rivals = [one for one in scored if one[0] == f1 and one[1] == negative_size]
         if f1 < policy.link_min_f1 or len(rivals) > 1:
             break
-        crossing = (crossed_by[component] & known) - taken
+        crossing = telling[component] - taken
         hits_of = crossing & left
         ratio = float(np.exp(np.median([found[group] for group in hits_of])))
         result.append(Slow(component, f1, len(hits_of), len(crossing), ratio))
@@ -125,3 +132,11 @@ def locate(
         taken |= crossing
     why = "" if not left else "communication is slow, the place cannot be told from these groups"
     return Verdict(tuple(result), tuple(left), why)
+
+
+def _telling(
+    crossing: set[Group], total: Mapping[Hashable, int], kinds: Mapping[Group, Hashable]
+) -> set[Group]:
+    """Return the groups of those kinds of which at most half cross."""
+    count = Counter(kinds[group] for group in crossing)
+    return {group for group in crossing if 2 * count[kinds[group]] <= total[kinds[group]]}

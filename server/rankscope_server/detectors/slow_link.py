@@ -69,7 +69,7 @@ class SlowLink:
         ratios = {path: one.ratio for path, one in by_path.items()}
         slow = slow_groups(ratios, kinds, policy)
         crossed, size = parts_crossed(window, {path: members[path] for path in by_path})
-        verdict = locate(ratios, slow, crossed, size, policy)
+        verdict = locate(ratios, slow, crossed, size, kinds, policy)
         findings = [
             finding
             for one in verdict.found
@@ -175,7 +175,7 @@ def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> 
     before = np.flatnonzero(usual)[-policy.healthy_long_steps :]
     if len(before) < policy.healthy_min_steps:
         return None
-    now = columns[table.steps[columns] >= onset]
+    now = columns[columns >= int(np.searchsorted(table.steps, onset))]
     means = [clipped_mean(step_times(table, part)) for part in (before, now)]
     return float(np.clip(throughput_loss(means[1], means[0]), 0.0, bound))
 
