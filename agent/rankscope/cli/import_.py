@@ -10,13 +10,15 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
 import zstandard
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rankscope import schema
 from rankscope.cli import EXIT_USAGE
@@ -29,19 +31,22 @@ from rankscope.settings import SettingError, from_environment
 _RECORDS_PER_BATCH = 5_000
 _CHUNKS_PER_BATCH = 256
 _MAX_NAMED = 10
+_SHOW_PROGRESS_BYTES = 16 << 20
 
 
 class ImportCommand:
     """Import what other tools recorded: the detectors then look at it as at a recorded run.
 
-    PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), the open
-    trace in Parquet, output of nccl-tests. The format is recognised by content. The rank of a dump
-    is the last number in its file's name. Nothing that is in a pickle is executed. The run is
-    given to a server, which must be up: rankscope serve.
+    PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), traces of
+    PyTorch's profiler (JSON, also gzip, one of each rank), the open trace in Parquet, output of
+    nccl-tests. The format is recognised by content. The rank of a dump is the last number in its
+    file's name. Nothing that is in a pickle is executed. The run is given to a server, which must
+    be up: rankscope serve.
 
     Examples:
       rankscope import /tmp/nccl_trace_rank_*
       rankscope import dumps/ --run crash-of-tuesday
+      rankscope import traces/ --run profile-of-tuesday
       rankscope import trace.parquet
       rankscope import all_reduce_perf.txt --format nccl-tests
 
@@ -64,7 +69,7 @@ class ImportCommand:
         )
         parser.add_argument(
             "--format", default="", metavar="FORMAT",
-            help="take every file for this one: flight-recorder, open-trace, nccl-tests",
+            help="take every file for this one: flight-recorder, open-trace, profiler, nccl-tests",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
@@ -84,9 +89,10 @@ class ImportCommand:
             sys.stderr.write(f"rankscope import: --format: one of {known}\n")
             return EXIT_USAGE
         try:
-            recording = readers.read_recordings(
-                arguments.paths, arguments.format or None, _say_file
-            )
+            with _progress(arguments.paths) as on_bytes:
+                recording = readers.read_recordings(
+                    arguments.paths, arguments.format or None, on_bytes
+                )
         except readers.RecordingError as error:
             sys.stderr.write(f"rankscope import: {error}\n")
             return EXIT_REFUSED
@@ -119,9 +125,18 @@ class ImportCommand:
         return 0
 
 
-def _say_file(path: Path) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"reading {path}\n")
+@contextlib.contextmanager
+def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """Show how much is read, on a terminal and where it takes a while."""
+    files = [one for path in paths for one in (path.rglob("*") if path.is_dir() else [path])]
+    total = sum(path.stat().st_size for path in files if path.is_file())
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    is_shown = sys.stderr.isatty() and total >= _SHOW_PROGRESS_BYTES
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
 
 
 def _send(server: Server, run_id: str, found: Imported) -> tuple[int, str]:
