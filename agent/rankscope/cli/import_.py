@@ -38,15 +38,16 @@ class ImportCommand:
     """Import what other tools recorded: the detectors then look at it as at a recorded run.
 
     PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), traces of
-    PyTorch's profiler (JSON, also gzip, one of each rank), the open trace in Parquet, output of
-    nccl-tests. The format is recognised by content. The rank of a dump is the last number in its
-    file's name. Nothing that is in a pickle is executed. The run is given to a server, which must
-    be up: rankscope serve.
+    PyTorch's profiler (JSON, also gzip, one of each rank), logs of NCCL (NCCL_DEBUG=INFO), the
+    open trace in Parquet, output of nccl-tests. The format is recognised by content. The rank of
+    a dump is the last number in its file's name. Nothing that is in a pickle is executed. The run
+    is given to a server, which must be up: rankscope serve.
 
     Examples:
       rankscope import /tmp/nccl_trace_rank_*
       rankscope import dumps/ --run crash-of-tuesday
       rankscope import traces/ --run profile-of-tuesday
+      rankscope import nccl-logs/
       rankscope import trace.parquet
       rankscope import all_reduce_perf.txt --format nccl-tests
 
@@ -69,7 +70,8 @@ class ImportCommand:
         )
         parser.add_argument(
             "--format", default="", metavar="FORMAT",
-            help="take every file for this one: flight-recorder, open-trace, profiler, nccl-tests",
+            help="take every file for this one: flight-recorder, open-trace, profiler, nccl-tests, "
+            "nccl-log",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 

@@ -16,13 +16,14 @@ from rankscope.imports.flight_dumps import read_dumps
 from rankscope.imports.flight_records import Imported, convert
 from rankscope.schema import AnyRecord
 from rankscope_server.analysis import Look, RunState
+from rankscope_server.readers.nccl_log import NcclLogs
 from rankscope_server.readers.nccl_tests_records import import_nccl_tests
 from rankscope_server.readers.open_trace import NotATrace, read_open_trace, replay_of
 from rankscope_server.readers.open_trace_records import records_of
 from rankscope_server.readers.profiler_records import import_traces
 from rankscope_server.readers.profiler_trace import RankTrace, TraceError, read_trace
 
-Format: TypeAlias = Literal["flight-recorder", "open-trace", "profiler", "nccl-tests"]
+Format: TypeAlias = Literal["flight-recorder", "open-trace", "profiler", "nccl-tests", "nccl-log"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 OnBytes: TypeAlias = Callable[[int], None]  # how many bytes of the files were read since
 _HEAD_BYTES = 64 << 10
@@ -32,6 +33,7 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _DUMP = re.compile(rb'^\s*\{.{0,400}?"(pg_config|pg_status|nccl_version|entries|comm_lib_version)"',
                    re.DOTALL)  # fmt: skip
 _NCCL_TESTS = re.compile(rb"#\s+size\s+count\s+.*type|# nThread \d+ nGpus \d+", re.IGNORECASE)
+_NCCL_LOG = re.compile(rb"\] (?:\S+:\d+ )?NCCL (?:INFO|WARN) ")
 LOOK_AFTER_NS = 10**9
 
 
@@ -68,7 +70,9 @@ def format_of(path: Path) -> Format | None:
         return "profiler"
     if head.startswith(_PICKLES) or _DUMP.match(head):
         return "flight-recorder"
-    return "nccl-tests" if _NCCL_TESTS.search(head) else None
+    if _NCCL_TESTS.search(head):
+        return "nccl-tests"
+    return "nccl-log" if _NCCL_LOG.search(head) else None
 
 
 def read_recordings(
@@ -94,7 +98,7 @@ def read_recordings(
         left_out += errors
         if found is not None:
             parts.append(found)
-            formats[kind] = len(files) - len(errors)
+            formats[kind] = max(1, len(files) - len(errors))
     if not parts:
         raise RecordingError(_nothing(left_out))
     return Recording(_joined(parts), formats, left_out)
@@ -201,9 +205,26 @@ def _nccl_tests(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, 
     return (_joined(parts) if parts else None), left_out
 
 
+def _nccl_logs(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
+    """Read logs of one job together: where they tell no time, all end with the newest of them."""
+    logs = NcclLogs(max(int(path.stat().st_mtime_ns) for path in files))
+    left_out = []
+    for path in files:
+        try:
+            logs.read(path, on_bytes)
+        except (OSError, ValueError) as error:
+            left_out.append(f"{path}: {error}")
+    try:
+        found = logs.convert()
+    except ValueError as error:
+        return None, [*left_out, f"{files[0]}: {error}"]
+    return found, [*left_out, *logs.left_out]
+
+
 _READERS: dict[Format, Callable[[list[Path], OnBytes], tuple[Imported | None, list[str]]]] = {
     "flight-recorder": _flight_dumps,
     "open-trace": _open_trace,
     "profiler": _profiler,
     "nccl-tests": _nccl_tests,
+    "nccl-log": _nccl_logs,
 }
