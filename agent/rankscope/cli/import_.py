@@ -29,7 +29,8 @@ from rankscope.rundir import clean_run_id
 from rankscope.settings import SettingError, from_environment
 
 _RECORDS_PER_BATCH = 5_000
-_CHUNKS_PER_BATCH = 256
+_BATCH_BYTES = 4 << 20  # far below what a server takes
+_CHUNK_BYTES = 16 << 10  # an empty one counts as so much: no batch has more than 256
 _MAX_NAMED = 10
 _SHOW_PROGRESS_BYTES = 16 << 20
 
@@ -166,8 +167,13 @@ def batches(run_id: str, found: Imported) -> Iterator[schema.Batch]:
     parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []
     for begin in range(0, len(records), _RECORDS_PER_BATCH):
         parts.append((records[begin : begin + _RECORDS_PER_BATCH], []))
-    for begin in range(0, len(found.chunks), _CHUNKS_PER_BATCH):
-        parts.append(([], found.chunks[begin : begin + _CHUNKS_PER_BATCH]))
+    held = _BATCH_BYTES
+    for chunk in found.chunks:
+        if held + len(chunk.data) > _BATCH_BYTES:
+            parts.append(([], []))
+            held = 0
+        parts[-1][1].append(chunk)
+        held += len(chunk.data) + _CHUNK_BYTES
     for number, (some, chunks) in enumerate(parts, 1):
         yield schema.Batch(
             schema_version=schema.SCHEMA_VERSION, run_id=run_id, producer=producer,

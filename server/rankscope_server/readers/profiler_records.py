@@ -30,6 +30,7 @@ SOURCE = "PyTorch profiler"
 _UNKNOWN = "unknown group"
 _NUMBERS = re.compile(r"\d+")
 _MAX_RANK = 1 << 20
+_EVENTS_PER_CHUNK = 5_000  # as collectors send them
 _NAMES = (("sendrecv", "send"), ("send", "send"), ("recv", "recv"))
 _TYPES = {"float": "float32", "double": "float64", "long int": "int64", "int": "int32",
           "c10::half": "float16", "c10::bfloat16": "bfloat16"}  # fmt: skip
@@ -329,12 +330,12 @@ def _tell(found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int
     if facts := {name: value for name, value in facts.items() if value}:
         found.records.append(schema.Environment(**who, facts=facts))
     found.chunks.append(_chunk("steps", rank, host, _step_columns(one), "started_ns"))
-    if one.placed:
-        found.chunks.append(_chunk("collectives", rank, host, _event_columns(one), "arrived_ns"))
+    for begin in range(0, len(one.placed), _EVENTS_PER_CHUNK):
+        columns = _event_columns(one.placed[begin : begin + _EVENTS_PER_CHUNK], trace.base_ns)
+        found.chunks.append(_chunk("collectives", rank, host, columns, "arrived_ns"))
 
 
-def _event_columns(one: _Rank) -> dict[str, Column]:
-    placed, base = one.placed, one.trace.base_ns
+def _event_columns(placed: Sequence[_Placed], base: int) -> dict[str, Column]:
     count = len(placed)
     sizes = [_bytes(item.operation.args) for item in placed]
     durations = np.array([int(item.operation.duration_us * 1e3) for item in placed])
