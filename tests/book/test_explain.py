@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from rankscope.cli import main
+from tests.agent.test_flight_dumps import dump, entry
 
 ECHO = "RuntimeError: Connection closed by peer [10.0.0.{0}]:{0}\n"
 CAUSE = "OSError: [Errno 28] No space left on device: '/scratch/x'\n"
@@ -151,7 +152,7 @@ def test_an_entry_of_ones_own(logs: Path, tmp_path: Path) -> None:
         (None, "no such file; give log files"),
         (b"\x7fELF\0\0", "is no text but binary data; give the text that the ranks wrote"),
         (b"\x80\x04\x95\0\0", "its name does not end with a rank; call it dump_3 for rank 3"),
-        (b'{"schemaVersion": 1, "traceEvents": []}', "is a profiler trace, not a log"),
+        (b'{"schemaVersion": 1, "traceEvents": []}', "does not say its rank"),
     ],
 )
 def test_what_is_no_log_is_refused_with_a_way_out(
@@ -238,6 +239,23 @@ def test_the_open_trace_names_its_straggler() -> None:
     assert found["root"]["ranks"] == [0]
     assert (found["root"]["family"], found["root"]["kind"]) == ("other", "slow_compute")
     assert all(one["ranks"] == [0] for one in found["findings"])
+
+
+def test_json_dumps_of_gloo_name_the_rank_that_did_not_come(tmp_path: Path) -> None:
+    """As gloo's recorder writes them: no members of groups, no starts, entries before the rest."""
+    for rank in range(4):
+        calls = 41 if rank == 2 else 42
+        entries = [
+            entry(n, collective_seq_id=n + 1, profiling_name="gloo:all_reduce", retired=n < 41,
+                  state="scheduled", time_created_ns=10**18 + n * 10**6)
+            for n in range(calls)
+        ]  # fmt: skip
+        whole = dump(entries) | {"pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}}}
+        whole = {"entries": whole.pop("entries"), **whole}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(whole, indent=1))
+    found = answer(str(tmp_path))
+    assert found["skipped"] == []
+    assert (found["root"]["ranks"], found["root"]["kind"]) == ([2], "hang")
 
 
 def test_a_dump_that_is_damaged_is_named(tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
 import zstandard
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rankscope import schema
 from rankscope.cli import EXIT_USAGE
@@ -27,21 +29,26 @@ from rankscope.rundir import clean_run_id
 from rankscope.settings import SettingError, from_environment
 
 _RECORDS_PER_BATCH = 5_000
-_CHUNKS_PER_BATCH = 256
+_BATCH_BYTES = 4 << 20  # far below what a server takes
+_CHUNK_BYTES = 16 << 10  # an empty one counts as so much: no batch has more than 256
 _MAX_NAMED = 10
+_SHOW_PROGRESS_BYTES = 16 << 20
 
 
 class ImportCommand:
     """Import what other tools recorded: the detectors then look at it as at a recorded run.
 
-    PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), the open
-    trace in Parquet, output of nccl-tests. The format is recognised by content. The rank of a dump
-    is the last number in its file's name. Nothing that is in a pickle is executed. The run is
-    given to a server, which must be up: rankscope serve.
+    PATH is a file or a directory: Flight Recorder dumps (pickle or JSON, NCCL or gloo), traces of
+    PyTorch's profiler (JSON, also gzip, one of each rank), logs of NCCL (NCCL_DEBUG=INFO), the
+    open trace in Parquet, output of nccl-tests. The format is recognised by content. The rank of
+    a dump is the last number in its file's name. Nothing that is in a pickle is executed. The run
+    is given to a server, which must be up: rankscope serve.
 
     Examples:
       rankscope import /tmp/nccl_trace_rank_*
       rankscope import dumps/ --run crash-of-tuesday
+      rankscope import traces/ --run profile-of-tuesday
+      rankscope import nccl-logs/
       rankscope import trace.parquet
       rankscope import all_reduce_perf.txt --format nccl-tests
 
@@ -64,7 +71,8 @@ class ImportCommand:
         )
         parser.add_argument(
             "--format", default="", metavar="FORMAT",
-            help="take every file for this one: flight-recorder, open-trace, nccl-tests",
+            help="take every file for this one: flight-recorder, open-trace, profiler, nccl-tests, "
+            "nccl-log",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
@@ -84,9 +92,10 @@ class ImportCommand:
             sys.stderr.write(f"rankscope import: --format: one of {known}\n")
             return EXIT_USAGE
         try:
-            recording = readers.read_recordings(
-                arguments.paths, arguments.format or None, _say_file
-            )
+            with _progress(arguments.paths) as on_bytes:
+                recording = readers.read_recordings(
+                    arguments.paths, arguments.format or None, on_bytes
+                )
         except readers.RecordingError as error:
             sys.stderr.write(f"rankscope import: {error}\n")
             return EXIT_REFUSED
@@ -119,9 +128,18 @@ class ImportCommand:
         return 0
 
 
-def _say_file(path: Path) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"reading {path}\n")
+@contextlib.contextmanager
+def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """Show how much is read, on a terminal and where it takes a while."""
+    files = [one for path in paths for one in (path.rglob("*") if path.is_dir() else [path])]
+    total = sum(path.stat().st_size for path in files if path.is_file())
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    is_shown = sys.stderr.isatty() and total >= _SHOW_PROGRESS_BYTES
+    with Progress(
+        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
 
 
 def _send(server: Server, run_id: str, found: Imported) -> tuple[int, str]:
@@ -149,8 +167,13 @@ def batches(run_id: str, found: Imported) -> Iterator[schema.Batch]:
     parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []
     for begin in range(0, len(records), _RECORDS_PER_BATCH):
         parts.append((records[begin : begin + _RECORDS_PER_BATCH], []))
-    for begin in range(0, len(found.chunks), _CHUNKS_PER_BATCH):
-        parts.append(([], found.chunks[begin : begin + _CHUNKS_PER_BATCH]))
+    held = _BATCH_BYTES
+    for chunk in found.chunks:
+        if held + len(chunk.data) > _BATCH_BYTES:
+            parts.append(([], []))
+            held = 0
+        parts[-1][1].append(chunk)
+        held += len(chunk.data) + _CHUNK_BYTES
     for number, (some, chunks) in enumerate(parts, 1):
         yield schema.Batch(
             schema_version=schema.SCHEMA_VERSION, run_id=run_id, producer=producer,

@@ -27,7 +27,7 @@ SOURCE = "Flight Recorder dump"
 _PEER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _NUMBERS = re.compile(r"\d+")
 # Names of torch's ProcessGroup classes, longest match first, and what we call the operation.
-_OPERATIONS = (
+OPERATIONS = (
     ("all_reduce_barrier", "barrier"), ("barrier", "barrier"),
     ("allreduce_coalesced", "all_reduce_coalesced"), ("all_reduce", "all_reduce"),
     ("allreduce", "all_reduce"),
@@ -40,7 +40,7 @@ _OPERATIONS = (
     ("gather", "gather"), ("scatter", "scatter"), ("reduce", "reduce"), ("send", "send"),
     ("recv", "recv"),
 )  # fmt: skip
-_DTYPES = {  # c10's names
+DTYPES = {  # c10's names
     "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64",
     "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
     "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
@@ -245,7 +245,7 @@ def peer_of(entry: Entry, ranks: tuple[int, ...]) -> tuple[str, int]:
 def operation_of(entry: Entry) -> str:
     """Return our name of an operation."""
     text = entry.profiling_name.partition(":")[2] or entry.profiling_name
-    return next((ours for theirs, ours in _OPERATIONS if theirs in text), "other")
+    return next((ours for theirs, ours in OPERATIONS if theirs in text), "other")
 
 
 def _chunk(
@@ -316,7 +316,7 @@ def _bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
 
 
 def _dtype(names: list[str]) -> str:
-    return _DTYPES.get(names[0], "other") if names else "other"
+    return DTYPES.get(names[0], "other") if names else "other"
 
 
 def _call_site(entry: Entry) -> str:

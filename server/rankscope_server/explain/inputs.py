@@ -18,6 +18,7 @@ _HEAD_BYTES = 4096
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _MAX_FILES = 20_000
 STDIN = "-"
+_DUMP_WORDS = (b'"pg_config"', b'"pg_status"', b'"collective_seq_id"')  # entries may come first
 
 
 class InputError(Exception):
@@ -116,7 +117,7 @@ def _no_log(path: Path) -> str:
         return "is no text but binary data"
     if b'"traceEvents"' in head or b'"schemaVersion"' in head[:200]:
         return "is a profiler trace, not a log"
-    if head.lstrip().startswith(b"{") and b'"pg_config"' in head:
+    if head.lstrip().startswith(b"{") and any(word in head for word in _DUMP_WORDS):
         return "is a Flight Recorder dump, not a log"
     return ""
 

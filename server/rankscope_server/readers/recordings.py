@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +16,16 @@ from rankscope.imports.flight_dumps import read_dumps
 from rankscope.imports.flight_records import Imported, convert
 from rankscope.schema import AnyRecord
 from rankscope_server.analysis import Look, RunState
+from rankscope_server.readers.nccl_log import NcclLogs
 from rankscope_server.readers.nccl_tests_records import import_nccl_tests
 from rankscope_server.readers.open_trace import NotATrace, read_open_trace, replay_of
 from rankscope_server.readers.open_trace_records import records_of
+from rankscope_server.readers.profiler_records import import_traces
+from rankscope_server.readers.profiler_trace import RankTrace, TraceError, read_trace
 
-Format: TypeAlias = Literal["flight-recorder", "open-trace", "nccl-tests"]
+Format: TypeAlias = Literal["flight-recorder", "open-trace", "profiler", "nccl-tests", "nccl-log"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-OnFile: TypeAlias = Callable[[Path], None]
+OnBytes: TypeAlias = Callable[[int], None]  # how many bytes of the files were read since
 _HEAD_BYTES = 64 << 10
 _MAX_TEXT_BYTES = 256 << 20
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
@@ -31,6 +33,7 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _DUMP = re.compile(rb'^\s*\{.{0,400}?"(pg_config|pg_status|nccl_version|entries|comm_lib_version)"',
                    re.DOTALL)  # fmt: skip
 _NCCL_TESTS = re.compile(rb"#\s+size\s+count\s+.*type|# nThread \d+ nGpus \d+", re.IGNORECASE)
+_NCCL_LOG = re.compile(rb"\] (?:\S+:\d+ )?NCCL (?:INFO|WARN) ")
 LOOK_AFTER_NS = 10**9
 
 
@@ -57,20 +60,23 @@ def format_of(path: Path) -> Format | None:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_GZIP):
-        with gzip.open(path) as unpacked:
-            try:
-                head = unpacked.read(_HEAD_BYTES)
-            except (EOFError, zlib.error, gzip.BadGzipFile):
-                return None
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+        except zlib.error:
+            return None
     if head.startswith(_PARQUET):
         return "open-trace"
+    if b'"traceEvents"' in head:
+        return "profiler"
     if head.startswith(_PICKLES) or _DUMP.match(head):
         return "flight-recorder"
-    return "nccl-tests" if _NCCL_TESTS.search(head) else None
+    if _NCCL_TESTS.search(head):
+        return "nccl-tests"
+    return "nccl-log" if _NCCL_LOG.search(head) else None
 
 
 def read_recordings(
-    paths: Iterable[Path], forced: Format | None = None, on_file: OnFile = lambda path: None
+    paths: Iterable[Path], forced: Format | None = None, on_bytes: OnBytes = lambda size: None
 ) -> Recording:
     """Read files and directories of files. Raises RecordingError if nothing could be read."""
     by_format: dict[Format, list[Path]] = {}
@@ -88,11 +94,11 @@ def read_recordings(
     parts: list[Imported] = []
     formats: dict[Format, int] = {}
     for kind, files in by_format.items():
-        found, errors = _READERS[kind](files, on_file)
+        found, errors = _READERS[kind](files, on_bytes)
         left_out += errors
         if found is not None:
             parts.append(found)
-            formats[kind] = len(files) - len(errors)
+            formats[kind] = max(1, len(files) - len(errors))
     if not parts:
         raise RecordingError(_nothing(left_out))
     return Recording(_joined(parts), formats, left_out)
@@ -141,17 +147,17 @@ def _joined(parts: list[Imported]) -> Imported:
     return whole
 
 
-def _flight_dumps(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+def _flight_dumps(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
     dumps, left_out = read_dumps(files)
     return (convert(dumps) if dumps else None), left_out
 
 
-def _open_trace(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+def _open_trace(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
     """Read one trace: it holds all ranks, and its times tell no date, so the file's counts."""
     left_out = [f"{path}: one open trace makes a run; import it alone" for path in files[1:]]
     path = files[0]
-    on_file(path)
     try:
+        on_bytes(path.stat().st_size)
         trace = read_open_trace(path)
         records, chunks = records_of(trace, replay_of(trace), path.stat().st_mtime_ns)
     except NotATrace as error:
@@ -162,11 +168,34 @@ def _open_trace(files: list[Path], on_file: OnFile) -> tuple[Imported | None, li
     return found, left_out
 
 
-def _nccl_tests(files: list[Path], on_file: OnFile) -> tuple[Imported | None, list[str]]:
+def _profiler(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
+    traces: dict[int, RankTrace] = {}
+    left_out = []
+    for path in files:
+        try:
+            trace = read_trace(path, on_bytes)
+        except TraceError as error:
+            left_out.append(str(error))
+            continue
+        if not trace.steps:
+            left_out.append(f"{path}: no step in it; call the profiler's step() in the loop")
+        elif trace.rank in traces:
+            left_out.append(f"{path}: a second trace of rank {trace.rank}; the first one counts")
+        else:
+            traces[trace.rank] = trace
+    if not traces:
+        return None, left_out
+    try:
+        return import_traces(traces), left_out
+    except ValueError as error:
+        return None, [*left_out, f"{files[0].parent}: {error}"]
+
+
+def _nccl_tests(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
     parts, left_out = [], []
     for path in files:
-        on_file(path)
         try:
+            on_bytes(path.stat().st_size)
             if path.stat().st_size > _MAX_TEXT_BYTES:
                 raise ValueError(f"has more than {_MAX_TEXT_BYTES >> 20} MiB")
             text = path.read_text(errors="replace")
@@ -176,8 +205,26 @@ def _nccl_tests(files: list[Path], on_file: OnFile) -> tuple[Imported | None, li
     return (_joined(parts) if parts else None), left_out
 
 
-_READERS: dict[Format, Callable[[list[Path], OnFile], tuple[Imported | None, list[str]]]] = {
+def _nccl_logs(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
+    """Read logs of one job together: where they tell no time, all end with the newest of them."""
+    logs = NcclLogs(max(int(path.stat().st_mtime_ns) for path in files))
+    left_out = []
+    for path in files:
+        try:
+            logs.read(path, on_bytes)
+        except (OSError, ValueError) as error:
+            left_out.append(f"{path}: {error}")
+    try:
+        found = logs.convert()
+    except ValueError as error:
+        return None, [*left_out, f"{files[0]}: {error}"]
+    return found, [*left_out, *logs.left_out]
+
+
+_READERS: dict[Format, Callable[[list[Path], OnBytes], tuple[Imported | None, list[str]]]] = {
     "flight-recorder": _flight_dumps,
     "open-trace": _open_trace,
+    "profiler": _profiler,
     "nccl-tests": _nccl_tests,
+    "nccl-log": _nccl_logs,
 }
