@@ -183,7 +183,7 @@ def _first_ranks(everyone: list[RankRow], verdict: Verdict | None) -> list[RankR
 def _worst_first(found: Findings, verdict: Verdict | None) -> list[Finding]:
     """Return the open findings, that of the verdict first, then by severity; then what is over."""
     chosen = verdict.id if verdict else None
-    worst = {severity: place for place, severity in enumerate(SEVERITIES)}
+    worst: dict[str, int] = {name: place for place, name in enumerate(SEVERITIES)}
     still = sorted(found.open, key=lambda one: (one.id != chosen, worst.get(one.severity, 9)))
     return [*still, *found.recovered]
 
