@@ -49,7 +49,7 @@ class Report(Shape, frozen=True):
     verdict: Verdict | None
     answer: Answer
     numbers: list[Number]
-    findings: list[Finding]  # open ones by cost, then those that are over; folded ones among them
+    findings: list[Finding]  # the verdict first, open ones by severity and cost, then what is over
     detectors: list[Detector]
     coverage: Coverage
     not_measured: list[str]

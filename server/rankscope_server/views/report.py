@@ -5,12 +5,15 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 import rankscope
+from rankscope_server.detectors.finding import SEVERITIES
 from rankscope_server.detectors.words import confidence_word
 from rankscope_server.shapes import (
     Answer,
     Capped,
     Coverage,
     Detector,
+    Finding,
+    Findings,
     RankRow,
     Report,
     RunSummary,
@@ -59,7 +62,7 @@ def report(
         verdict=first.verdict,
         answer=answer,
         numbers=first.numbers,
-        findings=[*found.open, *found.recovered],
+        findings=_worst_first(found, first.verdict),
         detectors=found.detectors,
         coverage=first.coverage,
         not_measured=not_measured(first.coverage, found.detectors),
@@ -175,6 +178,14 @@ def _first_ranks(everyone: list[RankRow], verdict: Verdict | None) -> list[RankR
         key=lambda row: (row.rank not in named, row.state in ("running", "ended"), row.rank),
     )
     return sorted(order[:MAX_RANKS], key=lambda row: (row.rank not in named, row.rank))
+
+
+def _worst_first(found: Findings, verdict: Verdict | None) -> list[Finding]:
+    """Return the open findings, that of the verdict first, then by severity; then what is over."""
+    chosen = verdict.id if verdict else None
+    worst: dict[str, int] = {name: place for place, name in enumerate(SEVERITIES)}
+    still = sorted(found.open, key=lambda one: (one.id != chosen, worst.get(one.severity, 9)))
+    return [*still, *found.recovered]
 
 
 def _capped(shown: int, total: int) -> Capped | None:
