@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -77,7 +79,22 @@ def _packages() -> dict[str, str]:
         version = getattr(module, "__dict__", {}).get("__version__")  # no lazy loading
         if isinstance(version, str):
             facts[f"package.{name}"] = version
-    return facts
+    return {f"package.{name}": version for name, version in _installed()} | facts
+
+
+@functools.cache
+def _installed() -> tuple[tuple[str, str], ...]:
+    """Return the versions of what torch needs, as installed: ranks may not have loaded it yet."""
+    found = []
+    try:
+        wanted = importlib.metadata.requires("torch") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    for text in wanted:
+        name = re.split(r"[^\w.-]", text, maxsplit=1)[0]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append((name.replace("-", "_").lower(), importlib.metadata.version(name)))
+    return tuple(found)
 
 
 def _torch_facts() -> dict[str, str]:

@@ -177,6 +177,16 @@ def test_a_policy_of_seeds_is_no_drift(policy: str) -> None:
     assert found_in(records) == []
 
 
+def test_a_rank_that_breaks_the_policy_of_seeds_is_named() -> None:
+    seeds = {rank: 42 + rank + (rank == 5) for rank in range(8)}
+    records = [
+        environment(rank, own_facts(rank) | {"torch.seed": str(seed), "code.dirty": "unknown"})
+        for rank, seed in seeds.items()
+    ]
+    (found,) = found_in(records)
+    assert (found.fact, found.severity, found.ranks) == ("torch.seed", "warning", (5,))
+
+
 def test_code_is_compared_among_ranks_of_one_script() -> None:
     """A parameter server and its workers run two scripts; one worker's is another version."""
     records = [

@@ -239,7 +239,7 @@ def registered(plan: Plan, rank: int, time_ns: int) -> schema.RankRegistered:
 
 
 def environment(plan: Plan, rank: int, time_ns: int) -> schema.Environment:
-    odd = rank == plan.ranks - 1 and plan.ranks > 1
+    odd = rank == plan.ranks - 1 and plan.ranks > 1 and plan.fault != "none"
     facts = {
         "torch.version": "2.13.0",
         "python.version": "3.11.7",

@@ -29,6 +29,8 @@ from rankscope_server.detectors.finding import (
 from rankscope_server.detectors.window import Window
 
 NOT_SET = "not set"
+_NOT_FOUND_OUT = "unknown"
+_POLICY_RANKS = 3  # that follow one rule before another rank can break it
 _MAX_FINDINGS = 16
 _JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
 _OF_PROGRAM = ("code.", "command.")
@@ -133,7 +135,7 @@ def _difference(
     classes: dict[str, set[int]] = defaultdict(set)
     wanted = set(among)
     for value, ranks in values.items():
-        if ranks & wanted:
+        if ranks & wanted and value != _NOT_FOUND_OUT:
             classes[normal(fact, value)] |= ranks & wanted
     unset = wanted.difference(*classes.values())
     if unset and is_variable(fact):
@@ -149,14 +151,14 @@ def _difference(
     ordered = sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
     if len(ordered) < 2:
         return None
+    count = sum(len(ranks) for _, ranks in ordered)
+    has_majority = 2 * len(ordered[0][1]) > count
+    if fact == "torch.seed" and not has_majority:
+        return _odd_seed(ordered)  # one for each stage, shard or rank: a policy
     level = level_of(fact, tuple(value for value, _ in ordered))
     if level == "own" or (level != "critical" and _is_by_place(ordered, places)):
         return None
-    count = sum(len(ranks) for _, ranks in ordered)
     minority = sorted(set().union(*(ranks for _, ranks in ordered[1:])))
-    has_majority = 2 * len(ordered[0][1]) > count
-    if fact == "torch.seed" and not has_majority:
-        return None  # one for each stage or shard: a policy
     return Difference(
         fact,
         kind_of(fact),
@@ -164,6 +166,24 @@ def _difference(
         tuple(minority) if has_majority else (),
         tuple((value, tuple(sorted(ranks))) for value, ranks in ordered),
     )
+
+
+def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> Difference | None:
+    """Return the ranks that break a policy of a seed and the rank's number; None without one."""
+    by_base: dict[int, set[int]] = defaultdict(set)
+    for value, ranks in classes:
+        if not value.isdigit():
+            return None
+        for rank in ranks:
+            by_base[int(value) - rank].add(rank)
+    ordered = sorted(by_base.values(), key=len, reverse=True)
+    count = sum(map(len, ordered))
+    if len(ordered) < 2 or len(ordered[0]) < _POLICY_RANKS or 4 * len(ordered[0]) < 3 * count:
+        return None
+    odd = tuple(sorted(set().union(*ordered[1:])))
+    bases = sorted(by_base.items(), key=lambda item: (-len(item[1]), item[0]))
+    told = tuple((f"{base} + its rank", tuple(sorted(ranks))) for base, ranks in bases)
+    return Difference("torch.seed", "job", "warning", odd, told)
 
 
 def _is_by_place(
