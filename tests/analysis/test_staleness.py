@@ -184,6 +184,19 @@ def test_a_hot_shard_counts_where_workers_wait_for_it() -> None:
     assert shards(hot=1.5, queue=10.0) == []  # no more than twice its share
 
 
+def test_of_two_shards_one_may_be_hot() -> None:
+    def told(rank: int, shard: int, moved: float) -> schema.Metrics:
+        values = {f"shard_{shard}_requests": 200.0, f"shard_{shard}_bytes": moved}
+        return schema.Metrics(attempt=0, rank=rank, time_ns=START_NS + 1, step=100, values=values)
+
+    state = state_of([(0, 1, 0, 0, 0), (1, 1, 0, 0, 0)])
+    for record in (told(2, 0, 8e9), told(3, 1, 1e9)):
+        state.apply_record(record)
+    (finding,) = of(state.look(START_NS + 10**9))
+    assert (finding.kind, finding.ranks, finding.severity) == ("hot_shard", (), "info")
+    assert "89 % of all bytes" in finding.what
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_order_doubling_and_other_ranks(seed: int) -> None:
     chance = random.Random(seed)

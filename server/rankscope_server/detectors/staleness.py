@@ -218,7 +218,9 @@ def _hot_shards(window: Window) -> list[Finding]:
         what = max(shares, key=lambda name: shares[name].get(number, 0.0))
         share = shares[what].get(number, 0.0)
         queue = shards[number].total("queue_seconds")
-        if share <= policy.hot_shard_multiple / len(known):
+        # Of two shards none can have twice its share: there half-way to all of it counts.
+        fair = 1 / len(known)
+        if share <= min(policy.hot_shard_multiple * fair, (1 + fair) / 2):
             continue
         workers = max(1, len(window.facts.versions.rows))
         held = queue / elapsed / workers if queue and elapsed else 0.0
