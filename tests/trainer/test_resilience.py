@@ -88,7 +88,7 @@ def test_a_corrupt_batch_is_skipped_and_reported(
 
     _on_batch(trainer, corrupt)
     trainer.run()
-    assert (3, {"skipped_batches": 1}) in told
+    assert (3, {"skipped_batches": 1, "corrupt_batches": 1}) in told
     assert trainer.batches.position == 6 * 8  # five were trained, one was not
     assert "step 3: skipped a corrupt batch, windows [" in caplog.text
 
