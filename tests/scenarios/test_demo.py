@@ -97,6 +97,7 @@ def test_ctrl_c_ends_a_rank_that_does_not_listen(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not (stuck := _ranks(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.2)
+    assert stuck, "no rank has started"
     os.kill(stuck[0], signal.SIGSTOP)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=90)
