@@ -33,6 +33,7 @@ from rankscope_server.detectors.transfers import (
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
+_WALK = 4  # blocks, as far as a straggler's onset is walked back (detection.md D1)
 
 
 class SlowLink:
@@ -159,7 +160,9 @@ def _found(
     if blocked.size and float(np.nanmax(blocked)) > 0:
         lost_ms = min(lost_ms, float(np.nanmax(np.nanmedian(blocked, axis=1))))
     bound = min(1.0, lost_ms / step_ms)
-    onset = _onset(paths, by_path, times, table.steps[columns]) or _onset_before(window, paths)
+    onset = _onset(paths, by_path, times, table.steps[columns])
+    if onset is None:
+        onset = _onset_before(window, paths, by_path, int(columns[-1]) + 1)
     cost = None if onset is None else _measured_cost(window, columns, onset, bound)
     return Found(paths, tuple(sorted(extra)), bound, cost, onset,
                  float(np.exp(np.median([by_path[path].ratio for path in paths]))),
@@ -180,13 +183,30 @@ def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> 
     return float(np.clip(throughput_loss(means[1], means[0]), 0.0, bound))
 
 
-def _onset_before(window: Window, paths: set[Path]) -> int | None:
-    """Return the onset that an earlier look saw: the operations before it are gone by now."""
+def _onset_before(
+    window: Window, paths: set[Path], by_path: Mapping[Path, PathTimes], stop: int
+) -> int | None:
+    """Return the onset before the newest block: an earlier look's, or what is seen further back.
+
+    The walk back takes the blocks that looks on the way would have taken, so that one late look
+    says the same; operations of long ago are gone, and it ends there.
+    """
     for old in window.before.values():
         if old.kind == "slow_link" and {path_text(path) for path in paths} & {
             one.text for one in old.evidence
         }:
             return old.onset_step
+    size, events = window.policy.link_steps, window.replays.events
+    sizes = {name: len(ranks) for (_, name), ranks in window.groups.items()}
+    for end in range(stop - size // 4, max(size, stop - _WALK * size) - 1, -(size // 4)):
+        columns = usable_columns(window.steps, end - size, end, window.policy)
+        numbers = window.steps.steps[columns]
+        if not len(columns) or not events.count(numbers):
+            return None
+        times = transfer_times(events, events.select(numbers), sizes)
+        onset = _onset(paths, by_path, times, numbers)
+        if onset is not None:
+            return onset
     return None
 
 
