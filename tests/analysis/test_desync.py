@@ -106,8 +106,9 @@ def chunk(
 
 
 def look_at(
-    by_rank: dict[int, list[Made]], chance: random.Random, group: str = "dp-0", lost: float = 0.0
-) -> Look:
+    by_rank: dict[int, list[Made]], chance: random.Random, group: str = "dp-0", lost: float = 0.0,
+    then: Sequence[schema.AnyRecord] = (),
+) -> Look:  # fmt: skip
     """Give an analysis the calls in small chunks, shuffled and some doubled, and look."""
     state = RunState("made")
     members = sorted(by_rank)
@@ -137,6 +138,8 @@ def look_at(
             attempt=0, rank=rank, time_ns=end_ns, step=by_rank[rank][-1].step, phase="other",
             phase_since_ns=end_ns, heartbeat_ns=end_ns, groups=[group_state],
         ))  # fmt: skip
+    for record in then:
+        state.apply_record(record)
     return state.look(end_ns)
 
 
@@ -357,3 +360,21 @@ def test_a_rank_that_says_nothing_fills_no_memory() -> None:
     assert len(track.open) <= MAX_OPEN
     assert track.given_up > 0
     assert not track.odd
+
+
+def test_of_ranks_that_abort_together_the_one_with_the_wrong_call_is_to_blame() -> None:
+    """gloo ends the rank that sent a wrong length, and those that got it, in the same moment."""
+    chance = random.Random(11)
+    calls = program(chance, 20)
+    by_rank = {rank: calls for rank in range(4)} | {2: edited(calls, "shape", 40)}
+    ends: list[schema.AnyRecord] = [
+        schema.RankEnded(
+            attempt=0, rank=rank, time_ns=START_NS + (40 * 50 + 100 + rank) * MS, last_step=9,
+            reason="signal", signal=6,
+        )
+        for rank in (1, 2, 3)
+    ]  # fmt: skip
+    look = look_at(by_rank, chance, then=ends)
+    assert {kind: one.ranks for one in look.findings for kind in (one.kind,)} == {
+        "desync": (2,), "crash": (2,),
+    }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -194,6 +194,15 @@ class AttemptState:
             if number != name and number.isdecimal() and int(number) < _MAX_LAYERS:
                 known = self._layers.get(int(number), (-1, 0.0))
                 self._layers[int(number)] = max(known, (record.time_ns, value))
+
+    def replace(self, detector: str, found: Iterable[Finding]) -> None:
+        """Put what a detector finds now in place of what it found before.
+
+        Those that look after it in the same second know it: one late look says what many said.
+        """
+        for key in [key for key, old in self.before.items() if old.detector == detector]:
+            del self.before[key]
+        self.before.update((finding.key, finding) for finding in found)
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -120,9 +120,11 @@ class RunState:
             window = attempt.window(
                 now_ns, past, self.earlier, usual_lines=self.usual_lines, is_newest=is_newest
             )
-            attempt.results = [detector.look(window) for detector in DETECTORS]
-            found = [finding for result in attempt.results for finding in result.findings]
-            attempt.before = {finding.key: finding for finding in found}
+            attempt.results = []
+            for detector in DETECTORS:
+                result = detector.look(window)
+                attempt.results.append(result)
+                attempt.replace(detector.name, result.findings)
             attempt.is_news = False
         return fold(list(attempt.before.values()))
 

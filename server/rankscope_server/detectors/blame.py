@@ -1,10 +1,10 @@
 """How likely each failure is the one that began it: the points of D15.
 
-3 for a failure that begins by itself, 2 for a rank that others waited for, 2 for an end by a
-signal or the first end, 1 for an error that few ranks have, 1 for the earliest where the clocks
-can tell. The highest is named; points are whole, so that two are level, less than one point
-apart, only if they are equal: then both are named. What healthy runs show too is taken off before:
-such lines tell nothing of an end (`last_words`).
+3 for a failure that begins by itself, 2 for a rank that others waited for or that called something
+else than the others, 2 for an end by a signal or the first end, 1 for an error that few ranks have,
+1 for the earliest where the clocks can tell. The highest is named; points are whole, so that two
+are level, less than one point apart, only if they are equal: then both are named. What healthy runs
+show too is taken off before: such lines tell nothing of an end (`last_words`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _WEAK_POINTS = 2
 
 def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     """Return the points of each failure; `failures` are in order of time."""
-    waited_for = {
+    at_fault = {
         rank
         for finding in window.before.values()
-        if finding.kind == "hang"
+        if finding.kind in ("hang", "desync") and finding.severity == "critical"
         for rank in finding.ranks
     }
     ends = sorted(window.ended.values(), key=lambda ended: ended.time_ns)
@@ -42,7 +42,7 @@ def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     few = max(1, int(window.world_size * window.policy.rare_ratio))
     return {
         failure: (_WEAK_POINTS if failure.is_weak else _CLASS_POINTS[failure.role])
-        + 2 * (failure.rank in waited_for)
+        + 2 * (failure.rank in at_fault)
         + 2 * (failure.rank in first_ends or _died_by_signal(failure))
         + (len(ranks_of[failure.signature]) <= few)
         + is_level(window, failures[0], failure)

@@ -51,7 +51,8 @@ class Window:
     work: DeclaredWork = field(default_factory=DeclaredWork)
     samples: SampleTable = field(default_factory=SampleTable)
     facts: Facts = field(default_factory=Facts)
-    before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key
+    before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key;
+    # this look's, of detectors that stand before in the registry
     policy: Policy = POLICY
     earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
     past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
