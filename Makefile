@@ -5,6 +5,9 @@ TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
+# Tests of one process that need no quiet machine: as many at once as there are processors.
+ALONE  := tests/analysis tests/book tests/score tests/simulator
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test versions check install system-packages bench screenshots clean
 
@@ -25,7 +28,12 @@ demo: $(STAMP) ## train on 4 ranks, slow one of them, show who it was (DEMO="--f
 	$(BIN)/rankscope demo $(DEMO)
 
 test: $(STAMP) system-packages check ## all checks and all tests (TESTS="tests/agent -k ring" for some)
+ifdef TESTS
 	$(BIN)/pytest $(TESTS)
+else
+	$(BIN)/pytest --numprocesses logical --maxprocesses 8 $(ALONE)
+	$(BIN)/pytest $(addprefix --ignore=,$(ALONE))
+endif
 
 versions: ## every path to a collective on PyTorch 2.6, 2.9, 2.13 and the newest (VERSIONS="--torch 2.9.1 --json")
 	$(PYTHON) tests/versions.py $(VERSIONS)
