@@ -47,6 +47,8 @@ class Case:
     size: str = ""
     steps_of_fault: int = 0  # 0: to the end
     flags: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()  # flags of torchrun
+    beside: tuple[str, ...] = ()  # other faults, without which it has no effect
     directory: bool = False  # it needs a folder of checkpoints
     everybody: bool = False  # the fault is the run's: no rank is to blame
 
@@ -82,7 +84,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "slow_checkpoint": {
         "directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40),
     },
-    "rare_checkpoint": {"directory": True, "start": None, "everybody": True},
+    # How often to save is worth a word only where the job is known to fail: it is killed thrice.
+    "rare_checkpoint": {
+        "directory": True, "start": None, "everybody": True, "steps": 300,
+        "flags": ("--checkpoint-every", "4"), "launcher": ("--max-restarts", "4"),
+        "beside": tuple(f"sigkill:rank=1,start={60 + 60 * n},attempt={n}" for n in range(3)),
+    },
     "disk_full": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
     "corrupt_batch": {"flags": ("--check-batches",), "steps_of_fault": 3},
     "exploding_loss": {"everybody": True},
@@ -237,10 +244,13 @@ def _command(
         if case.size:
             fault += f",size={case.size}"
         trainer += ["--fault", fault, "--fault-manifest", str(folder / "manifest")]
+    for other in case.beside:
+        trainer += ["--fault", other]
     return [
         sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", run_id,
         "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
-        "--standalone", "--nproc-per-node", str(case.ranks), "-m", "rankscope_trainer", *trainer,
+        "--standalone", "--nproc-per-node", str(case.ranks), *case.launcher,
+        "-m", "rankscope_trainer", *trainer,
     ]  # fmt: skip
 
 
