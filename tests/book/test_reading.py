@@ -196,6 +196,25 @@ def test_chunks_of_any_size_give_the_same(chunk: int) -> None:
     ]
 
 
+@pytest.mark.parametrize("chunk", [1000, 1_000_000])
+def test_a_progress_bar_hides_nothing_of_its_line(chunk: int) -> None:
+    bar = "".join(
+        f"\r {n / 20:5.1f} %|####      | {n}/2000 [00:10<01:40, 20.0it/s]" for n in range(2000)
+    )
+    judged = read({"x.log": [bar + TRACE[0], *TRACE[1:-1], "ValueError: odd\r"]}, chunk)
+    assert judged.root is not None
+    assert judged.root.group.signal == "ValueError: odd"
+
+
+def test_both_ends_of_a_line_without_end_are_read() -> None:
+    wide = "'a': 1, " * 5000
+    judged = read(
+        {"x.log": [f"{wide}RuntimeError: CUDA error: an illegal memory access was encountered"]}
+    )
+    assert judged.root is not None
+    assert judged.root.group.signal.endswith("illegal memory access was encountered")
+
+
 def test_the_first_cause_stands_before_its_echoes_in_any_order_of_files() -> None:
     logs: dict[str, str | Sequence[str]] = {
         f"rank_{rank}.log": ["ok", CLOSED.format(rank)] for rank in range(8)

@@ -14,7 +14,8 @@ from rankscope_server.book.tally import Group, Tally
 from rankscope_server.book.templates import template
 from rankscope_server.book.tracebacks import HEADER, MAX_BYTES, Traceback, read_traceback
 
-_MAX_LINE = 8_000  # of a longer one the rest is not looked at: some patterns take its square
+_MAX_LINE = 8_000  # of a longer one only both ends are read: some patterns take its square
+_BAR_END = re.compile(rb"\r(?!\n)")  # a progress bar writes over its own line
 _MAX_BUFFER = 32 << 20  # of a file without line ends
 # What a line that no entry knows looks like if it tells of a fault.
 _SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal")
@@ -61,7 +62,7 @@ class Reader:
             if at.offset == 0 and not buffer:
                 at.is_from_srun = is_srun(chunk)
                 self.tally.ranks.update(int(found) for found in _RANKS.findall(chunk))
-            buffer += chunk
+            buffer += _BAR_END.sub(b"\n", chunk) if b"\r" in chunk else chunk
             cut = buffer.rfind(b"\n", 0, max(len(buffer) - MAX_BYTES, 0)) + 1
             if cut == 0 and len(buffer) > _MAX_BUFFER:
                 cut = len(buffer)
@@ -77,8 +78,9 @@ class Reader:
         finals: dict[int, Traceback] = {}
         for start, end in self._sieve.lines(buffer[:cut]):
             self.tally.num_lines_seen += 1
-            line = buffer[start : min(end, start + _MAX_LINE)].decode(errors="replace")
-            self._line(buffer, start, line.rstrip("\r"), at, finals)
+            for begin, stop in _ends(start, end):
+                line = buffer[begin:stop].decode(errors="replace").rstrip("\r")
+                self._line(buffer, begin, line, at, finals)
         for start, trace in finals.items():  # what was raised has no sign that the sieve knows
             self._line(buffer, start, trace.final, at, {start: trace})
 
@@ -113,6 +115,13 @@ class Reader:
         is_varied = match is not None and group.entry is not None and group.entry.differs
         value = match.group(1) if match is not None and is_varied else None
         self.tally.add(group, rank, _number(named.get("culprit")), value)
+
+
+def _ends(start: int, end: int) -> list[tuple[int, int]]:
+    """Return a line as it is, or both ends of one that is too long."""
+    if end - start <= _MAX_LINE:
+        return [(start, end)]
+    return [(start, start + _MAX_LINE), (max(start + _MAX_LINE, end - _MAX_LINE), end)]
 
 
 def _first(*numbers: int | None) -> int | None:
