@@ -1,11 +1,15 @@
 """Is every fault of the reference trainer found, on real ranks, with the right kind and rank?
 
     python benchmarks/real_ranks.py [--seeds 10] [--clean 50] [--faults NAME,...] [--out FILE]
+    python benchmarks/real_ranks.py --join FILE... [--out FILE]
 
 One server takes all runs; each run is the trainer under `rankscope run`, as a user would start it.
 The truth is the trainer's manifest of what really fired, and nothing else is told to the server.
 A rank is accused if a finding above info names it. Writes one JSON object per run to --out, as they
-end. Exit code 1 if fewer than 90 % of a fault's runs are right, or a healthy rank is ever accused.
+end; the score card reads it (`python benchmarks/scorecard.py --page`). `--join` runs nothing and
+adds the results of other files. A later result of the same fault, strategy and seed stands for an
+earlier one. Exit code 1 if fewer than 90 % of a fault's runs are right, or a healthy rank is ever
+accused.
 """
 
 from __future__ import annotations
@@ -22,17 +26,36 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rankscope_trainer.faults import FAULTS
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from tests.score.real import (  # noqa: E402
+    ACCUSES,
+    EVERYBODY,
+    FALSE_ALARM,
+    NO_FAULT,
+    NOT_FIRED,
+    RIGHT,
+    RealRun,
+    is_named,
+    judge,
+    read,
+    record_of,
+    write,
+)
+
+RESULTS = ROOT / "benchmarks" / "results" / "real_ranks.jsonl"
+
 RIGHT_SHARE = 0.9
 GIVE_UP_SECONDS = 150.0  # for a run that neither ends nor is named
 STANDS_SECONDS = 4.0  # a finding stands for so long before a stuck run is stopped
 SETTLE_SECONDS = 12.0  # for the last look after the end
-EVERYBODY = -1
 
 
 @dataclass(frozen=True)
@@ -105,24 +128,6 @@ CLEAN = (
 )  # fmt: skip
 
 
-@dataclass
-class Outcome:
-    """One run: what was planted, what was said. Times in seconds, shares of 0 to 1."""
-
-    fault: str
-    strategy: str
-    seed: int
-    rank: int
-    ranks: int
-    expected_kind: str
-    fired: dict[str, Any] | None = None
-    found: list[dict[str, Any]] = field(default_factory=list)
-    verdict: dict[str, Any] | None = None
-    named_after_seconds: float | None = None
-    judgement: str = ""
-    wall_seconds: float = 0.0
-
-
 class Server:
     """`rankscope serve` with its data in a directory."""
 
@@ -163,39 +168,12 @@ def findings_of(server: Server, run_id: str) -> list[dict[str, Any]]:
     return [*answer.get("open", []), *answer.get("recovered", [])]
 
 
-def is_named(outcome: Outcome, finding: dict[str, Any]) -> bool:
-    """Return whether a finding names the planted fault, with exactly its ranks."""
-    if finding["kind"] != outcome.expected_kind:
-        return False
-    if outcome.rank == EVERYBODY:  # how the run was set up: advice about it is info
-        return True
-    return finding["severity"] != "info" and finding["ranks"] == [outcome.rank]
-
-
-def judge(outcome: Outcome) -> str:
-    """Return "right", or what is wrong."""
-    loud = [finding for finding in outcome.found if finding["severity"] != "info"]
-    if outcome.fault == "none":
-        return f"false alarm: {loud[0]['kind']} {loud[0]['what']}" if loud else "right"
-    if outcome.fired is None:
-        return "the fault did not fire"
-    if outcome.rank != EVERYBODY:
-        accused = {rank for finding in loud for rank in finding["ranks"]} - {outcome.rank}
-        if accused:
-            return f"accuses healthy ranks {sorted(accused)}"
-    if any(is_named(outcome, finding) for finding in outcome.found):
-        return "right"
-    if not loud:
-        return "said nothing"
-    return "other kind: " + ", ".join(f"{one['kind']} {one['ranks']}" for one in loud)
-
-
-def run_case(server: Server, case: Case, seed: int, directory: Path) -> Outcome:
+def run_case(server: Server, case: Case, seed: int, directory: Path) -> RealRun:
     """Run the trainer once and ask the server what it says."""
     chance = random.Random(f"{case.fault} {case.strategy} {seed}")
     rank = EVERYBODY if case.everybody else chance.randrange(case.ranks)
     kind = next((fault.finding for fault in FAULTS if fault.name == case.fault), "")
-    outcome = Outcome(case.fault, case.strategy, seed, rank, case.ranks, kind)
+    outcome = RealRun(case.fault, case.strategy, seed, rank, case.ranks, kind)
     run_id = f"{case.fault}-{case.strategy}-{seed}"
     folder = directory / run_id
     folder.mkdir()
@@ -212,12 +190,7 @@ def run_case(server: Server, case: Case, seed: int, directory: Path) -> Outcome:
         _end(process, run_id)
     outcome.fired = _fired(folder / "manifest", case.fault)
     findings = _settled(server, run_id)
-    outcome.found = [
-        {name: one[name] for name in ("kind", "severity", "ranks", "state", "onset_step",
-                                      "cost_throughput_ratio", "what", "explained_by")
-         if name in one}
-        for one in findings
-    ]  # fmt: skip
+    outcome.found = findings
     outcome.verdict = server.get(f"runs/{run_id}").get("verdict")
     opened = [one["opened_ms"] for one in findings if is_named(outcome, one)]
     if opened and outcome.fired and "start_time_ns" in outcome.fired:
@@ -234,7 +207,7 @@ def _command(
                "--seed", str(chance.randrange(1000)), *case.flags]  # fmt: skip
     if case.directory:
         trainer += ["--checkpoint-dir", str(folder / "checkpoints")]
-    if case.fault != "none":
+    if case.fault != NO_FAULT:
         where = "all" if rank == EVERYBODY else rank
         fault = f"{case.fault}:rank={where}"
         if case.start is not None:
@@ -259,7 +232,7 @@ def _environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
-def _watch(server: Server, outcome: Outcome, run_id: str, process: subprocess.Popen[bytes]) -> None:
+def _watch(server: Server, outcome: RealRun, run_id: str, process: subprocess.Popen[bytes]) -> None:
     """Wait for the end of the run, or until a run that is stuck has been named for a while."""
     deadline, last_step, named_at, moved_at = time.monotonic() + GIVE_UP_SECONDS, -1, 0.0, 0.0
     while process.poll() is None and time.monotonic() < deadline:
@@ -318,7 +291,7 @@ def plan(seeds: int, clean: int, names: list[str], first_seed: int) -> list[tupl
     runs = [(case, first_seed + number) for number in range(seeds) for case in cases]
     for number in range(clean):
         strategy, ranks = CLEAN[number % len(CLEAN)]
-        runs.append((Case("none", strategy, ranks), first_seed + number))
+        runs.append((Case(NO_FAULT, strategy, ranks), first_seed + number))
     return runs
 
 
@@ -329,11 +302,15 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--clean", type=int, default=50, help="runs without a fault")
     parser.add_argument("--faults", default="", help="only these, with commas between")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/real_ranks.jsonl"))
+    parser.add_argument("--join", type=Path, nargs="+", help="run nothing, add these results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="keep what was recorded in this directory")
     arguments = parser.parse_args()
     names = [name for name in arguments.faults.split(",") if name]
-    outcomes: list[Outcome] = []
+    if arguments.join:
+        write(arguments.out, read(RealRun, arguments.out, *arguments.join))
+        return summary(read(RealRun, arguments.out))
+    outcomes: list[RealRun] = []
     with tempfile.TemporaryDirectory(prefix="rankscope-real-") as scratch:
         directory = arguments.keep or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
@@ -344,13 +321,14 @@ def main() -> int:
                 print(_line(outcomes[-1]), flush=True)
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(asdict(outcomes[-1])) + "\n")
+                    file.write(json.dumps(record_of(outcomes[-1])) + "\n")
         finally:
             server.close()
+    write(arguments.out, read(RealRun, arguments.out))
     return summary(outcomes)
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: RealRun) -> str:
     named = outcome.named_after_seconds
     return (
         f"{outcome.fault:<24}{outcome.strategy:<17}seed {outcome.seed:<4}rank {outcome.rank:<3} "
@@ -359,20 +337,19 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def summary(outcomes: list[Outcome]) -> int:
+def summary(outcomes: list[RealRun]) -> int:
     """Print the share that is right by fault; return the exit code."""
     by_fault: dict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         by_fault[outcome.fault].append(outcome.judgement)
-    short = {}
+    is_short = False
     for fault, judgements in by_fault.items():
-        right = judgements.count("right")
-        print(f"{fault:<24}{right}/{len(judgements)}")
-        if right < RIGHT_SHARE * len(judgements):
-            short[fault] = right
-    accused = [one for one in outcomes if one.judgement.startswith(("accuses", "false"))]
+        right, fired = judgements.count(RIGHT), len(judgements) - judgements.count(NOT_FIRED)
+        print(f"{fault:<24}{right}/{fired}")
+        is_short |= right < RIGHT_SHARE * fired or not fired
+    accused = [one for one in outcomes if one.judgement.startswith((ACCUSES, FALSE_ALARM))]
     print(f"{len(outcomes)} runs on {os.cpu_count()} cores; {len(accused)} accuse a healthy rank")
-    return 1 if short or accused else 0
+    return 1 if is_short or accused else 0
 
 
 if __name__ == "__main__":

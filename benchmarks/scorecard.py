@@ -1,11 +1,13 @@
 """The score card: every diagnosis over simulated jobs, with the rules of others beside it.
 
-    python benchmarks/scorecard.py [--quick] [--only NAME] [--sizes 8:6,64:4] [--output FILE]
+    python benchmarks/scorecard.py [--quick | --page] [--only NAME] [--sizes 8:6,64:4]
 
 Simulates each kind of fault and clean runs at several sizes and seeds, feeds what agents would
-have sent through the analysis of the server, and writes docs/scorecard.md. `--quick` runs one seed
-of 8 ranks and exits with 1 if a healthy rank is accused or less than 90 % is found. Sizes that ran
-before are kept in the JSON beside this file, so that the large ones can be run one by one.
+have sent through the analysis of the server, and writes docs/scorecard.md, with the results of
+`benchmarks/real_ranks.py` and `benchmarks/real_costs.py` beside them. `--quick` runs one seed of 8
+ranks and exits with 1 if a healthy rank is accused or less than 90 % is found; `--page` runs
+nothing. Cases that ran before under the same policy are kept in results/simulated.jsonl, one a
+line, so that the large ones can be run one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -26,14 +27,16 @@ sys.path[:0] = [str(ROOT)]
 from rankscope_server.detectors.policy import POLICY  # noqa: E402
 from tests.score import flight_baseline  # noqa: E402
 from tests.score.baselines import baselines  # noqa: E402
-from tests.score.card import baseline_rows, real_rows, rows  # noqa: E402
+from tests.score.card import baseline_rows, rows  # noqa: E402
 from tests.score.cases import DIAGNOSES, Case, matrix, ranks_of  # noqa: E402
 from tests.score.outcome import Outcome, run  # noqa: E402
+from tests.score.real import CostPair, RealRun, cost_rows, miss_rows, read, real_rows  # noqa: E402
 
 SIZES = {8: 10, 64: 6, 1024: 2, 8192: 1}  # ranks -> seeds of each diagnosis
 QUICK = {8: 1}
 RESULTS = ROOT / "benchmarks" / "results"
-SIMULATED, REAL = RESULTS / "simulated.json", RESULTS / "real_ranks.json"
+SIMULATED = RESULTS / "simulated.jsonl"
+REAL, COSTS = RESULTS / "real_ranks.jsonl", RESULTS / "real_costs.jsonl"
 CARD = ROOT / "docs" / "scorecard.md"
 _MAX_FLIGHT_RANKS = 64  # fr_trace takes minutes of a thousand ranks
 _STOPS = ("hang", "wrong call", "slow rank, then a hang")
@@ -43,11 +46,17 @@ _SLOWS = ("slow compute", "other work on the host", "garbage collection", "heat 
 
 def judged(case: Case) -> Outcome:
     """Run one case, and the rules of others on what was recorded of it."""
+    began = time.process_time()
     outcome, state, recording = run(case)
-    if outcome.diagnosis in _SLOWS:
-        outcome.baselines = baselines(state, case.job)
+    guilty = guilty_of(case)
+    outcome.num_guilty = len(guilty)
+    named = baselines(state, case.job) if outcome.diagnosis in _SLOWS else {}
     if flight_baseline.may_run(case.job) and case.job.num_ranks <= _MAX_FLIGHT_RANKS:
-        outcome.baselines[flight_baseline.NAME] = flight_baseline.fr_trace(recording)
+        named[flight_baseline.NAME] = flight_baseline.fr_trace(recording)
+    outcome.baselines = {
+        name: (len(ranks), len(set(ranks) - guilty)) for name, ranks in named.items()
+    }
+    outcome.cpu_s = time.process_time() - began
     return outcome
 
 
@@ -58,8 +67,9 @@ def guilty_of(case: Case) -> frozenset[int]:
     return frozenset().union(*(ranks_of(case.job, fault) for fault in stops or faults))
 
 
-def text_of(outcomes: list[Outcome], guilty: dict[int, frozenset[int]], took_s: float) -> str:
+def text_of(outcomes: list[Outcome], runs: list[RealRun], costs: list[CostPair]) -> str:
     """Return the page."""
+    took_s = sum(one.cpu_s for one in outcomes)
     sizes = sorted({one.num_ranks for one in outcomes})
     seeds = ", ".join(
         f"0 to {max(one.seed for one in outcomes if one.num_ranks == size)} at {size:,} ranks"
@@ -85,16 +95,12 @@ def text_of(outcomes: list[Outcome], guilty: dict[int, frozenset[int]], took_s: 
         "## The same runs by the rules of others (simulation)", "",
         "Ours counts kind and ranks, the others only ranks: none of these rules tells a kind. "
         "Greyhound's rule names groups.", "",
-        *baseline_rows(slow, guilty), "",
+        *baseline_rows(slow), "",
         "Stopped and mismatched jobs, by torch's own `fr_trace` on dumps that the ranks would have "
-        f"written (up to {_MAX_FLIGHT_RANKS} ranks):", "", *baseline_rows(stop, guilty), "",
-        "## Real ranks", "",
+        f"written (up to {_MAX_FLIGHT_RANKS} ranks):", "", *baseline_rows(stop), "",
+        *real_text(runs, costs),
     ]  # fmt: skip
-    if REAL.exists():
-        lines += real_rows(json.loads(REAL.read_text()))
-    else:
-        lines.append(f"Not run: no {REAL.relative_to(ROOT)}.")
-    misses = [one for one in outcomes if one.found < one.planted or one.wrong or one.accused]
+    misses = [one for one in outcomes if one.is_missed]
     if misses:
         lines += ["", "## What missed (simulation)", ""]
         lines += [f"- {one.diagnosis}, {one.num_ranks:,} ranks, seed {one.seed}: found "
@@ -103,58 +109,95 @@ def text_of(outcomes: list[Outcome], guilty: dict[int, frozenset[int]], took_s: 
     return "\n".join(lines) + "\n"
 
 
-def kept(without: set[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return earlier outcomes under this policy, but those that ran again."""
-    if not SIMULATED.exists():
-        return []
-    known = json.loads(SIMULATED.read_text())
-    if known["policy"] != POLICY.hash:
-        return []
+def real_text(runs: list[RealRun], costs: list[CostPair]) -> list[str]:
+    """Return the part of the page on real ranks."""
+    lines = ["## Real ranks", ""]
+    if runs:
+        lines += [
+            "The reference trainer on gloo under `rankscope run`, one fault a run, drawn "
+            "rank and step (`python benchmarks/real_ranks.py`). Right: the kind that the "
+            "fault must lead to, with exactly its rank, and no other rank accused. A run "
+            "whose fault did not fire counts for nothing.",
+            "",
+            *real_rows(runs, costs),
+        ]
+    else:
+        lines.append(f"Not run: no {REAL.relative_to(ROOT)}.")
+    lines += ["", "### Cost against the truth", ""]
+    if costs:
+        lines += [
+            "Pairs of runs with and without the fault, one right after the other, with the "
+            "same seed and flags (`python benchmarks/real_costs.py`). The truth is from the "
+            "trainer's own clock.",
+            "",
+            *cost_rows(costs),
+        ]
+    else:
+        lines.append(f"Not run: no {COSTS.relative_to(ROOT)}.")
+    missed = miss_rows(runs)
+    return lines + (["", "### What missed (real ranks)", "", *missed] if missed else [])
+
+
+def stored() -> list[Outcome]:
+    """Return earlier outcomes of this policy that are of the matrix still."""
     sizes = {one.name: (one.smallest, one.largest) for one in DIAGNOSES}
-    return [
-        one
-        for one in known["outcomes"]
-        if (one["diagnosis"], one["num_ranks"]) not in without
-        and one["diagnosis"] in sizes
-        and sizes[one["diagnosis"]][0] <= one["num_ranks"] <= sizes[one["diagnosis"]][1]
-    ]
-
-
-def ran(sizes: dict[int, int], only: str) -> list[dict[str, Any]]:
-    """Run the cases, say each as it ends, and return them as JSON."""
+    names = {one.name for one in dataclasses.fields(Outcome)}
     found = []
+    for line in SIMULATED.read_text().splitlines() if SIMULATED.exists() else []:
+        values = json.loads(line)
+        smallest, largest = sizes.get(values["diagnosis"], (1, 0))
+        if values["policy"] == POLICY.hash and smallest <= values["num_ranks"] <= largest:
+            found.append(Outcome(**{name: values[name] for name in names & values.keys()}))
+    return found
+
+
+def store(outcomes: list[Outcome]) -> None:
+    """Write one outcome a line, without what is as in any other."""
+    empty = dataclasses.asdict(Outcome("", 0, -1))
+    order = [one.name for one in DIAGNOSES]
+    outcomes.sort(key=lambda one: (order.index(one.diagnosis), one.num_ranks, one.seed))
+    lines = [
+        {"policy": POLICY.hash}
+        | {name: float(f"{value:.4g}") if isinstance(value, float) else value
+           for name, value in dataclasses.asdict(one).items() if value != empty[name]}
+        for one in outcomes
+    ]  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    SIMULATED.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ran(sizes: dict[int, int], only: str, keep: bool) -> list[Outcome]:
+    """Run the cases, say each as it ends, and keep it beside those of before."""
+    found: list[Outcome] = []
     for case in matrix(sizes, only):
-        began = time.process_time()
         one = judged(case)
-        extra = {"guilty": sorted(guilty_of(case)), "cpu_s": time.process_time() - began}
-        found.append(dataclasses.asdict(one) | extra)
-        mark = "ok" if one.found == one.planted and not one.wrong else one.said[:3]
-        print(f"{one.diagnosis}, {one.num_ranks} ranks, seed {one.seed}: {mark}", flush=True)
+        found.append(one)
+        mark = one.said[:3] or "nothing said" if one.is_missed else "ok"
+        print(f"{one.diagnosis}, {one.num_ranks} ranks, seed {one.seed}: {mark} "
+              f"({one.cpu_s:.1f} s)", flush=True)  # fmt: skip
+        if keep:
+            key = (one.diagnosis, one.num_ranks, one.seed)
+            others = [o for o in stored() if (o.diagnosis, o.num_ranks, o.seed) != key]
+            store([*others, one])
     return found
 
 
 def main() -> int:
     """Run, write the page, return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed of 8 ranks, no page")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
     parser.add_argument("--only", default="", help="diagnoses whose name holds this")
     parser.add_argument("--sizes", default="", help="ranks:seeds,...")
     parser.add_argument("--output", type=Path, default=CARD)
     args = parser.parse_args()
-    sizes = QUICK if args.quick else SIZES
+    sizes = {} if args.page else QUICK if args.quick else SIZES
     if args.sizes:
         sizes = {int(a): int(b) for a, b in (one.split(":") for one in args.sizes.split(","))}
-    every = ran(sizes, args.only)
+    outcomes = ran(sizes, args.only, keep=not args.quick)
     if not args.quick:
-        every = kept({(one["diagnosis"], one["num_ranks"]) for one in every}) + every
-        RESULTS.mkdir(exist_ok=True)
-        SIMULATED.write_text(json.dumps({"policy": POLICY.hash, "outcomes": every}))
-    names = [field.name for field in dataclasses.fields(Outcome)]
-    outcomes = [Outcome(**{name: one[name] for name in names}) for one in every]
-    both = zip(outcomes, every, strict=True)
-    guilty = {id(outcome): frozenset(one["guilty"]) for outcome, one in both}
-    if not args.quick:
-        args.output.write_text(text_of(outcomes, guilty, sum(one["cpu_s"] for one in every)))
+        outcomes = stored()
+        args.output.write_text(text_of(outcomes, read(RealRun, REAL), read(CostPair, COSTS)))
     planted, found = sum(one.planted for one in outcomes), sum(one.found for one in outcomes)
     accused = sum(len(one.accused) for one in outcomes)
     print(f"found {found} of {planted}, {accused} healthy ranks accused")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tests.score.cases import DIAGNOSES
 from tests.score.outcome import Outcome
@@ -54,11 +53,11 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.1f} ({max(values):.1f})" if values else "-"
 
 
-def baseline_rows(outcomes: Iterable[Outcome], guilty: dict[int, frozenset[int]]) -> list[str]:
+def baseline_rows(outcomes: Iterable[Outcome]) -> list[str]:
     """Return what the rules of others name in the same runs, beside ours.
 
-    `guilty` are the ranks at fault by `id` of the outcome. A rule is right where it names exactly
-    them; ranks beyond are accused though healthy.
+    A rule is right where it names exactly the ranks at fault; ranks beyond are accused though
+    healthy.
     """
     ones = list(outcomes)
     names = list(dict.fromkeys(name for one in ones for name in one.baselines))
@@ -69,60 +68,21 @@ def baseline_rows(outcomes: Iterable[Outcome], guilty: dict[int, frozenset[int]]
             mine = [one for one in ones if one.diagnosis == diagnosis
                     and (name == "ours" or name in one.baselines)]  # fmt: skip
             if mine:
-                lines.append(_baseline_row(diagnosis, name, mine, guilty))
+                lines.append(_baseline_row(diagnosis, name, mine))
     return lines
 
 
-def _baseline_row(
-    diagnosis: str, name: str, mine: Sequence[Outcome], guilty: dict[int, frozenset[int]]
-) -> str:
+def _baseline_row(diagnosis: str, name: str, mine: Sequence[Outcome]) -> str:
     exact = silent = accuses = healthy = 0
     for one in mine:
-        truth = guilty[id(one)]
         if name == "ours":
-            extra = set(one.accused)
+            extra = len(one.accused)
             exact += one.found == one.planted and not extra
             silent += one.was_silent or (not one.planted and not one.wrong)
         else:
-            named = set(one.baselines[name])
-            extra = named - truth
-            exact += named == truth
+            named, extra = one.baselines[name]
+            exact += named == one.num_guilty and not extra
             silent += not named
-        accuses, healthy = accuses + bool(extra), healthy + len(extra)
+        accuses, healthy = accuses + bool(extra), healthy + extra
     cells = (diagnosis, name, len(mine), share(exact, len(mine)), silent, accuses, healthy)
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def real_rows(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table of runs on real ranks, by kind of fault."""
-    lines = ["| fault | label | strategies | runs | recall | healthy ranks accused | time to name, "
-             "s: median (max) | cost error, points: median (max) |", "|" + "---|" * 8]  # fmt: skip
-    for fault in sorted({one["fault"] for one in results}):
-        mine = [one for one in results if one["fault"] == fault]
-        found = sum(is_found(one) for one in mine)
-        accused = sum(len(accused_in(one)) for one in mine)
-        named = [one["named_after_s"] for one in mine if one.get("named_after_s") is not None]
-        errors = [100 * abs(one["cost"] - one["cost_truth"]) for one in mine
-                  if one.get("cost") is not None and one.get("cost_truth") is not None]  # fmt: skip
-        is_clean = fault in ("none", "", None)
-        strategies = ", ".join(sorted({one["strategy"] for one in mine}))
-        cells = (fault or "none", "real ranks", strategies, len(mine),
-                 "-" if is_clean else share(found, len(mine)), accused, spread(named),
-                 spread(errors))  # fmt: skip
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return lines
-
-
-def is_found(result: dict[str, Any]) -> bool:
-    """Return whether one of the expected kinds was found, on the rank where one is named."""
-    rank = result.get("rank", -1)
-    return any(
-        one["kind"] in result["expected kinds"] and (not one["ranks"] or rank in one["ranks"])
-        for one in result["found"]
-    )
-
-
-def accused_in(result: dict[str, Any]) -> set[int]:
-    """Return the healthy ranks that a finding above info names."""
-    loud = [one for one in result["found"] if one["severity"] != "info"]
-    return {rank for one in loud for rank in one["ranks"]} - {result.get("rank", -1)}

@@ -38,8 +38,16 @@ class Outcome:
     cost: float | None = None
     cost_truth: float | None = None
     rank_hours: float = 0.0
-    said: list[str] = field(default_factory=list)
-    baselines: dict[str, tuple[int, ...]] = field(default_factory=dict)  # whom they name
+    num_guilty: int = 0  # ranks at fault; of a job that stopped those that stopped
+    said: list[str] = field(default_factory=list)  # kept where something is missed or false
+    # how many ranks the rules of others name, and how many of these are healthy
+    baselines: dict[str, tuple[int, int]] = field(default_factory=dict)
+    cpu_s: float = 0.0
+
+    @property
+    def is_missed(self) -> bool:
+        """Return whether a fault was not found, or something said that is false."""
+        return bool(self.found < self.planted or self.wrong or self.accused)
 
 
 def run(case: Case) -> tuple[Outcome, RunState, Recording]:
@@ -128,7 +136,8 @@ def _judge(case: Case, findings: list[Finding], outcome: Outcome) -> None:
     accused = {rank for finding in loud for rank in finding.ranks} - guilty
     outcome.accused = tuple(sorted(accused)) if case.diagnosis.names_ranks else ()
     outcome.was_silent = outcome.planted > 0 and not loud and not outcome.found
-    outcome.said = [f"{f.kind} {f.severity} {list(f.ranks)[:4]}" for f in findings]
+    if outcome.is_missed:
+        outcome.said = [f"{f.kind} {f.severity} {list(f.ranks)[:4]}" for f in findings]
 
 
 def _truth(case: Case, at: int) -> float | None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.score import flight_baseline
 from tests.score.baselines import NAMES, baselines
-from tests.score.card import accused_in, is_found, real_rows, rows
+from tests.score.card import baseline_rows, rows
 from tests.score.cases import DIAGNOSES, case_of
 from tests.score.outcome import Outcome, run
 
@@ -44,14 +44,11 @@ def test_a_row_counts_what_is_right_wrong_and_missing() -> None:
     assert cells[10] == "4.0 (4.0)"
 
 
-def test_real_ranks_are_counted_from_their_results() -> None:
-    right = {
-        "fault": "hang", "strategy": "ddp", "rank": 2, "seed": 1, "expected kinds": ["hang"],
-        "found": [{"kind": "hang", "severity": "critical", "ranks": [2]}], "named_after_s": 5.0,
-        "cost": None, "cost_truth": None,
-    }  # fmt: skip
-    accuser = right | {"found": [{"kind": "hang", "severity": "critical", "ranks": [1]}]}
-    assert is_found(right)
-    assert not is_found(accuser)
-    assert accused_in(accuser) == {1}
-    assert "50.0 % (1/2) | 1 |" in real_rows([right, accuser])[2]
+def test_the_rules_of_others_are_counted_by_ranks() -> None:
+    exact = Outcome("hang", 8, 0, planted=1, found=1, num_guilty=1, baselines={"z": (1, 0)})
+    wide = Outcome("hang", 8, 1, planted=1, found=1, num_guilty=1, baselines={"z": (8, 7)})
+    other = Outcome("hang", 8, 2, planted=1, was_silent=True, num_guilty=1,
+                    baselines={"z": (1, 1)})  # fmt: skip
+    ours, others = baseline_rows([exact, wide, other])[2:]
+    assert ours == "| hang | ours | 3 | 66.7 % (2/3) | 1 | 0 | 0 |"
+    assert others == "| hang | z | 3 | 33.3 % (1/3) | 0 | 2 | 8 |"
