@@ -18,6 +18,7 @@ from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
 
 Array = NDArray[Any]
 _STEP_ROWS = 64
+_MEANS = 2.0  # standard errors within which two means are the same
 _CLIP = 5.0  # beyond it a step is special (detection.md 1.4)
 
 
@@ -73,12 +74,13 @@ def cost_of(
 ) -> Cost:
     """Return what the ranks of `spells` cost over `columns`.
 
-    Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
-    how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
-    pipelines the rank's own excess, which a pipeline may hide in part. And what the job lost: its
-    step time against that before the onset, changed as the work of the other ranks changed. Where
-    hiccups of many ranks make about every second step long, a median tells one or the other kind of
-    step, so the mean is asked, too, and the larger of both counts.
+    Two estimates, of which the smaller holds. What their excess explains: by how much they are
+    later, against their peers, than any other rank in the same step; for plain data parallel that
+    is the shortcut of detection.md 1.5, and in a pipeline, too, the latest is waited for. And what
+    the job lost: its step time against that before the onset, changed as the work of the other
+    ranks changed. Where hiccups of many ranks make about every second step long, a median tells one
+    or the other kind of step, so the mean is asked, too, and the larger of both counts, with twice
+    the error that such means have.
     """
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
@@ -90,8 +92,7 @@ def cost_of(
     now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
     if len(healthy) < policy.healthy_min_steps:
         return Cost(throughput_loss(total, total - extra), now, None)
-    usual_gap = _gap(table, deviation, rows, healthy)
-    extra -= float(np.nanmean(np.append(usual_gap, 0.0))) * int(known.sum())
+    extra -= _usual(_gap(table, deviation, rows, healthy)) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
     lost = []
     for typical in (middle, clipped_mean):
@@ -100,8 +101,25 @@ def cost_of(
             for then in (healthy, lately)
         )
         lost.append(throughput_loss(typical(step), before))
-    ratio = min(throughput_loss(total, total - extra), max(lost))
+    felt = max(lost) + _MEANS * _error(step, step_times(table, healthy))
+    ratio = min(throughput_loss(total, total - extra), felt)
     return Cost(ratio, now, middle(step_times(table, lately)))
+
+
+def _usual(gap_ms: Array) -> float:
+    """Return for how long the job waited for these ranks before: what is certain of the mean."""
+    known = gap_ms[~np.isnan(gap_ms)]
+    if not len(known):
+        return 0.0
+    error = float(known.std() / np.sqrt(len(known)))
+    return max(float(np.median(known)), float(known.mean()) - _MEANS * error)
+
+
+def _error(now_ms: Array, before_ms: Array) -> float:
+    """Return the standard error of the ratio of two mean steps: with hiccups it is some percent."""
+    parts = [one[~np.isnan(one)] for one in (now_ms, before_ms)]
+    clipped = [np.minimum(one, _CLIP * np.median(one)) for one in parts]
+    return float(np.sqrt(sum(one.var() / len(one) / one.mean() ** 2 for one in clipped)))
 
 
 def clipped_mean(step_ms: Array) -> float:
@@ -127,18 +145,20 @@ def _common_change(table: StepTable, rows: Sequence[int], then: Array, now: Arra
 
 
 def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array) -> Array:
-    """Return for each of `columns` the ms that the job waits because of `rows`, at least 0."""
-    own, culprits = table.get("own"), np.array(rows)
-    mine = own[np.ix_(culprits, columns)]
-    if len(set(deviation.roles)) > 1:
-        reference = mine / np.exp(deviation.own.raw[np.ix_(culprits, columns)])
-        excess: Array = np.fmax.reduce(np.fmax(mine - reference, 0.0), axis=0)
-        return excess
-    others = np.setdiff1d(np.arange(len(own)), rows)
-    if not len(others):
-        return np.zeros(len(columns))
-    slowest = np.fmax.reduce(own[np.ix_(others, columns)], axis=0)
-    gap: Array = np.fmax(np.fmax.reduce(mine, axis=0) - slowest, 0.0)
+    """Return for each of `columns` the ms by which `rows` are later than any other, at least 0."""
+    own, roles = table.get("own")[:, columns], deviation.roles
+    excess = np.full(own.shape, np.nan)
+    for role in set(roles):
+        mine = [row for row, other in enumerate(roles) if other == role]
+        others = [row for row in mine if row not in rows]
+        if others:
+            excess[mine] = own[mine] - median(own[others], 0)
+        else:  # alone in its role: against what it was
+            excess[mine] = own[mine] * -np.expm1(-deviation.own.raw[mine][:, columns])
+    culprits = np.isin(np.arange(len(own)), rows)
+    late = np.fmax.reduce(excess[culprits], axis=0)
+    others_late = np.fmax.reduce(excess[~culprits], axis=0, initial=0.0)
+    gap: Array = np.fmax(late - others_late, 0.0)
     return gap
 
 
