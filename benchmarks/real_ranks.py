@@ -73,6 +73,7 @@ class Case:
     launcher: tuple[str, ...] = ()  # flags of torchrun
     beside: tuple[str, ...] = ()  # other faults, without which it has no effect
     directory: bool = False  # it needs a folder of checkpoints
+    among: tuple[int, ...] = ()  # ranks that the fault can meet, if not all
     everybody: bool = False  # the fault is the run's: no rank is to blame
 
 
@@ -102,7 +103,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "version_drift": {"start": None},
     "environment_drift": {"start": None},
-    "port_in_use": {"start": None, "ranks": 2},
+    "port_in_use": {"start": None, "ranks": 2, "among": (0,)},  # it is the first that listens
     "different_seeds": {"start": None},
     "slow_checkpoint": {
         "directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40),
@@ -113,7 +114,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "flags": ("--checkpoint-every", "4"), "launcher": ("--max-restarts", "4"),
         "beside": tuple(f"sigkill:rank=1,start={60 + 60 * n},attempt={n}" for n in range(3)),
     },
-    "disk_full": {"directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40)},
+    "disk_full": {  # of replicas the first writes
+        "directory": True, "flags": ("--checkpoint-every", "20"), "start": (30, 40), "among": (0,),
+    },
     "corrupt_batch": {"flags": ("--check-batches",), "steps_of_fault": 3},
     "exploding_loss": {"everybody": True},
     "slow_link": {"size": "2MiB/s"},
@@ -171,7 +174,7 @@ def findings_of(server: Server, run_id: str) -> list[dict[str, Any]]:
 def run_case(server: Server, case: Case, seed: int, directory: Path) -> RealRun:
     """Run the trainer once and ask the server what it says."""
     chance = random.Random(f"{case.fault} {case.strategy} {seed}")
-    rank = EVERYBODY if case.everybody else chance.randrange(case.ranks)
+    rank = EVERYBODY if case.everybody else chance.choice(case.among or range(case.ranks))
     kind = next((fault.finding for fault in FAULTS if fault.name == case.fault), "")
     outcome = RealRun(case.fault, case.strategy, seed, rank, case.ranks, kind)
     run_id = f"{case.fault}-{case.strategy}-{seed}"
@@ -185,7 +188,7 @@ def run_case(server: Server, case: Case, seed: int, directory: Path) -> RealRun:
             env=_environment(),
         )  # fmt: skip
     try:
-        _watch(server, outcome, run_id, process)
+        _watch(server, outcome, run_id, process, comes_again=bool(case.launcher))
     finally:
         _end(process, run_id)
     outcome.fired = _fired(folder / "manifest", case.fault)
@@ -232,7 +235,10 @@ def _environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
-def _watch(server: Server, outcome: RealRun, run_id: str, process: subprocess.Popen[bytes]) -> None:
+def _watch(
+    server: Server, outcome: RealRun, run_id: str, process: subprocess.Popen[bytes], *,
+    comes_again: bool,
+) -> None:  # fmt: skip
     """Wait for the end of the run, or until a run that is stuck has been named for a while."""
     deadline, last_step, named_at, moved_at = time.monotonic() + GIVE_UP_SECONDS, -1, 0.0, 0.0
     while process.poll() is None and time.monotonic() < deadline:
@@ -243,7 +249,7 @@ def _watch(server: Server, outcome: RealRun, run_id: str, process: subprocess.Po
             last_step, moved_at = step, now
         loud = [one for one in findings_of(server, run_id) if one["severity"] != "info"]
         named_at = (named_at or now) if loud else 0.0
-        is_stuck = now - moved_at > 2 * STANDS_SECONDS
+        is_stuck = not comes_again and now - moved_at > 2 * STANDS_SECONDS
         if is_stuck and named_at and now - named_at > STANDS_SECONDS:
             return
 

@@ -108,6 +108,16 @@ def test_a_crash_is_known_before_its_echoes_arrive() -> None:
     assert "SIGSEGV" in look.verdict.what
 
 
+def test_who_is_found_later_takes_the_place_of_who_was_named_first() -> None:
+    state = run()
+    state.apply_record(ended(1, 300, reason="signal", signal=6))
+    (first,) = [one for one in state.look(at(1_000)).findings if one.kind == "crash"]
+    state.apply_record(raised(2, 0, *CAUSES[0]))
+    state.apply_record(ended(2, 10, reason="exit_code", exit_code=1))
+    (second,) = [one for one in state.look(at(2_000)).findings if one.kind == "crash"]
+    assert (first.key, first.ranks, second.ranks) == (second.key, (1,), (2,))
+
+
 def test_echo_seen_on_a_clock_that_runs_ahead_does_not_win() -> None:
     records: list[schema.AnyRecord] = [
         raised(1, 0, *CAUSES[0]),
@@ -263,7 +273,7 @@ def test_a_hang_explains_the_time_outs_of_its_victims() -> None:
     look = state.look(START_NS + int((hung_ms + 9000) * MS))
     assert look.verdict is not None
     assert (look.verdict.kind, look.verdict.ranks) == ("hang", (2,))
-    assert [folded.key for folded in look.verdict.folded] == ["0/root-cause/crash/unknown"]
+    assert [folded.key for folded in look.verdict.folded] == ["0/root-cause/end"]
 
 
 def test_after_a_restart_the_verdict_is_that_of_the_new_attempt() -> None:

@@ -72,6 +72,9 @@ class Outliers:
         for name in _NAMES:
             for rows in roles.values():
                 for one in outliers_of(window, name, rows):
+                    is_one = len(one.steps) < policy.outlier_repeats
+                    if is_one and one.ratio < policy.outlier_min_ratio:
+                        continue
                     known = found.get(one.rank)
                     if known is None or len(one.steps) > len(known.steps):
                         found[one.rank] = one

@@ -233,6 +233,9 @@ class Policy:
     # And beyond what any other rank reached: of equal tails the largest of three ranks is beyond
     # half as much again as that of the others in one case of some hundred.
     outlier_tail_multiple: float = 1.5
+    # One odd batch alone is told from here on: batches of healthy ranks differ by a tenth in their
+    # loss (2 of 45 runs of the reference trainer had one that z alone would tell, at 1.1 times).
+    outlier_min_ratio: float = 1.25
     # The newest values in which outliers are looked for: at one sample in 16 steps, the last
     # thousand steps.
     outlier_window: int = 64

@@ -296,10 +296,10 @@ def _finding(window: Window, cause: _Cause) -> Finding:
     ranks = tuple(failure.rank for failure in cause.failures)
     first = cause.failures[0] if cause.failures else None
     is_info = cause.severity == "info"
-    name = "+".join(str(rank) for rank in ranks) or ("stopped" if is_info else "unknown")
     cost = None if is_info else 1.0
     return Finding(
-        key=f"{window.attempt}/root-cause/crash/{name}",
+        # One end, one finding: what is learned later corrects it and leaves no other accused.
+        key=f"{window.attempt}/root-cause/end",
         detector=RootCause.name,
         kind="stopped" if is_info else "crash",
         severity=cause.severity,
