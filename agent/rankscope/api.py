@@ -107,4 +107,7 @@ def log_metrics(step: int, **values: float) -> None:
 
     numbers = {name: float(value) for name, value in values.items()}
     agent.sheet.given.update(numbers)
-    agent.recorder.record(Metrics(**agent.here(), step=int(step), values=numbers))
+    counted = agent.recorder.step
+    agent.recorder.record(
+        Metrics(**agent.here(), step=int(step), values=numbers, counted_step=counted)
+    )

@@ -71,6 +71,8 @@ STEP_CHECKPOINT = 2
 STEP_EVALUATION = 4
 STEP_FIRST = 8  # first step of this process: includes start-up work
 
+COMMAND_ENDED = "command ended"  # an event of a launcher, as RunStarted is of its begin
+
 ChunkKind: TypeAlias = Literal[
     "collectives", "steps", "host", "pressure", "tcp", "disk", "nic", "cgroup", "process",
     "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
@@ -181,6 +183,7 @@ class Metrics(Record, frozen=True, tag="metrics"):
 
     step: int
     values: dict[str, float]
+    counted_step: int = 0  # where the script gave `step`: the agent's own count at that moment
 
 
 class Event(Record, frozen=True, tag="event"):

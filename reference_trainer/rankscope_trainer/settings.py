@@ -208,6 +208,9 @@ class Settings:
 
     log_every: int = _setting(10, "Steps between two log lines.", minimum=1)
     losses: str = _setting("", "Append the exact loss of each step to this file as JSON lines.")
+    step_times: str = _setting(
+        "", "Append when each step of each rank began and ended to this file as JSON lines."
+    )
 
     fault: tuple[str, ...] = _setting(
         (), "Break something on purpose: name:rank=R,start=S,steps=N,size=X. May be repeated."

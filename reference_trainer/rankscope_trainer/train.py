@@ -31,6 +31,7 @@ from rankscope_trainer.patience import Patience
 from rankscope_trainer.report import Report
 from rankscope_trainer.settings import Settings
 from rankscope_trainer.source import FileWindows, Source, open_source
+from rankscope_trainer.step_times import StepTimes
 from rankscope_trainer.stopping import Stopped, Stopping
 from rankscope_trainer.strategies import STRATEGIES
 from rankscope_trainer.strategies.strategy import Strategy
@@ -88,6 +89,7 @@ class Trainer:
             tokens_per_step=self._tokens_per_step(),
             losses=settings.losses if self.strategy.writes_losses else "",
         )
+        self.times = StepTimes(settings.step_times, rank=world.rank, restarts=world.restarts)
         self.checkpoints = _build_checkpoints(settings, world, self.strategy)
         self.patience = Patience(settings.patience, world.device)
         self.stopping = stopping or Stopping()
@@ -105,11 +107,13 @@ class Trainer:
         with (
             contextlib.closing(self.strategy),
             contextlib.closing(self.report),
+            contextlib.closing(self.times),
             contextlib.closing(self.faults),
             self.strategy.uneven(),
         ):
             while step < self._last_steps[self.world.rank] and not self.patience.is_exhausted:
                 step += 1
+                self.times.begin()
                 self.faults.begin_step(step)
                 batch = supply.next(step)
                 if batch is None:
@@ -118,7 +122,9 @@ class Trainer:
                 known = None if loss is None else float(loss)
                 learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
                 self.report.step(step, known, learning_rate, **self.strategy.metrics(), **measured)
+                self.times.trained()
                 self._after(step)
+                self.times.end(step)
             self.strategy.settle()
         return supply.must_leave
 

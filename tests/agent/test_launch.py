@@ -109,6 +109,9 @@ def test_records_and_the_last_line(tmp_path: Path, receiver: Receiver) -> None:
     (started,) = receiver.records(schema.RunStarted)
     assert (started.name, started.launcher) == ("my run", "python")
     assert started.command[0] == sys.executable
+    (ended,) = [e for e in receiver.records(schema.Event) if e.name == schema.COMMAND_ENDED]
+    assert (ended.rank, ended.fields) == (schema.NODE_RANK, {"exit_code": "1"})
+    assert ended.time_ns > started.time_ns
     lines = {line.message: line for line in receiver.records(schema.LogLine)}
     assert (lines["hello"].rank, lines["hello"].stream) == (3, "stdout")
     assert (lines["bad end"].rank, lines["bad end"].stream) == (-1, "stderr")

@@ -27,7 +27,13 @@ SECOND = 10**9
 class Job:
     """A job that trains, saves, is killed and starts again, with its own account of the time."""
 
-    def __init__(self, seed: int, num_ranks: int = 4) -> None:
+    def __init__(self, seed: int, num_ranks: int = 4, numbers: str = "of the script") -> None:
+        """Choose how steps are counted: as the `script` does, or `anew` in each attempt.
+
+        Counting anew the script may have `told` its own numbers.
+        """
+        self.numbers = numbers
+        self.first = 1
         self.chance = random.Random(seed)
         self.num_ranks = num_ranks
         self.state = RunState("run")
@@ -53,7 +59,7 @@ class Job:
         truth["start-up"] += boot * ranks
         self.now += boot
         rows: list[dict[str, float]] = []
-        first = self.saved + 1
+        first = self.first = self.saved + 1
         for step in range(first, first + steps):
             rows.append(self._step(number, step, step == first, save_every, save_s))
         done = self.saved
@@ -62,7 +68,7 @@ class Job:
             lost = kept is not None and row["step"] not in kept
             for part in ("productive", "communication and waiting", "data", "checkpoint"):
                 truth["lost work" if lost else part] += row[part] * ranks
-            truth["compile"] += row["compile"] * ranks
+            truth["first steps"] += row["first steps"] * ranks
         self._steps(number, rows)
         tail = chance.uniform(0.5, 4)
         truth["after the end" if clean else "stuck or failing"] += tail * ranks
@@ -80,10 +86,11 @@ class Job:
         row = {
             "step": step, "started": self.now, "productive": self.chance.uniform(0.5, 0.7),
             "communication and waiting": self.chance.uniform(0.1, 0.3),
-            "data": self.chance.uniform(0.01, 0.05), "checkpoint": 0.0, "compile": 0.0,
+            "data": self.chance.uniform(0.01, 0.05), "checkpoint": 0.0,
+            "first steps": 0.0,
         }  # fmt: skip
         if is_first:
-            row["compile"] = 6.0
+            row["first steps"] = 6.0
         if step % save_every == 0:
             row["checkpoint"] = save_s
             self.saved = step
@@ -91,6 +98,10 @@ class Job:
         if row["checkpoint"]:
             self.saves.append((number, step, self.now, save_s))
         return row
+
+    def counted(self, step: int) -> int:
+        """Return the agent's count of a step."""
+        return step if self.numbers == "of the script" else step - self.first + 1
 
     def _register(self, number: int) -> None:
         for rank in range(self.num_ranks):
@@ -122,13 +133,15 @@ class Job:
                 columns = {
                     name: np.zeros(len(rows[part]), np.int64) for name in schema.STEP_COLUMNS
                 }
-                columns["step"] = np.array([row["step"] for row in rows[part]], np.int64)
+                columns["step"] = np.array(
+                    [self.counted(int(row["step"])) for row in rows[part]], np.int64
+                )
                 columns["started_ns"] = START_NS + ns("started")[part]
                 columns["data_ns"] = ns("data")[part]
                 columns["checkpoint_ns"] = ns("checkpoint")[part]
                 columns["backward_blocked_ns"] = ns("communication and waiting")[part]
                 columns["backward_ns"] = (
-                    ns("productive") + ns("communication and waiting") + ns("compile")
+                    ns("productive") + ns("communication and waiting") + ns("first steps")
                 )[part]
                 columns["duration_ns"] = (
                     columns["backward_ns"] + columns["data_ns"] + columns["checkpoint_ns"]
@@ -141,10 +154,18 @@ class Job:
                     data=f"{number} {rank} {begin}".encode(),
                 )  # fmt: skip
                 self.items.append((chunk, columns))
+        for row in rows if self.numbers == "told" else []:
+            self.items.append(schema.Metrics(
+                attempt=number, rank=0, time_ns=START_NS + int(row["started"] * SECOND),
+                step=int(row["step"]), values={"loss": 1.0},
+                counted_step=self.counted(int(row["step"])) + 1,
+            ))  # fmt: skip
         for attempt, step, at, seconds in self.saves:
             if attempt == number:
+                after = self.numbers != "of the script"  # saved behind the update of a step
                 self.items.append(schema.Event(
-                    attempt=number, rank=0, time_ns=START_NS + int(at * SECOND), step=step,
+                    attempt=number, rank=0, time_ns=START_NS + int(at * SECOND),
+                    step=self.counted(step) + after,
                     name="checkpoint", fields={"seconds": f"{seconds}", "how": "torch.save"},
                 ))  # fmt: skip
 
@@ -169,9 +190,10 @@ def of(look: Look) -> list[Finding]:
     return [finding for finding in look.findings if finding.detector == "goodput"]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_ledger_of_a_job_that_is_killed_and_restarted(seed: int) -> None:
-    job = Job(seed)
+@pytest.mark.parametrize("numbers", ["of the script", "anew", "told"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_ledger_of_a_job_that_is_killed_and_restarted(seed: int, numbers: str) -> None:
+    job = Job(seed, numbers=numbers)
     for number in range(3):
         job.attempt(number, job.chance.randint(45, 95))
     job.attempt(3, 60, clean=True)

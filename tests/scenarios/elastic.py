@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,30 @@ class Line:
 class ElasticRun:
     """One run in one folder, of one or several nodes; a node is one torchrun."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        under: Sequence[str] = (),
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> None:
+        """Give the trainer these arguments; `under` is a command that starts torchrun."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._arguments = [
             *SMALL, *arguments, "--losses", str(folder / "losses.jsonl"),
             "--checkpoint-dir", str(folder / "checkpoints"),
-            "--checkpoint-every", str(CHECKPOINT_EVERY),
+            "--checkpoint-every", str(checkpoint_every),
         ]  # fmt: skip
+        self._under = under
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])
 
     def start(self, *launcher: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start a node."""
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher]
+        command = [*self._under, sys.executable, "-m", "torch.distributed.run", *launcher]
         command += ["-m", "rankscope_trainer", *self._arguments]
         with (self.folder / f"node-{len(self.nodes)}.log").open("wb") as log:
             node = subprocess.Popen(
@@ -115,7 +123,7 @@ class ElasticRun:
                 kill_node(node)
 
 
-def ranks_of(node: subprocess.Popen[Any]) -> dict[int, psutil.Process]:
+def ranks_of(node: subprocess.Popen[Any] | psutil.Process) -> dict[int, psutil.Process]:
     """Return the ranks of a node."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process(node.pid).children():
@@ -177,7 +185,7 @@ def kill_ranks(
         assert calm.finish() == [0], calm.output()
         began = time.monotonic()
         node = disturbed.start(*single)
-        victims = _kill_one_after_the_other(disturbed, node, kills, steps_between, seed)
+        victims = kill_one_after_the_other(disturbed, node, kills, steps_between, seed)
         codes = disturbed.finish()
         seconds = time.monotonic() - began
     finally:
@@ -196,9 +204,14 @@ def kill_ranks(
     ), disturbed.output()
 
 
-def _kill_one_after_the_other(
-    run: ElasticRun, node: subprocess.Popen[bytes], kills: int, steps_between: int, seed: int
+def kill_one_after_the_other(
+    run: ElasticRun,
+    node: subprocess.Popen[bytes] | psutil.Process,
+    kills: int,
+    steps_between: int,
+    seed: int,
 ) -> list[int]:
+    """Kill one random rank of each attempt, but of the last one; return them."""
     chooser = random.Random(seed)
     victims: list[int] = []
     for kill in range(kills):

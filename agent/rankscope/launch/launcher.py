@@ -94,6 +94,7 @@ class Launcher:
         tee = Tee(lambda stream: records.indexer(stream, roles))
         try:
             code = self._run_command(tee)
+            records.write(_command_ended(code))
         finally:
             records.close()
             with contextlib.suppress(OSError):
@@ -221,6 +222,16 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _command_ended(code: int) -> schema.Event:
+    return schema.Event(
+        attempt=0,
+        rank=schema.NODE_RANK,
+        time_ns=time.time_ns(),
+        name=schema.COMMAND_ENDED,
+        fields={"exit_code": str(code)},
+    )
 
 
 def _child_environment(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankscope.schema import AnyRecord, Environment, Event, Metrics
+from rankscope.schema import COMMAND_ENDED, AnyRecord, Environment, Event, Metrics, RunStarted
 from rankscope_server.detectors.environment_table import EnvironmentTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.memory_table import MemoryTable
 from rankscope_server.detectors.number_table import NumberTable
+from rankscope_server.detectors.resume import ScriptSteps
 from rankscope_server.detectors.time_sums import TimeSums
 from rankscope_server.detectors.version_table import VersionTable
 
@@ -40,6 +41,9 @@ class Facts:
     sums: TimeSums = field(default_factory=TimeSums)
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
+    script_steps: ScriptSteps = field(default_factory=ScriptSteps)
+    launched_ns: int = 0  # when the first launcher began, 0 where none said so
+    left_ns: int = 0  # when the last launcher's command ended
 
     def take(self, record: AnyRecord) -> None:
         """Take one record; most kinds are not for these tables."""
@@ -49,6 +53,8 @@ class Facts:
             self.environments.put(record)
         elif isinstance(record, Event):
             self._take_event(record)
+        elif isinstance(record, RunStarted):
+            self.launched_ns = min(self.launched_ns or record.time_ns, record.time_ns)
 
     def _take_metrics(self, record: Metrics) -> None:
         if record.rank < 0:
@@ -57,6 +63,7 @@ class Facts:
         self.numbers.put(record.rank, record.step, record.time_ns, values)
         self.memory.put(record.rank, record.step, values)
         self.versions.put(record.rank, record.step, values)
+        self.script_steps.take(record)
 
     def _take_event(self, event: Event) -> None:
         if event.name == "data loader":
@@ -73,5 +80,7 @@ class Facts:
             self.saves[key] = Save(event.rank, event.step, event.time_ns, seconds, how)
             if len(self.saves) > _MAX_SAVES:
                 del self.saves[min(self.saves)]
+        elif event.name == COMMAND_ENDED:
+            self.left_ns = max(self.left_ns, event.time_ns)
         else:
             self.machines.take_event(event)

@@ -17,6 +17,7 @@ from rankscope_server.detectors.goodput_words import (
     slow_save_finding,
 )
 from rankscope_server.detectors.ledger import Attempt, Ledger, ledger
+from rankscope_server.detectors.resume import Start, last_whole_save
 from rankscope_server.detectors.window import Window
 
 _DAY_SECONDS = 86_400.0
@@ -96,8 +97,22 @@ def ledger_of(window: Window) -> Ledger | None:
 def _attempt(window: Window) -> Attempt:
     ended = {rank: end.time_ns for rank, end in window.ended.items()}
     clean = bool(ended) and all(end.reason == "clean" for end in window.ended.values())
-    came_up = {rank: known.time_ns for rank, known in window.ranks.items()}
-    return Attempt(window.attempt, came_up, ended, clean, window.facts.sums.by_rank, window.steps)
+    facts, sums = window.facts, window.facts.sums.by_rank
+    # A rank tells of itself again when it knows more; its first step begins with its first word.
+    came_up = {
+        rank: min(known.time_ns, sums[rank].first_start_ns) if rank in sums else known.time_ns
+        for rank, known in window.ranks.items()
+    }
+    start = None
+    if sums:
+        start = Start(
+            first_step=min(one.first_step for one in sums.values()),
+            last_step=max(one.last_step for one in sums.values()),
+            ahead=facts.script_steps.ahead,
+            saved_step=last_whole_save((save.rank, save.step) for save in facts.saves.values()),
+        )
+    return Attempt(window.attempt, came_up, ended, clean, sums, window.steps, start,
+                   facts.launched_ns, facts.left_ns)  # fmt: skip
 
 
 def saves_of(window: Window) -> Saves | None:
@@ -169,7 +184,9 @@ def restart_seconds(window: Window) -> float:
     windows = [one for one in (*window.past, window) if one.facts.sums.by_rank]
     for one, following in pairwise(windows):
         last = max(part.last_end_ns for part in one.facts.sums.by_rank.values())
-        first = min(part.first_start_ns for part in following.facts.sums.by_rank.values())
+        # A first step holds building the model and reading the checkpoint.
+        first = min(part.first_start_ns + int(part.beyond_usual("productive", first=True))
+                    for part in following.facts.sums.by_rank.values())  # fmt: skip
         gaps.append(max(0, first - last) / 1e9)
     return float(np.mean(gaps)) if gaps else window.policy.restart_seconds
 

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.schema import STEP_CHECKPOINT, STEP_FIRST
+from rankscope_server.detectors.resume import Start, first_done_again
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.time_sums import RankTime
 
 PARTS: tuple[str, ...] = (
     "productive", "communication and waiting", "data", "checkpoint", "evaluation", "start-up",
-    "compile", "lost work", "stuck or failing", "restart", "after the end", "not recorded",
+    "first steps", "lost work", "stuck or failing", "restart", "after the end", "not recorded",
 )  # fmt: skip
+KEPT = ("productive", "communication and waiting", "data", "evaluation")  # of steps that count
 _OF_SUM = {"productive": "productive", "blocked": "communication and waiting", "data": "data",
            "checkpoint": "checkpoint", "evaluation": "evaluation"}  # fmt: skip
 
@@ -32,6 +35,9 @@ class Attempt:
     is_clean: bool  # all ranks ended cleanly
     sums: dict[int, RankTime]
     steps: StepTable
+    start: Start | None = None  # None before its first step
+    launched_ns: int = 0  # of the launcher, 0 where there is none
+    left_ns: int = 0  # when its command ended, 0 while it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,7 @@ class Ledger:
     @property
     def ettr(self) -> float:
         """Return Meta's effective training time ratio: time in steps that are kept (2410.21680)."""
-        names = ("productive", "communication and waiting", "data", "evaluation")
-        return sum(self.share(name) for name in names)
+        return sum(self.share(name) for name in KEPT)
 
 
 @dataclass(slots=True)
@@ -73,17 +78,20 @@ def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
         return None
     ranks = sorted(set().union(*(one.came_up_ns for one in attempts)))
     began = min(min(one.came_up_ns.values()) for one in attempts)
+    launched = [one.launched_ns for one in attempts if one.launched_ns]
+    began = min([began, *launched])
     last = attempts[-1]
     over = len(last.ended_ns) >= len(last.came_up_ns)
-    ended = max(last.ended_ns.values()) if over else now_ns
-    resumed = [_first_step(one) for one in attempts[1:]]
+    left = max(one.left_ns for one in attempts)
+    ended = max([left, *last.ended_ns.values()]) if over else now_ns
+    again = _done_again(attempts)
     total, lost_steps = _Sum(), 0
     for rank in ranks:
-        at = began
+        at, lost_of_rank = began, 0
         for index, one in enumerate(attempts):
-            next_step = resumed[index] if index < len(resumed) else None
-            at, lost = _of_rank(total, one, rank, at, ended, next_step, index == 0)
-            lost_steps = max(lost_steps, lost)
+            at, lost = _of_rank(total, one, rank, at, ended, again[index], index == 0)
+            lost_of_rank += lost
+        lost_steps = max(lost_steps, lost_of_rank)
         total.add("after the end" if over else "not recorded", ended - at)
     wall = (ended - began) * len(ranks)
     excess = sum(total.parts.values()) - wall
@@ -94,8 +102,14 @@ def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
     )  # fmt: skip
 
 
-def _first_step(attempt: Attempt) -> int | None:
-    return min((one.first_step for one in attempt.sums.values()), default=None)
+def _done_again(attempts: Sequence[Attempt]) -> list[int | None]:
+    """Return for each attempt the first step that a later one did again."""
+    starts = [one.start for one in attempts]
+    return [
+        first_done_again(start, [one for one in starts[at + 1 :] if one is not None])
+        if start is not None else None
+        for at, start in enumerate(starts)
+    ]  # fmt: skip
 
 
 def _of_rank(
@@ -114,15 +128,14 @@ def _of_rank(
     total.add("start-up", sums.first_start_ns - came_up)
     inside = sums.last_end_ns - sums.first_start_ns
     lost_steps, lost = _lost(one, rank, sums, next_step)
-    booked = sum(sums.parts.values())
-    compile_ns = _compile_ns(sums)
+    values = _parts_of(one, rank, sums)
+    for part in ("start-up", "first steps"):
+        total.add(part, values.pop(part))
     for name, part in _OF_SUM.items():
-        value = sums.parts[name] - (compile_ns if name == "productive" else 0.0)
-        gone = min(lost.get(name, 0.0), value)
-        total.add(part, value - gone)
+        gone = min(lost.get(name, 0.0), values[name])
+        total.add(part, values[name] - gone)
         total.add("lost work", gone)
-    total.add("compile", compile_ns)
-    total.add("not recorded", inside - booked)
+    total.add("not recorded", inside - sum(sums.parts.values()))
     tail = end - sums.last_end_ns
     is_running = rank not in one.ended_ns
     clean = one.is_clean or is_running
@@ -131,14 +144,48 @@ def _of_rank(
     return max(end, sums.last_end_ns), lost_steps
 
 
-def _compile_ns(sums: RankTime) -> float:
-    """Return by how much the steps that hold start-up work are longer than the others."""
-    aside = sums.parts["checkpoint"] + sums.parts["evaluation"]
-    others = sum(sums.parts.values()) - aside - sums.first_ns
-    if not sums.first_ns or sums.num_steps < 2:
+def _parts_of(one: Attempt, rank: int, sums: RankTime) -> dict[str, float]:
+    """Return the parts of a rank's steps, ns; what first steps and saves take is taken out.
+
+    A first step begins with the rank's first word, so it holds the building of the model, reading
+    the checkpoint and compiling. What it has beyond others is start-up where it lies outside of
+    forward, backward and optimizer or waits for ranks that are not so far; what else there is may
+    be either, as the agent takes all before a backward for a forward where it sees no data loader.
+    What steps that save have beyond others is saving too: scripts copy, sync and rename beside the
+    call that is timed, and wait for the rank that writes.
+    """
+    parts: dict[str, float] = dict(sums.parts)
+    slow = sums.beyond_usual("productive", first=True)
+    setting_up = min(slow, float(sums.first_other_ns))
+    waiting = sums.beyond_usual("blocked", first=True)
+    found = {"start-up": setting_up + waiting, "first steps": slow - setting_up}
+    parts["productive"] -= slow
+    parts["blocked"] -= waiting
+    if sums.num_saving:
+        beside = {name: min(parts[name], sums.beyond_usual(name, first=False))
+                  for name in ("productive", "blocked")}  # fmt: skip
+    else:
+        beside = {"blocked": min(parts["blocked"], _wait_for_saves_ns(one, rank, sums))}
+    for name, value in beside.items():
+        parts[name] -= value
+        parts["checkpoint"] += value
+    return parts | found
+
+
+def _wait_for_saves_ns(one: Attempt, rank: int, sums: RankTime) -> float:
+    """Return how much longer a rank that saves nothing waits in steps in which others save."""
+    table, row = one.steps, one.steps.row_of.get(rank)
+    if row is None or not any(other.num_saving for other in one.sums.values()):
         return 0.0
-    extra = sums.first_ns - others / (sums.num_steps - 1)
-    return float(min(max(extra, 0.0), sums.parts["productive"]))
+    saves = np.any(table.flags() & STEP_CHECKPOINT != 0, axis=0)
+    saves &= ~np.any(table.flags() & STEP_FIRST != 0, axis=0)
+    blocked = table.get("blocked")[row]
+    known = ~np.isnan(blocked)
+    if not (known & saves).any() or not (known & ~table.special()).any():
+        return 0.0
+    usual = float(blocked[known & ~table.special()].mean())
+    beyond = float((blocked[known & saves] - usual).sum())
+    return max(0.0, beyond) * 1e6 * sums.num_steps / int(known.sum())
 
 
 def _lost(

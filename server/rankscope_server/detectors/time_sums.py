@@ -14,17 +14,34 @@ _BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns",
 PARTS: tuple[str, ...] = ("productive", "blocked", "data", "checkpoint", "evaluation")
 
 
+def _no_parts() -> dict[str, int]:
+    return dict.fromkeys(PARTS, 0)
+
+
 @dataclass(slots=True)
 class RankTime:
     """Sums in ns, and the edges of what was seen, on the rank's clock."""
 
-    parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    parts: dict[str, int] = field(default_factory=_no_parts)
+    first: dict[str, int] = field(default_factory=_no_parts)  # of steps that hold start-up work
+    saving: dict[str, int] = field(default_factory=_no_parts)  # of others that hold a checkpoint
     first_start_ns: int = 1 << 62
     last_end_ns: int = 0
     first_step: int = 1 << 62
     last_step: int = 0
     num_steps: int = 0
-    first_ns: int = 0  # duration of steps that hold start-up work
+    num_first: int = 0
+    num_saving: int = 0
+    first_other_ns: int = 0  # work of the first steps outside of forward, backward and optimizer
+
+    def beyond_usual(self, part: str, *, first: bool) -> float:
+        """Return by how much the first steps, or those that save, exceed usual ones, ns."""
+        rest = self.num_steps - self.num_first - self.num_saving
+        if rest <= 0:
+            return 0.0
+        usual = (self.parts[part] - self.first[part] - self.saving[part]) / rest
+        group, count = (self.first, self.num_first) if first else (self.saving, self.num_saving)
+        return max(0.0, group[part] - count * usual)
 
 
 class TimeSums:
@@ -53,13 +70,18 @@ class TimeSums:
             "checkpoint": ns("checkpoint_ns"),
             "evaluation": ns("evaluation_ns"),
         }
-        for name, values in aside.items():
+        is_first = (ns("flags") & STEP_FIRST) != 0
+        is_saving = (aside["checkpoint"] > 0) & ~is_first
+        parts = {"productive": duration - sum(aside.values()), **aside}
+        for name, values in parts.items():
             known.parts[name] += int(values.sum())
-        known.parts["productive"] += int((duration - sum(aside.values())).sum())
+            known.first[name] += int(values[is_first].sum())
+            known.saving[name] += int(values[is_saving].sum())
+        known.num_first += int(is_first.sum())
+        known.num_saving += int(is_saving.sum())
+        known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
         known.first_start_ns = min(known.first_start_ns, int(started.min()))
         known.last_end_ns = max(known.last_end_ns, int((started + duration).max()))
         known.first_step = min(known.first_step, int(steps.min()))
         known.last_step = max(known.last_step, int(steps.max()))
         known.num_steps += len(steps)
-        is_first = (ns("flags") & STEP_FIRST) != 0
-        known.first_ns += int(duration[is_first].sum())

@@ -88,6 +88,18 @@ def test_the_scripts_own_numbers_replace_ours(watching: Watching) -> None:
     assert [one["loss"] for one in numbers(watching).values()] == [101.0, 102.0, 103.0]
 
 
+def test_beside_the_scripts_number_stands_our_own_count(watching: Watching) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(DataLoader(data(24), batch_size=8), 121):  # it was resumed
+        loss_of(model, x, y).backward()
+        optimizer.step()
+        rankscope.log_metrics(number, custom=1.0)
+    told = [one for one in watching.of(schema.Metrics) if "custom" in one.values]
+    given = [(one.step, one.counted_step) for one in told if one.counted_step]
+    assert given == [(121, 2), (122, 3), (123, 4)]
+
+
 @pytest.mark.parametrize("watching", [{"peak_flops": 1e9}], indirect=True)
 def test_tokens_and_model_flops(watching: Watching) -> None:
     class Model(nn.Module):
