@@ -21,6 +21,11 @@ _SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal")
 _EXCEPTION = re.compile(
     r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?:: |:?$)"
 )
+# A line of source that a traceback shows: it holds the words of an error and reports none.
+_SOURCE = re.compile(
+    r"\s+(?:raise|assert|return|print|warnings\.warn|log(?:ger|ging)?\.\w+|TORCH_CHECK)\b"
+    r"|\s*│\s*(?:❱\s*)?\d+\s*│|\s*-{2,}> \d+ "  # of rich, of IPython
+)
 _RANKS = re.compile(rb"(?:^|\n)\[(?:rank|\d+,)(\d{1,7})\]")  # of torch, of Open MPI
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.*)")
 _FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4,8} ")
@@ -87,6 +92,8 @@ class Reader:
     ) -> None:
         place, text = place_of(line, at.is_from_srun)
         trace = finals.pop(start, None)
+        if _SOURCE.match(text):
+            return
         lowered = text.lower()
         if HEADER in lowered:
             found = read_traceback(buffer, start, at.is_from_srun)
