@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 # The forms: torchrun tees "[default0]:" (role and local rank), PyTorch 2.2+ itself "[rank0]:";
 # srun -l "0: "; Open MPI --tag-output "[1,0]<stderr>:" and, from version 5, "[job,0]<..>: ";
+# horovodrun "Thu Aug 29 16:41:02 2019[0]<stderr>:"; colours, of which a paste keeps "[36m";
 # kubectl logs --prefix "[pod/name/container] "; Ray "(Actor pid=1, ip=...) "; pdsh "host: ";
 # docker compose "name-1  | ".
 _RANK = re.compile(r"\[rank[ _]?(\d{1,7})\]:? ?|rank[ _=]?(\d{1,7})(?:\]|:)\s?", re.IGNORECASE)
-_MPI = re.compile(r"\[[\w@.-]+,(\d{1,7})(?:,\d+)?\]<std(?:out|err|diag)>:? ?")
+_MPI = re.compile(r"\[(?:[\w@.-]+,)?(\d{1,7})(?:,\d+)?\]<std(?:out|err|diag)>:? ?")
 _ROLE = re.compile(r"\[[A-Za-z_][\w-]{0,40}?(\d{1,5})(?:\|\d{1,5})?\]: ?")
 _POD = re.compile(r"\[pod/([\w.-]+)/[\w.-]+\] ?")
 _TORCHX = re.compile(r"[\w-]+/(\d{1,5}) (?=\[)")
@@ -22,6 +23,8 @@ _DETERMINED = re.compile(r"[0-9a-f]{8} \[rank=(\d{1,7})\] \|\| ?")
 _QUOTED = re.compile(r"> ")  # a log that was pasted into a mail or an issue
 _COMPOSE = re.compile(r"[\w.-]+ +\| ")
 _TIME = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]? ")
+_DATE = re.compile(r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4} ?(?=\[)")
+_COLOUR = re.compile(r"\x1b?\[\d{1,3}(?:;\d{1,3}){0,4}m ?")
 _ORDINAL = re.compile(r"(?:worker|rank|trainer|replica|node|task)?-(\d{1,6})$", re.IGNORECASE)
 _SRUN = re.compile(rb"[ 0]{0,6}(\d{1,6}): ")
 _SRUN_TEXT = re.compile(r"[ 0]{0,6}(\d{1,6}): ")
@@ -114,5 +117,5 @@ _PREFIXES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], _Taken]]] =
     *((pattern, _rank) for pattern in (_RANK, _MPI, _DETERMINED)),
     (_POD, _pod),
     *((pattern, _local) for pattern in (_ROLE, _BARE_LOCAL)),
-    *((one, _nothing) for one in (_QUOTED, _TORCHX, _RAY, _TIME, _PDSH, _COMPOSE)),
+    *((one, _nothing) for one in (_COLOUR, _QUOTED, _TORCHX, _RAY, _TIME, _DATE, _PDSH, _COMPOSE)),
 )

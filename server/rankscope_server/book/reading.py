@@ -18,10 +18,20 @@ _MAX_LINE = 8_000  # of a longer one only both ends are read: some patterns take
 _BAR_END = re.compile(rb"\r(?!\n)")  # a progress bar writes over its own line
 _MAX_BUFFER = 32 << 20  # of a file without line ends
 # What a line that no entry knows looks like if it tells of a fault.
-_SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal")
+_SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal", "what():")
 _EXCEPTION = re.compile(
     r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?:: |:?$)"
 )
+# A line of source that a traceback shows: it holds the words of an error and reports none.
+_SOURCE = re.compile(
+    r"\s+(?:raise|assert|return|print|warnings\.warn|log(?:ger|ging)?\.\w+|TORCH_CHECK)\b"
+    r"|\s*│\s*(?:❱\s*)?\d+\s*│|\s*-{2,}> \d+ "  # of rich, of IPython
+)
+_LOGGED = re.compile(  # an exception behind the time and the place that a logger writes
+    r"\b(?:ERROR|CRITICAL|FATAL)\b.{0,200}?[\s\])|:>-]"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .+)"
+)
+_WHAT = re.compile(r"\s*what\(\): +(\S.*)")  # of a C++ exception that nobody caught
 _RANKS = re.compile(rb"(?:^|\n)\[(?:rank|\d+,)(\d{1,7})\]")  # of torch, of Open MPI
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.*)")
 _FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4,8} ")
@@ -89,6 +99,8 @@ class Reader:
     ) -> None:
         place, text = place_of(line, at.is_from_srun)
         trace = finals.pop(start, None)
+        if _SOURCE.match(text):
+            return
         lowered = text.lower()
         if HEADER in lowered:
             found = read_traceback(buffer, start, at.is_from_srun)
@@ -147,6 +159,12 @@ def _unknown(text: str, line: str, first: tuple[int, int], trace: Traceback | No
     if _EXCEPTION.match(text):
         return Group(f"? {template(text)}", "initiating", "user_exception_one_rank", 1, line,
                      first, why_grouped=why, what=text.strip())  # fmt: skip
+    if (found := _LOGGED.search(text)) is not None:
+        return Group(f"? {template(found[1])}", "initiating", "user_exception_one_rank", 1, line,
+                     first, why_grouped=why, what=found[1].strip())  # fmt: skip
+    if (found := _WHAT.match(text)) is not None:
+        return Group(f"? {template(found[1])}", "initiating", "other", 1, line, first,
+                     why_grouped=why, what=found[1].strip())  # fmt: skip
     if (found := _NCCL_WARN.search(text)) is not None:
         return Group(f"? nccl {template(found[1])}", "initiating", "other", 1, line, first,
                      why_grouped=why)  # fmt: skip
