@@ -73,7 +73,7 @@ STEP_FIRST = 8  # first step of this process: includes start-up work
 
 ChunkKind: TypeAlias = Literal[
     "collectives", "steps", "host", "pressure", "tcp", "disk", "nic", "cgroup", "process",
-    "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
+    "connections", "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
 ]  # fmt: skip
 
 
