@@ -1,4 +1,4 @@
-"""TCP connections between ranks over the last two minutes, in stretches of four seconds.
+"""TCP connections between ranks over the last four minutes, in stretches of four seconds.
 
 Each end of a connection is sampled on its own node; two rows are the two ends of one connection
 if the local address of each is the remote address of the other. What has no such partner, for
@@ -19,9 +19,9 @@ from rankscope.chunk import Column
 
 Array: TypeAlias = NDArray[Any]
 STRETCH_SECONDS = 4
-NUM_STRETCHES = 32
+NUM_STRETCHES = 64
 _STRETCH_NS = STRETCH_SECONDS * 10**9
-MAX_ENDS = 32_768  # two for each connection; 100 MB
+MAX_ENDS = 32_768  # two for each connection; 200 MB
 _COLUMNS: tuple[str, ...] = (
     "time_ns",
     "acknowledged_bytes_total",
@@ -149,8 +149,10 @@ class ConnectionTable:
         # a difference below zero is a counter that began anew
         good = (inside.sum(axis=1) >= 2) & np.all(rise[:, _TOTALS] >= 0, axis=1)
         waits = inside & (self._cells[:, :, _UNSENT] > 0)
-        window = self._cells[:, :, _WINDOW]
-        holds = waits & (window >= 0) & (2 * self._cells[:, :, _IN_FLIGHT] < window)
+        # Nothing is under way: the network, if it were what limits, would be at work on something.
+        # A sender that does not pace itself fills the window of a network that limits it.
+        window, flying = self._cells[:, :, _WINDOW], self._cells[:, :, _IN_FLIGHT]
+        holds = waits & ((flying == 0) | ((window >= 0) & (2 * flying < window)))
         stuck = self._stuck_seconds(inside, last)
         parts: dict[tuple[int, int], list[Flow]] = {}
         for end, other in zip(ends[good[ends]], others[good[ends]], strict=True):
@@ -159,7 +161,7 @@ class ConnectionTable:
             parts.setdefault(pair, []).append(
                 Flow(
                     *pair,
-                    seconds=change[_TIME] / 1e9,
+                    seconds=float(change[_TIME]) / 1e9,
                     num_bytes=int(change[_ACKNOWLEDGED]),
                     busy_seconds=float(max(change[_BUSY] - change[_LIMITED], 0)) / 1e6,
                     sent=int(change[_SENT]),

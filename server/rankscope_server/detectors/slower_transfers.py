@@ -2,7 +2,7 @@
 
 What is left of a step beyond the own work of its slowest rank is waiting for transfers. If that
 part grows and own work does not, the network is slow, or what feeds it; one group of all ranks
-does not tell where.
+does not tell where, the connections between them may.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.deviation import warmup_columns
 from rankscope_server.detectors.finding import Evidence, Finding
+from rankscope_server.detectors.flow_place import place_of_slower, reaches_back
+from rankscope_server.detectors.flow_words import at_place
 from rankscope_server.detectors.robust import median, scatter
 from rankscope_server.detectors.spells import turning_point
 from rankscope_server.detectors.window import Window
@@ -23,6 +25,7 @@ from rankscope_server.detectors.words import confidence_word, ms_text, percent_t
 Array = NDArray[Any]
 _LEAST_RATIO = 2.0  # of the transfers after and before
 _SIGMAS = 4.0
+_NOT_KNOWN = ", at which link is not known"
 _STEADY_SHARE = 0.6  # packets that are lost delay many steps, not each
 
 
@@ -59,7 +62,14 @@ def slower_transfers(window: Window) -> Finding | None:
     if lasted < policy.clear_seconds:
         return None
     onset = int(table.steps[columns[first]])
-    return _finding(window, onset, middle, middle + gain, cost)
+    finding = _finding(window, onset, middle, middle + gain, cost)
+    place = place_of_slower(window, finding.onset_ms, cost)
+    if place is None:
+        old = window.before.get(finding.key)
+        was_placed = old is not None and not old.what.endswith(_NOT_KNOWN)
+        return old if was_placed and not reaches_back(window, finding.onset_ms) else finding
+    what = finding.what.removesuffix(_NOT_KNOWN)
+    return at_place(window, finding, place, what, "critical" if place.ranks else "warning")
 
 
 def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost: float) -> Finding:
@@ -76,7 +86,7 @@ def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost
         cost_throughput_ratio=cost,
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
         what=f"Transfers take {times_text(after_ms / max(before_ms, 1e-3))} as long since step "
-        f"{onset:,}, at which link is not known",
+        f"{onset:,}{_NOT_KNOWN}",
         why=f"Beyond the own work of the slowest rank a step holds {ms_text(after_ms)}, "
         f"{ms_text(before_ms)} before: {percent_text(cost)} of the throughput. All ranks are in "
         "the same groups, so that each waits alike",
