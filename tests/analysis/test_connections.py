@@ -366,8 +366,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         columns["time_ns"] = np.asarray(first[1]["time_ns"]) + number * 10**10
         table.add("h", columns)
     assert len(table._row_of) <= 100
-    assert table._cells.shape[0] <= 128
+    assert table._cells.shape[1] <= 128
     newest = max(int(np.asarray(columns["time_ns"]).max()), 0)
     assert table.newest_ns == newest
-    oldest = np.where(table._cells[:, :, 0] > 0, table._cells[:, :, 0], newest).min()
+    oldest = np.where(table._cells[0] > 0, table._cells[0], newest).min()
     assert newest - oldest < 4 * NUM_STRETCHES * STRETCH_SECONDS * 10**9

@@ -71,13 +71,13 @@ class ConnectionTable:
     def __init__(self) -> None:
         self._row_of: dict[End, int] = {}
         self._rank = np.zeros(0, np.int64)
-        self._cells = np.full((0, NUM_STRETCHES, len(_COLUMNS)), -1, np.int64)
+        self._cells = np.full((len(_COLUMNS), 0, NUM_STRETCHES), -1, np.int64)
         self._pairs: tuple[Array, Array] | None = None  # rows of both ends, until more ends come
 
     def add(self, host: str, columns: Mapping[str, Column]) -> None:
         """Take one chunk of samples of a node."""
-        values = np.stack([np.asarray(columns[name], np.int64) for name in _COLUMNS], axis=1)
-        order = np.argsort(values[:, _TIME], kind="stable")
+        values = np.stack([np.asarray(columns[name], np.int64) for name in _COLUMNS])
+        order = np.argsort(values[_TIME], kind="stable")
         ends = [
             (host if str(local).startswith(_LOOPBACK) else "", str(local), str(remote))
             for local, remote in zip(columns["local"], columns["remote"], strict=True)
@@ -85,16 +85,17 @@ class ConnectionTable:
         if len(self._row_of) + len(ends) > MAX_ENDS:
             self._make_room()
         rows = np.fromiter((self._row(end) for end in ends), np.int64, len(ends))[order]
-        values, ranks = values[order], np.asarray(columns["rank"], np.int64)[order]
-        slots = values[:, _TIME] // _STRETCH_NS % NUM_STRETCHES
-        known = rows >= 0
-        known &= values[:, _TIME] >= self._cells[np.maximum(rows, 0), slots, _TIME]
-        self._cells[rows[known], slots[known]] = values[known]  # of two in a stretch the newest
-        newest = known & (values[:, _TIME] >= self._cells[np.maximum(rows, 0), :, _TIME].max(1))
-        changed = self._rank[rows[newest]] != ranks[newest]
-        if np.any(changed):
-            self._rank[rows[newest]] = ranks[newest]
+        values, ranks = values[:, order], np.asarray(columns["rank"], np.int64)[order]
+        if not np.all(known := rows >= 0):
+            rows, values, ranks = rows[known], values[:, known], ranks[known]
+        slots = values[_TIME] // _STRETCH_NS % NUM_STRETCHES
+        is_newest = values[_TIME] >= self._cells[_TIME, rows].max(axis=1)
+        if np.any(changed := is_newest & (self._rank[rows] != ranks)):
+            self._rank[rows[changed]] = ranks[changed]
             self._pairs = None
+        later = values[_TIME] >= self._cells[_TIME, rows, slots]
+        rows, slots = rows[later], slots[later]
+        self._cells[:, rows, slots] = values[:, later]  # of two in a stretch the newest
 
     def _row(self, end: End) -> int:
         """Return the row of an end, a new one where it is not known; -1 where there is no room."""
@@ -108,18 +109,18 @@ class ConnectionTable:
         if row >= len(self._rank):
             more = max(64, len(self._rank))
             self._rank = np.concatenate([self._rank, np.full(more, -1)])
-            empty = np.full((more, *self._cells.shape[1:]), -1, np.int64)
-            self._cells = np.concatenate([self._cells, empty])
+            empty = np.full((len(_COLUMNS), more, NUM_STRETCHES), -1, np.int64)
+            self._cells = np.concatenate([self._cells, empty], axis=1)
         return row
 
     def _make_room(self) -> None:
         """Forget the ends that were not sampled for longest, if they are old."""
-        newest = self._cells[:, :, _TIME].max(axis=1)
+        newest = self._cells[_TIME].max(axis=1, initial=-1)
         border = newest.max() - NUM_STRETCHES * _STRETCH_NS
         kept = [(end, row) for end, row in self._row_of.items() if newest[row] >= border]
         rows = np.array([row for _, row in kept], np.int64)
         self._row_of = {end: place for place, (end, _) in enumerate(kept)}
-        self._rank, self._cells = self._rank[rows], self._cells[rows]
+        self._rank, self._cells = self._rank[rows], self._cells[:, rows]
         self._pairs = None
 
     # --- reading -----------------------------------------------------------------------------
@@ -133,55 +134,50 @@ class ConnectionTable:
     @property
     def newest_ns(self) -> int:
         """Return when the newest sample was taken, 0 for none."""
-        return int(self._cells[:, :, _TIME].max(initial=0))
+        return int(self._cells[_TIME].max(initial=0))
 
     def flows(self, begin_ns: float, end_ns: float) -> list[Flow]:
         """Return what each rank sent to each other in a time, for those sampled twice in it."""
         ends, others = self._joined()
         if not len(ends):
             return []
-        times = self._cells[:, :, _TIME]
+        times = self._cells[_TIME]
         inside = (times >= begin_ns) & (times <= end_ns)
         first = np.where(inside, times, np.iinfo(np.int64).max).argmin(axis=1)
         last = np.where(inside, times, -1).argmax(axis=1)
         rows = np.arange(len(times))
-        rise = self._cells[rows, last] - self._cells[rows, first]
+        rise = self._cells[:, rows, last] - self._cells[:, rows, first]
         # a difference below zero is a counter that began anew
-        good = (inside.sum(axis=1) >= 2) & np.all(rise[:, _TOTALS] >= 0, axis=1)
-        waits = inside & (self._cells[:, :, _UNSENT] > 0)
+        good = (inside.sum(axis=1) >= 2) & np.all(rise[_TOTALS] >= 0, axis=0)
+        waits = inside & (self._cells[_UNSENT] > 0)
         # Nothing is under way: the network, if it were what limits, would be at work on something.
         # A sender that does not pace itself fills the window of a network that limits it.
-        window, flying = self._cells[:, :, _WINDOW], self._cells[:, :, _IN_FLIGHT]
+        window, flying = self._cells[_WINDOW], self._cells[_IN_FLIGHT]
         holds = waits & ((flying == 0) | ((window >= 0) & (2 * flying < window)))
-        stuck = self._stuck_seconds(inside, last)
+        busy = np.maximum(rise[_BUSY] - rise[_LIMITED], 0)
+        lost = np.maximum(rise[_AGAIN] - rise[_NEEDLESS], 0)
+        dropped = np.where(good, rise[_DROPPED], 0)
+        told = good[ends]
+        ends, others = ends[told], others[told]
+        columns = (
+            self._rank[ends], self._rank[others], rise[_TIME, ends] / 1e9,
+            rise[_ACKNOWLEDGED, ends], busy[ends] / 1e6, rise[_SENT, ends], lost[ends],
+            dropped[others], waits.sum(axis=1)[ends], holds.sum(axis=1)[ends],
+            self._stuck_seconds(inside, last)[ends],
+        )  # fmt: skip
         parts: dict[tuple[int, int], list[Flow]] = {}
-        for end, other in zip(ends[good[ends]], others[good[ends]], strict=True):
-            change = rise[end]
-            pair = int(self._rank[end]), int(self._rank[other])
-            parts.setdefault(pair, []).append(
-                Flow(
-                    *pair,
-                    seconds=float(change[_TIME]) / 1e9,
-                    num_bytes=int(change[_ACKNOWLEDGED]),
-                    busy_seconds=float(max(change[_BUSY] - change[_LIMITED], 0)) / 1e6,
-                    sent=int(change[_SENT]),
-                    lost=int(max(change[_AGAIN] - change[_NEEDLESS], 0)),
-                    dropped=int(rise[other][_DROPPED]) if good[other] else 0,
-                    waiting=int(waits[end].sum()),
-                    held=int(holds[end].sum()),
-                    stuck_seconds=float(stuck[end]),
-                )
-            )
+        for values in zip(*(column.tolist() for column in columns), strict=True):
+            parts.setdefault(values[:2], []).append(Flow(*values))
         return [_together(flows) for _, flows in sorted(parts.items())]
 
     def _stuck_seconds(self, inside: Array, last: Array) -> Array:
         """Return for how long each end has sent the same data again without an answer."""
         rows = np.arange(len(last))
-        now = self._cells[rows, last]
-        same = inside & (self._cells[:, :, _ACKNOWLEDGED] == now[:, None, _ACKNOWLEDGED])
-        since = np.where(same, self._cells[:, :, _TIME], np.iinfo(np.int64).max).min(axis=1)
-        is_stuck = (now[:, _BACKOFF] > 1) & (now[:, _IN_FLIGHT] > 0) & inside.any(axis=1)
-        return np.where(is_stuck, (now[:, _TIME] - since) / 1e9, 0.0)
+        now = self._cells[:, rows, last]
+        same = inside & (self._cells[_ACKNOWLEDGED] == now[_ACKNOWLEDGED, :, None])
+        since = np.where(same, self._cells[_TIME], np.iinfo(np.int64).max).min(axis=1)
+        is_stuck = (now[_BACKOFF] > 1) & (now[_IN_FLIGHT] > 0) & inside.any(axis=1)
+        return np.where(is_stuck, (now[_TIME] - since) / 1e9, 0.0)
 
     def _joined(self) -> tuple[Array, Array]:
         """Return the rows of all ends whose other end belongs to another rank, and of those."""

@@ -29,11 +29,15 @@ _NOT_KNOWN = ", at which link is not known"
 _STEADY_SHARE = 0.6  # packets that are lost delay many steps, not each
 
 
+def placed_transfers(window: Window) -> list[Finding]:
+    """Return the finding on slower transfers if the connections tell which link it is."""
+    finding = slower_transfers(window)
+    return [finding] if finding is not None and _is_placed(finding) else []
+
+
 def slower_transfers(window: Window) -> Finding | None:
     """Return the finding on transfers that take longer than they did; None where they do not."""
     table, policy = window.steps, window.policy
-    if any(known.num_stages > 1 for known in window.ranks.values()):
-        return None  # a pipeline also waits for its other stages
     usable = ~table.special()
     if not table.dropped_steps:
         usable[: warmup_columns(table.head("duration"), policy)] = False
@@ -66,10 +70,17 @@ def slower_transfers(window: Window) -> Finding | None:
     place = place_of_slower(window, finding.onset_ms, cost)
     if place is None:
         old = window.before.get(finding.key)
-        was_placed = old is not None and not old.what.endswith(_NOT_KNOWN)
-        return old if was_placed and not reaches_back(window, finding.onset_ms) else finding
+        if old is not None and _is_placed(old) and not reaches_back(window, finding.onset_ms):
+            return old
+        # a pipeline also waits for its other stages
+        is_pipeline = any(known.num_stages > 1 for known in window.ranks.values())
+        return None if is_pipeline else finding
     what = finding.what.removesuffix(_NOT_KNOWN)
     return at_place(window, finding, place, what, "critical" if place.ranks else "warning")
+
+
+def _is_placed(finding: Finding) -> bool:
+    return not finding.what.endswith(_NOT_KNOWN)
 
 
 def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost: float) -> Finding:
