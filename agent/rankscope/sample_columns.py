@@ -27,6 +27,7 @@ SAMPLE_KEYS: dict[str, tuple[str, ...]] = {
     "nic": ("interface",),
     "cgroup": ("cgroup",),
     "process": ("rank", "pid"),
+    "connections": ("rank", "local", "remote"),
     "infiniband": ("port",),
     "gpu": ("gpu",),
     "gpu_activity": ("gpu",),
@@ -135,6 +136,20 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "read_bytes_total",  # from disks
         "written_bytes_total",
     ),
+    # one end of a TCP connection of a rank; the other end has a row of its own
+    "connections": (
+        "acknowledged_bytes_total",  # sent, and known to have arrived
+        "busy_us_total",  # with data to send or to be acknowledged
+        "receiver_limited_us_total",  # of that: the receiver took no more
+        "sent_segments_total",  # with data; what is sent again counts again
+        "retransmitted_segments_total",
+        "needless_segments_total",  # sent again although they had arrived, as the other end says
+        "dropped_segments_total",  # came, and were thrown away at this socket
+        "unsent_bytes",  # wait at the sender
+        "in_flight_segments",  # sent, not yet acknowledged
+        "window_segments",  # so many may be in flight; -1 where the sender paces itself
+        "backoff",  # how often in a row an answer was waited for twice as long
+    ),
     "infiniband": (
         "is_active",
         "is_link_up",
@@ -232,7 +247,9 @@ SAMPLE_COLUMNS: dict[str, tuple[str, ...]] = {
     kind: (*EVERY_SAMPLE, *SAMPLE_KEYS[kind], *values) for kind, values in _VALUES.items()
 }
 SAMPLE_KINDS = frozenset(SAMPLE_COLUMNS)
-SAMPLE_STRING_COLUMNS = frozenset({"device", "interface", "cgroup", "port"})
+SAMPLE_STRING_COLUMNS = frozenset({
+    "device", "interface", "cgroup", "port", "local", "remote",
+})  # fmt: skip
 SAMPLE_FLOAT_COLUMNS = frozenset(
     {name for names in SAMPLE_COLUMNS.values() for name in names if name.endswith("_ratio")}
     | {"load_1m", "cpu_limit_cores", "rate_gbps", "power_watts", "power_limit_watts"}

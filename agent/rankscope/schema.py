@@ -75,7 +75,7 @@ COMMAND_ENDED = "command ended"  # an event of a launcher, as RunStarted is of i
 
 ChunkKind: TypeAlias = Literal[
     "collectives", "steps", "host", "pressure", "tcp", "disk", "nic", "cgroup", "process",
-    "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
+    "connections", "infiniband", "gpu", "gpu_activity", "gpu_health", "nvlink", "gpu_process",
 ]  # fmt: skip
 
 

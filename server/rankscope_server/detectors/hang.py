@@ -11,6 +11,8 @@ import numpy as np
 from rankscope.schema import RankState
 from rankscope_server.detectors.differences import differences
 from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.flow_place import place_of_stuck
+from rankscope_server.detectors.flow_words import at_place
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
 from rankscope_server.detectors.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
 from rankscope_server.detectors.window import Window
@@ -54,7 +56,7 @@ class Hang:
             for tangle in _explained(window, tangles(window, graph)):
                 case = _case(window, graph, tangle, patience)
                 if case is not None:
-                    findings.append(hang_finding(window, case))
+                    findings.append(_placed(window, case, hang_finding(window, case)))
         findings = [finding for finding in findings if not _follows_failure(window, finding)]
         findings = _with_memory(window, findings)
         return DetectorResult(
@@ -210,6 +212,14 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         is_cycle=tangle.is_cycle,
         is_certain=tangle.is_certain,
     )
+
+
+def _placed(window: Window, case: HangCase, finding: Finding) -> Finding:
+    """Say whose link it is, where a transfer is stuck and the connections of its members tell."""
+    place = None if case.roots else place_of_stuck(window, finding.onset_ms)
+    if place is None or not {*place.ranks} <= {*case.operation.members}:
+        return finding
+    return at_place(window, finding, place, finding.what.replace(":", ","), finding.severity)
 
 
 def _is_overdue(

@@ -365,6 +365,21 @@ class Policy:
     link_min_groups: int = 3
     link_min_f1: float = 0.8
     link_global_share: float = 0.5
+    # Connections between ranks only place what steps show. Two samples in different stretches of
+    # four seconds, and one more for the time between: else a total says nothing of a rate.
+    connection_seconds: float = 8.0
+    # TCP sends 1.22 / sqrt(p) segments a round trip at a loss of p (Mathis et al. 1997): at 1 %
+    # twelve, hardly more than the ten that a new connection may send at once (RFC 6928).
+    connection_lost_share: float = 0.01
+    connection_min_lost: int = 10  # so that half as many would be a rarer chance than 1 in 30
+    # What takes a share of all steps is busy for that share; half of it for errors of both.
+    connection_busy_share: float = 0.5
+    # Rates while busy of healthy connections of four ranks on two cores: 44 to 94 MB/s; the
+    # kernel counts busy time in ticks of 4 ms, which makes the fast ones uneven.
+    connection_slow_ratio: float = 3.0
+    connection_min_compared: int = 2  # of a median of others
+    # The third sending of the same data begins 1.4 s after the first (200 ms, doubled).
+    connection_stuck_seconds: float = 4.0
 
     @cached_property
     def hash(self) -> str:

@@ -1,4 +1,4 @@
-"""What samples of machines say of ranks: waiting for a processor, and the clocks of their GPUs.
+"""What samples say of ranks: waiting for a processor, clocks of their GPUs, connections.
 
 Samples may come in any order and any number of times; the newest `CAPACITY` of each rank or GPU
 are kept.
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.chunk import Column
+from rankscope_server.detectors.connection_table import ConnectionTable
 
 Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
-KINDS = frozenset({"process", "gpu", "gpu_process"})
+KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {
     "process": ("run_delay_us_total",),
     "gpu": ("sm_clock_mhz", "throttle_reasons"),
@@ -27,11 +28,15 @@ class SampleTable:
     """The newest samples of all ranks and GPUs of a run."""
 
     def __init__(self) -> None:
+        self.connections = ConnectionTable()
         self._samples: dict[tuple[str, object], Array] = {}  # rows: time, values
         self._gpu_of: dict[int, tuple[str, int]] = {}
 
     def add(self, host: str, kind: str, columns: Mapping[str, Column]) -> None:
         """Take one chunk of samples of a host."""
+        if kind == "connections":
+            self.connections.add(host, columns)
+            return
         if kind == "gpu_process":
             named = zip(
                 np.asarray(columns["rank"]).tolist(), np.asarray(columns["gpu"]).tolist(),

@@ -19,7 +19,7 @@ from rankscope_server.detectors.slow_link_words import (
     path_text,
     unknown_finding,
 )
-from rankscope_server.detectors.slower_transfers import slower_transfers
+from rankscope_server.detectors.slower_transfers import placed_transfers, slower_transfers
 from rankscope_server.detectors.spells import turning_point
 from rankscope_server.detectors.straggler_cost import clipped_mean, step_times
 from rankscope_server.detectors.topology import Part, host_count, parts_crossed
@@ -81,9 +81,11 @@ class SlowLink:
             found = _found(window, paths, by_path, members, times, columns)
             if found.bound >= policy.cost_silent_ratio:
                 findings.append(unknown_finding(window, found, verdict.why_silent))
+        if not any(finding.ranks for finding in findings):
+            findings = placed_transfers(window) or findings
         checked = f"transfers of {len(by_path)} groups and pairs: none stands out of its kind"
         note = verdict.why_silent if slow and not findings else ""
-        return ran(self, findings, () if slow else (checked,), note)
+        return ran(self, findings, () if slow or findings else (checked,), note)
 
 
 def _columns(window: Window) -> Array:

@@ -2,7 +2,7 @@
 
 What is left of a step beyond the own work of its slowest rank is waiting for transfers. If that
 part grows and own work does not, the network is slow, or what feeds it; one group of all ranks
-does not tell where.
+does not tell where, the connections between them may.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.deviation import warmup_columns
 from rankscope_server.detectors.finding import Evidence, Finding
+from rankscope_server.detectors.flow_place import place_of_slower, reaches_back
+from rankscope_server.detectors.flow_words import at_place
 from rankscope_server.detectors.robust import median, scatter
 from rankscope_server.detectors.spells import turning_point
 from rankscope_server.detectors.window import Window
@@ -23,14 +25,19 @@ from rankscope_server.detectors.words import confidence_word, ms_text, percent_t
 Array = NDArray[Any]
 _LEAST_RATIO = 2.0  # of the transfers after and before
 _SIGMAS = 4.0
+_NOT_KNOWN = ", at which link is not known"
 _STEADY_SHARE = 0.6  # packets that are lost delay many steps, not each
+
+
+def placed_transfers(window: Window) -> list[Finding]:
+    """Return the finding on slower transfers if the connections tell which link it is."""
+    finding = slower_transfers(window)
+    return [finding] if finding is not None and _is_placed(finding) else []
 
 
 def slower_transfers(window: Window) -> Finding | None:
     """Return the finding on transfers that take longer than they did; None where they do not."""
     table, policy = window.steps, window.policy
-    if any(known.num_stages > 1 for known in window.ranks.values()):
-        return None  # a pipeline also waits for its other stages
     usable = ~table.special()
     if not table.dropped_steps:
         usable[: warmup_columns(table.head("duration"), policy)] = False
@@ -59,7 +66,21 @@ def slower_transfers(window: Window) -> Finding | None:
     if lasted < policy.clear_seconds:
         return None
     onset = int(table.steps[columns[first]])
-    return _finding(window, onset, middle, middle + gain, cost)
+    finding = _finding(window, onset, middle, middle + gain, cost)
+    place = place_of_slower(window, finding.onset_ms, cost)
+    if place is None:
+        old = window.before.get(finding.key)
+        if old is not None and _is_placed(old) and not reaches_back(window, finding.onset_ms):
+            return old
+        # a pipeline also waits for its other stages
+        is_pipeline = any(known.num_stages > 1 for known in window.ranks.values())
+        return None if is_pipeline else finding
+    what = finding.what.removesuffix(_NOT_KNOWN)
+    return at_place(window, finding, place, what, "critical" if place.ranks else "warning")
+
+
+def _is_placed(finding: Finding) -> bool:
+    return not finding.what.endswith(_NOT_KNOWN)
 
 
 def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost: float) -> Finding:
@@ -76,7 +97,7 @@ def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost
         cost_throughput_ratio=cost,
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
         what=f"Transfers take {times_text(after_ms / max(before_ms, 1e-3))} as long since step "
-        f"{onset:,}, at which link is not known",
+        f"{onset:,}{_NOT_KNOWN}",
         why=f"Beyond the own work of the slowest rank a step holds {ms_text(after_ms)}, "
         f"{ms_text(before_ms)} before: {percent_text(cost)} of the throughput. All ranks are in "
         "the same groups, so that each waits alike",

@@ -8,6 +8,7 @@ from typing import Literal
 
 from rankscope.collector.sources.base import Skipped, Source
 from rankscope.collector.sources.cgroup import CgroupSource
+from rankscope.collector.sources.connections import ConnectionSource
 from rankscope.collector.sources.disk import DiskSource
 from rankscope.collector.sources.gpu import GpuSource
 from rankscope.collector.sources.gpu_activity import GpuActivitySource
@@ -26,8 +27,8 @@ from rankscope.collector.sources.xid import XidSource
 
 SOURCES: tuple[type[Source], ...] = (
     HostSource, PressureSource, DiskSource, NicSource, TcpSource, CgroupSource, ProcessSource,
-    InfinibandSource, KernelLogSource, GpuSource, GpuActivitySource, GpuHealthSource, NvlinkSource,
-    GpuProcessSource, XidSource,
+    ConnectionSource, InfinibandSource, KernelLogSource, GpuSource, GpuActivitySource,
+    GpuHealthSource, NvlinkSource, GpuProcessSource, XidSource,
 )  # fmt: skip
 
 

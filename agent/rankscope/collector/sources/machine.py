@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope.collector.sources.base import News, RankProcess
+from rankscope.collector.sources.netlink import TcpConnection, established
 from rankscope.collector.sources.nvml import Nvml
 
 
@@ -21,6 +22,7 @@ class Machine:
     kernel_log: Path = Path("/dev/kmsg")
     run_directory: Path = Path("/tmp")
     nvml: Nvml = field(default_factory=Nvml)
+    connections: Callable[[Collection[int]], Sequence[TcpConnection]] = established  # by inode
     ranks: Callable[[], Sequence[RankProcess]] = tuple
     recent: Callable[[], Sequence[RankProcess]] = tuple  # gone a moment ago: news come late
     tell: Callable[[News], None] = lambda news: None
