@@ -52,6 +52,7 @@ from tests.score.real import (  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "real_ranks.jsonl"
 
+STEP_TIMES = "times.jsonl"  # the trainer's own clock
 RIGHT_SHARE = 0.9
 GIVE_UP_SECONDS = 150.0  # for a run that neither ends nor is named
 STANDS_SECONDS = 4.0  # a finding stands for so long before a stuck run is stopped
@@ -171,16 +172,21 @@ def findings_of(server: Server, run_id: str) -> list[dict[str, Any]]:
     return [*answer.get("open", []), *answer.get("recovered", [])]
 
 
-def run_case(server: Server, case: Case, seed: int, directory: Path) -> RealRun:
-    """Run the trainer once and ask the server what it says."""
+def run_case(
+    server: Server, case: Case, seed: int, directory: Path, *, is_planted: bool = True
+) -> RealRun:
+    """Run the trainer once and ask the server what it says.
+
+    Where it is not planted, the fault is left out of a run that is the same in all else.
+    """
     chance = random.Random(f"{case.fault} {case.strategy} {seed}")
     rank = EVERYBODY if case.everybody else chance.choice(case.among or range(case.ranks))
     kind = next((fault.finding for fault in FAULTS if fault.name == case.fault), "")
     outcome = RealRun(case.fault, case.strategy, seed, rank, case.ranks, kind)
-    run_id = f"{case.fault}-{case.strategy}-{seed}"
+    run_id = f"{case.fault}-{case.strategy}-{seed}" + ("" if is_planted else "-without")
     folder = directory / run_id
     folder.mkdir()
-    command = _command(server, case, rank, chance, run_id, folder)
+    command = _command(server, case, rank, chance, run_id, folder, is_planted)
     began = time.monotonic()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -204,13 +210,15 @@ def run_case(server: Server, case: Case, seed: int, directory: Path) -> RealRun:
 
 
 def _command(
-    server: Server, case: Case, rank: int, chance: random.Random, run_id: str, folder: Path
-) -> list[str]:
+    server: Server, case: Case, rank: int, chance: random.Random, run_id: str, folder: Path,
+    is_planted: bool,
+) -> list[str]:  # fmt: skip
     trainer = ["--strategy", case.strategy, "--steps", str(case.steps),
+               "--step-times", str(folder / STEP_TIMES),
                "--seed", str(chance.randrange(1000)), *case.flags]  # fmt: skip
     if case.directory:
         trainer += ["--checkpoint-dir", str(folder / "checkpoints")]
-    if case.fault != NO_FAULT:
+    if case.fault != NO_FAULT and is_planted:
         where = "all" if rank == EVERYBODY else rank
         fault = f"{case.fault}:rank={where}"
         if case.start is not None:

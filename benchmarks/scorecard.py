@@ -128,7 +128,8 @@ def real_text(runs: list[RealRun], costs: list[CostPair]) -> list[str]:
         lines += [
             "Pairs of runs with and without the fault, one right after the other, with the "
             "same seed and flags (`python benchmarks/real_costs.py`). The truth is from the "
-            "trainer's own clock.",
+            "trainer's own clock. Two runs that are more than 5 % apart before the fault cannot "
+            "be compared: the machine was busy in one of them.",
             "",
             *cost_rows(costs),
         ]

@@ -18,6 +18,7 @@ from tests.score.card import share, spread
 
 EVERYBODY = -1  # the rank of a fault that is the run's: no rank is to blame
 NO_FAULT = "none"
+MAX_DRIFT = 0.05  # two runs that far apart before a fault say more of the machine than of it
 RIGHT, SILENT, OTHER = "right", "said nothing", "other kind"
 ACCUSES, FALSE_ALARM, NOT_FIRED = "accuses", "false alarm", "the fault did not fire"
 _FOUND = ("kind", "severity", "ranks", "onset_step", "cost_throughput_ratio")
@@ -49,17 +50,71 @@ class CostPair:
     strategy: str
     seed: int
     ranks: int
-    steps: int  # of each run that count
+    steps: int  # of each run that count: from the first one with the fault
     without_ms: float  # mean step of the run without the fault, by the trainer's own clock
     with_ms: float
     truth: float  # 1 - without / with
     said: float | None  # by the finding that names the fault; None: nothing named it
-    what: str = ""
+    # How much slower the run with the fault was before it: what the machine did, not the fault.
+    drift: float | None = None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Return whether the two runs were alike before the fault."""
+        return self.drift is None or abs(self.drift) <= MAX_DRIFT
 
     @property
     def error_points(self) -> float | None:
-        """Return by how many points of a hundred what was said is above the truth."""
-        return None if self.said is None else 100 * (self.said - self.truth)
+        """Return by how many points of a hundred what was said is above the truth.
+
+        None where nothing was said, or where the machine changed more than the fault could tell.
+        """
+        if self.said is None or not self.is_comparable:
+            return None
+        return 100 * (self.said - self.truth)
+
+
+def pair_of(
+    run: RealRun, with_times: Path, without_times: Path, settle_steps: int = 5
+) -> CostPair | None:
+    """Return the cost of a run's fault, None where too few steps are there to tell.
+
+    The times are those that the trainer wrote (`--step-times`). Steps are counted from the first
+    with the fault to the last of both runs; the first ones of a run warm up.
+    """
+    if run.fired is None:
+        return None
+    edges = [step_edges(path) for path in (with_times, without_times)]
+    begin = max(int(run.fired["start_step"]), settle_steps)
+    end = min(max(one, default=0) for one in edges)
+    if end - begin < settle_steps:
+        return None
+    with_ms, without_ms = (mean_step_ms(one, begin, end) for one in edges)
+    drift = None
+    if begin - settle_steps > settle_steps:
+        before, calm = (mean_step_ms(one, settle_steps, begin - 1) for one in edges)
+        drift = before / calm - 1
+    costs = [one["cost_throughput_ratio"] for one in run.found
+             if is_named(run, one) and one.get("cost_throughput_ratio") is not None]  # fmt: skip
+    return CostPair(
+        run.fault, run.strategy, run.seed, run.ranks, end - begin + 1, without_ms, with_ms,
+        1 - without_ms / with_ms, max(costs, default=None), drift,
+    )  # fmt: skip
+
+
+def step_edges(path: Path) -> dict[int, tuple[int, int]]:
+    """Return when the first rank began each step and the last one was through with it, ns."""
+    found: dict[int, tuple[int, int]] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        one = json.loads(line)
+        began, ended = found.get(one["step"], (one["began_ns"], one["ended_ns"]))
+        found[one["step"]] = min(began, one["began_ns"]), max(ended, one["ended_ns"])
+    return found
+
+
+def mean_step_ms(edges: dict[int, tuple[int, int]], first: int, last: int) -> float:
+    """Return the mean time of the steps from one to another, both counted."""
+    return (edges[last][1] - edges[first][0]) / 1e6 / (last - first + 1)
 
 
 Record = TypeVar("Record", RealRun, CostPair)
@@ -176,15 +231,17 @@ def _real_row(name: str, mine: Sequence[RealRun], costs: Sequence[CostPair]) -> 
 
 def cost_rows(costs: Sequence[CostPair]) -> list[str]:
     """Return the table of pairs of runs with and without a fault."""
-    lines = ["| fault | strategy | seed | ranks | step without, ms | step with, ms | true cost | "
-             "said | difference, points |", "|" + "---|" * 9]  # fmt: skip
+    lines = ["| fault | strategy | seed | ranks | step without, ms | step with, ms | before the "
+             "fault | true cost | said | difference, points |", "|" + "---|" * 10]  # fmt: skip
     for one in costs:
         error = one.error_points
         cells = (
             one.fault, one.strategy, one.seed, one.ranks, f"{one.without_ms:.1f}",
-            f"{one.with_ms:.1f}", f"{100 * one.truth:.1f} %",
+            f"{one.with_ms:.1f}", "-" if one.drift is None else f"{100 * one.drift:+.1f} %",
+            f"{100 * one.truth:.1f} %",
             "nothing" if one.said is None else f"{100 * one.said:.1f} %",
-            "-" if error is None else f"{error:+.1f}",
+            "not comparable" if not one.is_comparable
+            else "-" if error is None else f"{error:+.1f}",
         )  # fmt: skip
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return lines

@@ -8,6 +8,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.score import real
 from tests.score.real import EVERYBODY, CostPair, RealRun
 
@@ -66,6 +68,9 @@ def test_rows_count_the_runs_and_a_fault_that_did_not_fire_counts_for_nothing() 
     assert cells(rows[4])[:7] == ["none (clean)", "ddp", "4", "75.0 % (3/4)", "0", "0", "1"]
     assert len(real.miss_rows([*RUNS, *clean])) == 5
     assert [cells(row)[-1] for row in real.cost_rows(pairs)[2:]] == ["+1.0", "-4.0", "-"]
+    pairs[1].drift = -0.06  # the machine was busy in one of the runs
+    assert cells(real.real_rows(RUNS, pairs)[2])[-1] == "1.0 (1.0)"
+    assert cells(real.cost_rows(pairs)[3])[-1] == "not comparable"
 
 
 def test_a_table_of_many_runs_adds_up() -> None:
@@ -108,6 +113,47 @@ def test_a_later_record_stands_for_an_earlier_one_and_small_ones_are_judged_alik
     assert [one["kind"] for one in kept[1]["found"]] == ["hang"]  # not what is info and another
     assert all("what" not in one for one in kept[0]["found"])
     assert kept[0]["fired"] == {"start_step": 5, "size": "1"}
+
+
+def times(path: Path, step_ms: list[float], late_ms: float = 2.0) -> Path:
+    """Write what two ranks tell, of which the second is late by as much in each step."""
+    lines, now = [], 1.0
+    for step, took in enumerate(step_ms, 1):
+        for rank in range(2):
+            began = now + rank * late_ms
+            edges = {"began_ns": int(1e6 * began), "ended_ns": int(1e6 * (began + took - late_ms))}
+            lines.append({"rank": rank, "restarts": 0, "step": step, "trained_ns": 0, **edges})
+        now += took
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_the_cost_of_a_pair_is_that_of_the_trainers_clock(tmp_path: Path) -> None:
+    one = run("hiccup", 1, finding("hiccup", 2), finding("hiccup", 1))
+    one.fired = {"start_step": 21}
+    calm = times(tmp_path / "calm", [500.0] * 4 + [100.0] * 96)
+    slow = times(tmp_path / "slow", [900.0] * 4 + [104.0] * 16 + [100.0, 225.0] * 40)
+    pair = real.pair_of(one, slow, calm)
+    assert pair is not None
+    assert (pair.steps, pair.without_ms, pair.with_ms) == (80, 100.0, 162.5)
+    assert pair.truth == pytest.approx(1 - 100 / 162.5)
+    assert pair.drift == pytest.approx(0.04)
+    assert pair.said == 0.123456789  # not of the finding that names another rank
+    assert pair.error_points == pytest.approx(100 * (0.123456789 - pair.truth))
+    one.found = []
+    silent = real.pair_of(one, slow, calm)
+    assert silent is not None
+    assert silent.said is None
+
+
+def test_a_run_that_stopped_tells_no_cost(tmp_path: Path) -> None:
+    one = run("hiccup", 1)
+    one.fired = {"start_step": 21}
+    calm = times(tmp_path / "calm", [100.0] * 100)
+    assert real.pair_of(one, times(tmp_path / "slow", [100.0] * 22), calm) is None
+    assert real.pair_of(one, tmp_path / "absent", calm) is None
+    one.fired = None
+    assert real.pair_of(one, calm, calm) is None
 
 
 def test_costs_are_kept_alike(tmp_path: Path) -> None:

@@ -84,12 +84,15 @@ def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
     over = len(last.ended_ns) >= len(last.came_up_ns)
     left = max(one.left_ns for one in attempts)
     ended = max([left, *last.ended_ns.values()]) if over else now_ns
-    again = _done_again(attempts)
+    again, waits = _done_again(attempts), [_waits_for_saves_ns(one) for one in attempts]
     total, lost_steps = _Sum(), 0
     for rank in ranks:
         at, lost_of_rank = began, 0
         for index, one in enumerate(attempts):
-            at, lost = _of_rank(total, one, rank, at, ended, again[index], index == 0)
+            before = total.add("start-up" if index == 0 else "restart",
+                               one.came_up_ns.get(rank, at) - at)  # fmt: skip
+            at, lost = _of_rank(total, one, rank, at + int(before), ended, again[index],
+                                waits[index].get(rank, 0.0))  # fmt: skip
             lost_of_rank += lost
         lost_steps = max(lost_steps, lost_of_rank)
         total.add("after the end" if over else "not recorded", ended - at)
@@ -113,13 +116,13 @@ def _done_again(attempts: Sequence[Attempt]) -> list[int | None]:
 
 
 def _of_rank(
-    total: _Sum, one: Attempt, rank: int, at: int, ended: int, next_step: int | None, is_first: bool
-) -> tuple[int, int]:
-    """Add one rank's time in one attempt, from `at` on; return until when, and lost steps."""
+    total: _Sum, one: Attempt, rank: int, at: int, ended: int, next_step: int | None,
+    wait_for_saves_ns: float,
+) -> tuple[int, int]:  # fmt: skip
+    """Add one rank's time since it came up in one attempt; return until when, and lost steps."""
     came_up = one.came_up_ns.get(rank)
     if came_up is None:
         return at, 0  # this rank was not part of it: its time is booked with the next attempt
-    total.add("start-up" if is_first else "restart", came_up - at)
     end = min(one.ended_ns.get(rank, ended), ended)
     sums = one.sums.get(rank)
     if sums is None or not sums.num_steps:
@@ -128,7 +131,7 @@ def _of_rank(
     total.add("start-up", sums.first_start_ns - came_up)
     inside = sums.last_end_ns - sums.first_start_ns
     lost_steps, lost = _lost(one, rank, sums, next_step)
-    values = _parts_of(one, rank, sums)
+    values = _parts_of(sums, wait_for_saves_ns)
     for part in ("start-up", "first steps"):
         total.add(part, values.pop(part))
     for name, part in _OF_SUM.items():
@@ -144,7 +147,7 @@ def _of_rank(
     return max(end, sums.last_end_ns), lost_steps
 
 
-def _parts_of(one: Attempt, rank: int, sums: RankTime) -> dict[str, float]:
+def _parts_of(sums: RankTime, wait_for_saves_ns: float) -> dict[str, float]:
     """Return the parts of a rank's steps, ns; what first steps and saves take is taken out.
 
     A first step begins with the rank's first word, so it holds the building of the model, reading
@@ -165,27 +168,33 @@ def _parts_of(one: Attempt, rank: int, sums: RankTime) -> dict[str, float]:
         beside = {name: min(parts[name], sums.beyond_usual(name, first=False))
                   for name in ("productive", "blocked")}  # fmt: skip
     else:
-        beside = {"blocked": min(parts["blocked"], _wait_for_saves_ns(one, rank, sums))}
+        beside = {"blocked": min(parts["blocked"], wait_for_saves_ns)}
     for name, value in beside.items():
         parts[name] -= value
         parts["checkpoint"] += value
     return parts | found
 
 
-def _wait_for_saves_ns(one: Attempt, rank: int, sums: RankTime) -> float:
-    """Return how much longer a rank that saves nothing waits in steps in which others save."""
-    table, row = one.steps, one.steps.row_of.get(rank)
-    if row is None or not any(other.num_saving for other in one.sums.values()):
-        return 0.0
-    saves = np.any(table.flags() & STEP_CHECKPOINT != 0, axis=0)
-    saves &= ~np.any(table.flags() & STEP_FIRST != 0, axis=0)
-    blocked = table.get("blocked")[row]
+def _waits_for_saves_ns(one: Attempt) -> dict[int, float]:
+    """Return how much longer ranks that save nothing wait in steps in which others save."""
+    waiting = [rank for rank in one.steps.row_of if rank in one.sums
+               and not one.sums[rank].num_saving]  # fmt: skip
+    if not waiting or not any(sums.num_saving for sums in one.sums.values()):
+        return {}
+    flags, table = one.steps.flags(), one.steps
+    saves = np.any(flags & STEP_CHECKPOINT != 0, axis=0) & ~np.any(flags & STEP_FIRST != 0, axis=0)
+    usual = ~table.special()
+    if not saves.any() or not usual.any():
+        return {}
+    rows = [table.row_of[rank] for rank in waiting]
+    blocked = np.asarray(table.get("blocked")[rows], np.float64)
     known = ~np.isnan(blocked)
-    if not (known & saves).any() or not (known & ~table.special()).any():
-        return 0.0
-    usual = float(blocked[known & ~table.special()].mean())
-    beyond = float((blocked[known & saves] - usual).sum())
-    return max(0.0, beyond) * 1e6 * sums.num_steps / int(known.sum())
+    blocked[~known] = 0.0
+    mean = blocked[:, usual].sum(1) / np.maximum(known[:, usual].sum(1), 1)
+    beyond = blocked[:, saves].sum(1) - mean * known[:, saves].sum(1)
+    counts = np.array([one.sums[rank].num_steps for rank in waiting])
+    whole = np.maximum(beyond, 0.0) * 1e6 * counts / np.maximum(known.sum(1), 1)
+    return dict(zip(waiting, whole.tolist(), strict=True))
 
 
 def _lost(

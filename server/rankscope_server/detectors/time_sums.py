@@ -73,15 +73,25 @@ class TimeSums:
         is_first = (ns("flags") & STEP_FIRST) != 0
         is_saving = (aside["checkpoint"] > 0) & ~is_first
         parts = {"productive": duration - sum(aside.values()), **aside}
-        for name, values in parts.items():
-            known.parts[name] += int(values.sum())
-            known.first[name] += int(values[is_first].sum())
-            known.saving[name] += int(values[is_saving].sum())
-        known.num_first += int(is_first.sum())
-        known.num_saving += int(is_saving.sum())
-        known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
+        _add(known.parts, parts)
+        if is_first.any():
+            _add(known.first, parts, is_first)
+            known.num_first += int(is_first.sum())
+            known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
+        if is_saving.any():
+            _add(known.saving, parts, is_saving)
+            known.num_saving += int(is_saving.sum())
         known.first_start_ns = min(known.first_start_ns, int(started.min()))
         known.last_end_ns = max(known.last_end_ns, int((started + duration).max()))
         known.first_step = min(known.first_step, int(steps.min()))
         known.last_step = max(known.last_step, int(steps.max()))
         known.num_steps += len(steps)
+
+
+def _add(
+    sums: dict[str, int],
+    parts: Mapping[str, np.ndarray[tuple[int], np.dtype[np.int64]]],
+    where: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
+) -> None:
+    for name, values in parts.items():
+        sums[name] += int((values if where is None else values[where]).sum())
