@@ -215,7 +215,7 @@ def sampled(source: ConnectionSource) -> list[Row]:
 
 
 def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -> None:
-    world.process(0, [1, 2, 3, 4], "HOME=/\0MASTER_PORT=29500\0X=1\0")
+    world.process(0, [1, 2, 3, 4, 7], "HOME=/\0MASTER_PORT=29500\0X=1\0")
     world.process(1, [5])
     world.found = [
         end(1, "10.0.0.1:4000", "10.0.0.2:29500"),  # the store
@@ -224,6 +224,7 @@ def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -
         end(4, "10.0.0.1:6000", "10.0.0.1:6001"),
         end(5, "10.0.0.1:6001", "10.0.0.1:6000"),
         end(6, "10.0.0.1:7000", "10.0.0.1:7001"),  # of no rank
+        end(7, "10.0.0.1:8000", "203.0.113.9:443"),  # storage
     ]
     told = {(row["rank"], row["local"]) for row in sampled(world.source())}
     assert told == {(0, "10.0.0.1:6000"), (1, "10.0.0.1:6001")}
@@ -232,15 +233,15 @@ def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -
 def test_what_does_not_move_has_no_row_unless_it_is_stuck(world: World) -> None:
     world.process(0, [1, 2, 3])
     world.found = [
-        end(1, "a:1", "b:1"),
-        end(2, "a:2", "b:2", in_flight_segments=3, backoff=4),
-        end(3, "a:3", "b:3"),
+        end(1, "a:5001", "b:5001"),
+        end(2, "a:5002", "b:5002", in_flight_segments=3, backoff=4),
+        end(3, "a:5003", "b:5003"),
     ]
     source = world.source()
     assert len(sampled(source)) == 3
-    world.found[2] = end(3, "a:3", "b:3", received_bytes=50)
+    world.found[2] = end(3, "a:5003", "b:5003", received_bytes=50)
     rows = sampled(source)
-    assert [row["local"] for row in rows] == ["a:2", "a:3"]
+    assert [row["local"] for row in rows] == ["a:5002", "a:5003"]
     assert rows[0]["backoff"] == 4
 
 
@@ -248,7 +249,9 @@ def test_of_a_thousand_connections_those_that_tell_most_are_sent(world: World) -
     count = 1024
     world.process(0, range(1, count + 1))
     world.found = [
-        end(n, f"10.0.0.1:{n}", f"10.0.{n // 250}.2:{n}", acknowledged_bytes=10**6 * n)
+        end(
+            n, f"10.0.0.1:{5000 + n}", f"10.0.{n // 250}.2:{5000 + n}", acknowledged_bytes=10**6 * n
+        )
         for n in range(1, count + 1)
     ]
     world.found[4] = replace(
@@ -256,28 +259,28 @@ def test_of_a_thousand_connections_those_that_tell_most_are_sent(world: World) -
     )
     rows = sampled(world.source())
     assert len(rows) == MAX_CONNECTIONS
-    assert rows[0]["local"] == "10.0.0.1:5"  # it is stuck
+    assert rows[0]["local"] == "10.0.0.1:5005"  # it is stuck
     assert {row["local"] for row in rows[1:]} == {
-        f"10.0.0.1:{n}" for n in range(count, count - MAX_CONNECTIONS + 1, -1)
+        f"10.0.0.1:{5000 + n}" for n in range(count, count - MAX_CONNECTIONS + 1, -1)
     }
 
 
 def test_a_sender_that_paces_itself_has_no_window(world: World) -> None:
     world.process(0, [1, 2])
     open_window = {"congestion_segments": 30, "segment_bytes": 1000, "receiver_bytes": 20_500}
-    world.found = [end(n, f"a:{n}", f"b:{n}", **open_window) for n in (1, 2)]
+    world.found = [end(n, f"a:500{n}", f"b:500{n}", **open_window) for n in (1, 2)]
     world.found[1] = replace(world.found[1], control="bbr2")
     windows = {row["local"]: row["window_segments"] for row in sampled(world.source())}
-    assert windows == {"a:1": 20, "a:2": -1}
+    assert windows == {"a:5001": 20, "a:5002": -1}
 
 
 def test_new_sockets_are_seen_and_processes_that_are_gone_forgotten(world: World) -> None:
     world.process(0, [1])
-    world.found = [end(1, "a:1", "b:1"), end(2, "a:2", "b:2")]
+    world.found = [end(1, "a:5001", "b:5001"), end(2, "a:5002", "b:5002")]
     source = world.source()
     assert len(sampled(source)) == 1
     (world.proc / "100/fd/9").symlink_to("socket:[2]")
-    assert [row["local"] for row in sampled(source)] == ["a:2"]
+    assert [row["local"] for row in sampled(source)] == ["a:5002"]
     world.ranks.clear()
     assert sampled(source) == []
     assert not source._files

@@ -15,6 +15,7 @@ from rankscope.schema import ChunkKind
 MAX_CONNECTIONS = 16  # of a rank in one sample
 _LOOK_AGAIN = 10  # samples after which the files of a process are listed even if none came
 _MAX_FILES = 65_536
+_FIRST_OWN_PORT = 1024  # below it are services such as storage over HTTPS, never ranks
 # Controls that pace what they send: with them data waits at the sender on any slow way.
 _PACING_CONTROLS = ("bbr",)
 
@@ -56,7 +57,7 @@ class ConnectionSource(Source):
         for each in found:
             rank = owner[each.inode]
             is_to_itself = here.get((each.remote, each.local)) == rank
-            if not is_to_itself and not self._is_to_store(rank, each):
+            if not is_to_itself and not self._is_to_service(rank, each):
                 mine.setdefault(rank, []).append(each)
         return [row for rank, each in mine.items() for row in self._rows(rank, each)]
 
@@ -90,12 +91,12 @@ class ConnectionSource(Source):
             self._files[rank] = len(names), self._samples, inodes
         return inodes
 
-    def _is_to_store(self, rank: RankProcess, connection: TcpConnection) -> bool:
-        """Return whether this is a connection to the store of the rendezvous."""
+    def _is_to_service(self, rank: RankProcess, connection: TcpConnection) -> bool:
+        """Return whether it leads to the store of the rendezvous, or to a well-known port."""
         if rank not in self._store:
             self._store[rank] = _variable(self._machine, rank.pid, "MASTER_PORT")
-        ports = {connection.local.rpartition(":")[2], connection.remote.rpartition(":")[2]}
-        return self._store[rank] in ports
+        ports = [address.rpartition(":")[2] for address in (connection.local, connection.remote)]
+        return self._store[rank] in ports or any(int(port) < _FIRST_OWN_PORT for port in ports)
 
     def _forget(self, ranks: Mapping[RankProcess, object]) -> None:
         """Drop what is known of processes that are gone."""
