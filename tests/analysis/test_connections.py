@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from rankscope.chunk import Column
-from rankscope.schema import RankRegistered
+from rankscope.chunk import Column, encode_chunk
+from rankscope.schema import (
+    CHUNK_COLUMNS,
+    Chunk,
+    GroupDefined,
+    GroupState,
+    RankRegistered,
+    RankState,
+)
+from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.detectors.connection_table import (
     NUM_STRETCHES,
     STRETCH_SECONDS,
@@ -20,6 +29,9 @@ from rankscope_server.detectors.connection_table import (
 from rankscope_server.detectors.flow_place import Place, place_of_slower, place_of_stuck
 from rankscope_server.detectors.sample_table import SampleTable
 from rankscope_server.detectors.window import Window
+from tests.simulator.delivery import apply, deliver
+from tests.simulator.job import Fault, Job
+from tests.simulator.records import START_NS, Recording
 
 START_S = 1_790_000_000
 ONSET_S = 40.0  # after the start
@@ -58,6 +70,9 @@ class Net:
     silent: frozenset[int] = frozenset()  # ranks that are not sampled
     address: Callable[[int, int, bool], str] | None = None
     small: frozenset[Pair] = frozenset()  # pairs that carry little
+    start_s: float = START_S
+    onset_s: float = ONSET_S
+    end_s: float = END_S
 
     def host(self, rank: int) -> str:
         return f"node{rank // self.per_host}"
@@ -78,17 +93,17 @@ class Net:
         both = sorted({*self.pairs, *((b, a) for a, b in self.pairs)})
         totals = {pair: np.zeros(7) for pair in both}
         rows: dict[str, list[dict[str, Any]]] = {}
-        for second in np.arange(2.0, END_S, 2.0):
+        for second in np.arange(2.0, self.end_s, 2.0):
             for pair in both:
                 known = self.usual(pair) if pair in self.pairs else Traffic(0, 0, 0, 0)
-                if second > ONSET_S:
+                if second > self.onset_s:
                     known = self.bad.get(pair, known)
                 totals[pair] += self._rise(known, pair, second, chance)
                 if pair[0] in self.silent or chance.random() < self.lost_samples:
                     continue
                 row = self._row(pair, known, second, totals[pair], chance)
                 rows.setdefault(self.host(pair[0]), []).append(row)
-            if second % 6 == 0 or second >= END_S - 2:
+            if second % 6 == 0 or second >= self.end_s - 2:
                 for host, mine in rows.items():
                     yield host, _columns(mine)
                 rows = {}
@@ -99,7 +114,7 @@ class Net:
         """Return how the totals of an end rise in two seconds; the last is what it dropped."""
         noise = 2 * chance.lognormvariate(0, 0.2)
         back = self.usual((pair[1], pair[0]))
-        if second > ONSET_S:
+        if second > self.onset_s:
             back = self.bad.get((pair[1], pair[0]), back)
         carried = 0.0 if known.is_stuck else known.num_bytes
         return np.array([
@@ -113,7 +128,7 @@ class Net:
         chance: random.Random,
     ) -> dict[str, Any]:  # fmt: skip
         waits = chance.random() < known.waits
-        stuck_s = second - ONSET_S
+        stuck_s = second - self.onset_s
         backoff = int(np.log2(stuck_s / 0.2)) if known.is_stuck and stuck_s > 0.4 else 0
         names = (
             "acknowledged_bytes_total", "busy_us_total", "receiver_limited_us_total",
@@ -121,7 +136,7 @@ class Net:
             "dropped_segments_total",
         )  # fmt: skip
         return {
-            "time_ns": int((START_S + second) * 1e9), "rank": pair[0],
+            "time_ns": int((self.start_s + second) * 1e9), "rank": pair[0],
             "local": self._address(*pair, False),
             "remote": self._address(pair[1], pair[0], True),
             **dict(zip(names, total.astype(np.int64).tolist(), strict=True)),
@@ -371,3 +386,125 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.newest_ns == newest
     oldest = np.where(table._cells[0] > 0, table._cells[0], newest).min()
     assert newest - oldest < 4 * NUM_STRETCHES * STRETCH_SECONDS * 10**9
+
+
+# --- through the whole analysis ------------------------------------------------------------------
+
+JOB = Job(
+    data=8, steps=150, forward_ms=80.0, transfer_ms=10.0, ranks_per_host=4, backend="gloo", seed=3,
+    faults=(Fault("slow_link", rank=5, start=90, size=20.0),),
+)  # fmt: skip
+
+
+def look(job: Job, traffic: Net | None, seed: int | None = None) -> Look:
+    """Return the analysis of a job whose connections are those of `traffic` from the onset on."""
+    recording = Recording(job)
+    state = RunState("connections")
+    items = list(recording.items())
+    apply(state, items if seed is None else deliver(items, seed, lost=0.0))
+    at_ms = recording.stopped_ms() + 1
+    apply(state, recording.states(at_ms))
+    if traffic is not None:
+        net = replace(traffic, start_s=START_NS / 1e9, end_s=at_ms / 1e3,
+                      onset_s=recording.began_ms[90] / 1e3)  # fmt: skip
+        chunks = list(net.chunks())
+        if seed is not None:
+            random.Random(seed).shuffle(chunks)
+        for chunk in (_chunk(host, columns) for host, columns in chunks):
+            state.apply_chunk(*chunk)
+            state.apply_chunk(*chunk)  # twice: sent again after an outage
+    return state.look(START_NS + int(at_ms * 1e6) + 10**9)
+
+
+def _chunk(host: str, columns: dict[str, Column]) -> tuple[Chunk, dict[str, Column]]:
+    times = np.asarray(columns["time_ns"])
+    filled = {
+        name: columns.get(name, np.full(len(times), -1)) for name in CHUNK_COLUMNS["connections"]
+    }
+    lo, hi = int(times.min()), int(times.max())
+    data = encode_chunk(filled)
+    return Chunk(kind="connections", attempt=0, rank=-1, host=host, count=len(times),
+                 time_lo_ns=lo, time_hi_ns=hi, data=data), filled  # fmt: skip
+
+
+def slow_links(found: Look) -> list[Finding]:
+    return [finding for finding in found.findings if finding.detector == "slow-link"]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_of_a_single_group_the_connections_name_the_rank(seed: int | None) -> None:
+    net = Net(8, ring(8), bad={(5, 6): HELD})
+    found = look(JOB, net, seed)
+    (finding,) = slow_links(found)
+    assert (finding.ranks, finding.severity) == ((5,), "critical")
+    assert finding.what.startswith("What rank 5 (")
+    assert "not known" not in finding.what
+    assert finding.hosts == (JOB.host(5),)
+    assert 5 not in finding.victims
+    assert "From rank 5 to rank 6" in finding.evidence[0].text
+    assert finding.cost_throughput_ratio is not None
+    assert found.verdict is not None
+    assert found.verdict.ranks == (5,)
+
+
+def test_without_connections_the_place_stays_unknown() -> None:
+    nat = Net(8, ring(8), bad={(5, 6): HELD}, silent=frozenset(range(8)))
+    for net in (None, nat):
+        (finding,) = slow_links(look(JOB, net))
+        assert finding.ranks == ()
+        assert finding.what.endswith("at which link is not known")
+
+
+def test_connections_are_no_finding_of_their_own() -> None:
+    """Nobody became slower: a link may be as slow as it likes."""
+    net = Net(8, ring(8), bad={(5, 6): HELD, (4, 5): LOSSY})
+    assert slow_links(look(replace(JOB, faults=()), net)) == []
+
+
+def test_a_slow_rank_stays_a_slow_rank() -> None:
+    slow = replace(JOB, faults=(Fault("slow_compute", rank=2, start=90, size=1.0),))
+    assert slow_links(look(slow, Net(8, ring(8), bad={(5, 6): HELD}))) == []
+
+
+def stuck_state(rank: int, now_s: float) -> RankState:
+    since = int((START_S + ONSET_S) * 1e9)
+    state = GroupState(
+        group="world", issued=40, ended=39, operation="all_reduce", size_bytes=1 << 20,
+        issued_ns=since, open_sequence=40, open_operation="all_reduce", open_bytes=1 << 20,
+        open_ns=since,
+    )  # fmt: skip
+    return RankState(
+        attempt=0, rank=rank, time_ns=int((START_S + now_s) * 1e9), step=20, phase="backward",
+        phase_since_ns=since, heartbeat_ns=since, groups=[state],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_a_transfer_that_is_stuck_names_the_rank_that_nothing_reaches(is_sampled: bool) -> None:
+    state = RunState("stuck")
+    for rank in range(4):
+        known = replace_registered(rank)
+        state.apply_record(known)
+        state.apply_record(
+            GroupDefined(attempt=0, rank=rank, time_ns=1, group="world", ranks=[0, 1, 2, 3],
+                         backend="gloo")
+        )  # fmt: skip
+        state.apply_record(stuck_state(rank, 60.0))
+    quiet = {pair: Traffic(0, 0, 0, 0) for pair in ring(4)}
+    net = Net(4, ring(4), end_s=60.0, bad=quiet | {(1, 2): STUCK, (2, 3): STUCK})
+    for host, columns in net.chunks() if is_sampled else ():
+        state.apply_chunk(*_chunk(host, columns))
+    found = state.look(int((START_S + 60) * 1e9))
+    (finding,) = [one for one in found.findings if one.kind == "hang"]
+    assert finding.severity == "critical"
+    assert "ll_reduce #40" in finding.what
+    if is_sampled:
+        assert finding.ranks == (2,)
+        assert finding.what.startswith("The link of rank 2 (node0) carries nothing any more")
+        assert set(finding.victims) == {0, 1, 3}
+    else:
+        assert finding.ranks == ()
+
+
+def replace_registered(rank: int) -> RankRegistered:
+    return msgspec.structs.replace(_registered(rank, "node0"), world_size=4, time_ns=1)

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,16 @@ from rankscope.collector.columns import sample_chunk
 from rankscope.collector.sources.base import RankProcess, Row, Skipped
 from rankscope.collector.sources.connections import MAX_CONNECTIONS, ConnectionSource
 from rankscope.collector.sources.machine import Machine
-from rankscope.collector.sources.netlink import TcpConnection, established
+from rankscope.collector.sources.netlink import (
+    Address,
+    Counters,
+    TcpConnection,
+    _attributes,
+    _counters,
+    address_text,
+    established,
+    port_of,
+)
 from rankscope_trainer.faults.connections import limit_rate, lose_arriving, lose_nothing
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
@@ -48,10 +56,6 @@ def connect() -> Iterator[Callable[..., Pair]]:
 
 def inode(each: socket.socket) -> int:
     return os.fstat(each.fileno()).st_ino
-
-
-def address(each: tuple[object, ...]) -> str:
-    return f"{each[0]}:{each[1]}"
 
 
 def seen(*ends: socket.socket) -> list[TcpConnection]:
@@ -87,15 +91,15 @@ def test_both_ends_are_told_with_their_addresses(connect: Callable[..., Pair], h
     except OSError:
         pytest.skip("no IPv6 here")
     carry(pair, 3 * MIB)
-    wait_for(lambda: seen(pair[0])[0].counters["acknowledged_bytes"] >= 3 * MIB)
+    wait_for(lambda: seen(pair[0])[0].counters.acknowledged_bytes >= 3 * MIB)
     one, other = seen(*pair)
     assert (one.local, one.remote) == (other.remote, other.local)
-    assert one.local.rpartition(":")[2] == str(pair[0].getsockname()[1])
-    assert one.local.startswith("[::1]" if ":" in host else "127.0.0.1")
-    assert one.counters["acknowledged_bytes"] - 3 * MIB in (0, 1)  # 1: the kernel counts the SYN
-    assert other.counters["received_bytes"] == 3 * MIB
-    assert one.counters["sent_segments"] > 0
-    assert one.counters["in_flight_segments"] == one.counters["unsent_bytes"] == 0
+    assert port_of(one.local) == pair[0].getsockname()[1]
+    assert address_text(one.local).startswith("[::1]:" if ":" in host else "127.0.0.1:")
+    assert one.counters.acknowledged_bytes - 3 * MIB in (0, 1)  # 1: the kernel counts the SYN
+    assert other.counters.received_bytes == 3 * MIB
+    assert one.counters.sent_segments > 0
+    assert one.counters.in_flight_segments == one.counters.unsent_bytes == 0
     assert one.control
     assert one.drops == other.drops == 0
 
@@ -130,16 +134,16 @@ def test_a_paced_connection_is_busy_and_its_data_waits_at_the_sender(
     while reader.is_alive():
         (one,) = seen(slow[0])
         values = one.counters
-        held += values["unsent_bytes"] > 0 and (
-            2 * values["in_flight_segments"] < values["congestion_segments"]
+        held += values.unsent_bytes > 0 and (
+            2 * values.in_flight_segments < values.congestion_segments
         )
         time.sleep(0.1)
     sender.join()
     carry(fast, 2 * MIB)
     paced, free = (end.counters for end in seen(slow[0], fast[0]))
     assert held >= 5
-    assert paced["busy_us"] > 1_000_000
-    assert free["busy_us"] < paced["busy_us"] / 3
+    assert paced.busy_us > 1_000_000
+    assert free.busy_us < paced.busy_us / 3
 
 
 @linux
@@ -150,16 +154,16 @@ def test_what_is_lost_is_sent_again_and_counted_where_it_was_thrown_away(
     carry(pair, MIB)
     lose_arriving(pair[1], 1.0)
     pair[0].sendall(bytes(1000))
-    wait_for(lambda: seen(pair[0])[0].counters["backoff"] >= 2)
+    wait_for(lambda: seen(pair[0])[0].counters.backoff >= 2)
     sender, receiver = seen(*pair)
-    assert sender.counters["retransmitted_segments"] >= 2
-    assert sender.counters["in_flight_segments"] >= 1
+    assert sender.counters.retransmitted_segments >= 2
+    assert sender.counters.in_flight_segments >= 1
     assert receiver.drops >= 3
     lose_nothing(pair[1])
-    wait_for(lambda: seen(pair[0])[0].counters["in_flight_segments"] == 0)
+    wait_for(lambda: seen(pair[0])[0].counters.in_flight_segments == 0)
     (sender,) = seen(pair[0])
-    assert sender.counters["backoff"] == 0
-    assert sender.counters["needless_segments"] == 0
+    assert sender.counters.backoff == 0
+    assert sender.counters.needless_segments == 0
 
 
 # --- the source: ranks of a tree, connections as they are given -------------------------------
@@ -200,14 +204,13 @@ def world(tmp_path: Path) -> World:
 
 
 def end(number: int, local: str, remote: str, **counters: int) -> TcpConnection:
-    values = dict.fromkeys(seen_names(), 0) | {"acknowledged_bytes": 1} | counters
-    return TcpConnection(number, local, remote, "cubic", 0, values)
+    values = dict.fromkeys(Counters._fields, 0) | {"acknowledged_bytes": 1} | counters
+    return TcpConnection(number, packed(local), packed(remote), "cubic", 0, Counters(**values))
 
 
-def seen_names() -> tuple[str, ...]:
-    from rankscope.collector.sources.netlink import _FIELDS
-
-    return tuple(_FIELDS)
+def packed(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    return socket.inet_aton(host), int(port).to_bytes(2, "big")
 
 
 def sampled(source: ConnectionSource) -> list[Row]:
@@ -215,7 +218,7 @@ def sampled(source: ConnectionSource) -> list[Row]:
 
 
 def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -> None:
-    world.process(0, [1, 2, 3, 4], "HOME=/\0MASTER_PORT=29500\0X=1\0")
+    world.process(0, [1, 2, 3, 4, 7], "HOME=/\0MASTER_PORT=29500\0X=1\0")
     world.process(1, [5])
     world.found = [
         end(1, "10.0.0.1:4000", "10.0.0.2:29500"),  # the store
@@ -224,6 +227,7 @@ def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -
         end(4, "10.0.0.1:6000", "10.0.0.1:6001"),
         end(5, "10.0.0.1:6001", "10.0.0.1:6000"),
         end(6, "10.0.0.1:7000", "10.0.0.1:7001"),  # of no rank
+        end(7, "10.0.0.1:8000", "203.0.113.9:443"),  # storage
     ]
     told = {(row["rank"], row["local"]) for row in sampled(world.source())}
     assert told == {(0, "10.0.0.1:6000"), (1, "10.0.0.1:6001")}
@@ -232,15 +236,15 @@ def test_only_connections_that_may_lead_to_another_rank_are_told(world: World) -
 def test_what_does_not_move_has_no_row_unless_it_is_stuck(world: World) -> None:
     world.process(0, [1, 2, 3])
     world.found = [
-        end(1, "a:1", "b:1"),
-        end(2, "a:2", "b:2", in_flight_segments=3, backoff=4),
-        end(3, "a:3", "b:3"),
+        end(1, "10.0.0.1:5001", "10.0.0.2:5001"),
+        end(2, "10.0.0.1:5002", "10.0.0.2:5002", in_flight_segments=3, backoff=4),
+        end(3, "10.0.0.1:5003", "10.0.0.2:5003"),
     ]
     source = world.source()
     assert len(sampled(source)) == 3
-    world.found[2] = end(3, "a:3", "b:3", received_bytes=50)
+    world.found[2] = end(3, "10.0.0.1:5003", "10.0.0.2:5003", received_bytes=50)
     rows = sampled(source)
-    assert [row["local"] for row in rows] == ["a:2", "a:3"]
+    assert [row["local"] for row in rows] == ["10.0.0.1:5002", "10.0.0.1:5003"]
     assert rows[0]["backoff"] == 4
 
 
@@ -248,36 +252,40 @@ def test_of_a_thousand_connections_those_that_tell_most_are_sent(world: World) -
     count = 1024
     world.process(0, range(1, count + 1))
     world.found = [
-        end(n, f"10.0.0.1:{n}", f"10.0.{n // 250}.2:{n}", acknowledged_bytes=10**6 * n)
+        end(
+            n, f"10.0.0.1:{5000 + n}", f"10.0.{n // 250}.2:{5000 + n}", acknowledged_bytes=10**6 * n
+        )
         for n in range(1, count + 1)
     ]
-    world.found[4] = replace(
-        world.found[4], counters=world.found[4].counters | {"backoff": 1, "in_flight_segments": 1}
-    )
+    counters = world.found[4].counters._replace(backoff=1, in_flight_segments=1)
+    world.found[4] = world.found[4]._replace(counters=counters)
     rows = sampled(world.source())
     assert len(rows) == MAX_CONNECTIONS
-    assert rows[0]["local"] == "10.0.0.1:5"  # it is stuck
+    assert rows[0]["local"] == "10.0.0.1:5005"  # it is stuck
     assert {row["local"] for row in rows[1:]} == {
-        f"10.0.0.1:{n}" for n in range(count, count - MAX_CONNECTIONS + 1, -1)
+        f"10.0.0.1:{5000 + n}" for n in range(count, count - MAX_CONNECTIONS + 1, -1)
     }
 
 
 def test_a_sender_that_paces_itself_has_no_window(world: World) -> None:
     world.process(0, [1, 2])
     open_window = {"congestion_segments": 30, "segment_bytes": 1000, "receiver_bytes": 20_500}
-    world.found = [end(n, f"a:{n}", f"b:{n}", **open_window) for n in (1, 2)]
-    world.found[1] = replace(world.found[1], control="bbr2")
+    world.found = [end(n, f"10.0.0.1:500{n}", f"10.0.0.2:500{n}", **open_window) for n in (1, 2)]
+    world.found[1] = world.found[1]._replace(control="bbr2")
     windows = {row["local"]: row["window_segments"] for row in sampled(world.source())}
-    assert windows == {"a:1": 20, "a:2": -1}
+    assert windows == {"10.0.0.1:5001": 20, "10.0.0.1:5002": -1}
 
 
 def test_new_sockets_are_seen_and_processes_that_are_gone_forgotten(world: World) -> None:
     world.process(0, [1])
-    world.found = [end(1, "a:1", "b:1"), end(2, "a:2", "b:2")]
+    world.found = [
+        end(1, "10.0.0.1:5001", "10.0.0.2:5001"),
+        end(2, "10.0.0.1:5002", "10.0.0.2:5002"),
+    ]
     source = world.source()
     assert len(sampled(source)) == 1
     (world.proc / "100/fd/9").symlink_to("socket:[2]")
-    assert [row["local"] for row in sampled(source)] == ["a:2"]
+    assert [row["local"] for row in sampled(source)] == ["10.0.0.1:5002"]
     world.ranks.clear()
     assert sampled(source) == []
     assert not source._files
@@ -328,6 +336,16 @@ def test_a_dump_of_many_sockets_is_cheap(connect: Callable[..., Pair]) -> None:
 
 
 def test_a_damaged_answer_is_no_crash() -> None:
-    from rankscope.collector.sources.netlink import _attributes
+    assert list(_attributes(struct.pack("=HH", 2, 9), 0)) == []  # cut off: no fields
+    assert list(_attributes(struct.pack("=HH", 0, 2), 0)) == []
 
-    assert list(_attributes(memoryview(struct.pack("=HH", 2, 9)))) == []
+
+def test_what_an_older_kernel_does_not_tell_is_not_known() -> None:
+    """Linux 4.9 ended with what was limited by the send buffer."""
+    told = _counters(struct.pack("=4xB", 3).ljust(192, b"\0"))
+    assert (told.backoff, told.busy_us, told.needless_segments, told.receiver_bytes) == (
+        3,
+        0,
+        -1,
+        -1,
+    )

@@ -7,14 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from rankscope.collector.sources.base import Lane, RankProcess, Row, Skipped, Source
-from rankscope.collector.sources.files import need
+from rankscope.collector.sources.files import need, number
 from rankscope.collector.sources.machine import Machine
-from rankscope.collector.sources.netlink import TcpConnection
+from rankscope.collector.sources.netlink import (
+    Address,
+    TcpConnection,
+    address_text,
+    port_of,
+)
 from rankscope.schema import ChunkKind
 
 MAX_CONNECTIONS = 16  # of a rank in one sample
 _LOOK_AGAIN = 10  # samples after which the files of a process are listed even if none came
 _MAX_FILES = 65_536
+_FIRST_OWN_PORT = 1024  # below it are services such as storage over HTTPS, never ranks
 # Controls that pace what they send: with them data waits at the sender on any slow way.
 _PACING_CONTROLS = ("bbr",)
 
@@ -30,8 +36,8 @@ class ConnectionSource(Source):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._files: dict[RankProcess, tuple[int, int, frozenset[int]]] = {}
-        self._store: dict[RankProcess, str] = {}
-        self._before: dict[tuple[int, str, str], int] = {}
+        self._store: dict[RankProcess, int] = {}  # port
+        self._before: dict[tuple[int, Address, Address], int] = {}
         self._samples = 0
 
     def open(self) -> None:
@@ -56,7 +62,7 @@ class ConnectionSource(Source):
         for each in found:
             rank = owner[each.inode]
             is_to_itself = here.get((each.remote, each.local)) == rank
-            if not is_to_itself and not self._is_to_store(rank, each):
+            if not is_to_itself and not self._is_to_service(rank, each):
                 mine.setdefault(rank, []).append(each)
         return [row for rank, each in mine.items() for row in self._rows(rank, each)]
 
@@ -66,11 +72,11 @@ class ConnectionSource(Source):
         for each in found:
             key = (rank.rank, each.local, each.remote)
             values = each.counters
-            total = max(values["acknowledged_bytes"], 0) + max(values["received_bytes"], 0)
+            total = max(values.acknowledged_bytes, 0) + max(values.received_bytes, 0)
             moved = total - self._before.get(key, 0)
             self._before[key] = total
-            if moved or values["in_flight_segments"] > 0:
-                ordered.append((values["backoff"] > 0, moved, each))
+            if moved or values.in_flight_segments > 0:
+                ordered.append((values.backoff > 0, moved, each))
         ordered.sort(key=lambda one: one[:2], reverse=True)
         return [_row(rank, each) for _, _, each in ordered[:MAX_CONNECTIONS]]
 
@@ -90,12 +96,12 @@ class ConnectionSource(Source):
             self._files[rank] = len(names), self._samples, inodes
         return inodes
 
-    def _is_to_store(self, rank: RankProcess, connection: TcpConnection) -> bool:
-        """Return whether this is a connection to the store of the rendezvous."""
+    def _is_to_service(self, rank: RankProcess, connection: TcpConnection) -> bool:
+        """Return whether it leads to the store of the rendezvous, or to a well-known port."""
         if rank not in self._store:
-            self._store[rank] = _variable(self._machine, rank.pid, "MASTER_PORT")
-        ports = {connection.local.rpartition(":")[2], connection.remote.rpartition(":")[2]}
-        return self._store[rank] in ports
+            self._store[rank] = number(_variable(self._machine, rank.pid, "MASTER_PORT"))
+        ports = port_of(connection.local), port_of(connection.remote)
+        return self._store[rank] in ports or min(ports) < _FIRST_OWN_PORT
 
     def _forget(self, ranks: Mapping[RankProcess, object]) -> None:
         """Drop what is known of processes that are gone."""
@@ -109,26 +115,26 @@ class ConnectionSource(Source):
 
 def _row(rank: RankProcess, connection: TcpConnection) -> Row:
     values = connection.counters
-    window = values["congestion_segments"]
-    if values["receiver_bytes"] >= 0 and values["segment_bytes"] > 0:
-        window = min(window, values["receiver_bytes"] // values["segment_bytes"])
+    window = values.congestion_segments
+    if values.receiver_bytes >= 0 and values.segment_bytes > 0:
+        window = min(window, values.receiver_bytes // values.segment_bytes)
     if connection.control.startswith(_PACING_CONTROLS):
         window = -1
     return {
         "rank": rank.rank,
-        "local": connection.local,
-        "remote": connection.remote,
-        "acknowledged_bytes_total": values["acknowledged_bytes"],
-        "busy_us_total": values["busy_us"],
-        "receiver_limited_us_total": values["receiver_limited_us"],
-        "sent_segments_total": values["sent_segments"],
-        "retransmitted_segments_total": values["retransmitted_segments"],
-        "needless_segments_total": values["needless_segments"],
+        "local": address_text(connection.local),
+        "remote": address_text(connection.remote),
+        "acknowledged_bytes_total": values.acknowledged_bytes,
+        "busy_us_total": values.busy_us,
+        "receiver_limited_us_total": values.receiver_limited_us,
+        "sent_segments_total": values.sent_segments,
+        "retransmitted_segments_total": values.retransmitted_segments,
+        "needless_segments_total": values.needless_segments,
         "dropped_segments_total": connection.drops,
-        "unsent_bytes": values["unsent_bytes"],
-        "in_flight_segments": values["in_flight_segments"],
+        "unsent_bytes": values.unsent_bytes,
+        "in_flight_segments": values.in_flight_segments,
         "window_segments": window,
-        "backoff": values["backoff"],
+        "backoff": values.backoff,
     }
 
 

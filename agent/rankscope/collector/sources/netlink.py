@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG; this and the next are not in Python's `socket`
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
@@ -24,37 +24,57 @@ _RECEIVE_BYTES = 1 << 18
 
 _HEAD = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI48x")
-_SOCKET = struct.Struct("=BBBB HH16s16s I8s 5I".replace(" ", ""))  # inet_diag_msg
+_SOCKET = struct.Struct("=B3x2s2s16s16s28xI")  # inet_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")
-_DROPS_AT = 8 * 4  # SK_MEMINFO_DROPS
-# of tcp_info: name -> (offset, format)
-_FIELDS: dict[str, tuple[int, struct.Struct]] = {
-    "backoff": (4, struct.Struct("=B")),
-    "segment_bytes": (16, struct.Struct("=I")),
-    "in_flight_segments": (24, struct.Struct("=I")),  # sent and not acknowledged
-    "congestion_segments": (80, struct.Struct("=I")),
-    "retransmitted_segments": (100, struct.Struct("=I")),
-    "acknowledged_bytes": (120, struct.Struct("=Q")),
-    "received_bytes": (128, struct.Struct("=Q")),
-    "unsent_bytes": (144, struct.Struct("=I")),
-    "sent_segments": (156, struct.Struct("=I")),  # with data; what is sent again counts again
-    "busy_us": (168, struct.Struct("=Q")),
-    "receiver_limited_us": (176, struct.Struct("=Q")),
-    "needless_segments": (216, struct.Struct("=I")),  # sent again, had arrived: RFC 3708
-    "receiver_bytes": (228, struct.Struct("=I")),  # window of the receiver
-}
+_DROPS = struct.Struct("=32xI")  # SK_MEMINFO_DROPS
+# Of tcp_info the fields of `Counters`, in the order in which they lie there.
+_COUNTERS = struct.Struct("=4xB11xI4xI52xI16xI16xQQ8xI8xI8xQQ32xI8xI")
+_NOT_TOLD = ((1 << 32) - 1, (1 << 64) - 1)
+_BEFORE_IPV4 = bytes(10) + b"\xff\xff"  # an IPv4 address within IPv6
+
+Address: TypeAlias = tuple[bytes, bytes]  # host of 4 or 16 bytes, port; see `address_text`
 
 
-@dataclass(frozen=True, slots=True)
-class TcpConnection:
-    """One end of a connection. Addresses are `host:port`, counters those of `tcp_info`."""
+class Counters(NamedTuple):
+    """What the kernel counts of one end of a connection; -1 where it does not tell."""
+
+    backoff: int
+    segment_bytes: int
+    in_flight_segments: int  # sent and not acknowledged
+    congestion_segments: int
+    retransmitted_segments: int
+    acknowledged_bytes: int
+    received_bytes: int
+    unsent_bytes: int
+    sent_segments: int  # with data; what is sent again counts again
+    busy_us: int
+    receiver_limited_us: int
+    needless_segments: int  # sent again, had arrived: RFC 3708
+    receiver_bytes: int  # window of the receiver
+
+
+class TcpConnection(NamedTuple):
+    """One end of a connection. Tuples, as a node may have ten thousand."""
 
     inode: int
-    local: str
-    remote: str
+    local: Address
+    remote: Address
     control: str  # name of the congestion control
     drops: int  # segments that came and were thrown away at this socket; -1 not told
-    counters: dict[str, int]
+    counters: Counters
+
+
+def address_text(address: Address) -> str:
+    """Return `host:port`; an IPv4 address is written so in either family."""
+    host = address[0]
+    if len(host) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, host)}:{port_of(address)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, host)}]:{port_of(address)}"
+
+
+def port_of(address: Address) -> int:
+    """Return the port of an address."""
+    return int.from_bytes(address[1], "big")
 
 
 def established(inodes: Collection[int] | None = None) -> list[TcpConnection]:
@@ -75,7 +95,7 @@ def established(inodes: Collection[int] | None = None) -> list[TcpConnection]:
         ]
 
 
-def _dump(netlink: socket.socket, family: int) -> Iterator[memoryview]:
+def _dump(netlink: socket.socket, family: int) -> Iterator[bytes]:
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, _WANTED, _ESTABLISHED)
     netlink.send(_HEAD.pack(_HEAD.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
     while True:
@@ -84,7 +104,7 @@ def _dump(netlink: socket.socket, family: int) -> Iterator[memoryview]:
             length, kind, *_ = _HEAD.unpack_from(data, at)
             if kind == _DONE:
                 return
-            body = data[at + _HEAD.size : at + length]
+            body = bytes(data[at + _HEAD.size : at + length])
             if kind == _ERROR:
                 number = -struct.unpack_from("=i", body)[0]
                 raise OSError(number, "the kernel refuses to tell of its sockets")
@@ -92,44 +112,41 @@ def _dump(netlink: socket.socket, family: int) -> Iterator[memoryview]:
             at += max(length + 3 & ~3, _HEAD.size)
 
 
-def _connection(message: memoryview, inodes: Collection[int] | None) -> TcpConnection | None:
-    family, _, _, _, local_port, remote_port, local, remote, *rest = _SOCKET.unpack_from(message)
-    inode = rest[-1]
+def _connection(message: bytes, inodes: Collection[int] | None) -> TcpConnection | None:
+    family, local_port, remote_port, local, remote, inode = _SOCKET.unpack_from(message)
     if not inode or (inodes is not None and inode not in inodes):
         return None
-    told = dict(_attributes(message[_SOCKET.size :]))
-    info, memory = told.get(_INFO), told.get(_MEMORY)
+    told = dict(_attributes(message, _SOCKET.size))
+    info, memory = told.get(_INFO), told.get(_MEMORY, b"")
     if info is None:
         return None
     return TcpConnection(
-        inode=inode,
-        local=_address(family, local, local_port),
-        remote=_address(family, remote, remote_port),
-        control=bytes(told.get(_CONTROL, b"")).rstrip(b"\0").decode(errors="replace"),
-        drops=-1 if memory is None or len(memory) < _DROPS_AT + 4
-        else struct.unpack_from("=I", memory, _DROPS_AT)[0],
-        counters={
-            name: layout.unpack_from(info, at)[0] if len(info) >= at + layout.size else -1
-            for name, (at, layout) in _FIELDS.items()
-        },
-    )  # fmt: skip
+        inode,
+        (_host(family, local), local_port),
+        (_host(family, remote), remote_port),
+        told.get(_CONTROL, b"").rstrip(b"\0").decode(errors="replace"),
+        _DROPS.unpack_from(memory)[0] if len(memory) >= _DROPS.size else -1,
+        _counters(info),
+    )
 
 
-def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
-    at = 0
-    while at + _ATTRIBUTE.size <= len(rest):
-        length, kind = _ATTRIBUTE.unpack_from(rest, at)
+def _counters(info: bytes) -> Counters:
+    if len(info) >= _COUNTERS.size:
+        return Counters._make(_COUNTERS.unpack_from(info))
+    whole = Counters._make(_COUNTERS.unpack(info.ljust(_COUNTERS.size, b"\xff")))
+    return Counters._make(-1 if value in _NOT_TOLD else value for value in whole)
+
+
+def _attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
         if length < _ATTRIBUTE.size:
             return
-        yield kind, rest[at + _ATTRIBUTE.size : at + length]
+        yield kind, message[at + _ATTRIBUTE.size : at + length]
         at += length + 3 & ~3
 
 
-def _address(family: int, raw: bytes, port: int) -> str:
-    """Return `host:port`; an IPv4 address is written so in either family."""
-    if family == socket.AF_INET6 and raw[:12] == bytes(10) + b"\xff\xff":
-        family, raw = socket.AF_INET, raw[12:]
-    host = socket.inet_ntop(family, raw[: 4 if family == socket.AF_INET else 16])
-    if family == socket.AF_INET6:
-        host = f"[{host}]"
-    return f"{host}:{socket.ntohs(port)}"
+def _host(family: int, raw: bytes) -> bytes:
+    if family == socket.AF_INET:
+        return raw[:4]
+    return raw[12:] if raw.startswith(_BEFORE_IPV4) else raw
