@@ -91,6 +91,22 @@ def read(logs: dict[str, str | Sequence[str]], chunk: int = 1 << 20) -> Judgemen
         ("(RayWorker pid=12, ip=10.0.0.1) [rank9]: boom", 9, None, "boom"),
         ("192.168.13.81: [rank19]: boom", 19, None, "boom"),
         ("trainer/0 [1]:boom", None, 1, "boom"),
+        ("Thu Aug 29 16:41:02 2019[3]<stderr>:boom", 3, None, "boom"),
+        ("\x1b[36m(RayWorker pid=12, ip=10.0.0.1)\x1b[0m [rank9]: boom", 9, None, "boom"),
+        ("[36m(RayWorker pid=12, ip=10.0.0.1) [rank9]: boom", 9, None, "boom"),
+        (
+            "(EngineCore pid=7) ERROR 05-01 12:00:00 [core.py:7] Bad.Error: x",
+            None,
+            None,
+            "Bad.Error: x",
+        ),
+        ("E0501 12:00:00.1 12 a/api.py:732]   File x", None, None, "  File x"),
+        (
+            "E0501 12:00:00.1 12 a/api.py:732] failed",
+            None,
+            None,
+            "E0501 12:00:00.1 12 a/api.py:732] failed",
+        ),
         ("plain text: boom", None, None, "plain text: boom"),
         ("RuntimeError: boom", None, None, "RuntimeError: boom"),
     ],
@@ -177,6 +193,43 @@ def test_a_traceback_is_kept_together_between_the_lines_of_other_ranks() -> None
     assert group.family == "user_exception_one_rank"
     assert group.signal == "[rank2]: model.Odd: tensor 17 has no shape"
     assert "model.py:forward" in group.why_grouped
+
+
+def test_the_source_that_a_traceback_shows_reports_no_error() -> None:
+    lines = [
+        "    raise RuntimeError('NCCL communicator was aborted')",
+        "│ ❱ 12 │   raise RuntimeError('CUDA out of memory')  │",
+        "---> 12     raise RuntimeError('CUDA out of memory')",
+        "ValueError: odd batch",
+    ]
+    judged = read({"train.log": lines})
+    assert [group.signal for group in judged.groups] == ["ValueError: odd batch"]
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "family"),
+    [
+        (
+            "2026-05-01 12:00:00 | train.py:7 | ERROR | model.Odd3Error: no shape",
+            "model.Odd3Error: no shape",
+            "user_exception_one_rank",
+        ),
+        ("  what():  the odd thing happened", "the odd thing happened", "other"),
+    ],
+)
+def test_an_exception_behind_other_words(line: str, what: str, family: str) -> None:
+    root = read({"train.log": ["step 1", line]}).root
+    assert root is not None
+    assert (root.group.what, root.group.family) == (what, family)
+
+
+def test_refused_connections_count_only_if_nccl_gives_up_or_tries_for_long() -> None:
+    line = "n1:1:2 [0] NCCL INFO Call to connect returned Connection refused, retrying"
+    assert read({"x.log": [line] * 20 + ["step 1"]}).root is None
+    for lines in ([line] * 99, [line, "ncclInternalError: x"]):
+        root = read({"x.log": lines}).root
+        assert root is not None
+        assert root.group.family == "connection_refused"
 
 
 def test_the_same_error_from_another_place_is_another_group() -> None:

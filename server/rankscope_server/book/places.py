@@ -24,6 +24,11 @@ _QUOTED = re.compile(r"> ")  # a log that was pasted into a mail or an issue
 _COMPOSE = re.compile(r"[\w.-]+ +\| ")
 _TIME = re.compile(r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]? ")
 _DATE = re.compile(r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4} ?(?=\[)")
+_LOGGER = re.compile(  # of vLLM, of torch's elastic agent: before each line of a traceback
+    r"(?:(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\]"
+    r"|E\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\.py:\d+\]) "
+    r"(?=Traceback \(|\s|[A-Za-z_][\w.]*(?:Error|Exception)\b)"
+)
 _COLOUR = re.compile(r"\x1b?\[\d{1,3}(?:;\d{1,3}){0,4}m ?")
 _ORDINAL = re.compile(r"(?:worker|rank|trainer|replica|node|task)?-(\d{1,6})$", re.IGNORECASE)
 _SRUN = re.compile(rb"[ 0]{0,6}(\d{1,6}): ")
@@ -117,5 +122,8 @@ _PREFIXES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], _Taken]]] =
     *((pattern, _rank) for pattern in (_RANK, _MPI, _DETERMINED)),
     (_POD, _pod),
     *((pattern, _local) for pattern in (_ROLE, _BARE_LOCAL)),
-    *((one, _nothing) for one in (_COLOUR, _QUOTED, _TORCHX, _RAY, _TIME, _DATE, _PDSH, _COMPOSE)),
+    *(
+        (one, _nothing)
+        for one in (_COLOUR, _QUOTED, _TORCHX, _RAY, _TIME, _DATE, _PDSH, _COMPOSE, _LOGGER)
+    ),
 )
