@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 import pytest
 
-from rankscope.chunk import Column, encode_chunk
 from rankscope.schema import (
-    CHUNK_COLUMNS,
-    Chunk,
     GroupDefined,
     GroupState,
     RankRegistered,
@@ -29,121 +25,30 @@ from rankscope_server.detectors.connection_table import (
 from rankscope_server.detectors.flow_place import Place, place_of_slower, place_of_stuck
 from rankscope_server.detectors.sample_table import SampleTable
 from rankscope_server.detectors.window import Window
+from tests.simulator.connections import (
+    HELD,
+    LOSSY,
+    MB,
+    ONSET_S,
+    SLOW,
+    START_S,
+    STUCK,
+    Net,
+    Pair,
+    Traffic,
+    everybody,
+    ring,
+)
 from tests.simulator.delivery import apply, deliver
 from tests.simulator.job import Fault, Job
 from tests.simulator.records import START_NS, Recording
 
-START_S = 1_790_000_000
-ONSET_S = 40.0  # after the start
-END_S = 100.0
 COST = 0.4  # of the throughput
-MB = 1_000_000
-Pair = tuple[int, int]
 
 
 @dataclass
-class Traffic:
-    """What one rank sends to another, each second."""
-
-    num_bytes: float = 4.0 * MB
-    busy: float = 0.05  # seconds in each second
-    limited: float = 0.0
-    segments: float = 200.0
-    lost: float = 0.0  # share of the segments
-    needless: float = 0.0002  # share sent again that had arrived
-    dropped: float = 0.002  # of what comes, at the receiver
-    waits: float = 0.0  # share of the samples in which data waits at the sender
-    flying: int = 4
-    is_stuck: bool = False
-
-
-@dataclass
-class Net:
-    """Ranks, who sends to whom, and what is wrong from the onset on."""
-
-    ranks: int = 4
-    pairs: list[Pair] = field(default_factory=list)
-    per_host: int = 4
-    bad: dict[Pair, Traffic] = field(default_factory=dict)
-    seed: int = 0
-    lost_samples: float = 0.0
-    silent: frozenset[int] = frozenset()  # ranks that are not sampled
-    address: Callable[[int, int, bool], str] | None = None
-    small: frozenset[Pair] = frozenset()  # pairs that carry little
-    start_s: float = START_S
-    onset_s: float = ONSET_S
-    end_s: float = END_S
-
-    def host(self, rank: int) -> str:
-        return f"node{rank // self.per_host}"
-
-    def _address(self, rank: int, peer: int, is_remote: bool) -> str:
-        if self.address is not None:
-            return self.address(rank, peer, is_remote)
-        return f"10.0.0.{rank // self.per_host}:{1000 + rank * 100 + peer}"
-
-    def usual(self, pair: Pair) -> Traffic:
-        if pair in self.small:
-            return Traffic(num_bytes=4000.0, busy=0.04, segments=80.0)
-        return Traffic()
-
-    def chunks(self) -> Iterable[tuple[str, dict[str, Column]]]:
-        """Yield (host, columns) of each node, a chunk in six seconds."""
-        chance = random.Random(self.seed)
-        both = sorted({*self.pairs, *((b, a) for a, b in self.pairs)})
-        totals = {pair: np.zeros(7) for pair in both}
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for second in np.arange(2.0, self.end_s, 2.0):
-            for pair in both:
-                known = self.usual(pair) if pair in self.pairs else Traffic(0, 0, 0, 0)
-                if second > self.onset_s:
-                    known = self.bad.get(pair, known)
-                totals[pair] += self._rise(known, pair, second, chance)
-                if pair[0] in self.silent or chance.random() < self.lost_samples:
-                    continue
-                row = self._row(pair, known, second, totals[pair], chance)
-                rows.setdefault(self.host(pair[0]), []).append(row)
-            if second % 6 == 0 or second >= self.end_s - 2:
-                for host, mine in rows.items():
-                    yield host, _columns(mine)
-                rows = {}
-
-    def _rise(
-        self, known: Traffic, pair: Pair, second: float, chance: random.Random
-    ) -> np.ndarray[Any, Any]:
-        """Return how the totals of an end rise in two seconds; the last is what it dropped."""
-        noise = 2 * chance.lognormvariate(0, 0.2)
-        back = self.usual((pair[1], pair[0]))
-        if second > self.onset_s:
-            back = self.bad.get((pair[1], pair[0]), back)
-        carried = 0.0 if known.is_stuck else known.num_bytes
-        return np.array([
-            carried * noise, min(known.busy * noise, 2) * 1e6, known.limited * 2e6,
-            known.segments * noise, known.segments * (known.lost + known.needless) * noise,
-            known.segments * known.needless * noise, back.segments * back.dropped * noise,
-        ])  # fmt: skip
-
-    def _row(
-        self, pair: Pair, known: Traffic, second: float, total: np.ndarray[Any, Any],
-        chance: random.Random,
-    ) -> dict[str, Any]:  # fmt: skip
-        waits = chance.random() < known.waits
-        stuck_s = second - self.onset_s
-        backoff = int(np.log2(stuck_s / 0.2)) if known.is_stuck and stuck_s > 0.4 else 0
-        names = (
-            "acknowledged_bytes_total", "busy_us_total", "receiver_limited_us_total",
-            "sent_segments_total", "retransmitted_segments_total", "needless_segments_total",
-            "dropped_segments_total",
-        )  # fmt: skip
-        return {
-            "time_ns": int((self.start_s + second) * 1e9), "rank": pair[0],
-            "local": self._address(*pair, False),
-            "remote": self._address(pair[1], pair[0], True),
-            **dict(zip(names, total.astype(np.int64).tolist(), strict=True)),
-            "unsent_bytes": 200_000 if waits else 0,
-            "in_flight_segments": known.flying if waits or known.is_stuck else 0,
-            "window_segments": 12, "backoff": backoff,
-        }  # fmt: skip
+class Links(Net):
+    """Connections, and what is said of them alone."""
 
     def window(self, order: int | None = None) -> Window:
         table = SampleTable()
@@ -164,35 +69,11 @@ class Net:
         return place_of_stuck(self.window(), (START_S + ONSET_S) * 1e3)
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Column]:
-    words = ("local", "remote")
-    return {
-        name: [row[name] for row in rows]
-        if name in words
-        else np.array([row[name] for row in rows])
-        for name in rows[0]
-    }
-
-
 def _registered(rank: int, host: str) -> RankRegistered:
     return RankRegistered(
         attempt=0, rank=rank, time_ns=0, world_size=0, local_rank=0, local_world_size=1,
         node_rank=0, host=host, pid=1,
     )  # fmt: skip
-
-
-def ring(n: int) -> list[Pair]:
-    return [(rank, (rank + 1) % n) for rank in range(n)]
-
-
-def everybody(n: int) -> list[Pair]:
-    return [(a, b) for a in range(n) for b in range(n) if a != b]
-
-
-SLOW = Traffic(num_bytes=2.0 * MB, busy=0.8, waits=0.9, flying=11)  # the way is full
-HELD = replace(SLOW, flying=0)  # at the sender
-LOSSY = Traffic(busy=0.5, lost=0.08, dropped=0.002)
-STUCK = Traffic(num_bytes=0.0, busy=1.0, is_stuck=True, segments=0.2)
 
 
 def of(pairs: Iterable[Pair], traffic: Traffic) -> Mapping[Pair, Traffic]:
@@ -205,7 +86,7 @@ def test_the_rank_whose_sendings_are_slow(n: int, seed: int) -> None:
     rank = random.Random(seed).randrange(n)
     pairs = everybody(n) if n < 64 else [(a, (a + d) % n) for a in range(n) for d in (1, 2, 4, 8)]
     bad = of([pair for pair in pairs if pair[0] == rank], SLOW)
-    place = Net(n, pairs, bad=dict(bad), seed=seed).slower()
+    place = Links(n, pairs, bad=dict(bad), seed=seed).slower()
     assert place is not None
     assert (place.ranks, place.symptom, place.way) == ((rank,), "slow", "sends")
 
@@ -213,7 +94,7 @@ def test_the_rank_whose_sendings_are_slow(n: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rank_to_which_everything_comes_slowly(seed: int) -> None:
     bad = of([(a, 5) for a in range(8) if a != 5], SLOW)
-    place = Net(8, everybody(8), bad=dict(bad), seed=seed).slower()
+    place = Links(8, everybody(8), bad=dict(bad), seed=seed).slower()
     assert place is not None
     assert (place.ranks, place.way) == ((5,), "receives")
 
@@ -228,35 +109,45 @@ def test_who_loses_what_is_sent_to_it_in_a_ring(n: int, seed: int) -> None:
     pairs = [*ring(n), *small]
     little = Traffic(num_bytes=4000.0, busy=0.26, segments=80.0, lost=0.09)
     bad = {(before, rank): LOSSY, (after, rank): little}
-    place = Net(n, pairs, bad=bad, small=small, seed=seed).slower()
+    place = Links(n, pairs, bad=bad, small=small, seed=seed).slower()
     assert place is not None
     assert (place.ranks, place.symptom, place.way) == ((rank,), "loses", "receives")
 
 
 def test_of_one_way_alone_both_ends_may_be_at_fault() -> None:
     for traffic, symptom in ((LOSSY, "loses"), (SLOW, "slow")):
-        place = Net(4, ring(4), bad={(1, 2): traffic}).slower()
+        place = Links(4, ring(4), bad={(1, 2): traffic}).slower()
         assert place is not None
         assert (place.ranks, place.symptom) == ((), symptom)
         assert [(flow.sender, flow.receiver) for flow in place.bad] == [(1, 2)]
 
 
 def test_data_that_waits_while_nothing_is_under_way_is_held_by_its_sender() -> None:
-    place = Net(4, ring(4), bad={(1, 2): HELD}).slower()
+    place = Links(4, ring(4), bad={(1, 2): HELD}).slower()
     assert place is not None
     assert (place.ranks, place.by) == ((1,), "sender")
 
 
 def test_what_the_kernel_of_the_receiver_threw_away_is_lost_there() -> None:
-    place = Net(4, ring(4), bad={(1, 2): replace(LOSSY, dropped=0.08)}).slower()
+    place = Links(4, ring(4), bad={(1, 2): replace(LOSSY, dropped=0.08)}).slower()
     assert place is not None
     assert (place.ranks, place.by) == ((2,), "receiver")
+
+
+def test_what_every_kernel_throws_away_says_nothing_of_one() -> None:
+    class Careless(Links):
+        def usual(self, pair: Pair) -> Traffic:
+            return Traffic(dropped=0.07)
+
+    place = Careless(4, ring(4), bad={(1, 2): replace(LOSSY, dropped=0.08)}).slower()
+    assert place is not None
+    assert place.ranks == ()
 
 
 def test_a_host_whose_ranks_share_a_slow_adapter() -> None:
     pairs = [(a, b) for a, b in everybody(16) if a // 4 != b // 4]
     bad = of([pair for pair in pairs if pair[0] // 4 == 2], SLOW)
-    place = Net(16, pairs, bad=dict(bad)).slower()
+    place = Links(16, pairs, bad=dict(bad)).slower()
     assert place is not None
     assert place.ranks == (8, 9, 10, 11)
 
@@ -266,43 +157,45 @@ def test_healthy_connections_are_silent(seed: int) -> None:
     """Steps may become slower for another reason; a few segments are always sent again."""
     pairs = ring(8) if seed % 2 else everybody(8)
     some = of(random.Random(seed).sample(pairs, 4), Traffic(lost=0.002))
-    net = Net(8, pairs, seed=seed, bad=dict(some), lost_samples=0.1)
+    net = Links(8, pairs, seed=seed, bad=dict(some), lost_samples=0.1)
     assert net.slower() is None
     assert net.stuck() is None
 
 
 def test_ways_that_were_slow_before_are_not_the_cause() -> None:
-    net = Net(4, ring(4), bad={(1, 2): SLOW})
+    net = Links(4, ring(4), bad={(1, 2): SLOW})
     window = net.window()
     later = (START_S + ONSET_S + 24) * 1e3  # the steps became slower when nothing changed here
     assert place_of_slower(window, later, COST) is None
 
 
 def test_losses_that_cost_no_time_are_not_the_cause() -> None:
-    net = Net(4, ring(4), bad={(1, 2): replace(LOSSY, busy=0.06), (0, 1): replace(LOSSY, busy=0.1)})
+    net = Links(
+        4, ring(4), bad={(1, 2): replace(LOSSY, busy=0.06), (0, 1): replace(LOSSY, busy=0.1)}
+    )
     assert net.slower() is None
 
 
 def test_a_receiver_that_reads_late_is_no_slow_link() -> None:
     late = Traffic(num_bytes=2.0 * MB, busy=0.8, limited=0.78)
-    assert Net(8, everybody(8), bad={(a, 3): late for a in range(8) if a != 3}).slower() is None
+    assert Links(8, everybody(8), bad={(a, 3): late for a in range(8) if a != 3}).slower() is None
 
 
 def test_two_places_at_once_are_not_one() -> None:
     bad = of([(0, 1), (2, 3)], LOSSY)
-    assert Net(8, ring(8), bad=dict(bad)).slower() is None
+    assert Links(8, ring(8), bad=dict(bad)).slower() is None
 
 
 def test_who_explains_only_some_of_its_ways_is_not_named() -> None:
     """Two of fourteen ways of rank 3 lose packets: two links, not that of the rank."""
     bad = of([(3, 1), (6, 3)], LOSSY)
-    assert Net(8, everybody(8), bad=dict(bad)).slower() is None
+    assert Links(8, everybody(8), bad=dict(bad)).slower() is None
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_order_and_lost_samples_change_nothing(seed: int) -> None:
     bad = of([(5, b) for b in range(8) if b != 5], SLOW)
-    net = Net(8, everybody(8), bad=dict(bad), seed=seed, lost_samples=0.3)
+    net = Links(8, everybody(8), bad=dict(bad), seed=seed, lost_samples=0.3)
     place, shuffled = net.slower(), net.slower(order=seed)
     assert place is not None
     assert place.ranks == (5,)
@@ -311,7 +204,7 @@ def test_order_and_lost_samples_change_nothing(seed: int) -> None:
 
 def test_too_few_ranks_that_are_sampled_say_nothing() -> None:
     bad = of([(5, b) for b in range(8) if b != 5], SLOW)
-    net = Net(8, everybody(8), bad=dict(bad), silent=frozenset({0, 1, 2}))
+    net = Links(8, everybody(8), bad=dict(bad), silent=frozenset({0, 1, 2}))
     assert net.slower() is None
     place = replace(net, silent=frozenset({0})).slower()
     assert place is not None
@@ -323,7 +216,7 @@ def test_translated_addresses_match_nobody() -> None:
         return f"{'203.0.113.1' if is_remote else '10.0.0.1'}:{1000 + 100 * rank + peer}"
 
     bad = of([(1, b) for b in range(4) if b != 1], SLOW)
-    net = Net(4, everybody(4), bad=dict(bad), address=behind)
+    net = Links(4, everybody(4), bad=dict(bad), address=behind)
     assert net.window().samples.connections.ranks == frozenset()
     assert net.slower() is None
 
@@ -332,7 +225,7 @@ def test_loopback_addresses_of_two_hosts_are_two_connections() -> None:
     def same(rank: int, peer: int, is_remote: bool) -> str:
         return f"127.0.0.1:{1000 + 10 * (rank % 2) + peer % 2}"
 
-    net = Net(4, [(0, 1), (2, 3)], per_host=2, address=same)
+    net = Links(4, [(0, 1), (2, 3)], per_host=2, address=same)
     flows = net.window().samples.connections.flows(0, 1e19)
     assert {(flow.sender, flow.receiver) for flow in flows} == {(0, 1), (1, 0), (2, 3), (3, 2)}
 
@@ -341,25 +234,27 @@ def test_loopback_addresses_of_two_hosts_are_two_connections() -> None:
 def test_who_carries_nothing_any_more(n: int) -> None:
     bad = {(1, 2): STUCK, (2, 3 % n): STUCK}
     rest = {pair: Traffic(0, 0, 0, 0) for pair in ring(n) if pair not in bad}
-    place = Net(n, ring(n), bad=bad | rest).stuck()
+    place = Links(n, ring(n), bad=bad | rest).stuck()
     assert place is not None
     assert (place.ranks, place.symptom, place.way) == ((2,), "stuck", "both")
 
 
 def test_a_stuck_way_between_two_is_the_way() -> None:
-    place = Net(4, ring(4), bad={(1, 2): STUCK}).stuck()
+    place = Links(4, ring(4), bad={(1, 2): STUCK}).stuck()
     assert place is not None
     assert place.ranks == ()
     assert place.bad[0].stuck_seconds > 30
 
 
 def test_an_answer_that_is_late_once_is_not_stuck() -> None:
-    assert Net(4, ring(4), bad={(1, 2): replace(SLOW, lost=0.3)}).stuck() is None
+    assert Links(4, ring(4), bad={(1, 2): replace(SLOW, lost=0.3)}).stuck() is None
+    first_wait = Traffic(num_bytes=0.0, busy=1.0, waits=1.0, flying=3, segments=0.0)
+    assert Links(4, ring(4), bad={(1, 2): first_wait}).stuck() is None
 
 
 def test_a_counter_that_began_anew_is_not_known() -> None:
     table = ConnectionTable()
-    net = Net(2, [(0, 1)], per_host=2)
+    net = Links(2, [(0, 1)], per_host=2)
     for host, columns in net.chunks():
         table.add(host, columns)
     ((_, columns),) = list(net.chunks())[-1:]
@@ -373,7 +268,7 @@ def test_a_counter_that_began_anew_is_not_known() -> None:
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope_server.detectors.connection_table.MAX_ENDS", 100)
     table = ConnectionTable()
-    (first, *_) = list(Net(2, [(0, 1)], per_host=2).chunks())
+    (first, *_) = list(Links(2, [(0, 1)], per_host=2).chunks())
     count = len(np.asarray(first[1]["rank"]))
     for number in range(200):
         columns = dict(first[1])
@@ -396,7 +291,7 @@ JOB = Job(
 )  # fmt: skip
 
 
-def look(job: Job, traffic: Net | None, seed: int | None = None) -> Look:
+def look(job: Job, traffic: Links | None, seed: int | None = None) -> Look:
     """Return the analysis of a job whose connections are those of `traffic` from the onset on."""
     recording = Recording(job)
     state = RunState("connections")
@@ -407,24 +302,11 @@ def look(job: Job, traffic: Net | None, seed: int | None = None) -> Look:
     if traffic is not None:
         net = replace(traffic, start_s=START_NS / 1e9, end_s=at_ms / 1e3,
                       onset_s=recording.began_ms[90] / 1e3)  # fmt: skip
-        chunks = list(net.chunks())
+        sampled = list(net.items())
         if seed is not None:
-            random.Random(seed).shuffle(chunks)
-        for chunk in (_chunk(host, columns) for host, columns in chunks):
-            state.apply_chunk(*chunk)
-            state.apply_chunk(*chunk)  # twice: sent again after an outage
+            random.Random(seed).shuffle(sampled)
+        apply(state, [*sampled, *sampled])  # twice: sent again after an outage
     return state.look(START_NS + int(at_ms * 1e6) + 10**9)
-
-
-def _chunk(host: str, columns: dict[str, Column]) -> tuple[Chunk, dict[str, Column]]:
-    times = np.asarray(columns["time_ns"])
-    filled = {
-        name: columns.get(name, np.full(len(times), -1)) for name in CHUNK_COLUMNS["connections"]
-    }
-    lo, hi = int(times.min()), int(times.max())
-    data = encode_chunk(filled)
-    return Chunk(kind="connections", attempt=0, rank=-1, host=host, count=len(times),
-                 time_lo_ns=lo, time_hi_ns=hi, data=data), filled  # fmt: skip
 
 
 def slow_links(found: Look) -> list[Finding]:
@@ -433,7 +315,7 @@ def slow_links(found: Look) -> list[Finding]:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_of_a_single_group_the_connections_name_the_rank(seed: int | None) -> None:
-    net = Net(8, ring(8), bad={(5, 6): HELD})
+    net = Links(8, ring(8), bad={(5, 6): HELD})
     found = look(JOB, net, seed)
     (finding,) = slow_links(found)
     assert (finding.ranks, finding.severity) == ((5,), "critical")
@@ -448,7 +330,7 @@ def test_of_a_single_group_the_connections_name_the_rank(seed: int | None) -> No
 
 
 def test_without_connections_the_place_stays_unknown() -> None:
-    nat = Net(8, ring(8), bad={(5, 6): HELD}, silent=frozenset(range(8)))
+    nat = Links(8, ring(8), bad={(5, 6): HELD}, silent=frozenset(range(8)))
     for net in (None, nat):
         (finding,) = slow_links(look(JOB, net))
         assert finding.ranks == ()
@@ -457,13 +339,13 @@ def test_without_connections_the_place_stays_unknown() -> None:
 
 def test_connections_are_no_finding_of_their_own() -> None:
     """Nobody became slower: a link may be as slow as it likes."""
-    net = Net(8, ring(8), bad={(5, 6): HELD, (4, 5): LOSSY})
+    net = Links(8, ring(8), bad={(5, 6): HELD, (4, 5): LOSSY})
     assert slow_links(look(replace(JOB, faults=()), net)) == []
 
 
 def test_a_slow_rank_stays_a_slow_rank() -> None:
     slow = replace(JOB, faults=(Fault("slow_compute", rank=2, start=90, size=1.0),))
-    assert slow_links(look(slow, Net(8, ring(8), bad={(5, 6): HELD}))) == []
+    assert slow_links(look(slow, Links(8, ring(8), bad={(5, 6): HELD}))) == []
 
 
 def stuck_state(rank: int, now_s: float) -> RankState:
@@ -491,9 +373,8 @@ def test_a_transfer_that_is_stuck_names_the_rank_that_nothing_reaches(is_sampled
         )  # fmt: skip
         state.apply_record(stuck_state(rank, 60.0))
     quiet = {pair: Traffic(0, 0, 0, 0) for pair in ring(4)}
-    net = Net(4, ring(4), end_s=60.0, bad=quiet | {(1, 2): STUCK, (2, 3): STUCK})
-    for host, columns in net.chunks() if is_sampled else ():
-        state.apply_chunk(*_chunk(host, columns))
+    net = Links(4, ring(4), end_s=60.0, bad=quiet | {(1, 2): STUCK, (2, 3): STUCK})
+    apply(state, net.items() if is_sampled else ())
     found = state.look(int((START_S + 60) * 1e9))
     (finding,) = [one for one in found.findings if one.kind == "hang"]
     assert finding.severity == "critical"

@@ -149,7 +149,7 @@ def culprit(
     if len({frozenset((flow.sender, flow.receiver)) for flow in bad}) > 1:
         return None
     good = tuple(flow for flow in could if flow not in bad)
-    ranks, by = _which_end(bad)
+    ranks, by = _which_end(bad, good)
     way: Way = "sends" if by == "sender" else "receives" if by == "receiver" else "both"
     return Place(symptom, way, ranks, tuple(bad), good, by)
 
@@ -160,7 +160,7 @@ def _end_of_all(
     """Return the only end of all bad flows, if most flows over it are bad."""
     pairs = [{same(flow.sender), same(flow.receiver)} for flow in bad]
     common = set.intersection(*pairs)
-    if len(common) != 1 or len(set.union(*pairs)) < 3 or any(len(pair) < 2 for pair in pairs):
+    if len(common) != 1 or any(len(pair) < 2 for pair in pairs):
         return None  # one pair, where either end would explain it, or not between hosts
     (end,) = common
     if all(same(flow.sender) == end for flow in bad):
@@ -184,19 +184,21 @@ def _end_of_all(
 
 
 def _which_end(
-    bad: Sequence[Flow],
+    bad: Sequence[Flow], good: Sequence[Flow]
 ) -> tuple[tuple[int, ...], Literal["sender", "receiver", ""]]:
     """Return which end of one pair it is, where the kernel of one end tells so itself.
 
     Data that waits at the sender while network and receiver would take more is held back there,
-    by its adapter, its queue or a limit. What the receiver's kernel threw away had come over the
-    network.
+    by its adapter, its queue or a limit. What the receiver's kernel threw away, beyond what every
+    kernel does, had come over the network.
     """
     if len(bad) != 1:
         return (), ""
     (flow,) = bad
     if flow.waiting >= _MIN_WAITS and flow.held >= _SURE_SHARE * flow.waiting:
         return (flow.sender,), "sender"
-    if flow.lost and flow.dropped >= _SURE_SHARE * flow.lost:
+    usual = [other.dropped / max(other.sent, 1) for other in good]
+    dropped = flow.dropped - flow.sent * (float(np.median(usual)) if usual else 0.0)
+    if flow.lost and dropped >= _SURE_SHARE * flow.lost:
         return (flow.receiver,), "receiver"
     return (), ""

@@ -217,8 +217,11 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
 def _placed(window: Window, case: HangCase, finding: Finding) -> Finding:
     """Say whose link it is, where a transfer is stuck and the connections of its members tell."""
     place = None if case.roots else place_of_stuck(window, finding.onset_ms)
-    if place is None or not {*place.ranks} <= {*case.operation.members}:
+    if place is None:
         return finding
+    ends = place.ranks or (place.bad[0].sender, place.bad[0].receiver)
+    if not {*ends} <= {*case.operation.members}:
+        return finding  # something else that stands still
     return at_place(window, finding, place, finding.what.replace(":", ","), finding.severity)
 
 
