@@ -110,3 +110,23 @@ def test_looks_on_the_way_do_not_change_the_last_one() -> None:
     apply(once, items)
     end = START_NS + 10**12
     assert watched.look(end).findings == once.look(end).findings
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_of_one_host_work_slower_again_without_the_slow_one(seed: int) -> None:
+    """Four ranks share two processors: while one is held up, the others have its share."""
+    chance = random.Random(f"shared {seed}")
+    ranks, onset, share = 4, 90, chance.uniform(0.6, 1.0)
+    rank, freed = chance.randrange(ranks), chance.uniform(0.8, 0.9)
+    runs = []
+    for is_slow in (True, False):
+        factor = noisy(seed, ranks, STEPS, 0.03)
+        if is_slow:
+            factor[:, onset:] *= freed
+            factor[rank, onset:] *= (1 + share) / freed
+        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
+        runs.append(Timeline(ranks, STEPS, program, {"world": tuple(range(ranks))}).run())
+    truth = 1 - runs[1].step_ms(onset + 2) / runs[0].step_ms(onset + 2)
+    (finding,) = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=1))
+    assert finding.ranks == (rank,)
+    assert finding.cost_throughput_ratio == pytest.approx(truth, abs=0.02)

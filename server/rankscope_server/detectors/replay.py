@@ -7,7 +7,7 @@ analysis (OSDI 2025, arXiv 2505.05713), as detection.md 1.5 words them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,12 +115,17 @@ class Replay:
         count = math.ceil(share * self.graph.num_ranks)
         return [int(row) for row in np.argsort(-total, kind="stable")[:count]]
 
-    def without_excess(self, rows: Sequence[int], scale: float | None = None) -> Array:
+    def without_excess(
+        self,
+        rows: Sequence[int],
+        scale: float | None = None,
+        slower: Mapping[int, float] | None = None,
+    ) -> Array:
         """Return the durations with own work of some ranks replaced by the median of their role.
 
         The role of a rank are the other ranks of its stage that do the same; its nodes are
         compared one by one with theirs in the same step. Own work of a rank without peers is
-        multiplied by `scale`, or stays.
+        multiplied by `scale`, or stays. Then what is in `slower` works so many times as long.
         """
         changed = self.recorded.copy()
         for row in rows:
@@ -132,15 +137,22 @@ class Replay:
                 changed[mine] = np.median(self.recorded[np.stack(peers)], axis=0)
             elif scale is not None:
                 changed[mine] *= scale
+        for row, factor in (slower or {}).items():
+            changed[self._nodes(row)] *= factor
         return changed
 
     def _nodes(self, row: int) -> Array:
         found: Array = np.flatnonzero(self.graph.rank == row)
         return found
 
-    def step_without_ms(self, rows: Sequence[int], scale: float | None = None) -> float:
+    def step_without_ms(
+        self,
+        rows: Sequence[int],
+        scale: float | None = None,
+        slower: Mapping[int, float] | None = None,
+    ) -> float:
         """Return the mean step if some ranks had worked as their role does; S_r is the ratio."""
-        return self.mean_step_ms(self.without_excess(rows, scale))
+        return self.mean_step_ms(self.without_excess(rows, scale, slower))
 
     def _ideal_step_ms(self) -> float:
         ideal = self.ideal()

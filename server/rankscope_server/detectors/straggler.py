@@ -30,7 +30,7 @@ from rankscope_server.detectors.straggler_cost import (
     phase_excess,
 )
 from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
-from rankscope_server.detectors.straggler_replay import replayed
+from rankscope_server.detectors.straggler_replay import near_rows, replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
 
@@ -128,12 +128,15 @@ def _case(
         return None
     event = [_sharpen(table, found, spell, excess, policy) for spell in event]
     columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
-    cost = cost_of(table, found, event, columns, calm, policy)
+    near = near_rows(window, [spell.row for spell in event])
+    cost = cost_of(table, found, event, columns, calm, near, policy)
     worst = max(event, key=lambda spell: spell.size)
     company = _company(event, spells)
     if cost.ratio < policy.cost_info_ratio and company:
         # Slow ranks hide behind each other: alone, none of them costs anything.
-        joint = cost_of(table, found, [*event, *company], columns, calm, policy)
+        together = [*event, *company]
+        near = near_rows(window, [spell.row for spell in together])
+        joint = cost_of(table, found, together, columns, calm, near, policy)
         share = worst.size / (worst.size + max(spell.size for spell in company))
         if joint.ratio * share > cost.ratio:
             cost = replace(joint, ratio=joint.ratio * share)
@@ -204,7 +207,7 @@ def _replayed(window: Window, case: Case) -> Case | None:
     comparison with the steps before knows whether the job became slower at all.
     """
     rows = [window.steps.row_of[rank] for rank in case.ranks]
-    found = replayed(window, rows, case.columns, case.excess)
+    found = replayed(window, rows, case.columns, case.excess, case.cost.near_change)
     if found.ratio is None:
         return replace(case, cost_text=f"by the shortcut, as {found.text}")
     if found.ratio < window.policy.cost_silent_ratio:

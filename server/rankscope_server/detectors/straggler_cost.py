@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ class Cost:
     ratio: float
     step_now_ms: float
     step_before_ms: float | None  # None: there was no healthy time before
+    # Own work of the other ranks of its host against before, at most 1: while a rank is held up,
+    # they have its processors.
+    near_change: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,16 @@ def cost_of(
     spells: Sequence[Spell],
     columns: slice,
     calm: NDArray[np.bool_],
+    near: Sequence[int],
     policy: Policy,
 ) -> Cost:
-    """Return what the ranks of `spells` cost over `columns`.
+    """Return what the ranks of `spells` cost over `columns`; `near` are the others of their hosts.
 
     Two estimates, of which the smaller holds. What their excess explains: by how much they are
     later, against their peers, than any other rank in the same step; for plain data parallel that
-    is the shortcut of detection.md 1.5, and in a pipeline, too, the latest is waited for. And what
-    the job lost: its step time against that before the onset, changed as the work of the other
+    is the shortcut of detection.md 1.5, and in a pipeline, too, the latest is waited for; ranks
+    of the same host that became faster meanwhile would be as slow again without it. And what the
+    job lost: its step time against that before the onset, changed as the work of the other
     ranks changed. Where hiccups of many ranks make about every second step long, a median tells one
     or the other kind of step, so the mean is asked, too, and the larger of both counts, with twice
     the error that such means have.
@@ -85,25 +90,28 @@ def cost_of(
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
-    step, gap = step_times(table, inside), _gap(table, deviation, rows, inside)
+    change = _near_change(table, near, healthy, inside)
+    slower = np.ones(len(table.row_of))
+    slower[list(near)] /= change
+    step, gap = step_times(table, inside), _gap(table, deviation, rows, inside, slower)
     known = ~np.isnan(step) & ~np.isnan(gap)
     if not known.any():
         return Cost(0.0, float("nan"), None)
     now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
     if len(healthy) < policy.healthy_min_steps:
         return Cost(throughput_loss(total, total - extra), now, None)
-    extra -= _usual(_gap(table, deviation, rows, healthy)) * int(known.sum())
+    extra -= _usual(_gap(table, deviation, rows, healthy, np.ones_like(slower))) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
     lost = []
     for typical in (middle, clipped_mean):
         before = min(
-            typical(step_times(table, then)) * _common_change(table, rows, then, inside)
+            typical(step_times(table, then)) * _common_change(table, rows, near, then, inside)
             for then in (healthy, lately)
         )
         lost.append(throughput_loss(typical(step), before))
     felt = max(lost) + _MEANS * _error(step, step_times(table, healthy))
     ratio = min(throughput_loss(total, total - extra), felt)
-    return Cost(ratio, now, middle(step_times(table, lately)))
+    return Cost(ratio, now, middle(step_times(table, lately)), change)
 
 
 def _usual(gap_ms: Array) -> float:
@@ -134,19 +142,40 @@ def step_times(table: StepTable, columns: Array) -> Array:
     return median(table.get("duration")[np.ix_(rows, columns)], 0)
 
 
-def _common_change(table: StepTable, rows: Sequence[int], then: Array, now: Array) -> float:
-    """Return by how much the own work of the ranks outside `rows` changed, as a ratio."""
-    others = np.setdiff1d(np.arange(len(table.row_of)), rows)
-    if not len(others):
+def _common_change(
+    table: StepTable, rows: Sequence[int], near: Sequence[int], then: Array, now: Array
+) -> float:
+    """Return by how much the own work of the other ranks changed, as a ratio.
+
+    Ranks of the same host count if there are no others, and then only if they became slower.
+    """
+    others = np.setdiff1d(np.arange(len(table.row_of)), [*rows, *near])
+    if len(others):
+        return _change(table, others, then, now)
+    return max(1.0, _change(table, near, then, now))
+
+
+def _near_change(table: StepTable, near: Sequence[int], then: Array, now: Array) -> float:
+    return min(1.0, _change(table, near, then, now))
+
+
+def _change(table: StepTable, rows: Iterable[int], then: Array, now: Array) -> float:
+    chosen = np.array(list(rows), int)
+    if not len(chosen) or not len(then):
         return 1.0
     own = table.get("own")
-    change = middle(median(own[np.ix_(others, now)]) / median(own[np.ix_(others, then)]))
-    return change if np.isfinite(change) else 1.0
+    change = middle(median(own[np.ix_(chosen, now)]) / median(own[np.ix_(chosen, then)]))
+    return change if np.isfinite(change) and change > 0 else 1.0
 
 
-def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array) -> Array:
-    """Return for each of `columns` the ms by which `rows` are later than any other, at least 0."""
-    own, roles = table.get("own")[:, columns], deviation.roles
+def _gap(
+    table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array, slower: Array
+) -> Array:
+    """Return for each of `columns` the ms by which `rows` are later than any other, at least 0.
+
+    Without them the others would work `slower` times as long, one factor a row.
+    """
+    own, roles = table.get("own")[:, columns] * slower[:, None], deviation.roles
     excess = np.full(own.shape, np.nan)
     for role in set(roles):
         mine = [row for row, other in enumerate(roles) if other == role]

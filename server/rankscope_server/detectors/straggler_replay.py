@@ -22,8 +22,24 @@ class Replayed:
     text: str
 
 
-def replayed(window: Window, rows: Sequence[int], columns: slice, excess: Excess) -> Replayed:
-    """Return what some rows of the step table cost in the last of these columns."""
+def near_rows(window: Window, rows: Sequence[int]) -> list[int]:
+    """Return the other rows of the step table whose ranks share a host with these."""
+    table = window.steps
+    hosts = set(window.hosts([table.ranks[row] for row in rows]))
+    return [
+        row
+        for row, rank in enumerate(table.ranks)
+        if row not in rows and window.host(rank) in hosts
+    ]
+
+
+def replayed(
+    window: Window, rows: Sequence[int], columns: slice, excess: Excess, near_change: float
+) -> Replayed:
+    """Return what some rows of the step table cost in the last of these columns.
+
+    Without them the ranks of their hosts would work as long as before: 1 / `near_change` times.
+    """
     policy, table = window.policy, window.steps
     stride = policy.replay_steps // 2
     stop = columns.stop
@@ -37,7 +53,8 @@ def replayed(window: Window, rows: Sequence[int], columns: slice, excess: Excess
         return Replayed(None, str(error))
     scale = excess.reference_ms / excess.own_ms if excess.own_ms > 0 else 1.0
     with_ms = replay.mean_step_ms()
-    without_ms = replay.step_without_ms(rows, float(np.clip(scale, 0.0, 1.0)))
+    slower = dict.fromkeys([*rows, *near_rows(window, rows)], 1.0 / near_change)
+    without_ms = replay.step_without_ms(rows, float(np.clip(scale, 0.0, 1.0)), slower)
     ratio = throughput_loss(with_ms, without_ms)
     return Replayed(
         ratio,
