@@ -376,6 +376,19 @@ def test_both_sieves_find_the_same_lines() -> None:
     assert list(fast.lines(block)) == list(slow.lines(block))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 1200 | loss: 2.3134 | grad norm: 0.51 | lr 3e-4 | params 7.2B | scale 65536.0",
+        "INFO engine ready, status code 200, waiting; need not want more, expected at least one",
+        "rank 3: weights loaded in 3.1 s, requested than has not was not output arguments is over",
+        "node1:1:2 [0] NCCL INFO Channel 00/08 : 0[1b000] -> 1[1c000] via P2P/IPC/read",
+    ],
+)
+def test_words_of_healthy_lines_pass_no_line_of_a_large_log(line: str) -> None:
+    assert [text for text in book().literals if text in line.lower()] == []
+
+
 def test_templates_take_out_what_differs() -> None:
     one = "rank 12 at 10.0.0.7:4242 wrote '/data/a/b.bin' (0x7f00) in 3.5 s"
     other = "rank 7 at 10.0.11.9:99 wrote '/scratch/c.bin' (0xdead) in 12 s"
