@@ -75,7 +75,7 @@ def cost_of(
 
     Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
     how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
-    pipelines the rank's own excess, which a pipeline may hide in part. And what the job lost: its
+    pipelines by how much its excess over its peers is above that of all others. And what the job lost: its
     step time against that before the onset, changed as the work of the other ranks changed. Where
     hiccups of many ranks make about every second step long, a median tells one or the other kind of
     step, so the mean is asked, too, and the larger of both counts.
@@ -129,12 +129,17 @@ def _common_change(table: StepTable, rows: Sequence[int], then: Array, now: Arra
 def _gap(table: StepTable, deviation: Deviation, rows: Sequence[int], columns: Array) -> Array:
     """Return for each of `columns` the ms that the job waits because of `rows`, at least 0."""
     own, culprits = table.get("own"), np.array(rows)
-    mine = own[np.ix_(culprits, columns)]
-    if len(set(deviation.roles)) > 1:
-        reference = mine / np.exp(deviation.own.raw[np.ix_(culprits, columns)])
-        excess: Array = np.fmax.reduce(np.fmax(mine - reference, 0.0), axis=0)
-        return excess
     others = np.setdiff1d(np.arange(len(own)), rows)
+    if len(set(deviation.roles)) > 1:
+        # A replica takes as much longer as one of its stages does beyond the median of its peers,
+        # and the job waits for the slowest replica: what another rank has beyond is not its doing.
+        raw = deviation.own.raw[:, columns]
+        beyond = own[:, columns] * (1.0 - np.exp(-raw))
+        excess: Array = np.fmax.reduce(np.fmax(beyond[culprits], 0.0), axis=0)
+        if len(others):
+            excess = excess - np.fmax.reduce(np.fmax(beyond[others], 0.0), axis=0)
+        return np.fmax(excess, 0.0)
+    mine = own[np.ix_(culprits, columns)]
     if not len(others):
         return np.zeros(len(columns))
     slowest = np.fmax.reduce(own[np.ix_(others, columns)], axis=0)
