@@ -75,10 +75,10 @@ def cost_of(
 
     Two estimates, of which the smaller holds. What their excess explains: for plain data parallel
     how much longer the slowest rank works than the slowest of the others (detection.md 1.5), for
-    pipelines by how much its excess over its peers is above that of all others. And what the job lost: its
-    step time against that before the onset, changed as the work of the other ranks changed. Where
-    hiccups of many ranks make about every second step long, a median tells one or the other kind of
-    step, so the mean is asked, too, and the larger of both counts.
+    pipelines by how much its excess over its peers is above that of all others. And what the job
+    lost: its step time against that before the onset, changed as the work of the other ranks
+    changed. Where hiccups of many ranks make about every second step long, a median tells one or
+    the other kind of step, so the mean is asked, too, and the larger of both counts.
     """
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
