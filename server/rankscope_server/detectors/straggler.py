@@ -132,15 +132,15 @@ def _case(
     cost = cost_of(table, found, event, columns, calm, near, policy)
     worst = max(event, key=lambda spell: spell.size)
     company = _company(event, spells)
-    if cost.ratio < policy.cost_info_ratio and company:
+    if cost.sure < policy.cost_info_ratio and company:
         # Slow ranks hide behind each other: alone, none of them costs anything.
         together = [*event, *company]
         near = near_rows(window, [spell.row for spell in together])
         joint = cost_of(table, found, together, columns, calm, near, policy)
         share = worst.size / (worst.size + max(spell.size for spell in company))
-        if joint.ratio * share > cost.ratio:
-            cost = replace(joint, ratio=joint.ratio * share)
-    if not cost.ratio >= policy.cost_silent_ratio:
+        if joint.sure * share > cost.sure:
+            cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
+    if not cost.sure >= policy.cost_silent_ratio:
         return None
     seconds = _seconds(table, columns)
     return Case(
@@ -212,12 +212,12 @@ def _replayed(window: Window, case: Case) -> Case | None:
         return replace(case, cost_text=f"by the shortcut, as {found.text}")
     if found.ratio < window.policy.cost_silent_ratio:
         return None
-    least = replace(case.cost, ratio=min(case.cost.ratio, found.ratio))
+    cost = replace(case.cost, ratio=found.ratio, sure=min(case.cost.sure, found.ratio))
     return replace(
         case,
-        cost=replace(case.cost, ratio=found.ratio),
+        cost=cost,
         cost_text=f"by {found.text}",
-        severity=_severity(least, case.spell, case.seconds, window.policy),
+        severity=_severity(cost, case.spell, case.seconds, window.policy),
     )
 
 
@@ -253,9 +253,9 @@ def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Sever
             and spell.strength >= policy.clear_strength
         )
     )
-    if not lasting or cost.ratio < policy.cost_info_ratio:
+    if not lasting or cost.sure < policy.cost_info_ratio:
         return "info"
-    return "critical" if cost.ratio >= policy.cost_critical_ratio else "warning"
+    return "critical" if cost.sure >= policy.cost_critical_ratio else "warning"
 
 
 def _seconds(table: StepTable, columns: slice) -> float:

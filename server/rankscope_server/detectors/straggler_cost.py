@@ -27,6 +27,7 @@ class Cost:
     """Throughput lost while it lasted. Times are medians in ms per step."""
 
     ratio: float
+    sure: float  # the part of it that stands without the benefit of the means' error
     step_now_ms: float
     step_before_ms: float | None  # None: there was no healthy time before
     # Own work of the other ranks of its host against before, at most 1: while a rank is held up,
@@ -85,7 +86,7 @@ def cost_of(
     job lost: its step time against that before the onset, changed as the work of the other
     ranks changed. Where hiccups of many ranks make about every second step long, a median tells one
     or the other kind of step, so the mean is asked, too, and the larger of both counts, with twice
-    the error that such means have.
+    the error that such means have; whether the rank is worth a word is told without that error.
     """
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
@@ -96,10 +97,11 @@ def cost_of(
     step, gap = step_times(table, inside), _gap(table, deviation, rows, inside, slower)
     known = ~np.isnan(step) & ~np.isnan(gap)
     if not known.any():
-        return Cost(0.0, float("nan"), None)
+        return Cost(0.0, 0.0, float("nan"), None)
     now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
     if len(healthy) < policy.healthy_min_steps:
-        return Cost(throughput_loss(total, total - extra), now, None)
+        ratio = throughput_loss(total, total - extra)
+        return Cost(ratio, ratio, now, None)
     extra -= _usual(_gap(table, deviation, rows, healthy, np.ones_like(slower))) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
     lost = []
@@ -109,9 +111,14 @@ def cost_of(
             for then in (healthy, lately)
         )
         lost.append(throughput_loss(typical(step), before))
-    felt = max(lost) + _MEANS * _error(step, step_times(table, healthy))
-    ratio = min(throughput_loss(total, total - extra), felt)
-    return Cost(ratio, now, middle(step_times(table, lately)), change)
+    explained, felt = throughput_loss(total, total - extra), max(lost)
+    return Cost(
+        ratio=min(explained, felt + _MEANS * _error(step, step_times(table, healthy))),
+        sure=min(explained, felt),
+        step_now_ms=now,
+        step_before_ms=middle(step_times(table, lately)),
+        near_change=change,
+    )
 
 
 def _usual(gap_ms: Array) -> float:
