@@ -16,6 +16,7 @@ from tests.simulator.job import Job
 from tests.simulator.records import MS, START_NS, Item, Recording
 
 SILENCE_MS = 14_000.0  # looked at so long after the last move: a hang must be named by then
+PATIENCE_STEPS = 4.0  # or after so many steps: three are waited for before anybody is suspected
 LOOK_EVERY_MS = 1000.0  # in the end, after which a hang is looked for each second
 PER_CHUNK = 5
 _LOOKS = (np.arange(0.45, 1.01, 0.05).tolist(), [0.7, 1.0])  # shares of a run; of a large one
@@ -80,7 +81,8 @@ def run(case: Case) -> tuple[Outcome, RunState, Recording]:
 def _blocks(items: list[Item], recording: Recording, job: Job) -> list[tuple[float, list[Item]]]:
     """Return what came between two looks, until long after the last move."""
     stopped_ms = recording.stopped_ms()
-    stop_at = stopped_ms + SILENCE_MS
+    step_ms = stopped_ms / max(1, len(recording.began_ms))
+    stop_at = stopped_ms + max(SILENCE_MS, PATIENCE_STEPS * step_ms)
     moments = [stopped_ms * share for share in _LOOKS[job.num_ranks > 64]]
     if any(fault.kind in ("hang", "crash") for fault in job.faults):
         moments += np.arange(stopped_ms + LOOK_EVERY_MS, stop_at, LOOK_EVERY_MS).tolist()
