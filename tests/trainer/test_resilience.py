@@ -190,7 +190,8 @@ def test_after_a_notice_all_ranks_save_the_same_step_and_leave(tmp_path: Path) -
     arguments = ["--steps", "100000", "--grace-seconds", "100"]
     arguments += ["--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "100000"]
     process = start(tmp_path, 2, arguments)
-    _wait_for(lambda: (tmp_path / "losses.jsonl").exists(), process)
+    losses = tmp_path / "losses.jsonl"
+    _wait_for(lambda: losses.exists() and losses.stat().st_size > 0, process)  # a step has ended
     ranks_of(process)[1].send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 1, output  # of the launcher, as its ranks left early
