@@ -15,8 +15,9 @@ from rankscope import schema
 from rankscope.chunk import decode_chunk
 from rankscope.imports.flight_dumps import DumpError, parse_dump, rank_of, read_dump, read_dumps
 from rankscope.imports.flight_records import convert
+from tests.shared_data import SHARED_DATA
 
-DATA = Path("/work/shared/data/flight_recorder")
+DATA = SHARED_DATA / "flight_recorder"
 
 
 def entry(number: int, **more: Any) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rankscope.chunk import decode_chunk
 from rankscope.imports.flight_dumps import read_dumps
 from rankscope.imports.flight_records import Imported, convert
 from rankscope_server.analysis import Look, RunState
+from tests.shared_data import SHARED_DATA
 
-DATA = Path("/work/shared/data/flight_recorder")
+DATA = SHARED_DATA / "flight_recorder"
 CASES = {"gpu_error_1st": (12, 14), "gpu_error_2nd": (9, 14)}  # fault_injection.log of each
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="recorded dumps are not on this machine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from rankscope.chunk import decode_chunk
 from rankscope_server.analysis import Look, RunState
 from rankscope_server.readers.open_trace import NotATrace, Reading, read_open_trace, replay_of
 from rankscope_server.readers.open_trace_records import records_of
+from tests.shared_data import SHARED_DATA
 
-SHARED = Path(
-    os.environ.get("RANKSCOPE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")
-)
-TRACE = SHARED / "traces" / "trace-AR.parquet"
+TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
 pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
 
 

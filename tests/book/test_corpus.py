@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,9 @@ import pytest
 from rankscope_server.book import FAMILIES, book
 from rankscope_server.book.judgement import Root, judge
 from rankscope_server.book.reading import Reader
+from tests.shared_data import SHARED_DATA
 
-DATA = Path(os.environ.get("RANKSCOPE_SHARED_DATA", "/work/shared/data")) / "errors" / "open.jsonl"
+DATA = SHARED_DATA / "errors" / "open.jsonl"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the shared error corpus is not there")
 
 

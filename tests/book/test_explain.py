@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import zstandard
 
 from rankscope.cli import main
 from tests.agent.test_flight_dumps import dump, entry
+from tests.shared_data import SHARED_DATA
 
 ECHO = "RuntimeError: Connection closed by peer [10.0.0.{0}]:{0}\n"
 CAUSE = "OSError: [Errno 28] No space left on device: '/scratch/x'\n"
@@ -194,10 +194,7 @@ def test_usage() -> None:
     assert "kubectl logs" in done.stdout
 
 
-DUMPS = Path("/work/shared/data/flight_recorder")
-SHARED = Path(
-    os.environ.get("RANKSCOPE_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")
-)
+DUMPS = SHARED_DATA / "flight_recorder"
 
 
 @pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
@@ -232,7 +229,7 @@ def test_a_log_that_names_the_cause_comes_before_what_dumps_show(tmp_path: Path)
 
 def test_the_open_trace_names_its_straggler() -> None:
     pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
-    trace = SHARED / "traces" / "trace-AR.parquet"
+    trace = SHARED_DATA / "traces" / "trace-AR.parquet"
     if not trace.exists():
         pytest.skip(f"the open trace is not there: {trace}")
     found = answer(str(trace))

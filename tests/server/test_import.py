@@ -15,9 +15,10 @@ from rankscope import cli
 from rankscope.imports.flight_dumps import read_dumps
 from tests.agent.test_flight_dumps import dump, entry
 from tests.server.conftest import ServerProcess
+from tests.shared_data import SHARED_DATA
 
-DATA = Path("/work/shared/data/flight_recorder/gpu_error_2nd")
-TRACE = Path("/work/shared/data/traces/trace-AR.parquet")
+DATA = SHARED_DATA / "flight_recorder" / "gpu_error_2nd"
+TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="recorded dumps are not on this machine")

@@ -25,6 +25,7 @@ from rankscope_server.settings import Settings
 from tests.agent.collector.fake_rank import FakeRank
 from tests.server.conftest import Sender, ServerProcess, TestClient, log_line, poster
 from tests.server.seed import seed_run, seed_with
+from tests.shared_data import SHARED_DATA
 
 S = 10**9
 GONE = 5_000_000
@@ -276,7 +277,7 @@ def test_what_cannot_be_reported_says_why(tmp_path: Path) -> None:
     assert report().returncode == 64
 
 
-DUMPS = Path("/work/shared/data/flight_recorder/gpu_error_1st")
+DUMPS = SHARED_DATA / "flight_recorder" / "gpu_error_1st"
 
 
 @pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")

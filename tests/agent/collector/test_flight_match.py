@@ -16,9 +16,10 @@ from rankscope.collector.flight.match import Matched, Matcher
 from rankscope.collector.flight.summary import open_entries, summary
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
+from tests.shared_data import SHARED_DATA
 
 GROUPS = {1: "0"}
-DATA = Path("/work/shared/data/flight_recorder")
+DATA = SHARED_DATA / "flight_recorder"
 
 
 @pytest.fixture
