@@ -24,12 +24,7 @@ _WEAK_POINTS = 2
 
 def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
     """Return the points of each failure; `failures` are in order of time."""
-    at_fault = {
-        rank
-        for finding in window.before.values()
-        if finding.kind in ("hang", "desync") and finding.severity == "critical"
-        for rank in finding.ranks
-    }
+    at_fault = accused(window, "hang", "desync")
     ends = sorted(window.ended.values(), key=lambda ended: ended.time_ns)
     first_ends = {
         ended.rank
@@ -47,6 +42,16 @@ def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
         + (len(ranks_of[failure.signature]) <= few)
         + is_level(window, failures[0], failure)
         for failure in failures
+    }
+
+
+def accused(window: Window, *kinds: str) -> set[int]:
+    """Return the ranks that findings of these kinds name."""
+    return {
+        rank
+        for finding in window.before.values()
+        if finding.kind in kinds and finding.severity == "critical"
+        for rank in finding.ranks
     }
 
 

@@ -8,8 +8,14 @@ from typing import ClassVar
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
-from rankscope_server.detectors.blame import on_one_clock, points
-from rankscope_server.detectors.failures import Failure, aborts_are_echoes, of_end, of_error
+from rankscope_server.detectors.blame import accused, on_one_clock, points
+from rankscope_server.detectors.failures import (
+    Failure,
+    aborts_are_echoes,
+    is_abort,
+    of_end,
+    of_error,
+)
 from rankscope_server.detectors.finding import (
     DetectorResult,
     DetectorStatus,
@@ -44,6 +50,7 @@ class _Cause:
     what: str
     why: str
     next: str
+    began: Failure | None = None  # the first that is known, where no culprit is
 
 
 class RootCause:
@@ -71,6 +78,11 @@ def _failures(window: Window) -> list[Failure]:
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
     found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
+    if misled := accused(window, "desync"):  # gloo aborts whoever got what it did not expect
+        found = [
+            replace(one, role="cascade") if is_abort(one) and one.rank not in misled else one
+            for one in found
+        ]
     found = [
         replace(one, common_ns=on_one_clock(window, one.rank, one.time_ns))
         for one in with_last_words(window, found)
@@ -270,6 +282,7 @@ def _only_echoes(
             if gone is not None
             else "Look for the rank whose last records are missing, and at its host's kernel log"
         ),
+        began=first,
     )
 
 
@@ -295,6 +308,7 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> _Cause | None:
 def _finding(window: Window, cause: _Cause) -> Finding:
     ranks = tuple(failure.rank for failure in cause.failures)
     first = cause.failures[0] if cause.failures else None
+    began = first or cause.began
     is_info = cause.severity == "info"
     cost = None if is_info else 1.0
     return Finding(
@@ -306,8 +320,8 @@ def _finding(window: Window, cause: _Cause) -> Finding:
         attempt=window.attempt,
         ranks=ranks,
         hosts=window.hosts(ranks),
-        onset_step=(first.step or None) if first else None,
-        onset_ms=first.time_ns / 1e6 if first else None,
+        onset_step=(began.step or None) if began else None,
+        onset_ms=began.time_ns / 1e6 if began else None,
         cost_throughput_ratio=cost,
         cost_rank_hours_per_day=None
         if cost is None
