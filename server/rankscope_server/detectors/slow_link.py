@@ -206,6 +206,8 @@ def _onset_before(
         if not len(columns) or not events.count(numbers):
             return None
         times = transfer_times(events, events.select(numbers), sizes)
+        if not any(call.path in paths for call in times):
+            return None
         onset = _onset(paths, by_path, times, numbers)
         if onset is not None:
             return onset

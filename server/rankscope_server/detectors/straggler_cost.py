@@ -91,7 +91,8 @@ def cost_of(
     rows = sorted({spell.row for spell in spells})
     inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
-    change = _near_change(table, near, healthy, inside)
+    is_known = len(healthy) >= policy.healthy_min_steps
+    change = min(1.0, _change(table, near, healthy, inside)) if is_known else 1.0
     slower = np.ones(len(table.row_of))
     slower[list(near)] /= change
     step, gap = step_times(table, inside), _gap(table, deviation, rows, inside, slower)
@@ -99,7 +100,7 @@ def cost_of(
     if not known.any():
         return Cost(0.0, 0.0, float("nan"), None)
     now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
-    if len(healthy) < policy.healthy_min_steps:
+    if not is_known:
         ratio = throughput_loss(total, total - extra)
         return Cost(ratio, ratio, now, None)
     extra -= _usual(_gap(table, deviation, rows, healthy, np.ones_like(slower))) * int(known.sum())
@@ -160,10 +161,6 @@ def _common_change(
     if len(others):
         return _change(table, others, then, now)
     return max(1.0, _change(table, near, then, now))
-
-
-def _near_change(table: StepTable, near: Sequence[int], then: Array, now: Array) -> float:
-    return min(1.0, _change(table, near, then, now))
 
 
 def _change(table: StepTable, rows: Iterable[int], then: Array, now: Array) -> float:
