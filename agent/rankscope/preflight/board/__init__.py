@@ -1,0 +1,1 @@
+"""How reports get from node to node: discovery and carriers."""

@@ -1,0 +1,7 @@
+"""Interfaces and routes: the checks of this family, in run order."""
+
+from __future__ import annotations
+
+from rankscope.preflight.checking import Check
+
+CHECKS: tuple[Check, ...] = ()

@@ -1,0 +1,1 @@
+"""What one node knows of itself: data only, no verdicts."""

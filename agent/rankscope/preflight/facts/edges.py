@@ -1,0 +1,81 @@
+"""What one node measured towards one peer. Filled by `probe/`, judged by `checks/`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rankscope.preflight.facts.names import Resolved
+
+DialClass = Literal[
+    "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
+    "not-us", "wrong-host", "large-stall", "unresolved", "error",
+]  # fmt: skip
+
+
+class Dial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt to connect, and how it ended (`probe/classify.py` names the classes)."""
+
+    outcome: DialClass
+    address: str
+    port: int
+    elapsed_ms: float = 0.0
+    errno: str = ""  # ECONNREFUSED, ...
+    answered_by: str = ""  # node whose agent answered; of wrong-host: the other one
+    local_address: str = ""  # ours, as the kernel chose it
+    seen_address: str = ""  # ours, as the acceptor saw it
+    banner: str = ""  # of not-us: the first bytes, printable, at most 60
+
+
+class Rtt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Round trips of 64-byte ping-pongs over one established TCP connection."""
+
+    num: int
+    min_ms: float
+    median_ms: float
+    p95_ms: float
+    max_ms: float
+
+
+class PathMtu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The largest IP packet that the path carries from here to the peer."""
+
+    carried_bytes: int = 0  # 0: not even the smallest came through
+    how: Literal["udp", "clamp"] = "udp"  # clamp: TCP_MAXSEG, then it is "about"
+    interface_bytes: int = 0  # MTU of the interface that the path leaves by
+    large_ok: bool = True  # 64 kB over TCP, echoed
+    large_ms: float = 0.0
+
+
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes sent to the peer in rounds of which no two share a node; the best of them."""
+
+    mbit_per_s: float
+    rounds: tuple[float, ...] = ()  # Mbit/s of each
+    num_segments: int = 0  # TCP_INFO of all rounds
+    num_retransmits: int = 0
+    again_mbit_per_s: float = -1.0  # a second, later measurement; -1: none was needed
+    again_with: str = ""  # the fast partner of the second measurement, if another
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """The peer's wall clock minus ours; best of several exchanges of four time stamps."""
+
+    offset_ms: float
+    uncertainty_ms: float  # half of the round trip
+
+
+class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one node knows of the way to one peer. None: not measured."""
+
+    resolved: Resolved | None = None  # the peer's name, as this node resolves it
+    mesh: Dial | None = None  # the peer's name and control port: the newest attempt
+    master: Dial | None = None  # MASTER_ADDR:MASTER_PORT; only towards the node that holds it
+    ephemeral: tuple[Dial, ...] = ()  # the peer's random ports, at its gloo address
+    source_address: str = ""  # of ours, that the route to the peer takes
+    rtt: Rtt | None = None
+    mtu: PathMtu | None = None
+    bandwidth: Bandwidth | None = None
+    clock: Clock | None = None
+    not_tested: str = ""  # why nothing was tried: "sampled: 3 % of pairs"

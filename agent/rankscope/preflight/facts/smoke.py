@@ -1,0 +1,48 @@
+"""What the collective smoke test saw on this node. Filled by `smoke/`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rankscope.preflight.facts.interfaces import Choice
+
+SmokeStage = Literal["not started", "imported", "store", "group", "collectives", "halving", "done"]
+
+
+class SmokeSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One all-reduce of a size: the best of its repetitions."""
+
+    size_bytes: int
+    elapsed_ms: float = -1.0  # -1: did not end
+    busbw_mb_per_s: float = 0.0  # 2(n-1)/n x size / time, MB = 10^6 bytes
+    is_correct: bool = False
+    delay_before_ms: float = 0.0  # own barrier wait before it: who came late
+
+
+class SmokeHalf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One all-reduce among some of the nodes, while the slowest member is looked for."""
+
+    nodes: tuple[str, ...]
+    size_bytes: int
+    elapsed_ms: float
+
+
+class SmokeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the child came, and what it measured."""
+
+    backend: str  # gloo or nccl
+    stage: SmokeStage = "not started"
+    world_size: int = 0  # one rank of each node
+    skipped: str = ""  # why it was not started
+    error: str = ""  # the exception, or "killed after 20 s in stage group"
+    output_tail: str = ""
+    import_ms: float = -1.0
+    store_ms: float = -1.0
+    group_ms: float = -1.0
+    sizes: tuple[SmokeSize, ...] = ()
+    halves: tuple[SmokeHalf, ...] = ()
+    gloo: tuple[Choice, ...] = ()  # gloo's own answer to which address it takes
+    backends: tuple[str, ...] = ()  # that this build of torch has
+    nccl_net: str = ""  # Socket, IB, ...: from NCCL's INFO lines

@@ -1,0 +1,171 @@
+"""What preflight's parts hand to each other: reports of nodes, findings, the verdict.
+
+All of it is plain data that goes to JSON and back (`encode`, `decode_report`, ...). Times are
+milliseconds unless the name says otherwise, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from rankscope.preflight.facts.edges import EdgeFacts
+from rankscope.preflight.facts.gpu import GpuFacts
+from rankscope.preflight.facts.host import HostFacts
+from rankscope.preflight.facts.interfaces import InterfaceFacts
+from rankscope.preflight.facts.launch import LaunchFacts
+from rankscope.preflight.facts.limits import LimitFacts
+from rankscope.preflight.facts.names import NameFacts
+from rankscope.preflight.facts.ports import PortFacts
+from rankscope.preflight.facts.rdma import RdmaFacts
+from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.facts.software import SoftwareFacts
+from rankscope.preflight.facts.storage import StorageFacts
+
+SCHEMA_VERSION = 1
+Status = Literal["ok", "warn", "fail", "skipped", "unknown"]
+Scope = Literal["node", "pair", "all"]
+Tier = Literal["quick", "default", "deep"]
+Owner = Literal["you", "admin", "provider"]
+Confidence = Literal["proven", "likely"]
+Stage = Literal["facts", "listening", "pairs", "bandwidth", "collective", "done"]
+STAGES: tuple[Stage, ...] = ("facts", "listening", "pairs", "bandwidth", "collective", "done")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was asked of this preflight; the same on all nodes, or `env.agree` says so."""
+
+    tier: Tier = "default"
+    backend: str = ""  # gloo or nccl; empty: nccl where there are GPUs, else gloo
+    nproc: int = 0  # ranks on each node; 0: from the launcher, else the GPUs, else 1
+    num_loader_workers: int = 0  # of each rank, for limits and shared memory
+    expect_gbps: float = 0.0  # bandwidth of a pair below this fails; 0: relative only
+    checkpoint_dir: str = ""  # a directory that all nodes must see
+    checkpoint_gb: float = 0.0  # free space wanted there
+    script: str = ""  # the user's script, for the fingerprint and the import test
+    data_dir: str = ""
+    only: tuple[str, ...] = ()  # ids of checks, or families
+    skip: tuple[str, ...] = ()
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The ports on which this node's agent answers: what a refused dial is held against."""
+
+    master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
+    mesh: int = 0  # where the control connection is; equals master wherever that was free
+    ephemeral: tuple[int, ...] = ()  # three, spread over the range of ephemeral ports
+    udp: int = 0
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the facts that could not be measured here, and why."""
+
+    part: str  # the field of Facts, or the id of a check
+    status: Literal["skipped", "unknown"]
+    reason: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node knows of itself. None: not measured; `NodeReport.troubles` says why."""
+
+    launch: LaunchFacts | None = None
+    host: HostFacts | None = None
+    names: NameFacts | None = None
+    interfaces: InterfaceFacts | None = None
+    ports: PortFacts | None = None
+    limits: LimitFacts | None = None
+    storage: StorageFacts | None = None
+    software: SoftwareFacts | None = None
+    gpu: GpuFacts | None = None
+    rdma: RdmaFacts | None = None
+    smoke: SmokeFacts | None = None
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one node says. Reports of a node are ordered by `version`: the newest holds."""
+
+    node: str  # its name in this preflight, unique; also the key of `edges` of the others
+    version: int = 0
+    schema_version: int = SCHEMA_VERSION
+    node_rank: int = -1  # -1: nobody said
+    started_unix_s: float = 0.0  # the node's wall clock
+    stage: Stage = "facts"
+    is_leaving: bool = False  # interrupted: nobody should wait for it
+    options: Options = Options()
+    addresses: tuple[str, ...] = ()  # all of this node's own, without loopback
+    listening: Listening = Listening()
+    facts: Facts = Facts()
+    edges: dict[str, EdgeFacts] = {}  # by peer: what THIS node measured towards it
+    heard: tuple[str, ...] = ()  # nodes whose agent has talked to this one over the mesh
+    delay_p90_ms: float = -1.0  # of a 20 ms sleep, while the paths were measured; -1: unknown
+    troubles: tuple[Trouble, ...] = ()
+    extra: dict[str, Any] = {}  # by id of a check from elsewhere: what its `collect` returned
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One repair: a command, ready to paste on that node."""
+
+    node: str = ""  # empty: on every node
+    command: str
+    owner: Owner = "you"  # whose right it takes
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one check says about one cause."""
+
+    id: str  # of the check: "port.ephemeral"
+    status: Status
+    title: str  # one line: node, number, unit; of skipped and unknown: the reason
+    nodes: tuple[str, ...] = ()  # the culprits, never the victims
+    edges: tuple[tuple[str, str], ...] = ()  # (from, to): the paths that show it
+    evidence: dict[str, Any] = {}  # what was proven: errno, ms, addresses, both sides
+    told: tuple[str, ...] = ()  # the evidence for people, one line each
+    fix: tuple[Fix, ...] = ()
+    explains: tuple[str, ...] = ()  # "id: title" of what was folded under this one
+    would: str = ""  # what the launch would have done
+    wrong_if: str = ""  # what would make this finding wrong
+    confidence: Confidence = "proven"  # both ends testify; likely: one of them is silent
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of one check: its worst status, and the reason if it did not judge."""
+
+    id: str
+    family: str
+    status: Status
+    reason: str = ""
+    elapsed_ms: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of a preflight; every node that has the same reports computes the same."""
+
+    run_id: str
+    expected: tuple[str, ...]
+    reported: tuple[str, ...]
+    findings: tuple[Finding, ...]  # fail and warn, worst first; one per cause
+    results: tuple[Result, ...]  # one per check, in the order of the catalogue
+    asides: tuple[Finding, ...] = ()  # skipped and unknown ones
+    coverage: str = ""  # which pairs were tested, if not all of them
+    is_partial: bool = False  # interrupted, or nodes are missing
+    elapsed_ms: float = 0.0
+    schema_version: int = SCHEMA_VERSION
+
+
+EXIT_OK, EXIT_WARN, EXIT_FAIL, EXIT_INCOMPLETE, EXIT_USAGE = 0, 1, 2, 3, 64
+
+
+def encode(value: NodeReport | Verdict | Finding) -> bytes:
+    """Return `value` as JSON."""
+    return msgspec.json.encode(value)
+
+
+def decode_report(data: bytes) -> NodeReport:
+    """Read a report. Raises `msgspec.MsgspecError`, which names the field."""
+    return msgspec.json.decode(data, type=NodeReport)
+
+
+def decode_verdict(data: bytes) -> Verdict:
+    """Read a verdict. Raises `msgspec.MsgspecError`, which names the field."""
+    return msgspec.json.decode(data, type=Verdict)

@@ -1,0 +1,1 @@
+"""What one node measures towards the others."""

@@ -1,0 +1,1 @@
+"""The verdict for people and for scripts."""

@@ -1,0 +1,1 @@
+"""The collective smoke test: torch in a child process of its own."""

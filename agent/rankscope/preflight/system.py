@@ -1,0 +1,106 @@
+"""The outside world of the facts: files, commands, names. Tests hand in a recorded one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankscope.preflight.facts.names import Resolved
+
+RESOLVE_LIMIT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended, or was ended. `code` is None if it could not be started in time."""
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+
+
+@dataclass(frozen=True)
+class System:
+    """This machine, or a recorded one under `root`."""
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file; None if it is absent, unreadable, or no text."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace")
+        except OSError:
+            return None
+
+    def read_int(self, path: str) -> int | None:
+        """Return the number in a file; None if there is none."""
+        text = (self.read(path) or "").strip()
+        return int(text) if text.lstrip("-").isdigit() else None
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a directory; none if it is absent."""
+        try:
+            return sorted(os.listdir(self.root / path.lstrip("/")))
+        except OSError:
+            return []
+
+    def hostname(self) -> str:
+        """Return the host name of this process's namespace."""
+        return (self.read("/proc/sys/kernel/hostname") or socket.gethostname()).strip()
+
+    def run(self, argv: Sequence[str], limit_s: float = 5.0) -> Done:
+        """Run a command in its own session; past the limit it and its children are killed."""
+        try:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, errors="replace", start_new_session=True, env=dict(self.environ),
+            )  # fmt: skip
+        except OSError as error:
+            return Done(None, err=str(error))
+        try:
+            out, err = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+            child.communicate()
+            return Done(None, err=f"{argv[0]}: no answer in {limit_s:g} s")
+        return Done(child.returncode, out, err)
+
+    def resolve(self, name: str, limit_s: float = RESOLVE_LIMIT_S) -> Resolved:
+        """Ask the resolver as training would; a resolver that hangs is left behind."""
+        found: list[Resolved] = []
+        started = time.monotonic()
+
+        def ask() -> None:
+            found.append(_ask(name, started))
+
+        thread = threading.Thread(target=ask, name="preflight-resolve", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if found:
+            return found[0]
+        return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
+
+
+def _ask(name: str, started: float) -> Resolved:
+    try:
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        word = _EAI.get(error.errno or 0, str(error.errno))
+        text = f"{word}: {error.strerror}"
+        return Resolved(name=name, error=text, elapsed_ms=(time.monotonic() - started) * 1e3)
+    addresses = tuple(dict.fromkeys(str(row[4][0]) for row in rows))
+    return Resolved(name=name, addresses=addresses, elapsed_ms=(time.monotonic() - started) * 1e3)
+
+
+_EAI = {
+    getattr(socket, name): name
+    for name in ("EAI_AGAIN", "EAI_FAIL", "EAI_NODATA", "EAI_NONAME", "EAI_SYSTEM")
+    if hasattr(socket, name)
+}
