@@ -27,7 +27,6 @@ class Transfers:
 
     def __init__(self, caller: Caller, listener: Listener) -> None:
         self._caller, self._listener = caller, listener
-        self._sent: dict[str, list[bulk.Received]] = {}
         self._first: dict[str, int] = {}  # transfers of the first look, once there is a second
 
     async def run(
@@ -65,10 +64,10 @@ class Transfers:
 
     def peers(self) -> set[str]:
         """Return those with whom there was a transfer."""
-        return {*self._sent, *self._listener.fetched}
+        return set(self._listener.counted)
 
     def _all(self, peer: str) -> list[bulk.Received]:
-        return [*self._sent.get(peer, []), *self._listener.fetched.get(peer, [])]
+        return self._listener.counted.get(peer, [])
 
     async def _pair(self, peer: str, where: Dial) -> None:
         deadline = time.monotonic() + PAIR_LIMIT_S
@@ -87,7 +86,9 @@ class Transfers:
         try:
             if call.is_busy:
                 return False
-            self._sent.setdefault(peer, []).append(await bulk.send(call.reader, call.writer))
+            self._listener.counted.setdefault(peer, []).append(
+                await bulk.send(call.reader, call.writer)
+            )
         except (OSError, EOFError, TimeoutError, ValueError):
             return True
         finally:
