@@ -16,7 +16,7 @@ from rankscope.preflight.board.mesh import Mesh
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport
-from rankscope.preflight.probe import mtu, path, wire
+from rankscope.preflight.probe import loss, mtu, path, wire
 from rankscope.preflight.probe.dial import LIMIT_S, PROVEN_LIMIT_S, Call, Caller, dial, knock, plain
 from rankscope.preflight.system import System
 
@@ -192,6 +192,10 @@ class Prober:
         finally:
             await call.close()
         ports = (where.port, self._board.reports[peer].listening.udp)
+        rtt = self._edge(peer).rtt
+        if ports[1] and rtt is not None:
+            lost = await loss.measure(self._caller.token, where.address, ports[1], rtt.median_ms)
+            self._set(peer, datagrams=lost)
         measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
         self._set(peer, mtu=measured)
 
