@@ -119,7 +119,8 @@ async def measure(part: Part) -> tuple[Any, Trouble | None]:
 
     threading.Thread(target=work, name=f"preflight-{part.name}", daemon=True).start()
     try:
-        return await asyncio.wait_for(found, part.limit_s), None
+        async with asyncio.timeout(part.limit_s):
+            return await found, None
     except TimeoutError:
         reason = f"not measured: no answer in {part.limit_s:g} s"
     except Exception as error:  # noqa: BLE001 - see above

@@ -261,7 +261,8 @@ class Agent:
         """Let the peers hear our last word, and hear theirs."""
         for carrier in self._plan.carriers:
             with contextlib.suppress(CarrierError, TimeoutError):
-                await asyncio.wait_for(exchange(carrier, self.board), PART_LIMIT_S)
+                async with asyncio.timeout(PART_LIMIT_S):
+                    await exchange(carrier, self.board)
         await self.board.wait(self._mesh.all_know, PART_LIMIT_S)
 
     async def _close(self) -> None:
