@@ -91,17 +91,22 @@ def test_an_agent_of_another_run_gives_nothing_but_a_close() -> None:
     "says", [b"", b"HTTP/1.0 400 Bad Request\r\n\r\n", b"\x00" * 5_000 + b"\n"]
 )
 def test_another_program_on_the_port(says: bytes) -> None:
+    is_over = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(says)
         await writer.drain()
-        await hang_up(writer)
+        writer.close()
+        is_over.set()
 
     async def work() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         found = await knock(CALLER, "127.0.0.1", port, "a")
         server.close()
+        await is_over.wait()
+        await asyncio.sleep(0.01)  # for the loop to close the connection
         assert found.outcome == "not-us"
         assert found.banner.isprintable()
         assert len(found.banner) <= 60
@@ -219,17 +224,24 @@ def test_a_node_is_in_one_transfer_at_a_time() -> None:
 def test_a_receiver_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "LIMIT_S", 0.2)
 
+    is_over = asyncio.Event()
+
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the sender has had enough
-        await hang_up(writer)
+        while await reader.read(1 << 20):  # until the sender has had enough
+            pass
+        writer.close()
+        is_over.set()
 
     async def work() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         with pytest.raises(EOFError):
             await bulk.send(reader, writer)
-        await hang_up(writer)
+        writer.write_eof()
+        writer.close()
         server.close()
+        await is_over.wait()
+        await asyncio.sleep(0.01)  # for the loop to close both ends
 
     asyncio.run(work())
 
