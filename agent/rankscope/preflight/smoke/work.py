@@ -32,14 +32,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     backend: str
     listen_fd: int = -1  # of rank 0: the socket that has the port
-    timeout_s: float = 15.0  # of store and process group; torch's 15 to 30 minutes never apply
+    store_timeout_s: float = 20.0  # others may still import torch; torch's own are 15-30 minutes
+    timeout_s: float = 12.0  # of connecting the group, and of each collective
     budget_s: float = 3.0  # of the collectives; a larger size must fit into what is left
 
 
 def work(plan: Plan, tell: Tell) -> None:
     """Go through all stages and tell of each."""
     timeout = timedelta(seconds=plan.timeout_s)
-    store = _store(plan, timeout, tell)
+    store = _store(plan, tell)
+    store.set_timeout(timeout)
     started = time.monotonic()
     dist.init_process_group(
         plan.backend,
@@ -94,8 +96,9 @@ def _weight(rank: int) -> int:
     return rank % _WEIGHTS + 1
 
 
-def _store(plan: Plan, timeout: timedelta, tell: Tell) -> Any:
+def _store(plan: Plan, tell: Tell) -> Any:
     """Connect, and read what everybody wrote. Waiting for those who come later does not count."""
+    timeout = timedelta(seconds=plan.store_timeout_s)
     started = time.monotonic()
     listener = {"master_listen_fd": plan.listen_fd} if plan.listen_fd >= 0 else {}
     store = _C10D.TCPStore(

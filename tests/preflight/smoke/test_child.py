@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Options
-from rankscope.preflight.smoke.parent import SmokeChild
+from rankscope.preflight.smoke.child import SmokeChild
 from rankscope.preflight.system import System
 
 pytestmark = pytest.mark.multiproc
@@ -22,7 +23,8 @@ NODES = ("node0", "node1", "node2")
 # A child whose all-reduce is spoilt, as a broken machine would spoil it.
 SPOILT = """
 import sys, time
-from rankscope.preflight.smoke import child, work
+from rankscope.preflight.smoke import __main__ as child
+from rankscope.preflight.smoke import work
 honest = work.all_reduce
 def all_reduce(tensor, group=None, op=work.dist.ReduceOp.SUM):
     if tensor.dtype == work.torch.int32 and tensor.numel() > 1:
@@ -42,20 +44,22 @@ def spoilt(tmp_path: Path, before: str = "pass", after: str = "pass") -> Sequenc
 
 
 def quick(**more: object) -> SmokeChild:
-    return SmokeChild(**{"limit_s": 30.0, "budget_s": 0.5, **more})  # type: ignore[arg-type]
+    wanted: dict[str, Any] = {"limit_s": 30.0, "budget_s": 0.5, **more}
+    return SmokeChild(System(), Options(), **wanted)
 
 
 async def launch(children: Sequence[SmokeChild]) -> list[SmokeFacts]:
     """Run all children as the agents of as many nodes would."""
     for child in children:
-        await child.start(System(), Options())
-    ready = await asyncio.gather(*(child.imported() for child in children))
-    assert all(ready), [child.facts() for child in children]
-    port = children[0].facts().port
+        child.start()
     nodes = NODES[: len(children)]
-    for rank, child in enumerate(children):
-        await child.release(rank, nodes, "127.0.0.1", port)
-    return list(await asyncio.gather(*(child.finished() for child in children)))
+    runs = (
+        child.run(
+            rank=rank, nodes=nodes, address="127.0.0.1", port=children[0].port, backend="gloo"
+        )
+        for rank, child in enumerate(children)
+    )
+    return list(await asyncio.gather(*runs))
 
 
 def nothing_is_left() -> bool:
@@ -107,7 +111,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit(tmp_path: Path) -> None:
     hang = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     children = [quick(limit_s=6.0), quick(limit_s=6.0, command=hang)]
     told = asyncio.run(launch(children))
-    assert told[1].error == "killed after 6 s in stage collectives at 65536 B"
+    assert told[1].error == "killed in stage collectives at 65536 B, where it did not get on"
     assert told[1].sizes[-1].elapsed_ms == -1
     assert "65536" in told[0].error or "timed out" in told[0].error.lower(), told[0].error
     assert nothing_is_left()
@@ -120,27 +124,47 @@ def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) ->
     assert "RuntimeError" in told[0].error
 
 
-def test_a_master_that_never_comes_ends_by_the_explicit_limit() -> None:
+def test_a_master_that_never_comes_ends_by_the_explicit_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankscope.preflight.smoke.child.STORE_LIMIT_S", 5.0)
+
     async def alone() -> SmokeFacts:
-        child = quick(limit_s=5.0)
-        await child.start(System(), Options())
-        assert await child.imported()
-        await child.release(1, NODES, "127.0.0.1", 1)  # nobody listens on port 1
-        return await child.finished()
+        child = quick()
+        child.start()
+        return await child.run(  # nobody listens on port 1
+            rank=1, nodes=NODES, address="127.0.0.1", port=1, backend="gloo"
+        )
 
     facts = asyncio.run(alone())
     assert facts.stage == "imported"
     assert "2000ms" in facts.error
 
 
-def test_stop_before_the_release_leaves_nothing() -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_stop_before_the_release_leaves_nothing(pause_s: float) -> None:
     async def interrupted() -> SmokeFacts:
         child = quick()
-        await child.start(System(), Options())
+        child.start()
+        await asyncio.sleep(pause_s)
         await child.stop()
         return child.facts()
 
     assert asyncio.run(interrupted()).stage == "not started"
+    assert nothing_is_left()
+
+
+def test_cancelling_and_stopping_leaves_nothing(tmp_path: Path) -> None:
+    async def interrupted() -> None:
+        hangs = quick(command=spoilt(tmp_path, before="time.sleep(60)"))
+        work = asyncio.create_task(launch([hangs]))
+        while hangs.facts().stage != "collectives":
+            await asyncio.sleep(0.05)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await hangs.stop()
+
+    asyncio.run(interrupted())
     assert nothing_is_left()
 
 
@@ -149,11 +173,12 @@ def test_the_child_dies_with_an_agent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import asyncio, os, signal\n"
         "from rankscope.preflight.model import Options\n"
-        "from rankscope.preflight.smoke.parent import SmokeChild\n"
+        "from rankscope.preflight.smoke.child import SmokeChild\n"
         "from rankscope.preflight.system import System\n"
         "async def main():\n"
-        "    child = SmokeChild()\n"
-        "    await child.start(System(), Options())\n"
+        "    child = SmokeChild(System(), Options())\n"
+        "    child.start()\n"
+        "    await child._starting\n"
         "    print(child._child.pid, flush=True)\n"
         "    await child.imported()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -179,31 +204,32 @@ def test_the_child_dies_with_an_agent_that_is_killed(tmp_path: Path) -> None:
         pytest.fail("the child outlived its agent")
 
 
-def test_what_leaves_the_child_out_is_said() -> None:
-    async def left_out() -> SmokeFacts:
-        child = SmokeChild("quick")
-        await child.start(System(), Options(tier="quick"))
-        await child.release(0, NODES, "127.0.0.1", 1)
-        return await child.finished()
-
-    assert asyncio.run(left_out()).skipped == "left out by --quick"
-    child = SmokeChild()
-    child.skip("node0 -> node1: the path has failed")
-    assert child.facts().skipped == "node0 -> node1: the path has failed"
-
-
 def test_a_program_that_cannot_start_is_an_error_not_a_skip() -> None:
-    async def absent() -> SmokeFacts:
-        child = SmokeChild(command=("/does/not/exist",))
-        await child.start(System(), Options())
-        assert not await child.imported()
-        return await child.finished()
-
-    facts = asyncio.run(absent())
+    (facts,) = asyncio.run(launch([quick(command=("/does/not/exist",))]))
     assert "could not be started" in facts.error
     assert facts.skipped == ""
 
 
+def test_without_torch_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (facts,) = asyncio.run(launch([quick()]))
+    assert (facts.skipped, facts.error) == ("torch is not installed", "")
+
+
+def test_a_torch_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open')")
+    before = os.environ.get("PYTHONPATH", "")
+    system = System(environ={**os.environ, "PYTHONPATH": f"{tmp_path}:{before}"})
+
+    async def broken() -> SmokeFacts:
+        child = SmokeChild(system, Options())
+        child.start()
+        return await child.run(rank=0, nodes=NODES, address="::1", port=child.port, backend="gloo")
+
+    facts = asyncio.run(broken())
+    assert (facts.stage, facts.error) == ("not started", "OSError: libtorch.so: cannot open")
+
+
 def test_the_parent_never_imports_torch() -> None:
-    code = "import sys, rankscope.preflight.smoke.parent as p; sys.exit('torch' in sys.modules)"
+    code = "import sys, rankscope.preflight.smoke.child as p; sys.exit('torch' in sys.modules)"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
