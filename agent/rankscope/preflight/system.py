@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
+_LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds it
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,14 @@ class Done:
     code: int | None
     out: str = ""
     err: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Room in a file system, for this user."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,17 @@ class System:
         except OSError:
             return []
 
+    def space(self, path: str) -> Space | None:
+        """Return the room where a local path lies; None if it is absent.
+
+        Only for file systems in memory: on a hung mount this call never returns.
+        """
+        try:
+            told = os.statvfs(self.root / path.lstrip("/"))
+        except OSError:
+            return None
+        return Space(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
         return (self.read("/proc/sys/kernel/hostname") or socket.gethostname()).strip()
@@ -67,8 +89,7 @@ class System:
         try:
             out, err = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            child.communicate()
+            _abandon(child)
             return Done(None, err=f"{argv[0]}: no answer in {limit_s:g} s")
         return Done(child.returncode, out, err)
 
@@ -86,6 +107,19 @@ class System:
         if found:
             return found[0]
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
+
+
+def _abandon(child: subprocess.Popen[str]) -> None:
+    """Kill a child and its session. One that is stuck in the kernel dies when that lets go."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.communicate(timeout=_LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        threading.Thread(target=child.wait, name="preflight-reap", daemon=True).start()
 
 
 def _ask(name: str, started: float) -> Resolved:
