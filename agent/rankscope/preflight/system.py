@@ -21,7 +21,7 @@ _LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended, or was ended. `code` is None if it could not be started in time."""
+    """A command that ended. `code` is None if it could not be started, or was ended at the limit."""
 
     code: int | None
     out: str = ""
@@ -89,8 +89,8 @@ class System:
         try:
             out, err = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            _abandon(child)
-            return Done(None, err=f"{argv[0]}: no answer in {limit_s:g} s")
+            out = _abandon(child)
+            return Done(None, out, err=f"{argv[0]}: no answer in {limit_s:g} s")
         return Done(child.returncode, out, err)
 
     def resolve(self, name: str, limit_s: float = RESOLVE_LIMIT_S) -> Resolved:
@@ -109,17 +109,18 @@ class System:
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
 
 
-def _abandon(child: subprocess.Popen[str]) -> None:
-    """Kill a child and its session. One that is stuck in the kernel dies when that lets go."""
+def _abandon(child: subprocess.Popen[str]) -> str:
+    """Kill a child and its session, return what it said. One that is stuck in the kernel is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
-        child.communicate(timeout=_LAST_WORDS_S)
+        return child.communicate(timeout=_LAST_WORDS_S)[0]
     except subprocess.TimeoutExpired:
         for stream in (child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
         threading.Thread(target=child.wait, name="preflight-reap", daemon=True).start()
+        return ""
 
 
 def _ask(name: str, started: float) -> Resolved:

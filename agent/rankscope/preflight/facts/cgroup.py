@@ -16,9 +16,7 @@ class CgroupFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     version: int = 0  # 1 or 2, of the memory controller; 0: no control groups
     memory_limit_bytes: int | None = None
-    memory_used_bytes: int | None = (
-        None  # of the group with that limit, without what can be dropped
-    )
+    memory_used_bytes: int | None = None  # of that group, less what can be dropped
     cpu_cores: float | None = None
     pids_max: int | None = None
     pids_now: int | None = None  # of the group with that limit

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = -1
 _LIMIT_LINE = re.compile(r"^(Max .+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
+_GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 _CAP_IPC_LOCK, _CAP_SYS_RESOURCE = 14, 24  # linux/capability.h
 
 
@@ -27,7 +28,7 @@ class LimitFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memlock_soft_bytes: int | None = None
     may_lock_memory: bool | None = None  # CAP_IPC_LOCK: the limit does not bind
     nproc_soft: int | None = None
-    nproc_binds: bool = True  # not for root with CAP_SYS_RESOURCE
+    nproc_binds: bool = True  # not for root, nor with CAP_SYS_RESOURCE
     num_user_tasks: int | None = None  # threads of this user, where nproc_soft is a number
     shm_total_bytes: int | None = None  # /dev/shm
     shm_free_bytes: int | None = None
@@ -62,7 +63,7 @@ def collect(system: System, options: Options | None = None) -> LimitFacts:
         memlock_soft_bytes=limits.get("Max locked memory", (None, None))[0],
         may_lock_memory=bool(capabilities >> _CAP_IPC_LOCK & 1) if "CapEff" in status else None,
         nproc_soft=nproc,
-        nproc_binds=not (user == ["0"] and capabilities >> _CAP_SYS_RESOURCE & 1),
+        nproc_binds=not (user == ["0"] or capabilities >> _CAP_SYS_RESOURCE & 1),
         num_user_tasks=_tasks_of(system, user[0]) if counts else None,
         shm_total_bytes=shm.total_bytes if shm is not None else None,
         shm_free_bytes=shm.free_bytes if shm is not None else None,

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from rankscope.preflight.model import Options
 
 HANG_LIMIT_S = 3.0  # stat of a healthy mount takes milliseconds, of a busy one a second
-SEE_SECONDS = (
-    5.0  # NFS clients remember for up to 3 s that a file is absent (acdirmin 30 s at most)
-)
+SEE_SECONDS = 5.0  # listing asks an NFS server anew, which a busy one answers late
 WRITE_BYTES, WRITE_SECONDS = 64 << 20, 1.5
 Role = Literal["checkpoint", "data", "TMPDIR", "HF_HOME", "TORCH_HOME"]
 

@@ -45,7 +45,7 @@ class LimCgroupMem:
         yield from self._unequal({node: limit for node, (limit, _, _) in rooms.items()})
 
     def _low(self, low: dict[str, tuple[int, int, str]]) -> Finding:
-        node, (limit, free, whose) = min(low.items(), key=lambda item: item[1][1])
+        limit, free, _ = min(low.values(), key=lambda row: row[1])
         return Finding(
             id=self.id,
             status="warn",

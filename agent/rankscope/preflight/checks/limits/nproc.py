@@ -42,7 +42,7 @@ class LimNproc:
                 yield self._finding(what, command, bad)
 
     def _finding(self, what: str, command: str, bad: dict[str, tuple[int, int, int]]) -> Finding:
-        node, (limit, used, need) = min(bad.items(), key=lambda item: item[1][0] - item[1][1])
+        limit, used, need = min(bad.values(), key=lambda row: row[0] - row[1])
         left = max(limit - used, 0)
         return Finding(
             id=self.id,
@@ -58,7 +58,7 @@ class LimNproc:
                 Fix(node=name, command=command.format(wanted=row[1] + 2 * row[2]), owner="admin")
                 for name, row in bad.items()
             ),
-            would="a rank dies with 'Resource temporarily unavailable' or \"can't start new thread\"",
+            would="a rank dies: 'Resource temporarily unavailable', 'can't start new thread'",
             wrong_if="other processes of this user end before the launch",
         )
 

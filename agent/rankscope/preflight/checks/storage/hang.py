@@ -54,6 +54,6 @@ class FsHang:
                     )
                     for node in nodes
                 ),
-                would="the rank that touches it hangs in the kernel; the others wait until time-out",
+                would="the rank that touches it hangs in the kernel, and the others wait for it",
                 wrong_if="the file server was only slow at that moment: try again",
             )

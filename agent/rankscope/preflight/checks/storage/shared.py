@@ -36,9 +36,7 @@ class FsShared:
         unable = {n: f for n, f in facts.items() if n not in able and _is_reachable(f)}
         if unable:
             reasons = {_why(f) for f in unable.values()}
-            title = (
-                f"{listed(unable)}: not tried whether it is shared: {'; '.join(sorted(reasons))}"
-            )
+            title = f"{listed(unable)}: not known if it is shared: {'; '.join(sorted(reasons))}"
             yield Finding(id=self.id, status="unknown", nodes=tuple(unable), title=title)
         groups = _groups(able)
         if len(groups) > 1:
