@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ _LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended. `code` is None if it could not be started, or was ended at the limit."""
+    """A command that ended. `code` is None if it could not start, or was ended at its limit."""
 
     code: int | None
     out: str = ""
@@ -49,6 +50,21 @@ class System:
             return (self.root / path.lstrip("/")).read_text(errors="replace")
         except OSError:
             return None
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return the bytes of a file; None if it is absent or unreadable."""
+        try:
+            return (self.root / path.lstrip("/")).read_bytes()
+        except OSError:
+            return None
+
+    def why_closed(self, path: str) -> str:
+        """Return why a device cannot be opened for reading and writing; empty: it can."""
+        try:
+            os.close(os.open(self.root / path.lstrip("/"), os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {path}"
+        return ""
 
     def read_int(self, path: str) -> int | None:
         """Return the number in a file; None if there is none."""
@@ -110,7 +126,7 @@ class System:
 
 
 def _abandon(child: subprocess.Popen[str]) -> str:
-    """Kill a child and its session, return what it said. One that is stuck in the kernel is left."""
+    """Kill a child and its session, return its output. One stuck in the kernel is left behind."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     try:

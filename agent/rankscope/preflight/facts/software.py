@@ -31,6 +31,7 @@ WATCHED = (
 )  # fmt: skip
 MAX_DATA_FILES, DATA_SECONDS = 20_000, 2.0
 _TORCH_LINE = re.compile(r"^(__version__|cuda|hip|git_version)\b[^=]*=\s*'([^']*)'", re.MULTILINE)
+_NVIDIA = re.compile(r"nvidia-(?!ml-py)")
 _NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 
 

@@ -55,15 +55,6 @@ class LimShm:
         wanted = WANTED_PER_RANK_BYTES * run.nproc(node)
         wants = {name: WANTED_PER_RANK_BYTES * run.nproc(name) for name in bad}
         is_small = all(total < wants[name] for name, (total, _) in bad.items())
-        title = f"{listed(missing)}: no /dev/shm"
-            yield Finding(id=self.id, status="unknown", nodes=tuple(missing), title=title)
-
-    def _finding(self, run: Run, status: Status, bad: dict[str, tuple[int, int]]) -> Finding:
-        node, (_, free) = min(bad.items(), key=lambda item: item[1][1])
-        wanted = WANTED_PER_RANK_BYTES * run.nproc(node)
-        is_small = all(
-            total < WANTED_PER_RANK_BYTES * run.nproc(n) for n, (total, _) in bad.items()
-        )
         title = f"{listed(bad)}: {free // MIB} MiB free in /dev/shm, {wanted // MIB} MiB wanted"
         return Finding(
             id=self.id,
