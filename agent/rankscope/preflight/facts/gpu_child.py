@@ -8,6 +8,7 @@ support is left out; any other error of the driver is kept as text, by the name 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -254,9 +255,8 @@ def main() -> None:
     recording = os.environ.get(VARIABLE, "")
     if recording:
         sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-        import nvml_recording
-
-        answer = read(nvml_recording.Recording(recording)) | {"recording": recording}
+        module = importlib.import_module("nvml_recording")  # beside this file
+        answer = read(module.Recording(recording)) | {"recording": recording}
     else:
         try:
             import pynvml

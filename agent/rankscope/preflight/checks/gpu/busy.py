@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+import msgspec
+
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.gpu.each import GIB, finding, gpus
 from rankscope.preflight.comparing import not_measured
@@ -39,17 +41,7 @@ class GpuBusy:
                 would="'CUDA out of memory' at the first large allocation, or a GPU that is slow",
                 wrong_if="the other process ends before the launch, or shares the GPU on purpose",
             )
-            yield Finding(
-                id=one.id,
-                status=one.status,
-                nodes=one.nodes,
-                title=one.title,
-                evidence=one.evidence,
-                told=one.told,
-                fix=(_fix(node, found),),
-                would=one.would,
-                wrong_if=one.wrong_if,
-            )
+            yield msgspec.structs.replace(one, fix=(_fix(node, found),))
 
 
 def _words(gpu: Gpu) -> str:

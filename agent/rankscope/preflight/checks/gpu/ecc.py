@@ -49,7 +49,7 @@ class GpuEcc:
                 "fail",
                 resets,
                 command="sudo nvidia-smi --gpu-reset -i {index}   # with no process on it",
-                would="the job dies of a memory error (Xid 48, 94, 95), or trains with wrong numbers",
+                would="the job dies of a memory error (Xid 48, 94, 95), or computes nonsense",
                 wrong_if="the errors happened in a row that has been remapped since",
             )
         silent = {node for node, gpu in gpus(run) if gpu.ecc is False}

@@ -37,7 +37,7 @@ class GpuRecovery:
         for node, gpu in gpus(run):
             if gpu.recovery_action not in ("", "none"):
                 wanted.setdefault(node, []).append(
-                    (gpu, f"the driver asks for a {gpu.recovery_action}")
+                    (gpu, f"the driver asks for: {gpu.recovery_action}")
                 )
             elif gpu.errors:
                 name, text = next(iter(gpu.errors.items()))

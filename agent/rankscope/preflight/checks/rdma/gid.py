@@ -83,7 +83,7 @@ class IbGid:
                 )
                 for node in nodes
             ),
-            would="NCCL cannot connect over RoCE: 'ibv_modify_qp failed', or packets that are dropped",
+            would="NCCL cannot connect over RoCE: 'ibv_modify_qp failed', or dropped packets",
             wrong_if="the launcher sets NCCL_IB_GID_INDEX for each node",
         )
 

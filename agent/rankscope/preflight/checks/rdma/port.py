@@ -47,7 +47,7 @@ class IbPort:
             node: [f"{name} {_words(ports[node].get(name))}" for name in names]
             for node, names in bad.items()
         }
-        node, names = next(iter(bad.items()))
+        node = next(iter(bad))
         yield Finding(
             id=self.id,
             status="fail",
@@ -70,7 +70,7 @@ class IbPort:
 
 
 def _down(ports: dict[str, dict[str, RdmaPort]], names: list[str]) -> dict[str, list[str]]:
-    """Return ports that are up elsewhere; of a single node, where the link has power but no peer."""
+    """Return ports that are up on most nodes, and those that wait for a subnet manager."""
     bad: dict[str, list[str]] = {}
     for name in names:
         states = {node: told[name].state for node, told in ports.items() if name in told}
@@ -100,12 +100,11 @@ def _slow(ports: dict[str, dict[str, RdmaPort]], names: list[str]) -> dict[str, 
 
 def _counts(ports: dict[str, dict[str, RdmaPort]]) -> Iterator[Finding]:
     """Tell where a node has fewer active ports, or ports of another kind."""
-    for what, shape in (
-        ("active RDMA ports", {n: sum(p.state == "ACTIVE" for p in t.values()) for n, t in ports.items()}),
-        ("link layer", {n: ", ".join(sorted({p.link_layer for p in t.values()})) or "none"
-                        for n, t in ports.items()}),
-    ):  # fmt: skip
-        values: dict[str, object] = dict(shape)
+    for what, ask in (
+        ("active RDMA ports", lambda told: sum(port.state == "ACTIVE" for port in told)),
+        ("link layer", lambda told: ", ".join(sorted({p.link_layer for p in told})) or "none"),
+    ):
+        values: dict[str, object] = {node: ask(told.values()) for node, told in ports.items()}
         odd = odd_ones(values)
         if odd and 2 * len(odd) < len(values):
             yield Finding(
