@@ -60,9 +60,7 @@ def quick_parts(system: System, asked: Asked) -> list[Part]:
     return [
         Part("launch", lambda: launch.collect(system, asked.command), QUICK_LIMIT_S),
         Part("host", lambda: host.collect(system), QUICK_LIMIT_S),
-        Part(
-            "names", lambda: names.collect(system, asked.master_addr, asked.peers), QUICK_LIMIT_S
-        ),
+        Part("names", lambda: names.collect(system, asked.master_addr, asked.peers), QUICK_LIMIT_S),
         Part("interfaces", lambda: interfaces.collect(system), QUICK_LIMIT_S),
         Part(
             "ports",
@@ -91,7 +89,7 @@ def slow_parts(system: System, asked: Asked) -> list[Part]:
 def foreign_parts(checks: Sequence[Check], system: System) -> list[Part]:
     """Return the collectors of checks from elsewhere, which may have one."""
     return [
-        Part(check.id, lambda run=getattr(check, "collect"): run(system), QUICK_LIMIT_S)
+        Part(check.id, lambda run=check.collect: run(system), QUICK_LIMIT_S)
         for check in checks
         if callable(getattr(check, "collect", None))
     ]

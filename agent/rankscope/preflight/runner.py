@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight import engine, gather
+from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.board.discover import expected
 from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.side import carry, exchange
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
@@ -172,9 +172,7 @@ class Agent:
     def board_lacks(self) -> tuple[str, ...]:
         """Return who has not reported that it listens."""
         return tuple(
-            name
-            for name in self._expected()
-            if not is_listening(self.board.reports.get(name))
+            name for name in self._expected() if not is_listening(self.board.reports.get(name))
         )
 
     def _waiting_for(self, missing: tuple[str, ...], deadline: float) -> str:
@@ -345,4 +343,3 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.clock.offset import ClockOffset
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (ClockOffset(),)

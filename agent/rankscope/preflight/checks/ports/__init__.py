@@ -3,5 +3,14 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.ports.ephemeral import PortEphemeral
+from rankscope.preflight.checks.ports.master_identity import PortMasterIdentity
+from rankscope.preflight.checks.ports.master_reach import PortMasterReach
+from rankscope.preflight.checks.ports.oneway import PortOneway
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    PortMasterReach(),
+    PortMasterIdentity(),
+    PortEphemeral(),
+    PortOneway(),
+)
