@@ -55,7 +55,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
     mesh: int = 0  # where the control connection is; equals master wherever that was free
     ephemeral: tuple[int, ...] = ()  # three, spread over the range of ephemeral ports
-    udp: int = 0
+    udp: int = 0  # answers probes of the path's MTU
+    store: int = 0  # kept free on the master for the store of the smoke test
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
