@@ -14,6 +14,7 @@ EXIT_USAGE = 64
 _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
     ("rankscope.cli.run", "RunCommand"),
+    ("rankscope.cli.preflight", "PreflightCommand"),
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),

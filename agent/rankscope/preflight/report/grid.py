@@ -5,10 +5,9 @@ from __future__ import annotations
 from rich.cells import cell_len
 from rich.text import Text
 
-from rankscope.preflight.report.matrix import MEANINGS, NOT_TESTED, OK, SOME, Matrix
+from rankscope.preflight.report.matrix import MEANINGS, MILD, NOT_TESTED, OK, SOME, Matrix
 from rankscope.preflight.report.words import clean, cut
 
-_MILD = frozenset("Lsc")  # a path that works, though badly
 _LABEL_COLUMNS = 24
 _NUMBER_COLUMNS = 3
 
@@ -27,7 +26,9 @@ def lines(matrix: Matrix, width: int) -> list[Text]:
         heads, starts = labels, [label.ljust(left) for label in labels]
     else:
         heads = [str(number) for number in range(1, len(labels) + 1)]
-        starts = [f"{head:>2} {label}".ljust(left + 3) for head, label in zip(heads, labels, strict=True)]
+        starts = [
+            f"{head:>2} {label}".ljust(left + 3) for head, label in zip(heads, labels, strict=True)
+        ]
         columns = [_NUMBER_COLUMNS] * len(labels)
     top = " " * (2 + cell_len(starts[0]))
     for head, size in zip(heads, columns, strict=True):
@@ -55,7 +56,7 @@ def _style(cell: str) -> str:
     letter = cell.rstrip(SOME)
     if letter in ("", " ", OK, NOT_TESTED):
         return ""
-    return "bold yellow" if letter in _MILD else "bold red"
+    return "bold yellow" if letter in MILD else "bold red"
 
 
 def _legend(matrix: Matrix, width: int) -> list[Text]:

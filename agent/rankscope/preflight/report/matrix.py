@@ -24,6 +24,7 @@ _OF_FINDING = {
     "net.mtu.path": "M", "net.loss": "L", "net.latency": "s", "net.jitter": "s",
     "net.bandwidth": "s", "clock.offset": "c", "coll.pair": "s",
 }  # fmt: skip
+MILD = frozenset("Lsc")  # a path that works, though badly
 _ORDER = "".join(MEANINGS)
 MOST_NODES = 32  # above, only nodes with bad paths have a row
 _HUB_PEERS = 4  # a node with bad paths to more peers stands for itself, its peers among "others"
@@ -48,7 +49,9 @@ class Matrix:
     @property
     def has_bad(self) -> bool:
         """Return whether a path is worse than ok."""
-        return any(cell.strip() and cell not in (OK, NOT_TESTED) for row in self.cells for cell in row)
+        return any(
+            cell.strip() and cell not in (OK, NOT_TESTED) for row in self.cells for cell in row
+        )
 
 
 def letter(edge: EdgeFacts | None) -> str:

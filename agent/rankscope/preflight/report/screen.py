@@ -130,7 +130,9 @@ def _title(finding: Finding, number: int, width: int, most: int) -> Lines:
     indent = _MARGIN + cell_len(head)
     first, *more = _some(finding.title, max(20, width - indent - cell_len(sure)), most)
     gap = " " * max(0, width - indent - cell_len(first) - cell_len(sure))
-    line = Text.assemble((word, _STYLES[finding.status]), head, (first, "bold"), (gap + sure, "dim"))
+    line = Text.assemble(
+        (word, _STYLES[finding.status]), head, (first, "bold"), (gap + sure, "dim")
+    )
     return [line, *(Text(" " * indent + text, style="bold") for text in more)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankscope.preflight.checking import Run
 from rankscope.preflight.engine import exit_code
-from rankscope.preflight.model import Finding, Fix, Result, Status, Verdict
+from rankscope.preflight.model import EXIT_FAIL, EXIT_INCOMPLETE, Finding, Fix, Result, Status, Verdict
 from rankscope.preflight.report.matrix import Matrix, build
 from rankscope.preflight.report.nodes import compress
 from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
@@ -45,9 +45,13 @@ class Summary:
     url: str = ""
 
 
-def summarise(verdict: Verdict, run: Run, fail_on: str = "fail", url: str = "") -> Summary:
+def summarise(
+    verdict: Verdict, run: Run, fail_on: str = "fail", url: str = "", is_interrupted: bool = False
+) -> Summary:
     """Return what the reports show of `verdict`, which was judged from `run`."""
     code = exit_code(verdict, fail_on)
+    if is_interrupted and code != EXIT_FAIL:
+        code = EXIT_INCOMPLETE  # nobody knows what the rest would have shown
     findings = sorted(verdict.findings, key=lambda finding: _WORST_FIRST.index(finding.status))
     return Summary(
         verdict=verdict,
