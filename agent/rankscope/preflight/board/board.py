@@ -24,7 +24,7 @@ class Board:
         """Change our own report; everybody will hear of it."""
         self.mine = msgspec.structs.replace(self.mine, version=self.mine.version + 1, **fields)
         self.reports[self.mine.node] = self.mine
-        self._tell()
+        self.tell()
 
     def add(self, report: NodeReport) -> bool:
         """Take a report of another node; return whether it was news."""
@@ -39,7 +39,7 @@ class Board:
             if before.version >= report.version:
                 return False
         self.reports[report.node] = report
-        self._tell()
+        self.tell()
         return True
 
     def _replace_restarted(self, before: NodeReport, report: NodeReport) -> bool:
@@ -49,7 +49,7 @@ class Board:
         if report.started_unix_s < before.started_unix_s:
             return False
         self.reports[report.node] = report
-        self._tell()
+        self.tell()
         return True
 
     def have(self) -> dict[str, int]:
@@ -81,7 +81,8 @@ class Board:
         least = STAGES.index(stage)
         return all(r.is_leaving or STAGES.index(r.stage) >= least for r in self.reports.values())
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Wake everybody who waits: something that they look at has changed."""
         self._changed.set()
         for call in tuple(self._watchers):
             call()

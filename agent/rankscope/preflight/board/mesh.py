@@ -49,6 +49,7 @@ class Mesh:
             await link.run()
         finally:
             self._links.discard(link)
+            self._board.tell()
 
     async def keep_call(self, call: Call) -> None:
         """The same for a connection that we opened."""
@@ -58,9 +59,13 @@ class Mesh:
             await call.close()
 
     def all_know(self) -> bool:
-        """Return whether every linked peer has our newest report."""
-        mine = self._board.mine
-        return all(link.theirs.get(mine.node, -1) >= mine.version for link in self._links)
+        """Return whether every linked peer has all that we have."""
+        have = self._board.have()
+        return all(
+            link.theirs.get(node, -1) >= version
+            for link in self._links
+            for node, version in have.items()
+        )
 
     def _wake(self) -> None:
         for link in self._links:

@@ -32,7 +32,7 @@ class Listener:
         self._udp: asyncio.DatagramTransport | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.heard: set[str] = set()  # nodes that called
-        self.fetched: dict[str, list[bulk.Received]] = {}  # by peer: what it counted of ours
+        self.counted: dict[str, list[bulk.Received]] = {}  # by peer: what it got of what we sent
         self.exclusive = asyncio.Lock()  # one transfer at a time is measured on this node
 
     async def bind(self, port: int) -> int:
@@ -117,7 +117,7 @@ class Listener:
             await bulk.receive(reader, writer)
         else:
             sent = await bulk.send(reader, writer)
-            self.fetched.setdefault(said.node, []).append(sent)
+            self.counted.setdefault(said.node, []).append(sent)
 
 
 async def answer_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -150,6 +150,12 @@ class _Acknowledger(asyncio.DatagramProtocol):
         """Acknowledge."""
         if data.startswith(self._mark) and self._transport is not None:
             self._transport.sendto(self._mark + struct.pack("!I", len(data)), addr)
+
+
+def free_port() -> int:
+    """Return a port that is free now, for somebody else to bind."""
+    with _bound(socket.SOCK_STREAM, 0) as sock:
+        return int(sock.getsockname()[1])
 
 
 def datagram_mark(token: str) -> bytes:

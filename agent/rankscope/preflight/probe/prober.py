@@ -16,7 +16,7 @@ from rankscope.preflight.board.mesh import Mesh
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport
-from rankscope.preflight.probe import mtu, path
+from rankscope.preflight.probe import mtu, path, wire
 from rankscope.preflight.probe.dial import ARP_LIMIT_S, Call, Caller, dial, knock, plain
 from rankscope.preflight.system import System
 
@@ -31,7 +31,6 @@ PATH_LIMIT_S = 12.0  # all that is asked of one path: below it each step has a l
 class Goal:
     """What a prober is told of the run."""
 
-    peers: tuple[str, ...]  # to be reached by name; empty: only those that reported
     is_named: bool  # the peers' names can be resolved; else their reported addresses are called
     master: str  # the node that holds MASTER_PORT
     master_addr: str
@@ -55,12 +54,16 @@ class Prober:
 
     async def meet(self, peer: str, goal: Goal) -> None:
         """Call a peer by its name until its agent answers; the link then carries reports."""
-        while peer not in self._mesh.linked() or self._edge(peer).mesh is None:
+        while True:
             started = time.monotonic()
+            op: wire.Op = "hello" if peer in self._mesh.linked() else "board"
             async with self._slots:
-                call = await self._call_by_name(peer, goal)
-            if call is not None:
+                call = await self._call_by_name(peer, goal, op)
+            if call is not None and op == "board":
                 self._keep(call)
+                return
+            if call is not None:
+                await call.close()
                 return
             await asyncio.sleep(max(0.0, MEET_PAUSE_S - (time.monotonic() - started)))
 
@@ -69,7 +72,7 @@ class Prober:
         while True:
             resolved = await self.resolve(goal.master_addr)
             for address in resolved.addresses:
-                _, call = await self._dial_board(address, goal.master_port, "")
+                _, call = await self._dial_board(address, goal.master_port, "", "board")
                 if call is not None and call.dial.answered_by != self._caller.node:
                     self._keep(call)
                     return
@@ -108,14 +111,14 @@ class Prober:
         found = self._edge(peer).mesh
         if found is None or found.outcome != "ok":
             async with contextlib.AsyncExitStack() as stack:
-                call = await self._call_by_name(peer, goal)
+                call = await self._call_by_name(peer, goal, "hello")
                 if call is not None:
                     stack.push_async_callback(call.close)
         failed = self._edge(peer).mesh
         if failed is not None and failed.outcome == "drop":
             self._set(peer, mesh=await self._dial_long(failed, peer))
 
-    async def _call_by_name(self, peer: str, goal: Goal) -> Call | None:
+    async def _call_by_name(self, peer: str, goal: Goal, op: wire.Op) -> Call | None:
         """Dial the addresses of a peer in the resolver's order; keep the first one's fate."""
         report = self._board.reports.get(peer)
         port = (report.listening.mesh if report is not None else 0) or goal.master_port
@@ -130,7 +133,7 @@ class Prober:
                 return None
         dials: list[Dial] = []
         for address in addresses:
-            found, call = await self._dial_board(address, port, peer)
+            found, call = await self._dial_board(address, port, peer, op)
             dials.append(found)
             if call is not None:
                 break
@@ -140,9 +143,11 @@ class Prober:
             self._set(peer, mesh=dials[0], others=tuple(dials[1:]))
         return call
 
-    async def _dial_board(self, address: str, port: int, to: str) -> tuple[Dial, Call | None]:
+    async def _dial_board(
+        self, address: str, port: int, to: str, op: wire.Op
+    ) -> tuple[Dial, Call | None]:
         return await dial(
-            self._caller, address, port, to, "board", max_segment_bytes=BOARD_SEGMENT_BYTES
+            self._caller, address, port, to, op, max_segment_bytes=BOARD_SEGMENT_BYTES
         )
 
     async def _dial_long(self, found: Dial, peer: str) -> Dial:
@@ -183,7 +188,7 @@ class Prober:
 
     async def _ask_path(self, peer: str) -> None:
         """Latency, clock, large messages and MTU, over whatever port could be reached."""
-        where = self._open_door(peer)
+        where = self.open_door(peer)
         if where is None:
             return
         own, _ = mtu.interface_of(where.address)
@@ -203,7 +208,7 @@ class Prober:
         measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
         self._set(peer, mtu=measured)
 
-    def _open_door(self, peer: str) -> Dial | None:
+    def open_door(self, peer: str) -> Dial | None:
         """Return a dial that got through: the control port, else a random one."""
         edge = self._edge(peer)
         tried = (edge.mesh, *edge.others, *edge.ephemeral, edge.master)
