@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +14,8 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.cli.preflight_options import add_options, asking_of, check_names, wanted_of
 
 if TYPE_CHECKING:
+    from rankscope.preflight.board.base import Carrier
+    from rankscope.preflight.board.discover import Discovery
     from rankscope.preflight.checking import Run
     from rankscope.preflight.model import Verdict
 
@@ -102,6 +103,17 @@ def _preflight(arguments: argparse.Namespace) -> int:
     return _deliver(arguments, ended.outcome.verdict, ended.outcome.run, ended.is_interrupted)
 
 
+def _carriers(
+    arguments: argparse.Namespace,
+) -> Callable[[str, Discovery], Sequence[Carrier]]:
+    """Return what makes the ways beside the mesh, once the run and its nodes are known."""
+
+    def make(run_id: str, who: Discovery) -> Sequence[Carrier]:
+        return ()
+
+    return make
+
+
 def _deliver(
     arguments: argparse.Namespace, verdict: Verdict, run: Run, is_interrupted: bool = False
 ) -> int:
@@ -114,3 +126,26 @@ def _deliver(
         sys.stderr.write(f"rankscope preflight: {error}\n")
     # whoever asked for a file and does not get it must not read the pass of a script in it
     return summary.exit_code or (EXIT_INCOMPLETE if errors else 0)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    """Judge reports that travelled as files."""
+    from rankscope.preflight.engine import judge
+    from rankscope.preflight.report import stored
+    from rankscope.preflight.start import UsageError, foreign_checks, run_id_of
+    from rankscope.preflight.system import System
+
+    paths = arguments.words[1:]
+    if not paths:
+        raise UsageError("merge: no file given; write rankscope preflight merge FILE ... (or -)")
+    try:
+        reports = stored.read((path, _read(path)) for path in paths)
+    except (stored.StoredError, OSError) as error:
+        raise UsageError(f"merge: {error}") from error
+    asking = asking_of(arguments)
+    run = stored.merged(reports, asking.run_id or run_id_of(System()), asking.who.nodes, None)
+    return _deliver(arguments, judge(run, foreign_checks()), run)
+
+
+def _read(path: str) -> bytes:
+    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()

@@ -16,81 +16,195 @@ _MOST_PORT = 65535
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe every option, in the order in which people need them."""
+    parser.usage = (
+        "rankscope preflight [OPTION ...] [-- COMMAND ...]\n"
+        "       rankscope preflight [OPTION ...] merge FILE ..."
+    )
     _who(parser.add_argument_group("who takes part").add_argument)
     _what(parser.add_argument_group("what is checked").add_argument)
     _launch(parser.add_argument_group("the launch, where nothing tells").add_argument)
     _report(parser.add_argument_group("the answer").add_argument)
-    parser.add_argument("words", nargs="*", metavar="-- COMMAND ... | merge FILE ...",
-                        help="the launch, read and not started; or reports to be judged")  # fmt: skip
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="-- COMMAND ... | merge FILE ...",
+        help="the launch, read and not started; or reports to be judged",
+    )
 
 
 def _who(add: Callable[..., object]) -> None:
-    add("--nodes", metavar="LIST", help="all nodes, node 0 first: node0,node1 or node[0-7]; "
-        "default: from Slurm, the host file of MPI, Kubernetes, or torchrun's variables")
-    add("--node", metavar="NAME", help="which of them this machine is; default: by host name, "
-        "address or node rank")
-    add("--node-rank", type=_natural, default=-1, metavar="N",
-        help="number of this node; default: from the launcher, else its place in --nodes")
+    add(
+        "--nodes",
+        metavar="LIST",
+        help="all nodes, node 0 first: node0,node1 or node[0-7]; "
+        "default: from Slurm, the host file of MPI, Kubernetes, or torchrun's variables",
+    )
+    add(
+        "--node",
+        metavar="NAME",
+        help="which of them this machine is; default: by host name, address or node rank",
+    )
+    add(
+        "--node-rank",
+        type=_natural,
+        default=-1,
+        metavar="N",
+        help="number of this node; default: from the launcher, else its place in --nodes",
+    )
     add("--hostfile", metavar="FILE", help="the nodes, one a line, as for mpirun")
-    add("--ssh", action="store_true", help="start the others over ssh, from here, and print one "
-        "answer; with --nodes or --hostfile")
-    add("--share", metavar="DIR", help="a directory that all nodes see: reports travel by it when "
-        "nothing connects")
-    add("--server", metavar="URL", help="a rankscope server: reports travel by outbound HTTP, and "
-        "the result is kept there")
-    add("--run", metavar="ID", help="name that all nodes of this preflight share; default: "
-        "$RANKSCOPE_RUN_ID, or the scheduler's job")
-    add("--wait", type=_seconds, default=60.0, metavar="S",
-        help="how long to wait for nodes that have not reported; default %(default)s s")
-    add("--timeout", type=_seconds, default=0.0, metavar="S",
-        help="limit of everything after that; default: by tier and number of nodes")
-    add("--emit", action="store_true", help="use no network: print this node's report as one "
-        "line of JSON, for `rankscope preflight merge`")  # fmt: skip
+    add(
+        "--ssh",
+        action="store_true",
+        help="start the others over ssh, from here, and print one "
+        "answer; with --nodes or --hostfile",
+    )
+    add(
+        "--share",
+        metavar="DIR",
+        help="a directory that all nodes see: reports travel by it when nothing connects",
+    )
+    add(
+        "--server",
+        metavar="URL",
+        help="a rankscope server: reports travel by outbound HTTP, and the result is kept there",
+    )
+    add(
+        "--run",
+        metavar="ID",
+        help="name that all nodes of this preflight share; default: "
+        "$RANKSCOPE_RUN_ID, or the scheduler's job",
+    )
+    add(
+        "--wait",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for nodes that have not reported; default %(default)s s",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="limit of everything after that; default: by tier and number of nodes",
+    )
+    add(
+        "--emit",
+        action="store_true",
+        help="use no network: print this node's report as one "
+        "line of JSON, for `rankscope preflight merge`",
+    )
 
 
 def _what(add: Callable[..., object]) -> None:
-    add("--quick", dest="tier", action="store_const", const="quick", default="default",
-        help="facts and paths only, some 3 s: no bandwidth, no collective")
-    add("--deep", dest="tier", action="store_const", const="deep",
-        help="also what takes minutes: idle connections, GPUs under load, large collectives")
-    add("--only", type=_list, default=(), metavar="IDS",
-        help="these checks or families alone: port.ephemeral,clock")
+    add(
+        "--quick",
+        dest="tier",
+        action="store_const",
+        const="quick",
+        default="default",
+        help="facts and paths only, some 3 s: no bandwidth, no collective",
+    )
+    add(
+        "--deep",
+        dest="tier",
+        action="store_const",
+        const="deep",
+        help="also what takes minutes: idle connections, GPUs under load, large collectives",
+    )
+    add(
+        "--only",
+        type=_list,
+        default=(),
+        metavar="IDS",
+        help="these checks or families alone: port.ephemeral,clock",
+    )
     add("--skip", type=_list, default=(), metavar="IDS", help="all but these checks or families")
-    add("--expect-gbps", type=_positive, default=0.0, metavar="G",
-        help="a pair slower than G Gbit/s fails; default: only compared with each other")
-    add("--checkpoint-dir", default="", metavar="DIR",
-        help="where checkpoints go: seen and written from all nodes?")
-    add("--ckpt-gb", type=_positive, default=0.0, metavar="GB",
-        help="free space that the checkpoints need there")
-    add("--script", default="", metavar="FILE", help="the training script: the same everywhere, "
-        "and can what it imports be imported? It is not run")
+    add(
+        "--expect-gbps",
+        type=_positive,
+        default=0.0,
+        metavar="G",
+        help="a pair slower than G Gbit/s fails; default: only compared with each other",
+    )
+    add(
+        "--checkpoint-dir",
+        default="",
+        metavar="DIR",
+        help="where checkpoints go: seen and written from all nodes?",
+    )
+    add(
+        "--ckpt-gb",
+        type=_positive,
+        default=0.0,
+        metavar="GB",
+        help="free space that the checkpoints need there",
+    )
+    add(
+        "--script",
+        default="",
+        metavar="FILE",
+        help="the training script: the same everywhere, "
+        "and can what it imports be imported? It is not run",
+    )
     add("--data-dir", default="", metavar="DIR", help="the data: the same files everywhere?")
-    add("--loader-workers", type=_natural, default=0, metavar="N",
-        help="data loader workers of each rank, for limits and shared memory")  # fmt: skip
+    add(
+        "--loader-workers",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="data loader workers of each rank, for limits and shared memory",
+    )
 
 
 def _launch(add: Callable[..., object]) -> None:
-    add("--nproc", type=_natural, default=0, metavar="N",
-        help="ranks on each node; default: from the launch, else the GPUs, else 1")
-    add("--backend", choices=("gloo", "nccl"), default="",
-        help="default: nccl where there are GPUs, else gloo")
+    add(
+        "--nproc",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="ranks on each node; default: from the launch, else the GPUs, else 1",
+    )
+    add(
+        "--backend",
+        choices=("gloo", "nccl"),
+        default="",
+        help="default: nccl where there are GPUs, else gloo",
+    )
     add("--master-addr", default="", metavar="HOST", help="default: $MASTER_ADDR, else node 0")
-    add("--master-port", type=_port, default=0, metavar="PORT",
-        help="default: $MASTER_PORT, else 29500")  # fmt: skip
+    add(
+        "--master-port",
+        type=_port,
+        default=0,
+        metavar="PORT",
+        help="default: $MASTER_PORT, else 29500",
+    )
 
 
 def _report(add: Callable[..., object]) -> None:
-    add("-v", "--verbose", action="store_true",
-        help="all checks with their reasons, and what was folded under a cause")
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="all checks with their reasons, and what was folded under a cause",
+    )
     add("--json", default="", metavar="FILE", help="the verdict and all reports; - for stdout")
     add("--junit", default="", metavar="FILE", help="one test case per check, for build servers")
     add("--html", default="", metavar="FILE", help="one page, for people who were not there")
-    add("--exclude-list", default="", metavar="FILE",
-        help="the bad nodes as node[1-3,7], for srun --exclude; - for stdout")
-    add("--fail-on", choices=("fail", "warn"), default="fail",
-        help="what counts as bad for exit code, JUnit and list; default %(default)s")
+    add(
+        "--exclude-list",
+        default="",
+        metavar="FILE",
+        help="the bad nodes as node[1-3,7], for srun --exclude; - for stdout",
+    )
+    add(
+        "--fail-on",
+        choices=("fail", "warn"),
+        default="fail",
+        help="what counts as bad for exit code, JUnit and list; default %(default)s",
+    )
     add("--list", action="store_true", help="show every check and end")
-    add("--markdown", action="store_true", help="with --list: as a table for documents")  # fmt: skip
+    add("--markdown", action="store_true", help="with --list: as a table for documents")
 
 
 def asking_of(arguments: argparse.Namespace) -> Asking:
@@ -121,9 +235,14 @@ def asking_of(arguments: argparse.Namespace) -> Asking:
         skip=arguments.skip,
     )
     return Asking(
-        who=who, options=options, run_id=arguments.run or "", wait_s=arguments.wait,
-        timeout_s=arguments.timeout, command=tuple(arguments.words), is_mesh=not arguments.emit,
-    )  # fmt: skip
+        who=who,
+        options=options,
+        run_id=arguments.run or "",
+        wait_s=arguments.wait,
+        timeout_s=arguments.timeout,
+        command=tuple(arguments.words),
+        is_mesh=not arguments.emit,
+    )
 
 
 def wanted_of(arguments: argparse.Namespace) -> Wanted:

@@ -58,8 +58,8 @@ class RunCommand:
         )
         parser.add_argument(
             "--preflight", nargs="?", choices=("quick", "default", "deep"), const="default",
-            help="check the nodes, paths and settings of this launch first (`rankscope preflight`), "
-            "and start nothing if they would make it fail",
+            help="first check nodes, paths and settings of this launch (`rankscope preflight`), "
+            "and start nothing that would fail",
         )  # fmt: skip
         parser.add_argument(
             "--preflight-on", choices=("fail", "warn", "never"), default="fail",

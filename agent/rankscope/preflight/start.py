@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ class UsageError(Exception):
     """What was asked cannot be done; the message names the option and the remedy."""
 
 
-class StandsAside(Exception):  # noqa: N818 - no error: another process of this node does it
+class StandsAside(Exception):
     """This process has nothing to do; the message says which one does it."""
 
 
@@ -39,8 +38,8 @@ class StandsAside(Exception):  # noqa: N818 - no error: another process of this 
 class Asking:
     """What a person asked for, before anything was looked up."""
 
-    who: Asked = Asked()
-    options: Options = Options()
+    who: Asked = field(default_factory=Asked)
+    options: Options = field(default_factory=Options)
     run_id: str = ""
     wait_s: float = WAIT_S
     timeout_s: float = 0.0
@@ -108,7 +107,7 @@ def foreign_checks() -> tuple[Check, ...]:
     for entry in entry_points(group=_GROUP):
         try:
             checks += _instances(entry.load())
-        except Exception as error:  # noqa: BLE001 - code of others, of which the user shall hear
+        except Exception as error:  # code of others
             raise UsageError(
                 f"the check {entry.name!r} of {entry.value} cannot be loaded: {error}; repair or "
                 "uninstall that package"

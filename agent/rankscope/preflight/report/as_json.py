@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from rankscope.preflight.checking import Run
@@ -31,7 +33,22 @@ def encode(summary: Summary, bad_nodes: tuple[str, ...] = ()) -> bytes:
         reports=summary.run.present,
         options=summary.run.options,
     )
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
+    return msgspec.json.format(data, indent=1) + b"\n"
+
+
+def _encodable(value: Any) -> Any:
+    """Spell out bytes that are no text: names of files and variables may hold them."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    return value
 
 
 def decode(data: bytes) -> tuple[Verdict, Run]:

@@ -55,7 +55,10 @@ def table(foreign: Sequence[Check] = ()) -> Table:
 
 def markdown(foreign: Sequence[Check] = ()) -> str:
     """Return the catalogue as the table that stands in docs/preflight.md."""
-    lines = ["| check | family | what it says | scope | needs | tier |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| check | family | what it says | scope | needs | tier |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| `{row.id}` | {row.family} | {_cell(row.sentence)} | {row.scope} | {row.needs} | "
         f"{row.tier} |"

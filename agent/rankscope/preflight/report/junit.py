@@ -46,7 +46,8 @@ def encode(summary: Summary, fail_on: str = "fail") -> bytes:
     for result in results:
         _case(suite, summary, result, failing)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    data: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return data + b"\n"
 
 
 def _case(suite: ElementTree.Element, summary: Summary, result: Result, failing: set[str]) -> None:

@@ -108,7 +108,7 @@ def _letters(verdict: Verdict, run: Run) -> dict[tuple[str, str], str]:
         if said is not None:
             for pair in finding.edges:
                 letters[pair] = _worst([letters.get(pair, NOT_TESTED), said])
-    return letters
+    return {(start, end): one for (start, end), one in letters.items() if start != end}
 
 
 def _cells(names: list[str], letters: Mapping[tuple[str, str], str]) -> tuple[tuple[str, ...], ...]:

@@ -10,14 +10,12 @@ from rich.text import Text
 
 from rankscope.preflight.model import Finding, Status
 from rankscope.preflight.report import grid
-from rankscope.preflight.report.summary import Summary, fixes
+from rankscope.preflight.report.summary import Summary, fixes, nodes_text
 from rankscope.preflight.report.words import (
     clean,
     clean_command,
     count,
     cut,
-    joined,
-    most_common_first,
     wrapped,
 )
 
@@ -81,45 +79,73 @@ def _rows(lines: Lines, width: int) -> int:
 def _fitted(summary: Summary, width: int, room: int) -> Lines:
     """Return findings, open questions and the matrix in at most `room` lines."""
     unknown = _unknown(summary.unknown[:_MOST_UNKNOWN], len(summary.unknown), width)
-    room -= _rows(unknown, width)
+    room -= _rows(unknown, width) + 1
     drawn = [_Drawn(finding, number, width) for number, finding in enumerate(summary.findings, 1)]
     matrix = _matrix(summary, width, room - sum(one.size for one in drawn))
-    return [*_shortened(drawn, room - _rows(matrix, width)), *unknown, *matrix]
+    findings = _shortened(drawn, room - _rows(matrix, width))
+    return [*_gap(findings or unknown), *findings, *unknown, *matrix]
+
+
+def _gap(following: Lines) -> Lines:
+    return [Text()] if following else []
 
 
 class _Drawn:
-    """A finding in full and in short, and which of them is shown."""
+    """A finding in full and in short, and what is said of others like it."""
 
     def __init__(self, finding: Finding, number: int, width: int) -> None:
         self.finding, self.width = finding, width
         self.short = _title(finding, number, width, 2) + _fixes(finding, width, 1)
-        self.lines = _full(finding, number, width)
+        self.lines = self.full = _full(finding, number, width)
+        self.alike: Lines = []
 
     @property
     def size(self) -> int:
-        return _rows(self.lines, self.width)
+        return _rows([*self.lines, *self.alike], self.width)
 
 
 def _shortened(drawn: list[_Drawn], room: int) -> Lines:
     """Return all findings, in as much detail as fits; the worst keep theirs longest."""
+    if not _squeezed(drawn, room):
+        drawn = _one_of_each_kind(drawn)
+        _squeezed(drawn, room)
+    shown = list(drawn)
+    size = sum(one.size for one in shown)
+    while len(shown) > 1 and size + (len(shown) < len(drawn)) > room:
+        size -= shown.pop().size
+    lines = [line for one in shown for line in (*one.lines, *one.alike)]
+    if len(shown) < len(drawn):
+        left = count(len(drawn) - len(shown), "finding")
+        lines.append(Text(f"... and {left} more: -v shows all"))
+    return lines
+
+
+def _squeezed(drawn: list[_Drawn], room: int) -> bool:
+    """Shorten from the last to the first until all fit; return whether they do."""
+    for one in drawn:
+        one.lines = one.full
     size = sum(one.size for one in drawn)
     for one in reversed(drawn):
         if size > room:
             size -= one.size
             one.lines = one.short
             size += one.size
-    shown = list(drawn)
-    while len(shown) > 1 and size > room - 1 and (size > room or len(shown) < len(drawn)):
-        size -= shown.pop().size
-    lines = [line for one in shown for line in one.lines]
-    left = [one.finding for one in drawn[len(shown) :]]
-    if left:
-        kinds = most_common_first(f"{_WORDS[one.status]} {clean(one.id)}" for one in left)
-        told = [f"{times} {kind}" for kind, times in kinds[:3]]
-        told += ["others"] if len(kinds) > 3 else []
-        text = f"... and {count(len(left), 'finding')} more ({joined(told)}): -v shows them"
-        lines.append(Text(text))
-    return lines
+    return size <= room
+
+
+def _one_of_each_kind(drawn: list[_Drawn]) -> list[_Drawn]:
+    """Return the first finding of each check, which tells how many others say the same."""
+    kinds: dict[tuple[Status, str], list[_Drawn]] = {}
+    for one in drawn:
+        kinds.setdefault((one.finding.status, one.finding.id), []).append(one)
+    for first, *others in kinds.values():
+        if others:
+            names = tuple(node for one in others for node in one.finding.nodes)
+            on = f" on {nodes_text(names)}" if names else ""
+            text = f"and {len(others):,} more like it{on}"
+            room = first.width - _MARGIN
+            first.alike = [Text(" " * _MARGIN + cut(text, room), style="bold")]
+    return [those[0] for those in kinds.values()]
 
 
 def _title(finding: Finding, number: int, width: int, most: int) -> Lines:
@@ -158,7 +184,7 @@ def _full(finding: Finding, number: int, width: int) -> Lines:
     for text in finding.told[:most]:
         lines += _under("", text, width)
     if finding.would:
-        lines += _under("would have:  ", finding.would, width)
+        lines += _under("if launched:  ", finding.would, width)
     folded = len(finding.explains)
     if folded:
         lines += _under("", f"this explains {count(folded, 'more finding')}: -v", width)
@@ -214,8 +240,8 @@ def _everything(summary: Summary, width: int) -> Lines:
         lines += _title(finding, number, width, far)
         for text in finding.told:
             lines += _under("", text, width, far)
-        labelled = [("would have:  ", finding.would), ("wrong if:    ", finding.wrong_if)]
-        labelled += [("explains:    ", text) for text in finding.explains]
+        labelled = [("if launched:  ", finding.would), ("wrong if:     ", finding.wrong_if)]
+        labelled += [("explains:     ", text) for text in finding.explains]
         for label, text in labelled:
             lines += _under(label, text, width, far) if text else []
         lines += _fixes(finding, width, far)
@@ -230,6 +256,9 @@ def _everything(summary: Summary, width: int) -> Lines:
         style = _STYLES.get(result.status, "")
         lines.append(Text((head + first).rstrip(), style=style))
         lines += [Text(" " * cell_len(head) + text, style=style) for text in more]
+        for aside in summary.verdict.asides:
+            if aside.id == result.id and aside.title != result.reason:
+                lines.append(Text(" " * cell_len(head) + clean(aside.title)))
     return lines
 
 

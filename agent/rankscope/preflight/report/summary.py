@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from rankscope.preflight.checking import Run
 from rankscope.preflight.engine import exit_code
-from rankscope.preflight.model import EXIT_FAIL, EXIT_INCOMPLETE, Finding, Fix, Result, Status, Verdict
+from rankscope.preflight.model import (
+    EXIT_FAIL,
+    EXIT_INCOMPLETE,
+    Finding,
+    Fix,
+    Result,
+    Status,
+    Verdict,
+)
 from rankscope.preflight.report.matrix import Matrix, build
 from rankscope.preflight.report.nodes import compress
 from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
@@ -56,7 +64,7 @@ def summarise(
     return Summary(
         verdict=verdict,
         run=run,
-        heading=_heading(verdict, run),
+        heading=_heading(verdict, run, is_interrupted),
         families=_families(verdict.results),
         findings=tuple(findings),
         unknown=_unknown(verdict),
@@ -87,13 +95,14 @@ def fixes(finding: Finding) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _heading(verdict: Verdict, run: Run) -> tuple[str, ...]:
+def _heading(verdict: Verdict, run: Run, is_interrupted: bool) -> tuple[str, ...]:
     num, wanted = len(verdict.reported), max(len(verdict.expected), len(verdict.reported))
     nodes = count(num, "node") if num == wanted else f"{num:,} of {count(wanted, 'node')}"
     launcher = next((one.launcher for one in run.launches.values()), None)
     launch = "" if launcher is None else f"{_LAUNCHERS.get(launcher, launcher)}, {run.mode}"
     took = seconds_text(verdict.elapsed_ms) if verdict.elapsed_ms else ""
-    partial = "partial" if verdict.is_partial else ""
+    is_cut = verdict.is_partial and num == wanted
+    partial = "interrupted" if is_interrupted else "partial" if is_cut else ""
     parts = (f"run {clean(verdict.run_id)}", nodes, run.backend, launch, took, partial)
     return tuple(part for part in parts if part)
 
@@ -129,9 +138,9 @@ def _counts(results: tuple[Result, ...]) -> str:
         parts.append(f"{num['unknown']} unknown")
     if num["skipped"]:
         reasons = most_common_first(one.reason for one in results if one.status == "skipped")
-        told = [f"{times} {clean(reason)}" for reason, times in reasons[:_MOST_REASONS]]
+        told = [f"{clean(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
         left = sum(times for _, times in reasons[_MOST_REASONS:])
-        told += [f"{left} for other reasons"] if left else []
+        told += [f"other reasons: {left}"] if left else []
         parts.append(f"{num['skipped']} skipped ({'; '.join(told)})")
     return ", ".join(parts)
 
