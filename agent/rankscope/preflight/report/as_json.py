@@ -11,13 +11,13 @@ from rankscope.preflight.model import SCHEMA_VERSION, NodeReport, Options, Verdi
 from rankscope.preflight.report.summary import Summary
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes; `rankscope preflight merge` reads it back."""
 
+    schema_version: int
     exit_code: int
     bad_nodes: tuple[str, ...] = ()  # what --exclude-list writes, one by one
     url: str = ""
-    schema_version: int = SCHEMA_VERSION
     verdict: Verdict
     reports: tuple[NodeReport, ...] = ()
     options: Options = Options()
@@ -26,6 +26,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def encode(summary: Summary, bad_nodes: tuple[str, ...] = ()) -> bytes:
     """Return the document of `summary`, ended by a line feed."""
     document = Document(
+        schema_version=SCHEMA_VERSION,
         exit_code=summary.exit_code,
         bad_nodes=bad_nodes,
         url=summary.url,

@@ -32,13 +32,12 @@ def compress(names: Iterable[str]) -> str:
 
 def _group(prefix: str, digits: set[str]) -> str:
     ranges: list[tuple[str, str]] = []
+    wanted: dict[str, int] = {}  # the text that goes on with a range: its place
     for one in sorted(digits, key=lambda text: (int(text), len(text))):
-        if ranges:
-            first, last = ranges[-1]
-            if str(int(last) + 1).zfill(len(first)) == one:
-                ranges[-1] = (first, one)
-                continue
-        ranges.append((one, one))
+        place = wanted.pop(one, len(ranges))
+        first = ranges[place][0] if place < len(ranges) else one
+        ranges[place:] = [(first, one), *ranges[place + 1 :]]
+        wanted[str(int(one) + 1).zfill(len(first))] = place
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return prefix + ranges[0][0]
     inner = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
