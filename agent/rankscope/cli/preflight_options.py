@@ -79,7 +79,7 @@ def _who(add: Callable[..., object]) -> None:
         type=_seconds,
         default=60.0,
         metavar="S",
-        help="how long to wait for nodes that have not reported; default %(default)s s",
+        help="how long to wait for nodes that have not reported; default %(default)g s",
     )
     add(
         "--timeout",
