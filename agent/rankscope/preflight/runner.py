@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -33,11 +34,21 @@ from rankscope.preflight.probe.listener import Listener, free_port
 from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
+from rankscope.preflight.system import System
 
 TICK_S = 0.1  # changes of a node go out at most that often
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
+
+
+def own_addresses(system: System) -> tuple[str, ...]:
+    """Return the addresses under which others may reach this node."""
+    return tuple(
+        a
+        for a in system.addresses()
+        if not ip_address(a).is_loopback and not ip_address(a).is_link_local
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Agent:
         self.board = Board(
             NodeReport(
                 node=who.me, node_rank=who.node_rank, started_unix_s=time.time(),
-                options=plan.options, addresses=tuple(plan.system.addresses()),
+                options=plan.options, addresses=own_addresses(plan.system),
             )
         )  # fmt: skip
         caller = Caller(plan.token, who.me)
@@ -201,7 +212,7 @@ class Agent:
             self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1
-            await self._transfers.run(drawn, self._prober.open_door, repeats)
+            await self._transfers.run(drawn, self._prober.wide_door, repeats)
             self._reach("bandwidth")
             await self._everyone("bandwidth")
             await self._look_again()
@@ -217,7 +228,7 @@ class Agent:
         }
         expected_mbit = self._plan.options.expect_gbps * 1e3
         await self._transfers.run_again(
-            schedule.again(speeds, expected_mbit), self._prober.open_door
+            schedule.again(speeds, expected_mbit), self._prober.wide_door
         )
 
     async def _run_collective(self) -> None:

@@ -80,6 +80,7 @@ class _Link:
         self._sent: dict[str, int] = {}  # versions that we sent it, or that it has
         self._told: dict[str, int] = {}  # versions that it knows us to have
         self._relay_at = 0.0
+        self._owes_answer = False  # the peer sent reports: it learns at once that they came
         self.wake = asyncio.Event()
         self.wake.set()
 
@@ -96,7 +97,8 @@ class _Link:
     async def _send(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), RELAY_PAUSE_S)
+                async with asyncio.timeout(max(0.01, self._relay_at - time.monotonic())):
+                    await self.wake.wait()
             self.wake.clear()
             have, mine = self._board.have(), self._board.mine
             is_relay = time.monotonic() >= self._relay_at
@@ -107,8 +109,9 @@ class _Link:
             ]
             if is_relay:
                 self._relay_at = time.monotonic() + RELAY_PAUSE_S
-            if not lacking and not (is_relay and have != self._told):
+            if not lacking and not ((is_relay or self._owes_answer) and have != self._told):
                 continue
+            self._owes_answer = False
             self._writer.write(wire.frame(msgspec.json.encode(Gossip(have, lacking))))
             await asyncio.wait_for(self._writer.drain(), SEND_LIMIT_S)
             self._told = have
@@ -119,8 +122,9 @@ class _Link:
         while True:
             said = msgspec.json.decode(await wire.read_frame(self._reader), type=Gossip)
             self.theirs = said.have
+            self._owes_answer = bool(said.reports)
             for node, version in said.have.items():
                 self._sent[node] = max(version, self._sent.get(node, -1))
             for report in said.reports:
                 self._board.add(report)
-            self.wake.set()
+            self._board.tell()  # wakes this link too

@@ -14,7 +14,9 @@ from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.classify import classify
 
 LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
-ARP_LIMIT_S = 3.5  # the kernel gives up on an address without an owner after 3.06 s
+# Of a dial that counts: three SYNs, after 0, 1 and 3 s, and the kernel gives up on an address that
+# nobody has after 3.06 s.
+PROVEN_LIMIT_S = 3.5
 ANSWER_LIMIT_S = 1.5
 
 
@@ -102,10 +104,8 @@ async def _greet(
 
 
 async def knock(caller: Caller, address: str, port: int, to: str) -> Dial:
-    """Dial, say hello and hang up; a silent address is asked again, as a SYN may be lost."""
-    found, call = await dial(caller, address, port, to)
-    if found.outcome == "drop":
-        found, call = await dial(caller, address, port, to)
+    """Dial, say hello and hang up."""
+    found, call = await dial(caller, address, port, to, limit_s=PROVEN_LIMIT_S)
     if call is not None:
         await call.close()
     return found

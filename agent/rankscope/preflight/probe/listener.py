@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from rankscope.preflight.probe import bulk, wire
 from rankscope.preflight.probe.dial import plain
@@ -143,8 +144,7 @@ class _Acknowledger(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way back."""
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """Acknowledge."""
