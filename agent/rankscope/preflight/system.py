@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
@@ -54,6 +56,12 @@ class System:
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
         return (self.read("/proc/sys/kernel/hostname") or socket.gethostname()).strip()
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return all addresses of this network namespace, loopback included, without scopes."""
+        rows = [row for found in psutil.net_if_addrs().values() for row in found]
+        families = (socket.AF_INET, socket.AF_INET6)
+        return tuple(row.address.partition("%")[0] for row in rows if row.family in families)
 
     def run(self, argv: Sequence[str], limit_s: float = 5.0) -> Done:
         """Run a command in its own session; past the limit it and its children are killed."""

@@ -72,6 +72,7 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resolved: Resolved | None = None  # the peer's name, as this node resolves it
     mesh: Dial | None = None  # the peer's name and control port: the newest attempt
     master: Dial | None = None  # MASTER_ADDR:MASTER_PORT; only towards the node that holds it
+    others: tuple[Dial, ...] = ()  # further addresses of the peer's name, if the first one failed
     ephemeral: tuple[Dial, ...] = ()  # the peer's random ports, at its gloo address
     source_address: str = ""  # of ours, that the route to the peer takes
     rtt: Rtt | None = None
