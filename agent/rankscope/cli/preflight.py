@@ -62,6 +62,7 @@ class PreflightCommand:
             return _list(arguments.markdown)
         try:
             check_names(arguments)
+            wanted_of(arguments)  # what cannot be delivered is refused before it is measured
             if arguments.words[:1] == ["merge"]:
                 return _merge(arguments)
             return _preflight(arguments)

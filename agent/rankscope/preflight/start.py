@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+UNNAMED = "preflight"  # a run of which nobody said the name
 _GROUP = "rankscope.preflight"  # entry points: checks of other packages
 
 
@@ -67,7 +69,7 @@ def plan_of(
         raise StandsAside(who.stands_aside)
     if who.errors:
         raise UsageError("; ".join(who.errors))
-    run_id = asking.run_id or run_id_of(system)
+    run_id = asking.run_id or run_id_of(system, is_alone=who.num_nodes == 1)
     return Plan(
         run_id=run_id,
         token=token_of(system, run_id),
@@ -83,7 +85,7 @@ def plan_of(
     )
 
 
-def run_id_of(system: System) -> str:
+def run_id_of(system: System, is_alone: bool = False) -> str:
     """Return the name that all nodes of this run share without having talked.
 
     Nothing that a wrong launch may differ in belongs to it: node counts, names and ports are what
@@ -92,7 +94,7 @@ def run_id_of(system: System) -> str:
     for name in _RUN_VARIABLES:
         if system.environ.get(name):
             return system.environ[name]
-    return "preflight"
+    return secrets.token_hex(2) if is_alone else UNNAMED
 
 
 def token_of(system: System, run_id: str) -> str:
