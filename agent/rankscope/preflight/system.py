@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from rankscope.preflight.facts.links import Link, read_links
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
@@ -52,6 +54,17 @@ class System:
             return sorted(os.listdir(self.root / path.lstrip("/")))
         except OSError:
             return []
+
+    def link(self, path: str) -> str:
+        """Return where a symbolic link points, as it stands there; "" if it is none."""
+        try:
+            return os.readlink(self.root / path.lstrip("/"))
+        except OSError:
+            return ""
+
+    def links(self) -> tuple[Link, ...]:
+        """Return the interfaces of this process's network namespace."""
+        return read_links()
 
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
@@ -94,6 +107,21 @@ class System:
         if found:
             return found[0]
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
+
+    def reverse(self, address: str, limit_s: float = RESOLVE_LIMIT_S) -> float:
+        """Return how many ms the name of `address` takes to be found, or found to be absent."""
+        started = time.monotonic()
+        thread = threading.Thread(
+            target=_ask_back, args=(address,), name="preflight-reverse", daemon=True
+        )
+        thread.start()
+        thread.join(limit_s)
+        return (time.monotonic() - started) * 1e3
+
+
+def _ask_back(address: str) -> None:
+    with contextlib.suppress(OSError):
+        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
 
 
 def _ask(name: str, started: float) -> Resolved:

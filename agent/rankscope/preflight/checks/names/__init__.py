@@ -3,5 +3,16 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.names.digits import DnsDigits
+from rankscope.preflight.checks.names.host_dup import HostDup
+from rankscope.preflight.checks.names.master import DnsMaster
+from rankscope.preflight.checks.names.reverse import DnsReverse
+from rankscope.preflight.checks.names.self_loopback import DnsSelfLoopback
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    DnsMaster(),
+    DnsDigits(),
+    DnsSelfLoopback(),
+    DnsReverse(),
+    HostDup(),
+)
