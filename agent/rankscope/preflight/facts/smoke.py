@@ -37,7 +37,8 @@ class SmokeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: SmokeStage = "not started"
     world_size: int = 0  # one rank of each node
     skipped: str = ""  # why it was not started
-    error: str = ""  # the exception, or "killed after 20 s in stage group"
+    error: str = ""  # the exception, or "killed in stage group, where it did not get on"
+    ended_by: Literal["", "raised", "died", "limit", "not begun"] = ""  # what `error` is
     output_tail: str = ""
     port: int = 0  # kept for the store, should this node have rank 0
     left_out_bytes: int = 0  # the smallest size that would not have fitted the time; 0: none

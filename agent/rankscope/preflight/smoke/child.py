@@ -12,7 +12,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,7 @@ _STAGES: dict[str, SmokeStage] = {
     "imported": "imported", "store": "store", "group": "group", "collectives": "collectives",
     "halving": "halving", "done": "done",
 }  # fmt: skip
+Ended = Literal["raised", "died", "limit", "not begun"]
 _COMMAND = (sys.executable, "-m", "rankscope.preflight.smoke")
 # "NCCL INFO Using network Socket" (2.18 and later), "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"
 _NCCL_NET = re.compile(r"NCCL INFO (?:Using network (\S+)|NET/(\S+) : Using \[)")
@@ -87,7 +88,7 @@ class SmokeChild:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._imported.wait(), limit_s if self._child else 0.0)
         if not self._imported.is_set():
-            self._fail(f"torch was not imported in {limit_s:g} s")
+            self._fail("not begun", f"torch was not imported in {limit_s:g} s")
         return not self._facts.error
 
     async def run(
@@ -139,7 +140,7 @@ class SmokeChild:
             )  # fmt: skip
         except OSError as error:
             os.close(reading)
-            self._fail(f"the torch process could not be started: {error}")
+            self._fail("not begun", f"the torch process could not be started: {error}")
             return
         finally:
             os.close(writing)
@@ -182,15 +183,16 @@ class SmokeChild:
             await asyncio.wait((ended,), timeout=min(left_s, _LOOK_S))  # it may come nearer
         if not ended.done():
             ended.cancel()
-            self._fail(f"killed in stage {self._where()}, where it did not get on")
+            self._fail("limit", f"killed in stage {self._where()}, where it did not get on")
             return
         await asyncio.wait(self._readers, timeout=1.0)
         if self._facts.stage != "done":
-            self._fail(f"ended with {_ended(ended.result())} in stage {self._where()}")
+            self._fail("died", f"ended with {_ended(ended.result())} in stage {self._where()}")
 
-    def _fail(self, error: str) -> None:
+    def _fail(self, ended_by: Ended, error: str) -> None:
+        """Keep the first error: what comes later follows from it."""
         if not self._facts.error:
-            self._facts = msgspec.structs.replace(self._facts, error=error)
+            self._facts = msgspec.structs.replace(self._facts, error=error, ended_by=ended_by)
 
     def _where(self) -> str:
         """Return the stage, with the size that did not end."""
@@ -206,7 +208,7 @@ class SmokeChild:
                 continue  # cut by a kill
         self._imported.set()  # or it never will be: whoever waits must not wait for the limit
         if self._facts.stage == "not started":
-            self._fail("the torch process ended before torch was imported")
+            self._fail("died", "the torch process ended before torch was imported")
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
@@ -229,7 +231,7 @@ class SmokeChild:
         elif kind == "left out":
             self._facts = msgspec.structs.replace(self._facts, left_out_bytes=event["size_bytes"])
         elif kind == "error":
-            self._fail(event["text"])
+            self._fail("raised", event["text"])
 
     def _measured(self, event: dict[str, Any]) -> SmokeSize:
         if "elapsed_ms" not in event:
