@@ -13,8 +13,6 @@ from rankscope.preflight.checking import Check
 from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.engine import sentence
 
-_SCOPES = {"node": "each node", "pair": "each pair", "all": "all nodes together"}
-
 
 @dataclass(frozen=True)
 class Row:
@@ -33,23 +31,24 @@ def rows(foreign: Sequence[Check] = ()) -> Iterator[Row]:
     for family, checks in {**FAMILIES, "elsewhere": tuple(foreign)}.items():
         for check in checks:
             needs = ", ".join(sorted(check.needs))
-            scope = _SCOPES[check.scope]
-            yield Row(check.id, family, sentence(check), scope, needs, check.tier)
+            yield Row(check.id, family, sentence(check), check.scope, needs, check.tier)
 
 
 def table(foreign: Sequence[Check] = ()) -> Table:
     """Return the catalogue for a terminal."""
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    drawn.add_column("check", no_wrap=True)
-    for heading in ("what it says", "scope", "needs", "tier"):
-        drawn.add_column(heading)
+    for heading in ("check", "scope", "tier"):
+        drawn.add_column(heading, no_wrap=True)
+    drawn.add_column("what it says")
     before = ""
     for row in rows(foreign):
         if row.family != before:
             drawn.add_row(Text(row.family, style="bold"))
             before = row.family
-        cells = (f"  {row.id}", row.sentence, row.scope, row.needs, row.tier)
-        drawn.add_row(*(Text(cell) for cell in cells))
+        said = Text(row.sentence)
+        if row.needs:
+            said.append(f" Needs {row.needs}.", "dim")
+        drawn.add_row(Text(f"  {row.id}"), row.scope, row.tier, said)
     return drawn
 
 

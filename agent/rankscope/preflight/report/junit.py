@@ -87,7 +87,7 @@ def _told(summary: Summary, id: str) -> tuple[str, str]:
 def _text(finding: Finding) -> str:
     lines: list[str] = [clean(finding.title), *map(clean, finding.told)]
     if finding.would:
-        lines.append(f"would have: {clean(finding.would)}")
+        lines.append(f"if launched: {clean(finding.would)}")
     if finding.wrong_if:
         lines.append(f"wrong if: {clean(finding.wrong_if)}")
     for nodes, owner, command in fixes(finding):

@@ -52,7 +52,7 @@ def _text(text: str) -> str:
 
 def _finding(number: int, finding: Finding) -> str:
     told = "".join(f"<li>{_text(line)}</li>" for line in finding.told)
-    rows = [("Would have", finding.would), ("Wrong if", finding.wrong_if)]
+    rows = [("If launched", finding.would), ("Wrong if", finding.wrong_if)]
     rows += [("Explains", text) for text in finding.explains]
     facts = "".join(f"<p><b>{label}:</b> {_text(text)}</p>" for label, text in rows if text)
     repairs = "".join(
