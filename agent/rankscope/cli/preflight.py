@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
 
 from rankscope.cli import EXIT_USAGE
-from rankscope.cli.preflight_options import add_options, asking_of, check_names, wanted_of
+from rankscope.cli.preflight_options import (
+    add_options,
+    asking_of,
+    check_names,
+    wanted_of,
+    ways_of,
+)
 
 if TYPE_CHECKING:
-    from rankscope.preflight.board.base import Carrier
-    from rankscope.preflight.board.discover import Discovery
     from rankscope.preflight.checking import Run
     from rankscope.preflight.model import Verdict
 
@@ -86,33 +89,29 @@ def _list(is_markdown: bool) -> int:
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    from rankscope.preflight import start
+    from rankscope.preflight import start, ways
+    from rankscope.preflight.model import encode
+    from rankscope.preflight.plan import Silent
     from rankscope.preflight.report.progress import Live
     from rankscope.preflight.system import System
 
-    system = System()
-    plan = start.plan_of(asking_of(arguments), system, _carriers(arguments))
+    system, asking = System(), asking_of(arguments)
+    who = start.look_up(asking, system)
     with Live(sys.stderr) as progress:
-        ended = start.run(plan, progress)
+        if arguments.ssh and who.nodes and who.me not in who.nodes:
+            outcome = ways.judged_from_outside(asking, system, who, progress)
+            return _deliver(arguments, outcome.verdict, outcome.run)
+        stop = start.Stop()
+        plan = start.plan_of(asking, system, who, ways_of(arguments, stop))
+        ended = start.run(plan, Silent() if arguments.lines else progress, stop)
+    verdict, run = ended.outcome.verdict, ended.outcome.run
+    if arguments.lines:
+        return 0  # our report has gone its way; who started us judges
     if arguments.emit:
-        from rankscope.preflight.model import encode
-
-        mine = ended.outcome.run.reports[plan.who.me]
-        sys.stdout.buffer.write(encode(mine) + b"\n")
+        sys.stdout.buffer.write(encode(run.reports[plan.who.me]) + b"\n")
         sys.stdout.flush()
         return 0
-    return _deliver(arguments, ended.outcome.verdict, ended.outcome.run, ended.is_interrupted)
-
-
-def _carriers(
-    arguments: argparse.Namespace,
-) -> Callable[[str, Discovery], Sequence[Carrier]]:
-    """Return what makes the ways beside the mesh, once the run and its nodes are known."""
-
-    def make(run_id: str, who: Discovery) -> Sequence[Carrier]:
-        return ()
-
-    return make
+    return _deliver(arguments, verdict, run, ended.is_interrupted)
 
 
 def _deliver(

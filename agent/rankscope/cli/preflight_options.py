@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankscope.preflight.report.deliver import Wanted
     from rankscope.preflight.start import Asking
+    from rankscope.preflight.ways import Ways
 
 _MOST_PORT = 65535
 
@@ -94,6 +95,7 @@ def _who(add: Callable[..., object]) -> None:
         help="use no network: print this node's report as one "
         "line of JSON, for `rankscope preflight merge`",
     )
+    add("--lines", action="store_true", help=argparse.SUPPRESS)  # how --ssh starts the others
 
 
 def _what(add: Callable[..., object]) -> None:
@@ -242,6 +244,19 @@ def asking_of(arguments: argparse.Namespace) -> Asking:
         timeout_s=arguments.timeout,
         command=tuple(arguments.words),
         is_mesh=not arguments.emit,
+    )
+
+
+def ways_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Ways:
+    """Return the ways by which reports shall travel beside the mesh."""
+    from rankscope.preflight.ways import Ways
+
+    return Ways(
+        share=arguments.share or "",
+        server=arguments.server or "",
+        is_over_ssh=arguments.ssh,
+        is_on_lines=arguments.lines,
+        stop=stop,
     )
 
 

@@ -13,7 +13,7 @@ from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
 from rankscope.preflight.report.summary import Summary, summarise
-from rankscope.preflight.start import Asking, StandsAside, UsageError, plan_of, run
+from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
 from rankscope.preflight.system import System
 
 RefuseOn = Literal["fail", "warn", "never"]
@@ -33,8 +33,9 @@ def check(
     Raises UsageError if the preflight itself cannot be asked so.
     """
     asking = Asking(who=Asked(nodes=nodes), options=Options(tier=tier), command=command)
+    system = System()
     try:
-        plan = plan_of(asking, System())
+        plan = plan_of(asking, system, look_up(asking, system))
     except StandsAside:
         return ""  # another process of this node does it
     with Live(stream) as progress:

@@ -8,10 +8,10 @@ import secrets
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from rankscope.preflight.board.base import Carrier
 from rankscope.preflight.board.discover import Asked, Discovery, discover
 from rankscope.preflight.checking import Check
 from rankscope.preflight.facts import launch
@@ -21,6 +21,7 @@ from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
     from rankscope.preflight.runner import Outcome
+    from rankscope.preflight.ways import Ways
 
 TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
@@ -57,28 +58,30 @@ class Ended:
     is_interrupted: bool
 
 
-def plan_of(
-    asking: Asking,
-    system: System,
-    carriers: Callable[[str, Discovery], Sequence[Carrier]] = lambda run_id, who: (),
-) -> Plan:
-    """Return what the runner is to do. Raises UsageError and StandsAside."""
-    told = launch.collect(system, asking.command)
-    who = discover(system, asking.who, told)
+def look_up(asking: Asking, system: System) -> Discovery:
+    """Return who takes part. Raises StandsAside."""
+    who = discover(system, asking.who, launch.collect(system, asking.command))
     if who.stands_aside:
         raise StandsAside(who.stands_aside)
+    return who
+
+
+def plan_of(asking: Asking, system: System, who: Discovery, ways: Ways | None = None) -> Plan:
+    """Return what the runner is to do. Raises UsageError."""
     if who.errors:
         raise UsageError("; ".join(who.errors))
-    run_id = asking.run_id or run_id_of(system, is_alone=who.num_nodes == 1)
+    is_alone = who.num_nodes == 1 or (ways is not None and ways.is_over_ssh)
+    run_id = asking.run_id or run_id_of(system, is_alone)
+    token = token_of(system, run_id)
     return Plan(
         run_id=run_id,
-        token=token_of(system, run_id),
+        token=token,
         who=who,
         options=asking.options,
         wait_s=asking.wait_s,
         timeout_s=asking.timeout_s,
         command=asking.command,
-        carriers=carriers(run_id, who),
+        carriers=ways.carriers(run_id, token, who, asking) if ways is not None else (),
         is_mesh=asking.is_mesh,
         foreign=foreign_checks(),
         system=system,
@@ -125,12 +128,24 @@ def _instances(found: object) -> Iterable[Check]:
     return [made]
 
 
-def run(plan: Plan, progress: Progress) -> Ended:
+class Stop:
+    """Ends the preflight that was given it, from whatever thread it is called."""
+
+    def __init__(self) -> None:
+        self.end: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        """End it, if it runs."""
+        if self.end is not None:
+            self.end()
+
+
+def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended:
     """Run the preflight here and now. The first Ctrl-C ends it with what is known until then."""
-    return asyncio.run(_run(plan, progress))
+    return asyncio.run(_run(plan, progress, stop_asked or Stop()))
 
 
-async def _run(plan: Plan, progress: Progress) -> Ended:
+async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
     from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
 
     agent = Agent(plan, progress)
@@ -144,11 +159,13 @@ async def _run(plan: Plan, progress: Progress) -> Ended:
             loop.remove_signal_handler(number)
 
     loop = asyncio.get_running_loop()
+    stop_asked.end = partial(loop.call_soon_threadsafe, stop)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     try:
         outcome = await agent.run()
     finally:
+        stop_asked.end = None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
     return Ended(outcome, is_interrupted)
