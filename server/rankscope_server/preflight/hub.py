@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+import msgspec
 import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
+from rankscope.preflight.checking import Run
 from rankscope.preflight.engine import judge
 from rankscope.preflight.model import NodeReport, Verdict
+from rankscope.preflight.probe.schedule import coverage
 from rankscope_server.broker import Broker
 from rankscope_server.preflight import store
-from rankscope_server.preflight.live import Live
 from rankscope_server.preflight.limits import Buckets
+from rankscope_server.preflight.live import Live
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.unit import Unit
@@ -115,7 +118,7 @@ class Hub:
             if live.verdict is not None and (is_early or live.judged_number == live.number):
                 return live.verdict
             number, run, started = live.number, live.as_run(), time.monotonic()
-            verdict = await run_in_threadpool(judge, run)
+            verdict = await run_in_threadpool(_judge, run, live.created_ns)
             live.judged(verdict, number)
             ended = time.monotonic()
             live.next_verdict_s = ended + max(JUDGE_PAUSE_S, 3 * (ended - started))
@@ -207,6 +210,12 @@ def is_token_of(live: Live, token: str) -> bool:
 def reports_of(live: Live) -> dict[str, NodeReport]:
     """Return the reports of a preflight by node."""
     return {node: one.report for node, one in live.stored.items()}
+
+
+def _judge(run: Run, created_ns: int) -> Verdict:
+    elapsed_ms = (time.time_ns() - created_ns) / 1e6
+    told = {"coverage": coverage(run.expected), "elapsed_ms": elapsed_ms}
+    return msgspec.structs.replace(judge(run), **told)
 
 
 def _saving(rows: store.Rows) -> Callable[[Unit], None]:

@@ -177,9 +177,10 @@ def _node_row(live: Live, node: str, named: dict[str, list[Finding]]) -> dict[st
     status = "unknown" if live.verdict is None or stored is None else "ok"
     if mine:
         status = "fail" if any(one.status == "fail" for one in mine) else "warn"
-    host = stored.report.facts.host if stored is not None else None
+    facts = stored.report.facts.host if stored is not None else None
+    host = facts.hostname[:255].replace("\x00", "") if facts is not None else ""
     return {
-        "preflight_id": live.id, "node": node, "host": host.hostname[:255].replace("\x00", "") if host else "",
+        "preflight_id": live.id, "node": node, "host": host,
         "node_rank": member.node_rank, "observed": member.observed,
         "joined_ns": member.joined_ns, "status": status,
         "findings": msgspec.json.encode([one.id for one in mine]).decode(),

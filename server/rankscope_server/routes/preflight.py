@@ -231,7 +231,8 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
     now = time.time_ns()
     begun = min((one.started_unix_s for one in asked.reports), default=0.0)
     live = Live(
-        id=id, token="", created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now, expires_ns=now, finished_ns=now,
+        id=id, token="", expires_ns=now, finished_ns=now,
+        created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now,
         run_id=asked.run_id, coordinated="upload", nodes=asked.verdict.expected,
         verdict=asked.verdict,
     )  # fmt: skip
