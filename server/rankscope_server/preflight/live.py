@@ -37,6 +37,12 @@ class Member:
     ports: tuple[int, ...] = ()
     joined_ns: int = 0
     hello_token: str = ""  # what the node's listeners want to hear; never stored
+    is_proxied: bool = False  # `observed` is only what a header said
+
+    @property
+    def proven(self) -> str:
+        """Return the address from which it came for certain, or nothing."""
+        return "" if self.is_proxied else self.observed
 
 
 @dataclass(frozen=True)

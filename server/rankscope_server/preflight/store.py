@@ -84,6 +84,7 @@ def load_live(connection: sa.Connection, row: sa.Row[Any]) -> Live:
             Member(
                 node=one.node, observed=one.observed, node_rank=one.node_rank,
                 addresses=addresses, ports=listening, joined_ns=one.joined_ns,
+                is_proxied=True,  # nobody kept whether it was: proven once it joins again
             )
         )  # fmt: skip
         if report is not None:

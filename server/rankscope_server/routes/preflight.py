@@ -41,6 +41,7 @@ MAX_REPORT_BYTES = 2 << 20  # 64 nodes, each path fully measured: 0.2 MB
 MAX_BYTES = 256 << 20  # of all reports of one preflight
 MAX_UPLOAD_BYTES = 64 << 20
 MAX_NODES = 4_096
+_PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 MAX_WAIT_S = 25.0  # proxies often end a silent request after 30 s
 CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 NODE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
@@ -124,7 +125,7 @@ async def join(request: Request, id: PreflightId) -> Response:
         Member(
             node=asked.node, observed=caller(request), node_rank=asked.node_rank,
             addresses=asked.addresses, ports=asked.ports, joined_ns=time.time_ns(),
-            hello_token=asked.hello_token,
+            hello_token=asked.hello_token, is_proxied=is_proxied(request),
         )
     )  # fmt: skip
     return send(request, views.roster(live))
@@ -298,6 +299,11 @@ def caller(request: Request) -> str:
     """Return the address from which a request came, IPv4 in IPv6 unpacked."""
     host = request.client.host if request.client is not None else ""
     return host.removeprefix("::ffff:")
+
+
+def is_proxied(request: Request) -> bool:
+    """Return whether the caller's address is only what a header says."""
+    return any(name in request.headers for name in _PROXIED)
 
 
 def _unreadable(error: Exception, shape: str) -> Problem:
