@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 LIFETIME_NS = 3600 * 10**9  # of a preflight and its token
 REUSED_NS = 600 * 10**9  # who comes later with the same key begins a new one
 MAX_LIVE = 256
+CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 KEPT_AFTER_END_NS = 300 * 10**9  # in memory, for those who ask again
 TICK_S = 0.05
 SAVE_PAUSE_S = 1.0
@@ -68,18 +69,28 @@ class Hub:
         """Return whether the server ends; nobody should wait any more."""
         return self._broker.closed
 
-    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
-        """Make a preflight, or return the one under way that has this key. Raises Problem 429."""
-        now = time.time_ns()
+    def under_way(self, key: str) -> Live | None:
+        """Return the preflight in which those with this key meet now."""
         for live in self._runs.values() if key else ():
-            is_young = now - live.created_ns < REUSED_NS
+            is_young = time.time_ns() - live.created_ns < REUSED_NS
             is_over = live.finished_ns or any(s.report.is_leaving for s in live.stored.values())
             if live.key == key and is_young and not is_over:
                 return live
+        return None
+
+    def spend_new(self, address: str) -> None:
+        """Count a new preflight against the limit of an address. Raises Problem 429."""
+        wait_s = self.limits.wait_s(f"create {address}", CREATED_SIZE, CREATED_PER_S)
+        if wait_s:
+            raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
+
+    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
+        """Make a preflight. Raises Problem 429."""
         if len(self._runs) >= MAX_LIVE:
             raise Problem(
                 429, f"{MAX_LIVE} preflights are under way", None, "wait until some of them end"
             )
+        now = time.time_ns()
         live = Live(
             id=secrets.token_hex(6), token=f"pf-{secrets.token_urlsafe(24)}", created_ns=now,
             expires_ns=now + LIFETIME_NS, run_id=run_id, key=key, nodes=nodes, num_nodes=num_nodes,

@@ -43,7 +43,6 @@ MAX_UPLOAD_BYTES = 64 << 20
 MAX_NODES = 4_096
 _PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 MAX_WAIT_S = 25.0  # proxies often end a silent request after 30 s
-CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 NODE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
 NodeName = Annotated[str, msgspec.Meta(pattern=NODE_NAME)]
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,128}$")]
@@ -95,13 +94,12 @@ async def create(request: Request) -> Response:
     """Make a preflight, or return the one under way that has the same key."""
     service = service_of(request)
     asked = await read(request, NewPreflight, MAX_ASK_BYTES)
-    wait_s = service.preflights.limits.wait_s(
-        f"create {caller(request)}", CREATED_SIZE, CREATED_PER_S
-    )
-    if wait_s:
-        raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
     num_nodes = max(asked.num_nodes, len(asked.nodes))
-    live = service.preflights.create(num_nodes, asked.nodes, asked.key, asked.run_id)
+    hub = service.preflights
+    live = hub.under_way(asked.key)
+    if live is None:
+        hub.spend_new(caller(request))
+        live = hub.create(num_nodes, asked.nodes, asked.key, asked.run_id)
     command = (
         f"RANKSCOPE_TOKEN={live.token} rankscope preflight "
         f"--server {str(request.base_url).rstrip('/')} --run {live.id}"
