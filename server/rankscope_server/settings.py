@@ -60,7 +60,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("forget_after_seconds", 3600.0, "A run without news for so long leaves memory."),
     Setting("replay_hours", 6.0, "How far back dense events are read when a run is taken up."),
     Setting("heartbeat_seconds", 15.0, "Pause between two heartbeats of the event stream."),
-    Setting("preflight_networks", "", "Networks (CIDR, commas) that preflight may dial; default: joined nodes."),
+    Setting("preflight_networks", "", "Networks that preflight may dial; default: joined nodes."),
     Setting("shutdown_seconds", 3, "How long open requests may finish after a signal to stop."),
     Setting("log_level", "warning", "Least level of the own log: debug, info, warning, error."),
 )  # fmt: skip

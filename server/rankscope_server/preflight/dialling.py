@@ -48,7 +48,7 @@ class Dialler:
 
     def target(self, member: Member, address: str, port: int) -> Target:
         """Return a target that the rules allow. Raises Problem 403."""
-        is_proven = address == member.observed
+        is_proven = address == member.proven
         why = targets.port_refusal(port, member.ports)
         if why:
             raise Problem(403, f"port {port}: {why}", "port", "declare it when joining")

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+import msgspec
 import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
+from rankscope.preflight.checking import Run
 from rankscope.preflight.engine import judge
 from rankscope.preflight.model import NodeReport, Verdict
+from rankscope.preflight.probe.schedule import coverage
 from rankscope_server.broker import Broker
 from rankscope_server.preflight import store
-from rankscope_server.preflight.live import Live
 from rankscope_server.preflight.limits import Buckets
+from rankscope_server.preflight.live import Live
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.unit import Unit
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 LIFETIME_NS = 3600 * 10**9  # of a preflight and its token
 REUSED_NS = 600 * 10**9  # who comes later with the same key begins a new one
 MAX_LIVE = 256
+CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 KEPT_AFTER_END_NS = 300 * 10**9  # in memory, for those who ask again
 TICK_S = 0.05
 SAVE_PAUSE_S = 1.0
@@ -65,18 +69,28 @@ class Hub:
         """Return whether the server ends; nobody should wait any more."""
         return self._broker.closed
 
-    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
-        """Make a preflight, or return the one under way that has this key. Raises Problem 429."""
-        now = time.time_ns()
+    def under_way(self, key: str) -> Live | None:
+        """Return the preflight in which those with this key meet now."""
         for live in self._runs.values() if key else ():
-            is_young = now - live.created_ns < REUSED_NS
+            is_young = time.time_ns() - live.created_ns < REUSED_NS
             is_over = live.finished_ns or any(s.report.is_leaving for s in live.stored.values())
             if live.key == key and is_young and not is_over:
                 return live
+        return None
+
+    def spend_new(self, address: str) -> None:
+        """Count a new preflight against the limit of an address. Raises Problem 429."""
+        wait_s = self.limits.wait_s(f"create {address}", CREATED_SIZE, CREATED_PER_S)
+        if wait_s:
+            raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
+
+    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
+        """Make a preflight. Raises Problem 429."""
         if len(self._runs) >= MAX_LIVE:
             raise Problem(
                 429, f"{MAX_LIVE} preflights are under way", None, "wait until some of them end"
             )
+        now = time.time_ns()
         live = Live(
             id=secrets.token_hex(6), token=f"pf-{secrets.token_urlsafe(24)}", created_ns=now,
             expires_ns=now + LIFETIME_NS, run_id=run_id, key=key, nodes=nodes, num_nodes=num_nodes,
@@ -115,7 +129,7 @@ class Hub:
             if live.verdict is not None and (is_early or live.judged_number == live.number):
                 return live.verdict
             number, run, started = live.number, live.as_run(), time.monotonic()
-            verdict = await run_in_threadpool(judge, run)
+            verdict = await run_in_threadpool(_judge, run, live.created_ns)
             live.judged(verdict, number)
             ended = time.monotonic()
             live.next_verdict_s = ended + max(JUDGE_PAUSE_S, 3 * (ended - started))
@@ -207,6 +221,12 @@ def is_token_of(live: Live, token: str) -> bool:
 def reports_of(live: Live) -> dict[str, NodeReport]:
     """Return the reports of a preflight by node."""
     return {node: one.report for node, one in live.stored.items()}
+
+
+def _judge(run: Run, created_ns: int) -> Verdict:
+    elapsed_ms = (time.time_ns() - created_ns) / 1e6
+    told = {"coverage": coverage(run.expected), "elapsed_ms": elapsed_ms}
+    return msgspec.structs.replace(judge(run), **told)
 
 
 def _saving(rows: store.Rows) -> Callable[[Unit], None]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rankscope.preflight.checking import Run
+from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts
 from rankscope.preflight.model import NodeReport, Verdict, encode
 
 FULL_UP_TO_NODES = 64  # beyond, agents get each other's reports without facts: the server judges
@@ -36,6 +37,12 @@ class Member:
     ports: tuple[int, ...] = ()
     joined_ns: int = 0
     hello_token: str = ""  # what the node's listeners want to hear; never stored
+    is_proxied: bool = False  # `observed` is only what a header said
+
+    @property
+    def proven(self) -> str:
+        """Return the address from which it came for certain, or nothing."""
+        return "" if self.is_proxied else self.observed
 
 
 @dataclass(frozen=True)
@@ -208,10 +215,15 @@ def run_of(id: str, expected: tuple[str, ...], reports: dict[str, NodeReport]) -
 
 
 def brief(report: NodeReport) -> NodeReport:
-    """Return a report without facts and paths."""
+    """Return a report without facts, and of its paths the bandwidth: the next rounds need it."""
+    speeds = {
+        peer: EdgeFacts(bandwidth=Bandwidth(mbit_per_s=edge.bandwidth.mbit_per_s))
+        for peer, edge in report.edges.items()
+        if edge.bandwidth is not None
+    }
     return NodeReport(
         node=report.node, version=report.version, schema_version=report.schema_version,
         node_rank=report.node_rank, started_unix_s=report.started_unix_s, stage=report.stage,
         is_leaving=report.is_leaving, addresses=report.addresses, listening=report.listening,
-        delay_p90_ms=report.delay_p90_ms,
+        edges=speeds, delay_p90_ms=report.delay_p90_ms,
     )  # fmt: skip

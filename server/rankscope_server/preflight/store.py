@@ -84,6 +84,7 @@ def load_live(connection: sa.Connection, row: sa.Row[Any]) -> Live:
             Member(
                 node=one.node, observed=one.observed, node_rank=one.node_rank,
                 addresses=addresses, ports=listening, joined_ns=one.joined_ns,
+                is_proxied=True,  # nobody kept whether it was: proven once it joins again
             )
         )  # fmt: skip
         if report is not None:
@@ -177,9 +178,10 @@ def _node_row(live: Live, node: str, named: dict[str, list[Finding]]) -> dict[st
     status = "unknown" if live.verdict is None or stored is None else "ok"
     if mine:
         status = "fail" if any(one.status == "fail" for one in mine) else "warn"
-    host = stored.report.facts.host if stored is not None else None
+    facts = stored.report.facts.host if stored is not None else None
+    host = facts.hostname[:255].replace("\x00", "") if facts is not None else ""
     return {
-        "preflight_id": live.id, "node": node, "host": host.hostname[:255].replace("\x00", "") if host else "",
+        "preflight_id": live.id, "node": node, "host": host,
         "node_rank": member.node_rank, "observed": member.observed,
         "joined_ns": member.joined_ns, "status": status,
         "findings": msgspec.json.encode([one.id for one in mine]).decode(),

@@ -161,7 +161,7 @@ def _summary(
     )
 
 
-def _node_row(row: sa.Row[Any]) -> NodePreflight:
+def _node_row(row: Any) -> NodePreflight:
     return NodePreflight(
         id=row.preflight_id,
         run_id=row.run_id or None,

@@ -18,7 +18,14 @@ from rankscope_server.preflight.dialling import Target, resolved
 from rankscope_server.preflight.live import Live, Member
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.replies import documented, send
-from rankscope_server.routes.preflight import NodeName, Port, caller, member_of, read
+from rankscope_server.routes.preflight import (
+    NodeName,
+    Port,
+    caller,
+    is_proxied,
+    member_of,
+    read,
+)
 from rankscope_server.security import bearer
 from rankscope_server.service import service_of
 from rankscope_server.shapes import BlobTaken, Dialled, NetTime, Whoami
@@ -28,7 +35,6 @@ MAX_ASK_BYTES = 4_096
 MAX_BLOB_BYTES = 16 << 20
 BLOB_SIZE, BLOB_PER_S = 128 << 20, 4 << 20  # bytes of one address: a burst, then 34 Mbit/s
 _PART_BYTES = 64 << 10
-_PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 Bytes = Annotated[int, Query(ge=1, le=MAX_BLOB_BYTES)]
 
 
@@ -77,9 +83,9 @@ async def dialback(request: Request) -> Response:
             "ask the server directly, without the proxy",
         )  # fmt: skip
     member = _member(live, asked.node)
-    if member.observed != caller(request):
+    if member.proven != caller(request):
         raise Problem(403, f"{asked.node} joined from another address", "node", "name yourself")
-    target = service.dialler.target(member, member.observed, asked.port)
+    target = service.dialler.target(member, member.proven, asked.port)
     return _fresh(send(request, await service.dialler.dial(live, target)))
 
 
@@ -135,11 +141,6 @@ async def put_blob(request: Request, bytes: Bytes = 1 << 20) -> Response:
     return _fresh(send(request, body))
 
 
-def is_proxied(request: Request) -> bool:
-    """Return whether the caller's address is only what a header says."""
-    return any(name in request.headers for name in _PROXIED)
-
-
 def _live(request: Request) -> Live:
     live = service_of(request).preflights.of_token(bearer(request.headers))
     if live is None:
@@ -159,7 +160,7 @@ def _member(live: Live, node: str) -> Member:
 
 async def _by_name(request: Request, member: Member, port: int) -> Target | None:
     """Return the first address of a node's name that is the node's own; None if there is none."""
-    own = (member.observed, *member.addresses)
+    own = (member.proven, *member.addresses)
     for address in await resolved(member.node):
         if address in own:
             return service_of(request).dialler.target(member, address, port)

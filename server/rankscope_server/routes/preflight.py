@@ -41,8 +41,8 @@ MAX_REPORT_BYTES = 2 << 20  # 64 nodes, each path fully measured: 0.2 MB
 MAX_BYTES = 256 << 20  # of all reports of one preflight
 MAX_UPLOAD_BYTES = 64 << 20
 MAX_NODES = 4_096
+_PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip")
 MAX_WAIT_S = 25.0  # proxies often end a silent request after 30 s
-CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 NODE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
 NodeName = Annotated[str, msgspec.Meta(pattern=NODE_NAME)]
 RunId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,128}$")]
@@ -94,13 +94,12 @@ async def create(request: Request) -> Response:
     """Make a preflight, or return the one under way that has the same key."""
     service = service_of(request)
     asked = await read(request, NewPreflight, MAX_ASK_BYTES)
-    wait_s = service.preflights.limits.wait_s(
-        f"create {caller(request)}", CREATED_SIZE, CREATED_PER_S
-    )
-    if wait_s:
-        raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
     num_nodes = max(asked.num_nodes, len(asked.nodes))
-    live = service.preflights.create(num_nodes, asked.nodes, asked.key, asked.run_id)
+    hub = service.preflights
+    live = hub.under_way(asked.key)
+    if live is None:
+        hub.spend_new(caller(request))
+        live = hub.create(num_nodes, asked.nodes, asked.key, asked.run_id)
     command = (
         f"RANKSCOPE_TOKEN={live.token} rankscope preflight "
         f"--server {str(request.base_url).rstrip('/')} --run {live.id}"
@@ -124,7 +123,7 @@ async def join(request: Request, id: PreflightId) -> Response:
         Member(
             node=asked.node, observed=caller(request), node_rank=asked.node_rank,
             addresses=asked.addresses, ports=asked.ports, joined_ns=time.time_ns(),
-            hello_token=asked.hello_token,
+            hello_token=asked.hello_token, is_proxied=is_proxied(request),
         )
     )  # fmt: skip
     return send(request, views.roster(live))
@@ -231,7 +230,8 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
     now = time.time_ns()
     begun = min((one.started_unix_s for one in asked.reports), default=0.0)
     live = Live(
-        id=id, token="", created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now, expires_ns=now, finished_ns=now,
+        id=id, token="", expires_ns=now, finished_ns=now,
+        created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now,
         run_id=asked.run_id, coordinated="upload", nodes=asked.verdict.expected,
         verdict=asked.verdict,
     )  # fmt: skip
@@ -297,6 +297,11 @@ def caller(request: Request) -> str:
     """Return the address from which a request came, IPv4 in IPv6 unpacked."""
     host = request.client.host if request.client is not None else ""
     return host.removeprefix("::ffff:")
+
+
+def is_proxied(request: Request) -> bool:
+    """Return whether the caller's address is only what a header says."""
+    return any(name in request.headers for name in _PROXIED)
 
 
 def _unreadable(error: Exception, shape: str) -> Problem:
