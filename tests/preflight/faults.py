@@ -5,7 +5,7 @@ The same table drives the tests and the benchmark that compares preflight with p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.preflight import injections as broken
 from tests.preflight.injections import EPHEMERAL, MASTER_PORT, Injection
@@ -43,6 +43,7 @@ class Fault:
     net: str = "10.77.0"
     is_timed: bool = False  # it is found by timing: it wants the machine for itself
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
+    agree: bool = True  # all nodes print the same; without any carrier they cannot
 
     def build(self, scene: Scene) -> None:
         """Break the scene."""
@@ -109,7 +110,7 @@ FIREWALLS = (
     ),
     Fault(
         "isolated-all", "no node reaches another", broken.isolated(0, 1, 2),
-        _one("node.absent", remedy=_SIDE), options="--wait 6",
+        (Expected("node.absent", remedy=_SIDE),), options="--wait 6", agree=False,
     ),
 )  # fmt: skip
 
@@ -140,6 +141,11 @@ NAMES = (
         broken.own_name(0, address="127.0.1.1"),
         _one("dns.self.loopback", "node0", remedy=r"/etc/hosts|GLOO_SOCKET_IFNAME=eth0"),
         net="192.168.77", modes=("static", "env"),
+    ),
+    Fault(
+        "own-names-unresolvable", "no node can resolve its own name",
+        broken.own_name(0, 1, 2, address=""),
+        _one("dns.self.loopback", *ALL, remedy=r"/etc/hosts|GLOO_SOCKET_IFNAME=eth0"),
     ),
     Fault(
         "own-name-unresolvable", "node 1 cannot resolve its own name",
@@ -328,4 +334,5 @@ FAULTS: tuple[Fault, ...] = (
     *FIREWALLS, *NAMES, *INTERFACES, *PATHS, *CLOCKS, *LAUNCHES, *MACHINES,
 )  # fmt: skip
 HEALTHY = Fault("healthy", "nothing is wrong", broken.nothing, (), modes=("static", "c10d", "env"))
-BY_NAME = {fault.name: fault for fault in (HEALTHY, *FAULTS)}
+HEALTHY_TAP = replace(HEALTHY, name="healthy-tap", wire="tap", modes=())
+BY_NAME = {fault.name: fault for fault in (HEALTHY, HEALTHY_TAP, *FAULTS)}

@@ -102,7 +102,8 @@ def same_host_name(scene: Scene) -> None:
     """Clone node 1's name to node 2: both think that they are node1."""
     scene.lab.run(2, "hostname node1")
     scene.lab.write_etc(2, "hostname", "node1\n")
-    scene.lab.set_hosts(2, {"node1": f"{scene.lab.ip(2)} node1 node2", "node2": ""})
+    scene.lab.set_hosts(2, {"node2": f"{scene.lab.ip(2)} node1 node2", "node1": ""})
+    scene.named.update((1, 2))
 
 
 # ---- interfaces and routes

@@ -120,12 +120,14 @@ class Lab:
     """Some hosts on one wire, named node0, node1, ... with the addresses NET.1, NET.2, ..."""
 
     def __init__(
-        self, num_hosts: int = 3, *, wire: Wire = "veth", mtu: int = 1500, net: str = "10.77.0"
-    ) -> None:
+        self, num_hosts: int = 3, *, wire: Wire = "veth", mtu: int = 1500, net: str = "10.77.0",
+        base: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.num_hosts, self.wire, self.mtu, self.net = num_hosts, wire, mtu, net
         self.names = [f"node{number}" for number in range(num_hosts)]
         self.hosts: list[Host] = []
-        self.env: list[dict[str, str]] = [{} for _ in range(num_hosts)]  # of what runs there
+        self.base = dict(os.environ if base is None else base)  # environment of all programs
+        self.env: list[dict[str, str]] = [{} for _ in range(num_hosts)]  # and of one host's
         self.folder = Path(tempfile.mkdtemp(prefix="nslab."))
         self.folder.chmod(0o755)
         self._switch: Host | None = None
@@ -156,6 +158,10 @@ class Lab:
         assert self._switch is not None, "the tap wire has no bridge"
         return self._switch
 
+    def environment(self, number: int) -> dict[str, str]:
+        """Return the environment of what runs on a host."""
+        return {**self.base, **self.env[number]}
+
     def link(self, start: int, end: int) -> Link:
         """Return the faults of one direction (tap), to be set."""
         assert self._taps is not None, "the veth wire has no links"
@@ -171,12 +177,12 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Run `command` on a host to its end."""
         return self.hosts[number].run(
-            command, check=check, env={**os.environ, **self.env[number]}, limit_s=limit_s
+            command, check=check, env=self.environment(number), limit_s=limit_s
         )
 
     def popen(self, number: int, command: Command, **settings: Any) -> subprocess.Popen[str]:
         """Start `command` on a host, in its own session; it ends with the laboratory."""
-        settings.setdefault("env", {**os.environ, **self.env[number]})
+        settings.setdefault("env", self.environment(number))
         settings.setdefault("stdin", subprocess.DEVNULL)
         child = subprocess.Popen(
             self.hosts[number].argv(command), start_new_session=True, text=True, **settings

@@ -35,6 +35,7 @@ class Scene:
     lab: Lab
     mode: Mode = "static"
     missing: set[int] = field(default_factory=set)  # hosts on which nobody starts anything
+    named: set[int] = field(default_factory=set)  # hosts that must be told which node they are
     limits: dict[int, str] = field(default_factory=dict)  # options of prlimit, by host
 
     def __post_init__(self) -> None:
@@ -101,5 +102,6 @@ def base_environment() -> dict[str, str]:
     """Return this environment for programs in the laboratory, without a launch of its own."""
     dropped = ("PET_", "SLURM_", "OMPI_", "NCCL_", "GLOO_", "TORCH", "RANK", "WORLD_SIZE", "MASTER")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    kept["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", "")))
+    own = str(Path(sys.executable).parent)
+    kept["PATH"] = os.pathsep.join((own, kept.get("PATH", ""), "/usr/sbin", "/sbin"))
     return kept
