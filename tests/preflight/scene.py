@@ -100,7 +100,10 @@ class Scene:
 
 def base_environment() -> dict[str, str]:
     """Return this environment for programs in the laboratory, without a launch of its own."""
-    dropped = ("PET_", "SLURM_", "OMPI_", "NCCL_", "GLOO_", "TORCH", "RANK", "WORLD_SIZE", "MASTER")
+    dropped = (
+        "PET_", "SLURM_", "OMPI_", "NCCL_", "GLOO_", "TORCH", "RANK", "WORLD_SIZE", "MASTER",
+        "OMP_", "MKL_", "OPENBLAS_", "CUDA_",
+    )  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     own = str(Path(sys.executable).parent)
     kept["PATH"] = os.pathsep.join((own, kept.get("PATH", ""), "/usr/sbin", "/sbin"))
