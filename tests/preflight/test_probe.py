@@ -13,7 +13,7 @@ import pytest
 from rankscope.preflight.probe import bulk, loss, mtu, path, wire
 from rankscope.preflight.probe.classify import classify
 from rankscope.preflight.probe.dial import Caller, dial, hang_up, knock
-from rankscope.preflight.probe.listener import Listener, Stream, free_port
+from rankscope.preflight.probe.listener import Listener, Stream
 from rankscope.preflight.probe.transfers import Transfers
 
 TOKEN = "test"
@@ -32,6 +32,11 @@ async def listening(node: str = "a", token: str = TOKEN) -> AsyncIterator[tuple[
         yield listener, port
     finally:
         await listener.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(

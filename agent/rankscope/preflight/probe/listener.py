@@ -154,12 +154,6 @@ class _Acknowledger(asyncio.DatagramProtocol):
             self._transport.sendto(self._mark + struct.pack("!I", len(data)), addr)
 
 
-def free_port() -> int:
-    """Return a port that is free now, for somebody else to bind."""
-    with _bound(socket.SOCK_STREAM, 0) as sock:
-        return int(sock.getsockname()[1])
-
-
 def datagram_mark(token: str) -> bytes:
     """Return the first bytes of this run's datagrams."""
     return hashlib.sha256(f"udp|{token}".encode()).digest()[:16]
