@@ -64,11 +64,11 @@ def blocked(run: Run) -> str:
         software = report.facts.software
         if software is not None and not software.has_torch:
             return f"skipped: torch is not installed on {report.node}"
-    if not run.reports[run.master].listening.store:
-        return f"skipped: {run.master} has no port for the store"
         address = run.gloo_address(report.node)
         if address.startswith("127.") or address == "::1":
             return f"skipped: gloo on {report.node} would tell the others {address}"
+    if not run.reports[run.master].listening.store:
+        return f"skipped: {run.master} has no port for the store"
     for start, end, edge in run.edges():
         failed = [d.outcome for d in edge.ephemeral if d.outcome != "ok"]
         if failed:

@@ -33,7 +33,10 @@ Stage = Literal[
     "facts",  # being collected
     "listening",  # ports are bound, and what must be known before anybody is called
     "reached",  # all peers were dialled, and this machine is quiet: paths can be timed
-    "pairs", "bandwidth", "again", "collective", "done",
+    "pairs",  # paths are timed
+    "transferred",  # all transfers that this node drives are over
+    "bandwidth",  # and those of all others: what each received is told
+    "again", "collective", "done",
 ]  # fmt: skip
 STAGES: tuple[Stage, ...] = get_args(Stage)
 

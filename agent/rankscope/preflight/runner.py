@@ -40,6 +40,7 @@ from rankscope.preflight.system import System
 TICK_S = 0.1  # changes of a node go out at most that often
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
+_AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
 
@@ -234,8 +235,9 @@ class Agent:
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1
             await self._transfers.run(drawn, self._prober.wide_door, repeats)
-            self._reach("bandwidth")
-            await self._everyone("bandwidth")
+            for stage in _AFTER_TRANSFERS:
+                self._reach(stage)
+                await self._everyone(stage)
             await self._look_again()
         self._reach("again")
         await self._everyone("again")
