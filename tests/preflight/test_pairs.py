@@ -14,6 +14,7 @@ from rankscope.preflight.facts.edges import Bandwidth, Clock, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import Finding, Listening, Options
+from rankscope.preflight.probe import schedule
 
 from .synthetic import PORT, Cluster, cluster, dial
 
@@ -591,6 +592,20 @@ def test_an_idle_connection_that_is_forgotten() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("net.idle", ())
     assert "keepalive" in commands(finding)
+
+
+def test_a_thousand_nodes_of_which_a_third_is_cut_off() -> None:
+    names = tuple(f"node{number}" for number in range(1000))
+    peers = {name: schedule.pairs_of(name, names, "7f3a") for name in names}
+    some = Cluster(names, peers=peers)
+    for name in names[::3]:
+        some.close_inbound(name)
+        some.close_outbound(name)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", names[::3])
+    assert len(finding.fix) < 40
+    assert len(finding.told) < 10
+    assert "and 330 more" in finding.title
 
 
 FAULTS: dict[str, Callable[[Cluster], None]] = {

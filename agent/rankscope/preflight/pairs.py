@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
 
 from rankscope.preflight.blame import Path
 from rankscope.preflight.checking import Run
@@ -73,6 +75,7 @@ def is_evidence(owned: Mapping[str, frozenset[str]], end: str, dial: Dial) -> bo
     return dial.outcome == "ok" or owned.get(dial.address, frozenset()) == {end}
 
 
+@lru_cache(maxsize=4096)  # asked for every pair: 64,000 times with 1,000 nodes
 def is_loopback(address: str) -> bool:
     """Return whether an address never leaves its host."""
     try:
@@ -99,10 +102,10 @@ def told_of(start: str, end: str, dials: Collection[Dial]) -> str:
 
 def shortened(lines: Iterable[str]) -> tuple[str, ...]:
     """Return at most six lines, the last one with the number of those left out."""
-    some = list(lines)
-    if len(some) <= MAX_TOLD:
-        return tuple(some)
-    return (*some[: MAX_TOLD - 1], f"and {len(some) - MAX_TOLD + 1} more")
+    left = iter(lines)
+    some = list(islice(left, MAX_TOLD))
+    num_left = sum(1 for _ in left)
+    return tuple(some) if not num_left else (*some[:-1], f"and {num_left + 1:,} more")
 
 
 def interface_towards(run: Run, node: str, peer: str = "") -> Interface | None:

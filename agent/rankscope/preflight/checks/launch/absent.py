@@ -22,6 +22,8 @@ class NodeAbsent:
 
     def judge(self, run: Run) -> Iterator[Finding]:
         """Put absent nodes that their peers see alike into one finding."""
+        if not run.absent:
+            return
         seen: dict[str, dict[str, Dial]] = {name: {} for name in run.absent}
         for start, end, edge in run.edges():
             dial = edge.mesh or edge.master

@@ -108,4 +108,5 @@ class PortMasterReach:
             fix=fix,
             wrong_if=f"{master} has no such rule: then something on the way filters, such as a "
             "security group, and the port is to be opened there",
+            confidence="proven" if one.nodes and one.is_whole else "likely",
         )
