@@ -29,8 +29,16 @@ Scope = Literal["node", "pair", "all"]
 Tier = Literal["quick", "default", "deep"]
 Owner = Literal["you", "admin", "provider"]
 Confidence = Literal["proven", "likely"]
-Stage = Literal["facts", "listening", "pairs", "bandwidth", "collective", "done"]
-STAGES: tuple[Stage, ...] = ("facts", "listening", "pairs", "bandwidth", "collective", "done")
+Stage = Literal["facts", "listening", "pairs", "bandwidth", "again", "collective", "done"]
+STAGES: tuple[Stage, ...] = (
+    "facts",
+    "listening",
+    "pairs",
+    "bandwidth",
+    "again",
+    "collective",
+    "done",
+)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

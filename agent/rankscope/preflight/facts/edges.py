@@ -48,6 +48,13 @@ class PathMtu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     large_ms: float = 0.0
 
 
+class Datagrams(msgspec.Struct, frozen=True, kw_only=True):
+    """Small UDP datagrams sent slowly and acknowledged: what is lost is not lost to congestion."""
+
+    num_sent: int
+    num_answered: int  # 0: UDP is closed, and nothing is known of loss
+
+
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes sent to the peer in rounds of which no two share a node; the best of them."""
 
@@ -84,6 +91,7 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source_address: str = ""  # of ours, that the route to the peer takes
     rtt: Rtt | None = None
     mtu: PathMtu | None = None
+    datagrams: Datagrams | None = None
     bandwidth: Bandwidth | None = None
     clock: Clock | None = None
     idle: Idle | None = None  # --deep alone
