@@ -66,7 +66,7 @@ def test_a_cause_hides_what_it_explains(cause: Finding, symptoms: list[Finding])
         (one("dns.wrong", "2", "2>0"), one("port.master.reach", "0", "1>0 2>0")),
         (one("net.dup_ip", "1 2"), one("port.oneway", "", "0>3")),
         (one("port.master.free", "0"), one("port.ephemeral", "0", "1>0 2>0")),
-        (one("net.rp_filter", "1", status="warn"), one("port.oneway", "", "0>1", **{
+        (one("net.rp_filter", "1", "0>1", status="warn"), one("port.oneway", "", "0>1", **{
             "class": "refused"
         })),
         (one("net.latency", "", "0>1 1>0"), one("net.bandwidth", "2", "2>1 2>0")),
@@ -89,7 +89,7 @@ def test_two_causes_together_explain_a_symptom() -> None:
 def test_a_warning_that_explains_a_failure_is_a_failure() -> None:
     run = cluster(3).run()
     drop = one("port.oneway", "", "0>1", **{"class": "drop"})
-    (folded,) = fold([one("net.rp_filter", "1", status="warn"), drop], run)
+    (folded,) = fold([one("net.rp_filter", "1", "0>1", status="warn"), drop], run)
     assert (folded.id, folded.status) == ("net.rp_filter", "fail")
 
 

@@ -10,11 +10,11 @@ from itertools import islice
 
 from rankscope.preflight.blame import Path
 from rankscope.preflight.checking import Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.model import Finding
 
-MAX_LISTED = 4  # names in a title; the finding itself holds them all
 MAX_TOLD = 6  # lines of evidence
 CLOSED: frozenset[DialClass] = frozenset(
     ("refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall", "error")
@@ -37,14 +37,6 @@ SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never repor
     "large-stall": "small messages pass, large ones do not",
     "error": "{errno} on port {port} of {address}",
 }
-
-
-def listed(nodes: Collection[str]) -> str:
-    """Return names for a title: "node1, node2", or "node1, ..., node4 and 60 more"."""
-    names = list(nodes)
-    if len(names) <= MAX_LISTED:
-        return ", ".join(names)
-    return f"{', '.join(names[:MAX_LISTED])} and {len(names) - MAX_LISTED} more"
 
 
 def ordered(run: Run, nodes: Collection[str]) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from rankscope.preflight.checks.paths.quality import (
     usual,
     who,
 )
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, listed, ordered, shortened, silent
+from rankscope.preflight.pairs import interface_towards, ordered, shortened, silent
 
 RATIO = 5.0  # above the usual round trip; racks of one cluster differ by 2 to 3
 FLOOR_MS = 5.0  # below, no all-reduce of a training step is bound by it
