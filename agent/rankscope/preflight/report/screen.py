@@ -268,7 +268,9 @@ def _foot(summary: Summary, width: int, verbose: bool) -> Lines:
     if not summary.findings and not summary.exit_code:
         ended = f"{counts}, exit {summary.exit_code}"
         parts = [*_some(ended, width, 3), summary.url]
-        return [Text(part) for part in parts if part]
+        is_quiet = not summary.unknown and not (summary.matrix and summary.matrix.has_bad)
+        gap = [] if is_quiet and not verbose else [Text()]
+        return [*gap, *(Text(part) for part in parts if part)]
     style = _STYLES["fail"] if summary.exit_code else _STYLES["warn"]
     last = [Text(summary.outcome, style=style)]
     last += [Text(f"report: {summary.url}")] if summary.url else []
