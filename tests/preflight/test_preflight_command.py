@@ -127,7 +127,7 @@ def test_every_option_of_the_checks_is_forwarded() -> None:
     [
         (("--share", "/absent/dir", "--nodes", "a,b", "--node", "a"), "--share", "all nodes see"),
         (("--server", "http://127.0.0.1:1", "--nodes", "a,b", "--node", "a"), "--server", "--run"),
-        (("--server", "127.0.0.1", "--run", "7"), "--server", "http"),
+        (("--server", "ftp://127.0.0.1", "--run", "7"), "--server", "http"),
         (("--ssh", "--nodes", "a,b", "--node", "a", "--", "torchrun"), "--ssh", "--nproc"),
     ],
 )  # fmt: skip
