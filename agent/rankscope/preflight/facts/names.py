@@ -12,7 +12,9 @@ import msgspec
 if TYPE_CHECKING:
     from rankscope.preflight.system import System
 
-MAX_REVERSED = 8  # addresses whose names are asked for, all at once
+MAX_ASKED = 8  # peers whose names are asked for, all at once
+REVERSE_LIMIT_S = 1.2  # more than dns.reverse calls slow; with the first answers under 4 s
+_FIRST_LIMIT_MS = 2500.0  # a resolver that took longer need not be asked again
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,9 +45,9 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def collect(system: System, master_addr: str, peers: Sequence[str]) -> NameFacts:
-    """Resolve the own name and the master's at once; look both and the peers up in /etc/hosts."""
+    """Resolve the own name, the master's and some peers' at once; look all up in /etc/hosts."""
     hostname = system.hostname()
-    wanted = {name: None for name in (hostname, master_addr) if name}
+    wanted = {name: None for name in (hostname, master_addr, *peers[:MAX_ASKED]) if name}
     found: dict[str, Resolved] = {}
 
     def ask(name: str) -> None:
@@ -54,8 +56,9 @@ def collect(system: System, master_addr: str, peers: Sequence[str]) -> NameFacts
     _at_once([threading.Thread(target=ask, args=(name,)) for name in wanted])
     own = found[hostname] if hostname else Resolved(name="", error="this host has no name")
     master = found.get(master_addr)
-    addresses = [*own.addresses, *(master.addresses if master is not None else ()), *peers]
-    reverse_ms, reverse_of = _slowest_reverse(system, addresses)
+    addresses = [address for answer in found.values() for address in answer.addresses]
+    is_slow = any(answer.elapsed_ms > _FIRST_LIMIT_MS for answer in found.values())
+    reverse_ms, reverse_of = _slowest_reverse(system, () if is_slow else addresses)
     return NameFacts(
         hostname=hostname,
         own=own,
@@ -68,11 +71,11 @@ def collect(system: System, master_addr: str, peers: Sequence[str]) -> NameFacts
 
 def _slowest_reverse(system: System, addresses: Sequence[str]) -> tuple[float, str]:
     """Time the names of addresses, as c10d asks for them at every accepted connection."""
-    asked = [a for a in dict.fromkeys(addresses) if _is_outside(a)][:MAX_REVERSED]
+    asked = [a for a in dict.fromkeys(addresses) if _is_outside(a)][: 2 * MAX_ASKED]
     took: dict[str, float] = {}
 
     def ask(address: str) -> None:
-        took[address] = system.reverse(address)
+        took[address] = system.reverse(address, REVERSE_LIMIT_S)
 
     _at_once([threading.Thread(target=ask, args=(address,)) for address in asked])
     slowest = max(took, key=lambda address: took[address], default="")

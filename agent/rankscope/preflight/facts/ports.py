@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,11 +45,13 @@ class PortFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leftovers: tuple[Leftover, ...] = ()
 
 
-def collect(system: System, master_port: int, since_s: float, is_master: bool) -> PortFacts:
-    """Read the port tables. `since_s`: processes started before this wall time are older."""
+def collect(
+    system: System, master_port: int, is_master: bool, since_unix_s: float | None = None
+) -> PortFacts:
+    """Read the port tables. Processes older than `since_unix_s` (now) may be left over."""
     from rankscope.preflight.facts import processes
 
-    low, high = _range(system)
+    low, high = range_of(system) or (0, 0)
     busy = owner_of(system, master_port) if is_master else None
     return PortFacts(
         range_low=low,
@@ -57,7 +60,7 @@ def collect(system: System, master_port: int, since_s: float, is_master: bool) -
         num_time_wait=_time_wait(system),
         conntrack_count=_number(system, "nf_conntrack_count"),
         conntrack_max=_number(system, "nf_conntrack_max"),
-        leftovers=processes.leftovers(system, since_s),
+        leftovers=processes.leftovers(system, since_unix_s or time.time()),
     )
 
 
@@ -83,11 +86,12 @@ def owner_of(system: System, port: int) -> PortOwner | None:
     return PortOwner(port=port, user=sockets[0].user)
 
 
-def _range(system: System) -> tuple[int, int]:
+def range_of(system: System) -> tuple[int, int] | None:
+    """Return the first and the last port that the kernel hands out; None if it does not say."""
     words = (system.read("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
     if len(words) == 2 and all(word.isdigit() for word in words):
         return int(words[0]), int(words[1])
-    return 0, 0
+    return None
 
 
 def _time_wait(system: System) -> int:

@@ -89,10 +89,10 @@ def socket_inodes(system: System, pid: int) -> set[int]:
     return inodes
 
 
-def leftovers(system: System, since_s: float) -> tuple[Leftover, ...]:
-    """Return own training processes older than `since_s` that hold a port or a GPU."""
+def leftovers(system: System, since_unix_s: float) -> tuple[Leftover, ...]:
+    """Return own training processes older than `since_unix_s` that hold a port or a GPU."""
     uid_name = user_name(os.geteuid())
-    age_limit_s = time.time() - since_s + MIN_OLDER_S
+    age_limit_s = time.time() - since_unix_s + MIN_OLDER_S
     processes = {process.pid: process for process in visible(system)}
     related = _own_family(processes)
     sockets = {row.inode: row.port for row in listening(system)}

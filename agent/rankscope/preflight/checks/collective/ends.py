@@ -11,6 +11,7 @@ from rankscope.preflight.model import Finding, Fix
 
 # gloo names the peer it waits for: `third_party/gloo/gloo/transport/tcp/pair.cc`
 _REMOTE = re.compile(r"remote=\[([^\]]+)\]")
+_NOT_MET = "the members of the smoke test did not meet: coll.rdzv says why"
 _WOULD = (
     "the first collective of this size hangs; torch gives up after 30 min "
     '("Timed out waiting 1800000ms"), and nothing names the cause'
@@ -25,11 +26,12 @@ def began(run: Run) -> dict[str, SmokeFacts]:
 
 def elsewhere(run: Run, id: str, backend: str) -> Finding | None:
     """Return the skipped finding if the smoke test ran over another backend than `backend`."""
-    used = {smoke.backend for smoke in began(run).values()}
+    members = began(run).values()
+    used = {smoke.backend for smoke in members if smoke.stage not in ("not started", "imported")}
     if backend in used:
         return None
-    title = f"the smoke test ran over {', '.join(sorted(used)) or 'no backend'}"
-    return Finding(id=id, status="skipped", title=title)
+    title = f"the smoke test ran over {', '.join(sorted(used))}" if used else _NOT_MET
+    return Finding(id=id, status="skipped" if used else "unknown", title=title)
 
 
 def wrong_sums(run: Run, id: str) -> Iterator[Finding]:

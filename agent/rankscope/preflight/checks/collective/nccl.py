@@ -43,7 +43,7 @@ class CollNccl:
             evidence={"num_rdma_ports": {node: len(ports[node]) for node in nodes}},
             told=tuple(f'{node}: NCCL says "NET/Socket"' for node in nodes),
             fix=tuple(Fix(node=node, command=_remedy(run, node)) for node in nodes),
-            would="training runs, with communication 5 to 20 times slower than the network allows",
+            would="training runs, and its communication is held to the speed of TCP over Ethernet",
             wrong_if="these InfiniBand ports are for storage, and NCCL is kept off them on purpose",
         )
 

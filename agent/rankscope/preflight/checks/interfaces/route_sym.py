@@ -1,4 +1,4 @@
-"""net.route.sym: both directions of a path use the same interface."""
+"""net.route.sym: both directions of a path use the same address of a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 
 class NetRouteSym:
-    """Packets leave by the interface whose address the node tells the others."""
+    """Packets leave with the address that the node tells the others."""
 
     id: ClassVar[str] = "net.route.sym"
     scope: ClassVar[Scope] = "pair"
@@ -23,7 +23,7 @@ class NetRouteSym:
         """Fail where such a path does not work, warn where it does."""
         by_node: dict[str, list[Crooked]] = {}
         for path in crooked_paths(run):
-            if not (path.is_broken and path.is_strict):  # that is net.rp_filter's
+            if not path.dropped_by:  # that is net.rp_filter's
                 by_node.setdefault(path.node, []).append(path)
         for node, paths in by_node.items():
             yield self._finding(run, node, paths)
@@ -36,11 +36,11 @@ class NetRouteSym:
             status="fail" if is_broken else "warn",
             nodes=(node,),
             edges=tuple((node, peer) for peer in peers),
-            title=f"{node} reaches {listed(peers)} by {first.leaves_by.name} "
-            f"({first.source_address}), but tells them {first.told_address} ({first.told.name})",
+            title=f"{node} calls {listed(peers)} from {first.source_address} "
+            f"({first.source.name}), but tells them {first.told_address} ({first.told.name})",
             evidence={p.peer: {"source_address": p.source_address} for p in paths},
             told=tuple(
-                f"{node}->{p.peer} leaves from {p.source_address} on {p.leaves_by.name}"
+                f"{node}->{p.peer} is sent from {p.source_address}, of {p.source.name}"
                 for p in paths[:4]
             ),
             fix=_route(run, first),
@@ -59,5 +59,5 @@ def _route(run: Run, path: Crooked) -> tuple[Fix, ...]:
     command = f"sudo ip route replace {peer} dev {path.told.name} src {path.told_address}"
     return (
         Fix(node=path.node, command=command, owner="admin"),
-        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={path.leaves_by.name}"),
+        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={path.source.name}"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.checks.interfaces.asymmetry import Crooked, crooked_paths
+from rankscope.preflight.checks.interfaces.asymmetry import STRICT, Crooked, crooked_paths
 from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
@@ -25,37 +25,49 @@ class NetRpFilter:
 
     def judge(self, run: Run) -> Iterator[Finding]:
         """Fail where the three meet."""
-        by_node: dict[str, list[Crooked]] = {}
+        by_place: dict[tuple[str, str], list[Crooked]] = {}
         for path in crooked_paths(run):
-            if path.is_broken and path.is_strict:
-                by_node.setdefault(path.node, []).append(path)
-        for node, paths in by_node.items():
-            first, peers = paths[0], [path.peer for path in paths]
-            yield Finding(
-                id=self.id,
-                status="fail",
-                nodes=(node,),
-                edges=tuple((peer, node) for peer in peers),
-                title=f"{node} drops what {listed(peers)} sends to {first.told.name}: strict "
-                f"rp_filter, and the way back is {first.leaves_by.name}",
-                evidence={
-                    "rp_filter": first.told.rp_filter,
-                    "comes_in_by": first.told.name,
-                    "leaves_by": first.leaves_by.name,
-                },
-                told=(
-                    f"{node} tells {first.told_address} ({first.told.name}) and reaches "
-                    f"{first.peer} from {first.source_address} ({first.leaves_by.name})",
+            if path.dropped_by:
+                by_place.setdefault((path.dropped_by, path.dropped_at), []).append(path)
+        for (node, interface), paths in by_place.items():
+            yield self._finding(node, interface, paths)
+
+    def _finding(self, node: str, interface: str, paths: list[Crooked]) -> Finding:
+        edges = tuple(dict.fromkeys(path.dropped_edge for path in paths))
+        return Finding(
+            id=self.id,
+            status="fail",
+            nodes=(node,),
+            edges=edges,
+            title=f"{node} drops what {listed([start for start, _ in edges])} sends to "
+            f"{interface}: strict rp_filter, and the way back is another one",
+            evidence={
+                "rp_filter": STRICT,
+                "interface": interface,
+                "paths": [
+                    {
+                        "from": p.node,
+                        "to": p.peer,
+                        "source": p.source_address,
+                        "told": p.told_address,
+                    }
+                    for p in paths
+                ],
+            },
+            told=tuple(
+                f"{p.node} calls {p.peer} from {p.source_address} ({p.source.name}), but tells "
+                f"the others {p.told_address} ({p.told.name})"
+                for p in paths[:4]
+            ),
+            fix=(
+                Fix(
+                    node=node,
+                    command="sudo sysctl -w net.ipv4.conf.all.rp_filter=2 "
+                    f"net.ipv4.conf.{interface}.rp_filter=2",
+                    owner="admin",
                 ),
-                fix=(
-                    Fix(
-                        node=node,
-                        command="sudo sysctl -w net.ipv4.conf.all.rp_filter=2 "
-                        f"net.ipv4.conf.{first.told.name}.rp_filter=2",
-                        owner="admin",
-                    ),
-                ),
-                would="works or hangs for more than 30 min, by which node has the higher address: "
-                "the dial of the others is dropped, its own is not",
-                confidence="likely",
-            )
+            ),
+            would="works or hangs for more than 30 min, by which node has the higher address: "
+            "one direction is dropped, the other is not",
+            confidence="likely",
+        )

@@ -32,28 +32,29 @@ class EnvRankUnique:
             title = "a c10d rendezvous numbers the nodes itself"
             yield Finding(id=self.id, status="skipped", title=title)
             return
+        # a number of the node may follow from RANK: then RANK is the cause
+        own = {n: x.rank for n, x in run.launches.items() if x.rank is not None}
         ranks = {n: x.node_rank for n, x in run.launches.items() if x.node_rank is not None}
-        doubled = {number: nodes for number, nodes in by_value(ranks).items() if len(nodes) > 1}
-        kind = "node rank"
+        kind, doubled = "RANK", _doubles(own)
         if not doubled:
-            own = {n: x.rank for n, x in run.launches.items() if x.rank is not None}
-            doubled = {number: nodes for number, nodes in by_value(own).items() if len(nodes) > 1}
-            kind = "RANK"
+            kind, doubled = "node rank", _doubles(ranks)
         for number, nodes in doubled.items():
             yield self._doubled(run, kind, number, nodes)
-        high = {
-            node: number
-            for node, number in ranks.items()
-            if number >= (run.launches[node].num_nodes or number + 1) or number < 0
-        }
+        told = [x.num_nodes for x in run.launches.values() if x.num_nodes is not None]
+        limit = max(told, default=len(run.expected))  # where they differ: that is env.agree's
+        high = {node: number for node, number in ranks.items() if not 0 <= number < limit}
         if high and not doubled:
-            yield self._beyond(run, high)
+            yield self._beyond(run, high, limit)
 
     def _doubled(self, run: Run, kind: str, number: int, nodes: tuple[str, ...]) -> Finding:
-        has_same_default = kind == "node rank" and all(
-            not {"--node-rank", "PET_NODE_RANK", "GROUP_RANK", "NODE_RANK"}
-            & set(run.launches[node].read_from)
-            for node in nodes
+        has_same_default = (
+            kind == "node rank"
+            and run.mode == "static"
+            and all(
+                not {"--node-rank", "PET_NODE_RANK", "GROUP_RANK", "NODE_RANK"}
+                & set(run.launches[node].read_from)
+                for node in nodes
+            )
         )
         why = " (torchrun takes 0 where --node-rank is not given)" if has_same_default else ""
         return Finding(
@@ -69,11 +70,8 @@ class EnvRankUnique:
             would=_WOULD[run.mode],
         )
 
-    def _beyond(self, run: Run, high: dict[str, int]) -> Finding:
-        said = ", ".join(
-            f"{node} says {number} of {run.launches[node].num_nodes}"
-            for node, number in list(high.items())[:4]
-        )
+    def _beyond(self, run: Run, high: dict[str, int], limit: int) -> Finding:
+        said = ", ".join(f"{node} says {n} of {limit}" for node, n in list(high.items())[:4])
         return Finding(
             id=self.id,
             status="fail",
@@ -83,6 +81,10 @@ class EnvRankUnique:
             fix=tuple(_numbered(run, "node rank", tuple(high))),
             would=_WOULD[run.mode],
         )
+
+
+def _doubles(numbers: dict[str, int]) -> dict[int, tuple[str, ...]]:
+    return {number: nodes for number, nodes in by_value(numbers).items() if len(nodes) > 1}
 
 
 def _numbered(run: Run, kind: str, nodes: tuple[str, ...]) -> Iterator[Fix]:

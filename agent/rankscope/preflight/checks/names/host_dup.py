@@ -55,7 +55,7 @@ class HostDup:
                 for node, host in zip(nodes, hosts, strict=True)
                 if host is not None
             },
-            fix=(Fix(command="start one agent on each machine: check the list of nodes"),),
+            told=("start one agent on each machine: check the list of nodes",),
             would="both launchers want the same port and the same GPUs, and one machine is idle",
             wrong_if="two launchers on one machine are meant",
         )

@@ -13,6 +13,7 @@ from rankscope.preflight.facts.launch import Mode
 from rankscope.preflight.facts.ports import PortOwner
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier
 
+_PRIVILEGED = 1024  # ip_unprivileged_port_start, as Linux sets it
 _WOULD: dict[Mode, str] = {
     "static": "node 0 ends with EADDRINUSE; the others hang without output, for more than 30 min",
     "c10d": "nothing on any node for more than 30 min",
@@ -41,6 +42,7 @@ class PortMasterFree:
             return
         owner = facts.master_busy
         if owner is None:
+            yield from _not_bound(run, report)
             return
         if owner.is_launcher:
             title = f"{owner.command.partition(' ')[0]} of this launch holds port {owner.port}"
@@ -65,6 +67,25 @@ class PortMasterFree:
             fix=tuple(_fixes(run, report, owner)),
             would=_WOULD[run.mode],
         )
+
+
+def _not_bound(run: Run, report: NodeReport) -> Iterator[Finding]:
+    """Tell of a port that could not be bound though nobody listens on it."""
+    is_root = report.facts.host is not None and report.facts.host.is_root
+    if not report.listening.mesh or report.listening.master:
+        return  # it was bound, or nothing was: this preflight has no listeners
+    port = run.master_port
+    title = f"{run.master}: port {port} could not be bound, and nobody is seen to listen on it"
+    if port < _PRIVILEGED and not is_root:
+        title = f"{run.master}: ports below {_PRIVILEGED}, like {port}, are for root alone"
+        fix = Fix(command="torchrun --master-port 29500 ...")
+        yield Finding(
+            id=PortMasterFree.id, status="fail", nodes=(run.master,), title=title,
+            evidence={"port": port}, fix=(fix,), would="node 0 ends with EACCES; the others wait",
+            wrong_if="net.ipv4.ip_unprivileged_port_start is lower", confidence="likely",
+        )  # fmt: skip
+    else:
+        yield Finding(id=PortMasterFree.id, status="unknown", nodes=(run.master,), title=title)
 
 
 def _who(report: NodeReport, owner: PortOwner) -> str:
