@@ -16,7 +16,7 @@ from rankscope.preflight.board.discover import Asked, Discovery, discover
 from rankscope.preflight.checking import Check
 from rankscope.preflight.facts import launch
 from rankscope.preflight.model import Options
-from rankscope.preflight.plan import WAIT_S, Plan, Progress
+from rankscope.preflight.plan import UNNAMED, WAIT_S, Plan, Progress
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-UNNAMED = "preflight"  # a run of which nobody said the name
 _GROUP = "rankscope.preflight"  # entry points: checks of other packages
 
 

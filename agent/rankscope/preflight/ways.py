@@ -16,11 +16,10 @@ from rankscope.preflight.board.base import Carrier, CarrierError
 from rankscope.preflight.board.discover import Discovery
 from rankscope.preflight.checking import Run
 from rankscope.preflight.model import NodeReport
-from rankscope.preflight.plan import Progress
+from rankscope.preflight.plan import UNNAMED, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.start import (
     TOKEN_VARIABLE,
-    UNNAMED,
     Asking,
     UsageError,
     foreign_checks,
