@@ -29,8 +29,16 @@ Scope = Literal["node", "pair", "all"]
 Tier = Literal["quick", "default", "deep"]
 Owner = Literal["you", "admin", "provider"]
 Confidence = Literal["proven", "likely"]
-Stage = Literal["facts", "listening", "pairs", "bandwidth", "collective", "done"]
-STAGES: tuple[Stage, ...] = ("facts", "listening", "pairs", "bandwidth", "collective", "done")
+Stage = Literal["facts", "listening", "pairs", "bandwidth", "again", "collective", "done"]
+STAGES: tuple[Stage, ...] = (
+    "facts",
+    "listening",
+    "pairs",
+    "bandwidth",
+    "again",
+    "collective",
+    "done",
+)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,7 +63,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
     mesh: int = 0  # where the control connection is; equals master wherever that was free
     ephemeral: tuple[int, ...] = ()  # three, spread over the range of ephemeral ports
-    udp: int = 0
+    udp: int = 0  # answers probes of the path's MTU
+    store: int = 0  # kept free on the master for the store of the smoke test
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
+from rankscope.preflight.facts.links import Link, read_links
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
@@ -78,6 +81,17 @@ class System:
         except OSError:
             return []
 
+    def link(self, path: str) -> str:
+        """Return where a symbolic link points, as it stands there; "" if it is none."""
+        try:
+            return os.readlink(self.root / path.lstrip("/"))
+        except OSError:
+            return ""
+
+    def links(self) -> tuple[Link, ...]:
+        """Return the interfaces of this process's network namespace."""
+        return read_links()
+
     def space(self, path: str) -> Space | None:
         """Return the room where a local path lies; None if it is absent.
 
@@ -92,6 +106,12 @@ class System:
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
         return (self.read("/proc/sys/kernel/hostname") or socket.gethostname()).strip()
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return all addresses of this network namespace, loopback included, without scopes."""
+        rows = [row for found in psutil.net_if_addrs().values() for row in found]
+        families = (socket.AF_INET, socket.AF_INET6)
+        return tuple(row.address.partition("%")[0] for row in rows if row.family in families)
 
     def run(self, argv: Sequence[str], limit_s: float = 5.0) -> Done:
         """Run a command in its own session; past the limit it and its children are killed."""
@@ -123,6 +143,21 @@ class System:
         if found:
             return found[0]
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
+
+    def reverse(self, address: str, limit_s: float = RESOLVE_LIMIT_S) -> float:
+        """Return how many ms the name of `address` takes to be found, or found to be absent."""
+        started = time.monotonic()
+        thread = threading.Thread(
+            target=_ask_back, args=(address,), name="preflight-reverse", daemon=True
+        )
+        thread.start()
+        thread.join(limit_s)
+        return (time.monotonic() - started) * 1e3
+
+
+def _ask_back(address: str) -> None:
+    with contextlib.suppress(OSError):
+        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
 
 
 def _abandon(child: subprocess.Popen[str]) -> str:

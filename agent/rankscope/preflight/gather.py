@@ -1,0 +1,130 @@
+"""Collects the facts of this node: each part in a thread of its own, with a limit.
+
+What can block in the kernel (NFS, NVML, torch) runs in a child process inside its collector; the
+limit here is the second line: a part that does not end is reported and left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankscope.preflight.checking import Check
+from rankscope.preflight.facts import (
+    gpu,
+    host,
+    interfaces,
+    launch,
+    limits,
+    names,
+    ports,
+    rdma,
+    software,
+    storage,
+)
+from rankscope.preflight.model import Options, Trouble
+from rankscope.preflight.system import System
+
+QUICK_LIMIT_S = 4.0  # files of /proc and /sys, one name to resolve (3 s)
+SLOW_LIMIT_S = 12.0  # disks, NVML, versions: their children have limits of 3 to 10 s
+
+
+@dataclass(frozen=True)
+class Part:
+    """One field of `Facts`, and how it is measured."""
+
+    name: str
+    collect: Callable[[], Any]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the collectors are told."""
+
+    options: Options
+    run_id: str
+    node: str
+    command: Sequence[str]
+    master_addr: str
+    master_port: int
+    peers: tuple[str, ...]
+    is_master: bool
+
+
+def quick_parts(system: System, asked: Asked) -> list[Part]:
+    """Return what must be known before anybody is called."""
+    return [
+        Part("launch", lambda: launch.collect(system, asked.command), QUICK_LIMIT_S),
+        Part("host", lambda: host.collect(system), QUICK_LIMIT_S),
+        Part("names", lambda: names.collect(system, asked.master_addr, asked.peers), QUICK_LIMIT_S),
+        Part("interfaces", lambda: interfaces.collect(system), QUICK_LIMIT_S),
+        Part(
+            "ports",
+            lambda: ports.collect(system, asked.master_port, asked.is_master),
+            QUICK_LIMIT_S,
+        ),
+        Part("limits", lambda: limits.collect(system, asked.options), QUICK_LIMIT_S),
+    ]
+
+
+def slow_parts(system: System, asked: Asked) -> list[Part]:
+    """Return what may take seconds and is awaited only at the end."""
+    options = asked.options
+    return [
+        Part("software", lambda: software.collect(system, options), SLOW_LIMIT_S),
+        Part("gpu", lambda: gpu.collect(system, options), SLOW_LIMIT_S),
+        Part("rdma", lambda: rdma.collect(system, options), SLOW_LIMIT_S),
+        Part(
+            "storage",
+            lambda: storage.collect(system, options, asked.run_id, asked.node),
+            SLOW_LIMIT_S,
+        ),
+    ]
+
+
+def foreign_parts(checks: Sequence[Check], system: System) -> list[Part]:
+    """Return the collectors of checks from elsewhere, which may have one."""
+    found = []
+    for check in checks:
+        collect = getattr(check, "collect", None)
+        if callable(collect):
+            found.append(Part(check.id, functools.partial(collect, system), QUICK_LIMIT_S))
+    return found
+
+
+async def measure(part: Part) -> tuple[Any, Trouble | None]:
+    """Run one collector; return its facts, or None and what went wrong."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Any] = loop.create_future()
+
+    def tell(value: Any, error: Exception | None) -> None:
+        if found.done():
+            return
+        if error is None:
+            found.set_result(value)
+        else:
+            found.set_exception(error)
+
+    def work() -> None:
+        value, failure = None, None
+        try:
+            value = part.collect()
+        except Exception as error:  # noqa: BLE001 - a broken collector is a result
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, value, failure)
+
+    threading.Thread(target=work, name=f"preflight-{part.name}", daemon=True).start()
+    try:
+        async with asyncio.timeout(part.limit_s):
+            return await found, None
+    except TimeoutError:
+        reason = f"not measured: no answer in {part.limit_s:g} s"
+    except Exception as error:  # noqa: BLE001 - see above
+        reason = f"not measured: {type(error).__name__}: {error}"
+    return None, Trouble(part=part.name, status="unknown", reason=reason)

@@ -1,0 +1,115 @@
+"""Bandwidth of a pair: one side sends, the other counts for 0.2 s and tells what came.
+
+The receiver ends the transfer, so that a slow path costs no more time than a fast one: what the
+sender's buffers still hold is thrown away with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+COUNT_S = 0.2
+LIMIT_S = 2.0  # of one transfer: a path that is dead on the way must not hold the round
+HANG_UP_S = 1.0  # for the sender to read the count and hang up
+_BLOCK_BYTES = 256 << 10
+_READ_BYTES = 1 << 20
+# struct tcp_info of linux/tcp.h: 8 bytes of small fields, then words
+_RETRANSMITS_AT, _SEGMENTS_AT, _INFO_BYTES = 100, 136, 192
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """What the receiver tells the sender."""
+
+    num_bytes: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Received:
+    """One transfer: bandwidth as the receiver counted it, segments as the sender's kernel did."""
+
+    mbit_per_s: float
+    num_segments: int = 0
+    num_retransmits: int = 0
+
+
+async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
+    """Count what comes for 0.2 s after the first byte, tell the sender, return it."""
+    num_bytes, started, now = 0, 0.0, 0.0
+    async with asyncio.timeout(LIMIT_S):
+        first = await reader.read(_READ_BYTES)
+    if not first:
+        raise EOFError("nothing was sent")
+    started = now = time.monotonic()
+    while now - started < COUNT_S:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                data = await reader.read(_READ_BYTES)
+        except TimeoutError:
+            now = time.monotonic()
+            break
+        if not data:
+            break
+        num_bytes += len(data)
+        now = time.monotonic()
+    count = Count(num_bytes=num_bytes, elapsed_s=max(now - started, 1e-6))
+    writer.write(msgspec.json.encode(count) + b"\n")
+    await writer.drain()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):  # a reset would overtake our answer
+            while await reader.read(_READ_BYTES):
+                pass
+    return _rate(count, 0, 0)
+
+
+async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
+    """Send until the receiver tells what came. Raises EOFError, OSError, ValueError."""
+    writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
+    info: list[tuple[int, int]] = [(0, 0)]
+    told = asyncio.ensure_future(reader.readline())
+    flood = asyncio.ensure_future(_flood(writer, info))
+    try:
+        await asyncio.wait({told}, timeout=2 * LIMIT_S)
+        line = told.result() if told.done() else b""
+    finally:
+        for task in (told, flood):
+            task.cancel()
+        await asyncio.gather(told, flood, return_exceptions=True)
+    if not line:
+        raise EOFError("the receiver went away")
+    segments, retransmits = info[-1]
+    return _rate(msgspec.json.decode(line, type=Count), segments, retransmits)
+
+
+async def _flood(writer: asyncio.StreamWriter, info: list[tuple[int, int]]) -> None:
+    """Write without end; keep what the kernel counted, as the receiver ends the connection."""
+    block, sock = bytes(_BLOCK_BYTES), writer.get_extra_info("socket")
+    while True:
+        writer.write(block)
+        await writer.drain()
+        info[0] = _tcp_info(sock)
+
+
+def _rate(count: Count, segments: int, retransmits: int) -> Received:
+    rate = count.num_bytes * 8e-6 / count.elapsed_s
+    return Received(rate, segments, retransmits)
+
+
+def _tcp_info(sock: socket.socket) -> tuple[int, int]:
+    """Return (segments sent, segments sent again); zeros where the kernel does not say."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except (OSError, AttributeError):
+        return 0, 0
+    if len(info) < _SEGMENTS_AT + 4:
+        return 0, 0
+    (again,) = struct.unpack_from("@I", info, _RETRANSMITS_AT)
+    (sent,) = struct.unpack_from("@I", info, _SEGMENTS_AT)
+    return sent, again

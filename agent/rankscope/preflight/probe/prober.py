@@ -1,0 +1,236 @@
+"""What this node measures towards its peers: who can be reached, how, and how well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from rankscope.preflight.board.board import Board
+from rankscope.preflight.board.mesh import Mesh
+from rankscope.preflight.facts.edges import Dial, EdgeFacts
+from rankscope.preflight.facts.names import Resolved
+from rankscope.preflight.model import STAGES, NodeReport
+from rankscope.preflight.probe import loss, mtu, path, wire
+from rankscope.preflight.probe.dial import LIMIT_S, PROVEN_LIMIT_S, Call, Caller, dial, knock, plain
+from rankscope.preflight.system import System
+
+MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
+BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6 promises 1280
+MAX_AT_ONCE = 128
+MAX_RESOLVERS = 32
+PATH_LIMIT_S = 12.0  # all that is asked of one path: below it each step has a limit of its own
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a prober is told of the run."""
+
+    is_named: bool  # the peers' names can be resolved; else their reported addresses are called
+    master: str  # the node that holds MASTER_PORT
+    master_addr: str
+    master_port: int
+
+
+class Prober:
+    """Keeps the edges of one node; `on_change` is called after each new fact."""
+
+    def __init__(
+        self, system: System, caller: Caller, board: Board, mesh: Mesh,
+        on_change: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._system, self._caller, self._board, self._mesh = system, caller, board, mesh
+        self._on_change = on_change
+        self._resolvers = ThreadPoolExecutor(MAX_RESOLVERS, "preflight-names")
+        self._links: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self.edges: dict[str, EdgeFacts] = {}
+
+    async def meet(self, peer: str, goal: Goal) -> None:
+        """Call a peer by its name until its agent answers; the link then carries reports."""
+        while True:
+            started = time.monotonic()
+            op: wire.Op = "hello" if peer in self._mesh.linked() else "board"
+            async with self._slots:
+                call = await self._call_by_name(peer, goal, op)
+            if call is not None and op == "board":
+                self._keep(call)
+                return
+            if call is not None:
+                await call.close()
+                return
+            await asyncio.sleep(max(0.0, MEET_PAUSE_S - (time.monotonic() - started)))
+
+    async def meet_master(self, goal: Goal) -> None:
+        """Call whoever holds MASTER_ADDR, while no names are known."""
+        while True:
+            resolved = await self.resolve(goal.master_addr)
+            for address in resolved.addresses:
+                _, call = await self._dial_board(address, goal.master_port, "", "board")
+                if call is not None and call.dial.answered_by != self._caller.node:
+                    self._keep(call)
+                    return
+                if call is not None:
+                    await call.close()
+            await asyncio.sleep(MEET_PAUSE_S)
+
+    async def probe(self, peer: str, goal: Goal) -> None:
+        """Measure everything towards a peer that has reported that it listens."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATH_LIMIT_S), self._slots:
+                await asyncio.gather(
+                    self._reach(peer, goal), self._ask_master(peer, goal), self._ask_random(peer)
+                )
+                await self._ask_path(peer)
+        self._on_change()
+
+    async def resolve(self, name: str) -> Resolved:
+        """Ask this node's resolver."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._resolvers, self._system.resolve, name)
+
+    async def close(self) -> None:
+        """Close all links."""
+        for task in tuple(self._links):
+            task.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+    def _keep(self, call: Call) -> None:
+        task = asyncio.ensure_future(self._mesh.keep_call(call))
+        self._links.add(task)
+        task.add_done_callback(self._links.discard)
+
+    async def _reach(self, peer: str, goal: Goal) -> None:
+        """Dial again what did not answer: only now is it known that the peer listens."""
+        found = self._edge(peer).mesh
+        if found is not None and found.outcome == "ok":
+            return
+        call = await self._call_by_name(peer, goal, "hello", PROVEN_LIMIT_S)
+        if call is not None:
+            await call.close()
+
+    async def _call_by_name(
+        self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S
+    ) -> Call | None:
+        """Dial the addresses of a peer in the resolver's order; keep the first one's fate."""
+        report = self._board.reports.get(peer)
+        port = (report.listening.mesh if report is not None else 0) or goal.master_port
+        addresses: Sequence[str] = report.addresses if report is not None else ()
+        if goal.is_named:
+            resolved = await self.resolve(peer)
+            self._set(peer, resolved=resolved)
+            addresses = resolved.addresses
+            if not addresses:
+                failed = Dial(outcome="unresolved", address=peer, port=port, errno=resolved.error)
+                self._set(peer, mesh=failed)
+                return None
+        dials: list[Dial] = []
+        for address in addresses:
+            found, call = await self._dial_board(address, port, peer, op, limit_s)
+            dials.append(found)
+            if call is not None:
+                break
+        else:
+            call = None
+        if dials:
+            self._set(peer, mesh=dials[0], others=tuple(dials[1:]))
+        return call
+
+    async def _dial_board(
+        self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
+    ) -> tuple[Dial, Call | None]:
+        return await dial(
+            self._caller, address, port, to, op, limit_s, max_segment_bytes=BOARD_SEGMENT_BYTES
+        )
+
+    async def _ask_master(self, peer: str, goal: Goal) -> None:
+        if peer != goal.master or not goal.master_addr:
+            return
+        resolved = await self.resolve(goal.master_addr)
+        found = Dial(
+            outcome="unresolved", address=goal.master_addr, port=goal.master_port,
+            errno=resolved.error,
+        )  # fmt: skip
+        for address in resolved.addresses:
+            found = await knock(self._caller, address, goal.master_port, peer)
+            if found.outcome == "ok":
+                break
+        self._set(peer, master=found)
+
+    async def _ask_random(self, peer: str) -> None:
+        """Dial the peer's random ports at the address that its gloo will tell the others."""
+        report = self._board.reports[peer]
+        address = _gloo_address(report) or self._address(peer)
+        ports = report.listening.ephemeral
+        if not address or not ports:
+            return
+        knocks = [knock(self._caller, address, port, peer) for port in ports]
+        self._set(peer, ephemeral=tuple(await asyncio.gather(*knocks)))
+
+    async def _ask_path(self, peer: str) -> None:
+        """Latency, clock, large messages and MTU, over whatever port could be reached."""
+        where = self.open_door(peer)
+        if where is None:
+            return
+        own, _ = mtu.interface_of(where.address)
+        self._set(peer, source_address=plain(own))
+        _, call = await dial(self._caller, where.address, where.port, peer, "path")
+        if call is None:
+            return
+        try:
+            self._set(peer, rtt=await path.ping(call))
+            self._set(peer, clock=await path.clock(call))
+            large_ms = await path.echo_large(call)
+        except (OSError, EOFError, TimeoutError):
+            return
+        finally:
+            await call.close()
+        ports = (where.port, self._board.reports[peer].listening.udp)
+        rtt = self._edge(peer).rtt
+        if ports[1] and rtt is not None:
+            lost = await loss.measure(self._caller.token, where.address, ports[1], rtt.median_ms)
+            self._set(peer, datagrams=lost)
+        measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
+        self._set(peer, mtu=measured)
+
+    def open_door(self, peer: str) -> Dial | None:
+        """Return a dial that got through: the control port, else a random one."""
+        edge = self._edge(peer)
+        tried = (edge.mesh, *edge.others, *edge.ephemeral, edge.master)
+        return next((d for d in tried if d is not None and d.outcome == "ok"), None)
+
+    def wide_door(self, peer: str) -> Dial | None:
+        """The same, but none where large messages vanish: there is no bandwidth to measure."""
+        mtu = self._edge(peer).mtu
+        return self.open_door(peer) if mtu is None or mtu.large_ok else None
+
+    def _address(self, peer: str) -> str:
+        edge = self._edge(peer)
+        for found in (edge.mesh, *edge.others):
+            if found is not None and found.outcome in ("ok", "refused", "drop", "prohibited"):
+                return found.address
+        return next(iter(self._board.reports[peer].addresses), "")
+
+    def _edge(self, peer: str) -> EdgeFacts:
+        return self.edges.get(peer, EdgeFacts())
+
+    def _set(self, peer: str, **fields: object) -> None:
+        self.edges[peer] = msgspec.structs.replace(self._edge(peer), **fields)
+        self._on_change()
+
+
+def is_listening(report: NodeReport | None) -> bool:
+    """Return whether a peer has said that its ports are bound and its facts are there."""
+    return report is not None and STAGES.index(report.stage) >= STAGES.index("listening")
+
+
+def _gloo_address(report: NodeReport) -> str:
+    interfaces = report.facts.interfaces
+    chosen = interfaces.gloo[0].address if interfaces is not None and interfaces.gloo else ""
+    return "" if chosen.startswith("127.") or chosen == "::1" else chosen

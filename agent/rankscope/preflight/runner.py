@@ -1,0 +1,365 @@
+"""One agent's preflight from the first fact to the verdict.
+
+0 facts of this node -> 1 listen and find the peers -> 2 and 3 all pairs: connect, latency, clock,
+MTU -> 4 bandwidth in rounds -> 5 collective smoke test -> 6 the last reports and the verdict.
+A phase begins when all nodes that reported have ended the one before, each wait with a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+import msgspec
+
+from rankscope.preflight import engine, gather
+from rankscope.preflight.board.base import CarrierError
+from rankscope.preflight.board.board import Board
+from rankscope.preflight.board.discover import expected
+from rankscope.preflight.board.mesh import Mesh
+from rankscope.preflight.board.side import carry, exchange
+from rankscope.preflight.checking import Run
+from rankscope.preflight.collective import Collective
+from rankscope.preflight.facts import ports, storage
+from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Verdict
+from rankscope.preflight.plan import Plan, Progress
+from rankscope.preflight.probe import schedule
+from rankscope.preflight.probe.dial import Caller
+from rankscope.preflight.probe.listener import Listener
+from rankscope.preflight.probe.pace import Pace
+from rankscope.preflight.probe.prober import Goal, Prober, is_listening
+from rankscope.preflight.probe.transfers import Transfers
+from rankscope.preflight.system import System
+
+TICK_S = 0.1  # changes of a node go out at most that often
+STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
+PART_LIMIT_S = 1.5  # for the peers to hear our last word
+_EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
+
+
+def own_addresses(system: System) -> tuple[str, ...]:
+    """Return the addresses under which others may reach this node."""
+    return tuple(
+        a
+        for a in system.addresses()
+        if not ip_address(a).is_loopback and not ip_address(a).is_link_local
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict and all that it rests on."""
+
+    verdict: Verdict
+    run: Run
+
+
+class Agent:
+    """One node of a preflight. `run()` does everything; `stop` ends it early with what is known."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self._plan, self._progress = plan, progress
+        self.stop = asyncio.Event()
+        who = plan.who
+        self.board = Board(
+            NodeReport(
+                node=who.me, node_rank=who.node_rank, started_unix_s=time.time(),
+                options=plan.options, addresses=own_addresses(plan.system),
+            )
+        )  # fmt: skip
+        caller = Caller(plan.token, who.me)
+        self._mesh = Mesh(self.board)
+        self._listener = Listener(plan.token, who.me, self._mesh.keep)
+        self._prober = Prober(plan.system, caller, self.board, self._mesh, self._touch)
+        self._transfers = Transfers(caller, self._listener)
+        self._pace = Pace()
+        self._collective = Collective(plan)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slow: list[asyncio.Task[None]] = []
+        self._is_touched = False
+        self._started = time.monotonic()
+
+    async def run(self) -> Outcome:
+        """Do the preflight. The ports are free again, and no child is left, when it returns."""
+        work = asyncio.ensure_future(self._work())
+        stop = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.board.publish(is_leaving=True, edges=dict(self._prober.edges))
+                await self._part()
+            else:
+                work.result()
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+            await self._close()
+        return self._outcome()
+
+    async def _work(self) -> None:
+        self._progress.stage("facts")
+        self._collective.start()
+        await self._listen()
+        for carrier in self._plan.carriers:
+            self._spawn(carry(carrier, self.board))
+        await self._quick_facts()
+        self._slow = [self._spawn(self._measure(part)) for part in self._slow_parts()]
+        self._reach("listening")
+        await self._meet()
+        await self._pairs()
+        if self._plan.options.tier != "quick":
+            await self._bandwidth()
+            await self._run_collective()
+        await asyncio.gather(*self._slow)
+        await self._see_others()
+        self._reach("done")
+        await self._everyone("done")
+        await self._part()
+
+    async def _listen(self) -> None:
+        """Bind MASTER_PORT and random ones; who holds a taken one is a fact."""
+        if not self._plan.is_mesh:
+            return
+        wanted, system = self._plan.who.master_port, self._plan.system
+        try:
+            mesh = master = await self._listener.bind(wanted)
+        except OSError:
+            mesh, master = await self._listener.bind(0), 0
+        low, high = ports.range_of(system) or _EPHEMERAL
+        listening = Listening(
+            master=master, mesh=mesh, udp=await self._listener.bind_udp(),
+            ephemeral=await self._listener.bind_spread(low, high),
+            store=self._collective.port,
+        )  # fmt: skip
+        self.board.publish(listening=listening)
+        self._spawn(self._tick())
+        self._spawn(self._pace.keep())
+
+    async def _quick_facts(self) -> None:
+        await asyncio.gather(
+            *(self._measure(p) for p in gather.quick_parts(self._plan.system, self._asked()))
+        )
+
+    def _slow_parts(self) -> list[gather.Part]:
+        plan = self._plan
+        parts = gather.slow_parts(plan.system, self._asked())
+        return parts + gather.foreign_parts(plan.foreign, plan.system)
+
+    async def _measure(self, part: gather.Part) -> None:
+        found, trouble = await gather.measure(part)
+        mine = self.board.mine
+        if trouble is not None:
+            self.board.publish(troubles=(*mine.troubles, trouble))
+        elif part.name in Facts.__struct_fields__:
+            self._publish_fact(part.name, found)
+        else:
+            self.board.publish(extra={**mine.extra, part.name: found})
+
+    def _publish_fact(self, name: str, found: object) -> None:
+        facts = msgspec.structs.replace(self.board.mine.facts, **{name: found})
+        self.board.publish(facts=facts)
+
+    async def _meet(self) -> None:
+        """Call everybody, and wait until all have reported; probe each as soon as it is there."""
+        goal = self._goal()
+        deadline = time.monotonic() + self._plan.wait_s
+        if self._plan.is_mesh and self._plan.who.num_nodes > 1:
+            callees = self._whom()
+            for peer in callees:
+                self._spawn(self._prober.meet(peer, goal))
+            if not self._plan.who.nodes and goal.master_addr and self._plan.who.node_rank != 0:
+                self._spawn(self._prober.meet_master(goal))
+        while self.board_lacks() and time.monotonic() < deadline:
+            missing = self.board_lacks()
+            self._progress.stage("waiting", self._waiting_for(missing, deadline))
+            await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
+
+    def board_lacks(self) -> tuple[str, ...]:
+        """Return who has not reported that it listens."""
+        return tuple(
+            name for name in self._expected() if not is_listening(self.board.reports.get(name))
+        )
+
+    def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:
+        return self.board_lacks() != missing
+
+    def _waiting_for(self, missing: tuple[str, ...], deadline: float) -> str:
+        total = len(self._expected())
+        names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if missing[4:] else "")
+        waited = self._plan.wait_s - (deadline - time.monotonic())
+        return (
+            f"{names} ({total - len(missing)} of {total} reported, "
+            f"{waited:.0f} s of {self._plan.wait_s:.0f})"
+        )
+
+    async def _pairs(self) -> None:
+        """Probe every peer that reported."""
+        goal = self._goal()
+        peers = [p for p in self._whom() if is_listening(self.board.reports.get(p))]
+        self._progress.stage("paths", f"to {len(peers)} nodes")
+        self._pace.forget()
+        if self._plan.is_mesh and peers:
+            await asyncio.gather(*(self._prober.probe(peer, goal) for peer in peers))
+        self._reach("pairs", delay_p90_ms=self._pace.p90_ms())
+        await self._everyone("pairs")
+
+    async def _bandwidth(self) -> None:
+        nodes = tuple(n for n in self._expected() if is_listening(self.board.reports.get(n)))
+        if self._plan.is_mesh and len(nodes) > 1:
+            self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
+            drawn = schedule.rounds(nodes, self._plan.run_id)
+            repeats = 2 if len(nodes) <= 4 else 1
+            await self._transfers.run(drawn, self._prober.wide_door, repeats)
+            self._reach("bandwidth")
+            await self._everyone("bandwidth")
+            await self._look_again()
+        self._reach("again")
+        await self._everyone("again")
+
+    async def _look_again(self) -> None:
+        """Measure what was slow a second time, alone: a stray figure accuses nobody."""
+        speeds = {
+            (start, end): edge.bandwidth.mbit_per_s
+            for start, end, edge in self._merged().edges()
+            if edge.bandwidth is not None
+        }
+        expected_mbit = self._plan.options.expect_gbps * 1e3
+        await self._transfers.run_again(
+            schedule.again(speeds, expected_mbit), self._prober.wide_door
+        )
+
+    async def _run_collective(self) -> None:
+        self._progress.stage("collective", f"{len(self.board.reports)} nodes")
+        facts = await self._collective.run(self.board, self._merged())
+        self._publish_fact("smoke", facts)
+        self._reach("collective")
+
+    async def _see_others(self) -> None:
+        options = self._plan.options
+        facts = self.board.mine.facts.storage
+        if not options.checkpoint_dir or facts is None:
+            return
+        await self._everyone("collective" if options.tier != "quick" else "pairs")
+        found, trouble = await gather.measure(
+            gather.Part(
+                "storage",
+                lambda: storage.see_others(
+                    self._plan.system, options, self._plan.run_id, self._expected(),
+                    facts,
+                ),
+                gather.SLOW_LIMIT_S,
+            )
+        )  # fmt: skip
+        if trouble is None:
+            self._publish_fact("storage", found)
+        else:
+            self.board.publish(troubles=(*self.board.mine.troubles, trouble))
+
+    async def _part(self) -> None:
+        """Let the peers hear our last word, and hear theirs."""
+        for carrier in self._plan.carriers:
+            with contextlib.suppress(CarrierError, TimeoutError):
+                async with asyncio.timeout(PART_LIMIT_S):
+                    await exchange(carrier, self.board)
+        await self.board.wait(self._mesh.all_know, PART_LIMIT_S)
+
+    async def _close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for carrier in self._plan.carriers:
+            with contextlib.suppress(OSError):
+                await carrier.close()
+        await self._collective.stop()
+        await self._prober.close()
+        await self._listener.close()
+        if self._plan.options.checkpoint_dir:
+            plan = self._plan
+            storage.clean(plan.system, plan.options, plan.run_id, plan.who.me)
+
+    def _outcome(self) -> Outcome:
+        run = self._merged()
+        verdict = engine.judge(run, self._plan.foreign)
+        elapsed_ms = (time.monotonic() - self._started) * 1e3
+        verdict = msgspec.structs.replace(
+            verdict, elapsed_ms=elapsed_ms, coverage=schedule.coverage(run.expected),
+            is_partial=verdict.is_partial or self.stop.is_set(),
+        )  # fmt: skip
+        return Outcome(verdict, run)
+
+    def _merged(self) -> Run:
+        return Run(
+            self._plan.run_id, self._expected(), dict(self.board.reports), self._plan.options
+        )
+
+    def _expected(self) -> tuple[str, ...]:
+        ranks = {name: report.node_rank for name, report in self.board.reports.items()}
+        return expected(self._plan.who, ranks)
+
+    def _whom(self) -> tuple[str, ...]:
+        """Return the peers that this node probes."""
+        names = self._expected()
+        if self._plan.who.me not in names:
+            return ()
+        return schedule.pairs_of(self._plan.who.me, names, self._plan.run_id)
+
+    def _goal(self) -> Goal:
+        who, names = self._plan.who, self._expected()
+        return Goal(
+            is_named=bool(who.nodes), master=names[0] if names else "",
+            master_addr=who.master_addr, master_port=who.master_port,
+        )  # fmt: skip
+
+    def _asked(self) -> gather.Asked:
+        who = self._plan.who
+        return gather.Asked(
+            options=self._plan.options, run_id=self._plan.run_id, node=who.me,
+            command=self._plan.command, master_addr=who.master_addr,
+            master_port=who.master_port, peers=who.nodes, is_master=who.node_rank == 0,
+        )  # fmt: skip
+
+    def _reach(self, stage: Stage, **fields: object) -> None:
+        self._is_touched = False
+        self.board.publish(stage=stage, **self._fresh(), **fields)
+
+    async def _everyone(self, stage: Stage) -> None:
+        def is_over() -> bool:
+            return self.board.have_reached(stage) or self._is_alone()
+
+        await self.board.wait(is_over, STAGE_LIMIT_S)
+
+    def _is_alone(self) -> bool:
+        """Return whether nobody can bring news any more."""
+        return not self._mesh.linked() and not self._plan.carriers
+
+    def _fresh(self) -> dict[str, object]:
+        edges = dict(self._prober.edges)
+        for peer in self._transfers.peers() & set(edges):
+            bandwidth = self._transfers.bandwidth(peer)
+            edges[peer] = msgspec.structs.replace(edges[peer], bandwidth=bandwidth)
+        heard = tuple(sorted(self._listener.heard | self._mesh.linked()))
+        return {"edges": edges, "heard": heard}
+
+    def _touch(self) -> None:
+        self._is_touched = True
+
+    async def _tick(self) -> None:
+        """Publish what was measured, not more often than ten times a second."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._is_touched:
+                self._is_touched = False
+                self.board.publish(**self._fresh())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
