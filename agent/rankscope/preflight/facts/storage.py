@@ -187,7 +187,7 @@ def _lock(system: System, folder: str, name: str) -> Locked:
 
 
 def _name(run_id: str, node: str) -> str:
-    safe = "".join(c if c.isalnum() or c in "._" else "_" for c in f"{run_id}-{node}")
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in f"{run_id}-{node}")
     return f"{storage_child.PREFIX}{safe}"
 
 

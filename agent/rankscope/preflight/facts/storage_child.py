@@ -106,6 +106,7 @@ def walk(folder: str, most: int, seconds: float) -> dict[str, Any]:
     """Fingerprint names and sizes of the first files in sorted order."""
     digest, count, total = hashlib.sha256(), 0, 0
     end = time.monotonic() + seconds
+    os.listdir(folder)  # os.walk hides that a directory is absent
     for base, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
