@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -18,15 +20,24 @@ from rankscope.preflight.facts.links import Link, read_links
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
+_LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds it
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended, or was ended. `code` is None if it could not be started in time."""
+    """A command that ended. `code` is None if it could not start, or was ended at its limit."""
 
     code: int | None
     out: str = ""
     err: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Room in a file system, for this user."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,21 @@ class System:
             return (self.root / path.lstrip("/")).read_text(errors="replace")
         except OSError:
             return None
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return the bytes of a file; None if it is absent or unreadable."""
+        try:
+            return (self.root / path.lstrip("/")).read_bytes()
+        except OSError:
+            return None
+
+    def why_closed(self, path: str) -> str:
+        """Return why a device cannot be opened for reading and writing; empty: it can."""
+        try:
+            os.close(os.open(self.root / path.lstrip("/"), os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {path}"
+        return ""
 
     def read_int(self, path: str) -> int | None:
         """Return the number in a file; None if there is none."""
@@ -66,6 +92,17 @@ class System:
         """Return the interfaces of this process's network namespace."""
         return read_links()
 
+    def space(self, path: str) -> Space | None:
+        """Return the room where a local path lies; None if it is absent.
+
+        Only for file systems in memory: on a hung mount this call never returns.
+        """
+        try:
+            told = os.statvfs(self.root / path.lstrip("/"))
+        except OSError:
+            return None
+        return Space(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
         return (self.read("/proc/sys/kernel/hostname") or socket.gethostname()).strip()
@@ -88,9 +125,8 @@ class System:
         try:
             out, err = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            child.communicate()
-            return Done(None, err=f"{argv[0]}: no answer in {limit_s:g} s")
+            out = _abandon(child)
+            return Done(None, out, err=f"{argv[0]}: no answer in {limit_s:g} s")
         return Done(child.returncode, out, err)
 
     def resolve(self, name: str, limit_s: float = RESOLVE_LIMIT_S) -> Resolved:
@@ -122,6 +158,20 @@ class System:
 def _ask_back(address: str) -> None:
     with contextlib.suppress(OSError):
         socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
+
+
+def _abandon(child: subprocess.Popen[str]) -> str:
+    """Kill a child and its session, return its output. One stuck in the kernel is left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=_LAST_WORDS_S)[0]
+    except subprocess.TimeoutExpired:
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        threading.Thread(target=child.wait, name="preflight-reap", daemon=True).start()
+        return ""
 
 
 def _ask(name: str, started: float) -> Resolved:

@@ -62,7 +62,7 @@ def _faults(report: NodeReport) -> Iterator[tuple[str, str, str]]:
     if launch is None or rdma is None or not rdma.ports:
         return
     hca = nccl_settings(launch.environment, launch.conf_files).get(HCA, "")
-    devices = {port.partition(":")[0].partition("/")[0] for port in rdma.ports}
+    devices = {port.device for port in rdma.ports}
     if hca and not any(matches(device, hca) for device in devices):
         yield HCA, hca, f"the devices are {', '.join(sorted(devices))}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.launch.absent import NodeAbsent
 from rankscope.preflight.checks.launch.agree import EnvAgree
 from rankscope.preflight.checks.launch.complete import EnvComplete
 from rankscope.preflight.checks.launch.drift import EnvDrift
@@ -13,6 +14,7 @@ from rankscope.preflight.checks.launch.slow_left import EnvSlowLeft
 from rankscope.preflight.checks.launch.unknown import EnvUnknown
 
 CHECKS: tuple[Check, ...] = (
+    NodeAbsent(),
     EnvComplete(),
     EnvAgree(),
     EnvRankUnique(),
