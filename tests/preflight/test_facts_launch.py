@@ -171,7 +171,8 @@ def test_what_is_no_integer_in_a_command_is_an_error() -> None:
 def test_what_a_shell_works_out_comes_from_the_environment_or_stays_open() -> None:
     line = (
         "torchrun --nnodes=$SLURM_NNODES --node-rank ${SLURM_NODEID} "
-        "--master-addr $(scontrol show hostnames | head -n 1) --master-port $PORT --rdzv-id `date` t"
+        "--master-addr $(scontrol show hostnames | head -n 1) --master-port $PORT "
+        "--rdzv-id `date` t.py"
     )
     facts = launch.collect(System(root=Path("/nowhere"), environ=SLURM), ["bash", "-c", line])
     assert (facts.num_nodes, facts.node_rank) == (2, 1)
