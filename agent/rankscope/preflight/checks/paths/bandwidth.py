@@ -73,7 +73,7 @@ class NetBandwidth:
                     if _is_confirmed(speeds[a, b])
                     else ""
                 )
-                for a, b in sorted(one.paths, key=lambda path: path not in sure)
+                for a, b in sorted(one.paths, key=lambda path: not _is_confirmed(speeds[path]))
             ),
             fix=tuple(
                 Fix(node=node, command=_look(run, node, end if node == start else start),

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from rankscope.preflight.blame import Blame, Path, blame
 from rankscope.preflight.checking import Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import EdgeFacts
-from rankscope.preflight.pairs import arrows, listed, ordered
+from rankscope.preflight.pairs import arrows, ordered
 
 NODE_SHARE = 0.5  # of its paths must be bad, two at least, before a node is named
 FEW = 4  # nodes: one bad node has half of all pairs among four, and more among three
