@@ -43,6 +43,7 @@ class Fault:
     net: str = "10.77.0"
     is_timed: bool = False  # it is found by timing: it wants the machine for itself
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
+    is_user: bool = False  # it binds ordinary users only
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
     def build(self, scene: Scene) -> None:
@@ -289,9 +290,9 @@ MACHINES = (
         _one("lim.nofile", "node1", remedy=r"ulimit -n|LimitNOFILE|nofile"),
     ),
     Fault(
-        "nproc", "20 processes at node 1", broken.limit(1, "--nproc=20:20"),
-        _one("lim.nproc", "node1", status="warn", remedy=r"ulimit -u|nproc"),
-        options="--loader-workers 4",
+        "nproc", "64 processes at node 1", broken.limit(1, "--nproc=64:64"),
+        _one("lim.nproc", "node1", status="warn", remedy=r"nproc"),
+        options="--loader-workers 40", is_user=True,
     ),
     Fault(
         "shm", "/dev/shm of 64 MiB at node 1", broken.tmpfs(1, "/dev/shm", "64m"),

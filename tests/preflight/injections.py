@@ -367,8 +367,7 @@ def older_torch(number: int) -> Injection:
         folder = site / "torch-2.9.1.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
-        path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
-        scene.lab.env[number]["PYTHONPATH"] = path
+        scene.lab.env[number]["PYTHONPATH"] = str(site)
 
     return inject
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from tests.preflight.nslab import Lab
 from tests.preflight.scene import Mode, Scene, base_environment
 
 ROOT = Path(__file__).parents[2]
+_LIGHT = "light"  # directory of the packages without torch
 LIMIT_S = 90.0  # of one preflight, far above what any takes
 _PACKAGES = (
-    "msgspec", "psutil", "zstandard", "numpy", "numpy.libs", "pynvml", "rich", "markdown_it",
+    "msgspec", "psutil", "zstandard", "numpy", "pynvml", "rich", "markdown_it",
     "mdurl", "pygments",
 )  # fmt: skip
 
@@ -74,11 +75,15 @@ class Way:
 def attempt(fault: Fault, way: Way | None = None) -> Trial:
     """Break a laboratory and run preflight on all its hosts at once."""
     way = way or Way()
+    if fault.is_user:
+        way = replace(way, is_user=True)
     with Lab(
         way.num_hosts, wire=fault.wire, mtu=fault.mtu, net=fault.net, base=base_environment()
     ) as lab:
         scene = Scene(lab, way.mode)
         fault.build(scene)
+        if not way.has_torch:
+            _make_light(lab)
         if way.is_user:
             reveal(lab, Path(sys.base_prefix))
         present = [number for number in scene.everywhere if number not in scene.missing]
@@ -124,20 +129,28 @@ def _interpreter(way: Way) -> list[str]:
 
 def _python_path(lab: Lab, number: int, way: Way) -> dict[str, str]:
     """Return where modules come from: this checkout, and without torch nothing but our needs."""
-    given = lab.environment(number).get("PYTHONPATH", "")
     agent = str(ROOT / "agent")
-    if way.has_torch:
-        return {"PYTHONPATH": os.pathsep.join(filter(None, (given, agent)))}
-    site = lab.folder / "light"
-    site.mkdir(exist_ok=True)
+    site = str(lab.folder / _LIGHT) if not way.has_torch else ""
+    given = lab.env[number].get("PYTHONPATH", "") or (
+        "" if site else lab.base.get("PYTHONPATH", "")
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (given, agent, site)))}
+
+
+def _make_light(lab: Lab) -> None:
+    """Make a directory of packages that has all the agent needs, and no torch."""
+    site = lab.folder / _LIGHT
+    site.mkdir()
     for name in _PACKAGES:
-        spec = find_spec(name) if "." not in name else None
-        place = Path(spec.origin).parent if spec is not None and spec.origin else None
-        if place is not None and place.name == "site-packages":  # a module of one file
-            place = Path(spec.origin or "")
-        if place is not None and not (site / place.name).exists():
-            (site / place.name).symlink_to(place)
-    return {"PYTHONPATH": os.pathsep.join((agent, str(site)))}
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        place = Path(spec.origin)
+        place = place.parent if place.name == "__init__.py" else place
+        (site / place.name).symlink_to(place)
+        libraries = place.with_name(f"{place.name}.libs")  # what a wheel brings along
+        if libraries.exists():
+            (site / libraries.name).symlink_to(libraries)
 
 
 def reveal(lab: Lab, folder: Path) -> None:
