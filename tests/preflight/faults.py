@@ -44,6 +44,7 @@ class Fault:
     is_timed: bool = False  # it is found by timing: it wants the machine for itself
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
     is_user: bool = False  # it binds ordinary users only
+    needs_torch: bool = False  # it lies in torch itself
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
     def build(self, scene: Scene) -> None:
@@ -101,13 +102,12 @@ FIREWALLS = (
     ),
     Fault(
         "isolated-one", "node 2 hears and reaches nobody", broken.isolated(2),
-        _one("port.master.reach", "node2"), options="--share {shared}",
-        also=("port.ephemeral",),
+        _one("port.ephemeral", "node2", remedy=_OPEN_MASTER), options="--share {shared}",
     ),
     Fault(
         "isolated-all-shared", "no node reaches another; a shared directory is there",
-        broken.isolated(0, 1, 2), _one("port.master.reach", *ALL), options="--share {shared}",
-        also=("port.ephemeral",), modes=(),
+        broken.isolated(0, 1, 2), _one("port.ephemeral", *ALL, remedy=_OPEN_MASTER),
+        options="--share {shared}", modes=(),
     ),
     Fault(
         "isolated-all", "no node reaches another", broken.isolated(0, 1, 2),
@@ -313,7 +313,7 @@ MACHINES = (
     ),
     Fault(
         "disk-not-shared", "checkpoint directory is local at node 2",
-        broken.tmpfs(2, "{shared}", "512m"), _one("fs.shared", "node2"),
+        broken.tmpfs(2, "{shared}", "4g"), _one("fs.shared", "node2"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}", also=("fs.same",),
     ),
     Fault(
@@ -323,7 +323,7 @@ MACHINES = (
     ),
     Fault(
         "torch-differs", "an older torch at node 2", broken.older_torch(2),
-        _one("sw.drift", "node2", remedy=r"torch==2\.13"),
+        _one("sw.drift", "node2", remedy=r"torch==2\.13"), needs_torch=True,
     ),
     Fault(
         "script-differs", "another version of the script at node 2", broken.other_script(2),

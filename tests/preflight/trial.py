@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -16,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from rankscope.preflight.facts.host import clock_is_synchronised
 from rankscope.preflight.model import Finding, Verdict
-from tests.preflight.faults import Expected, Fault
+from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections import training_script
-from tests.preflight.nslab import Lab
+from tests.preflight.nslab import Lab, reexec_in_userns
 from tests.preflight.scene import Mode, Scene, base_environment
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +77,9 @@ class Way:
 def attempt(fault: Fault, way: Way | None = None) -> Trial:
     """Break a laboratory and run preflight on all its hosts at once."""
     way = way or Way()
-    if fault.is_user:
-        way = replace(way, is_user=True)
+    way = replace(
+        way, is_user=way.is_user or fault.is_user, has_torch=way.has_torch or fault.needs_torch
+    )
     with Lab(
         way.num_hosts, wire=fault.wire, mtu=fault.mtu, net=fault.net, base=base_environment()
     ) as lab:
@@ -94,13 +97,14 @@ def attempt(fault: Fault, way: Way | None = None) -> Trial:
 
 def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     node, lab = scene.lab.names[number], scene.lab
-    document = scene.shared / f"answer-{node}.json"
+    document = scene.answers / f"{node}.json"
     given = f"{fault.options} {way.options}".format(
         shared=scene.shared, script=training_script(scene)
     )
     argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
     argv += ["--json", str(document), *shlex.split(given)]
-    argv += ["--node", node] if number in scene.named else []
+    if not clock_is_synchronised():  # true of this machine, and so of all its fake hosts
+        argv += ["--skip", "clock.sync"]
     started = time.monotonic()
     environment = {**lab.environment(number), **way.environment, **_python_path(lab, number, way)}
     child = scene.start(
@@ -234,3 +238,30 @@ def describe(finding: Finding) -> str:
     return (
         f"{finding.status} {finding.id} {','.join(finding.nodes)} {finding.edges}: {finding.title}"
     )
+
+
+def main() -> int:
+    """Try the faults that were named, and show what is wrong with the answers."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help="all of them, if none is named")
+    parser.add_argument("--light", action="store_true", help="without torch")
+    parser.add_argument("--user", action="store_true", help="preflight runs as an ordinary user")
+    parser.add_argument("--options", default="", help="more options for preflight")
+    parser.add_argument("--screen", action="store_true", help="show every screen")
+    chosen = parser.parse_args()
+    reexec_in_userns()
+    way = Way(options=chosen.options, is_user=chosen.user, has_torch=not chosen.light)
+    num_wrong = 0
+    for name in chosen.faults or list(BY_NAME):
+        trial = attempt(BY_NAME[name], way)
+        wrong = misses(trial)
+        num_wrong += bool(wrong)
+        lines = [f"{name}: {'WRONG' if wrong else 'right'}, {trial.elapsed_s:.1f} s", *wrong]
+        lines += [answer.screen for answer in trial.answers if chosen.screen]
+        sys.stdout.write("\n    ".join(lines) + "\n")
+        sys.stdout.flush()
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
