@@ -99,11 +99,12 @@ def duplicate_address(scene: Scene) -> None:
 
 
 def same_host_name(scene: Scene) -> None:
-    """Clone node 1's name to node 2: both think that they are node1."""
-    scene.lab.run(2, "hostname node1")
-    scene.lab.write_etc(2, "hostname", "node1\n")
-    scene.lab.set_hosts(2, {"node2": f"{scene.lab.ip(2)} node1 node2", "node1": ""})
-    scene.named.update((1, 2))
+    """Let nodes 1 and 2 be clones that nobody renamed: both are called worker."""
+    for number in (1, 2):
+        scene.lab.run(number, "hostname worker")
+        scene.lab.write_etc(number, "hostname", "worker\n")
+        name = scene.lab.names[number]
+        scene.lab.set_hosts(number, {name: f"{scene.lab.ip(number)} {name} worker"})
 
 
 # ---- interfaces and routes
@@ -367,8 +368,7 @@ def older_torch(number: int) -> Injection:
         folder = site / "torch-2.9.1.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
-        path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
-        scene.lab.env[number]["PYTHONPATH"] = path
+        scene.lab.env[number]["PYTHONPATH"] = str(site)
 
     return inject
 
