@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -29,15 +31,25 @@ from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Verdi
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
-from rankscope.preflight.probe.listener import Listener, free_port
+from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
+from rankscope.preflight.system import System
 
 TICK_S = 0.1  # changes of a node go out at most that often
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
+
+
+def own_addresses(system: System) -> tuple[str, ...]:
+    """Return the addresses under which others may reach this node."""
+    return tuple(
+        a
+        for a in system.addresses()
+        if not ip_address(a).is_loopback and not ip_address(a).is_link_local
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Agent:
         self.board = Board(
             NodeReport(
                 node=who.me, node_rank=who.node_rank, started_unix_s=time.time(),
-                options=plan.options, addresses=tuple(plan.system.addresses()),
+                options=plan.options, addresses=own_addresses(plan.system),
             )
         )  # fmt: skip
         caller = Caller(plan.token, who.me)
@@ -124,7 +136,7 @@ class Agent:
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high),
-            store=free_port() if self._plan.who.node_rank == 0 else 0,
+            store=self._collective.port,
         )  # fmt: skip
         self.board.publish(listening=listening)
         self._spawn(self._tick())
@@ -167,13 +179,16 @@ class Agent:
         while self.board_lacks() and time.monotonic() < deadline:
             missing = self.board_lacks()
             self._progress.stage("waiting", self._waiting_for(missing, deadline))
-            await self.board.wait(lambda m=missing: self.board_lacks() != m, 0.5)
+            await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
 
     def board_lacks(self) -> tuple[str, ...]:
         """Return who has not reported that it listens."""
         return tuple(
             name for name in self._expected() if not is_listening(self.board.reports.get(name))
         )
+
+    def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:
+        return self.board_lacks() != missing
 
     def _waiting_for(self, missing: tuple[str, ...], deadline: float) -> str:
         total = len(self._expected())
@@ -201,7 +216,7 @@ class Agent:
             self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1
-            await self._transfers.run(drawn, self._prober.open_door, repeats)
+            await self._transfers.run(drawn, self._prober.wide_door, repeats)
             self._reach("bandwidth")
             await self._everyone("bandwidth")
             await self._look_again()
@@ -217,7 +232,7 @@ class Agent:
         }
         expected_mbit = self._plan.options.expect_gbps * 1e3
         await self._transfers.run_again(
-            schedule.again(speeds, expected_mbit), self._prober.open_door
+            schedule.again(speeds, expected_mbit), self._prober.wide_door
         )
 
     async def _run_collective(self) -> None:
@@ -228,7 +243,8 @@ class Agent:
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        if not options.checkpoint_dir or self.board.mine.facts.storage is None:
+        facts = self.board.mine.facts.storage
+        if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
         found, trouble = await gather.measure(
@@ -236,7 +252,7 @@ class Agent:
                 "storage",
                 lambda: storage.see_others(
                     self._plan.system, options, self._plan.run_id, self._expected(),
-                    self.board.mine.facts.storage,
+                    facts,
                 ),
                 gather.SLOW_LIMIT_S,
             )
@@ -250,7 +266,8 @@ class Agent:
         """Let the peers hear our last word, and hear theirs."""
         for carrier in self._plan.carriers:
             with contextlib.suppress(CarrierError, TimeoutError):
-                await asyncio.wait_for(exchange(carrier, self.board), PART_LIMIT_S)
+                async with asyncio.timeout(PART_LIMIT_S):
+                    await exchange(carrier, self.board)
         await self.board.wait(self._mesh.all_know, PART_LIMIT_S)
 
     async def _close(self) -> None:
@@ -264,7 +281,8 @@ class Agent:
         await self._prober.close()
         await self._listener.close()
         if self._plan.options.checkpoint_dir:
-            storage.clean(self._plan.system, self._plan.options, self._plan.run_id)
+            plan = self._plan
+            storage.clean(plan.system, plan.options, plan.run_id, plan.who.me)
 
     def _outcome(self) -> Outcome:
         run = self._merged()

@@ -7,7 +7,6 @@ who still lack it, so that in a healthy mesh nothing is sent twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import msgspec
@@ -80,6 +79,7 @@ class _Link:
         self._sent: dict[str, int] = {}  # versions that we sent it, or that it has
         self._told: dict[str, int] = {}  # versions that it knows us to have
         self._relay_at = 0.0
+        self._owes_answer = False  # the peer sent reports: it learns at once that they came
         self.wake = asyncio.Event()
         self.wake.set()
 
@@ -95,9 +95,7 @@ class _Link:
 
     async def _send(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), RELAY_PAUSE_S)
-            self.wake.clear()
+            await self._woken()
             have, mine = self._board.have(), self._board.mine
             is_relay = time.monotonic() >= self._relay_at
             lacking = [
@@ -107,20 +105,33 @@ class _Link:
             ]
             if is_relay:
                 self._relay_at = time.monotonic() + RELAY_PAUSE_S
-            if not lacking and not (is_relay and have != self._told):
+            if not lacking and not ((is_relay or self._owes_answer) and have != self._told):
                 continue
+            self._owes_answer = False
             self._writer.write(wire.frame(msgspec.json.encode(Gossip(have, lacking))))
-            await asyncio.wait_for(self._writer.drain(), SEND_LIMIT_S)
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await self._writer.drain()
             self._told = have
             for report in lacking:
                 self._sent[report.node] = report.version
+
+    async def _woken(self) -> None:
+        """Wait for news, or until it is time to pass on what others said."""
+        pause_s = max(0.01, self._relay_at - time.monotonic())
+        alarm = asyncio.get_running_loop().call_later(pause_s, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            alarm.cancel()
+        self.wake.clear()
 
     async def _receive(self) -> None:
         while True:
             said = msgspec.json.decode(await wire.read_frame(self._reader), type=Gossip)
             self.theirs = said.have
+            self._owes_answer = bool(said.reports)
             for node, version in said.have.items():
                 self._sent[node] = max(version, self._sent.get(node, -1))
             for report in said.reports:
                 self._board.add(report)
-            self.wake.set()
+            self._board.tell()  # wakes this link too

@@ -48,6 +48,13 @@ class PathMtu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     large_ms: float = 0.0
 
 
+class Datagrams(msgspec.Struct, frozen=True, kw_only=True):
+    """Small UDP datagrams sent slowly and acknowledged: what is lost is not lost to congestion."""
+
+    num_sent: int
+    num_answered: int  # 0: UDP is closed, and nothing is known of loss
+
+
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes sent to the peer in rounds of which no two share a node; the best of them."""
 
@@ -66,6 +73,13 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty_ms: float  # half of the round trip
 
 
+class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A connection on which nobody spoke for a while, and then one did."""
+
+    silent_s: float
+    error: str = ""  # "no answer in 3 s", "ECONNRESET"; empty: it still carried
+
+
 class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one node knows of the way to one peer. None: not measured."""
 
@@ -77,6 +91,8 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source_address: str = ""  # of ours, that the route to the peer takes
     rtt: Rtt | None = None
     mtu: PathMtu | None = None
+    datagrams: Datagrams | None = None
     bandwidth: Bandwidth | None = None
     clock: Clock | None = None
+    idle: Idle | None = None  # --deep alone
     not_tested: str = ""  # why nothing was tried: "sampled: 3 % of pairs"

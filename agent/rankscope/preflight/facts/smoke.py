@@ -18,6 +18,7 @@ class SmokeSize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_ms: float = -1.0  # -1: did not end
     busbw_mb_per_s: float = 0.0  # 2(n-1)/n x size / time, MB = 10^6 bytes
     is_correct: bool = False
+    num_wrong: int = 0  # elements whose sum was wrong
     delay_before_ms: float = 0.0  # own barrier wait before it: who came late
 
 
@@ -36,8 +37,11 @@ class SmokeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: SmokeStage = "not started"
     world_size: int = 0  # one rank of each node
     skipped: str = ""  # why it was not started
-    error: str = ""  # the exception, or "killed after 20 s in stage group"
+    error: str = ""  # the exception, or "killed in stage group, where it did not get on"
+    ended_by: Literal["", "raised", "died", "limit", "not begun"] = ""  # what `error` is
     output_tail: str = ""
+    port: int = 0  # kept for the store, should this node have rank 0
+    left_out_bytes: int = 0  # the smallest size that would not have fitted the time; 0: none
     import_ms: float = -1.0
     store_ms: float = -1.0
     group_ms: float = -1.0

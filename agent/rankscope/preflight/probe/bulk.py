@@ -17,6 +17,7 @@ import msgspec
 
 COUNT_S = 0.2
 LIMIT_S = 2.0  # of one transfer: a path that is dead on the way must not hold the round
+HANG_UP_S = 1.0  # for the sender to read the count and hang up
 _BLOCK_BYTES = 256 << 10
 _READ_BYTES = 1 << 20
 # struct tcp_info of linux/tcp.h: 8 bytes of small fields, then words
@@ -42,13 +43,15 @@ class Received:
 async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
     """Count what comes for 0.2 s after the first byte, tell the sender, return it."""
     num_bytes, started, now = 0, 0.0, 0.0
-    first = await asyncio.wait_for(reader.read(_READ_BYTES), LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        first = await reader.read(_READ_BYTES)
     if not first:
         raise EOFError("nothing was sent")
     started = now = time.monotonic()
     while now - started < COUNT_S:
         try:
-            data = await asyncio.wait_for(reader.read(_READ_BYTES), LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                data = await reader.read(_READ_BYTES)
         except TimeoutError:
             now = time.monotonic()
             break
@@ -59,31 +62,39 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     count = Count(num_bytes=num_bytes, elapsed_s=max(now - started, 1e-6))
     writer.write(msgspec.json.encode(count) + b"\n")
     await writer.drain()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(HANG_UP_S):  # a reset would overtake our answer
+            while await reader.read(_READ_BYTES):
+                pass
     return _rate(count, 0, 0)
 
 
 async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
-    """Send until the receiver tells what came. Raises EOFError, OSError, TimeoutError."""
-    block = bytes(_BLOCK_BYTES)
-    told = asyncio.ensure_future(reader.readline())
+    """Send until the receiver tells what came. Raises EOFError, OSError, ValueError."""
     writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
+    info: list[tuple[int, int]] = [(0, 0)]
+    told = asyncio.ensure_future(reader.readline())
+    flood = asyncio.ensure_future(_flood(writer, info))
     try:
-        async with asyncio.timeout(2 * LIMIT_S):
-            while not told.done():
-                writer.write(block)
-                flush = asyncio.ensure_future(writer.drain())
-                await asyncio.wait({flush, told}, return_when=asyncio.FIRST_COMPLETED)
-                if not flush.done():
-                    flush.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await flush
-        segments, retransmits = _tcp_info(writer.get_extra_info("socket"))
-        line = told.result()
+        await asyncio.wait({told}, timeout=2 * LIMIT_S)
+        line = told.result() if told.done() else b""
     finally:
-        told.cancel()
+        for task in (told, flood):
+            task.cancel()
+        await asyncio.gather(told, flood, return_exceptions=True)
     if not line:
         raise EOFError("the receiver went away")
+    segments, retransmits = info[-1]
     return _rate(msgspec.json.decode(line, type=Count), segments, retransmits)
+
+
+async def _flood(writer: asyncio.StreamWriter, info: list[tuple[int, int]]) -> None:
+    """Write without end; keep what the kernel counted, as the receiver ends the connection."""
+    block, sock = bytes(_BLOCK_BYTES), writer.get_extra_info("socket")
+    while True:
+        writer.write(block)
+        await writer.drain()
+        info[0] = _tcp_info(sock)
 
 
 def _rate(count: Count, segments: int, retransmits: int) -> Received:

@@ -9,12 +9,16 @@ import socket
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from rankscope.preflight.facts.edges import Dial
 from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.classify import classify
 
 LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
-ARP_LIMIT_S = 3.5  # the kernel gives up on an address without an owner after 3.06 s
+# Of a dial that counts: three SYNs, after 0, 1 and 3 s, and the kernel gives up on an address that
+# nobody has after 3.06 s.
+PROVEN_LIMIT_S = 3.5
 ANSWER_LIMIT_S = 1.5
 
 
@@ -38,9 +42,7 @@ class Call:
 
     async def close(self) -> None:
         """Close at once; what is still in a buffer is lost."""
-        self.writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+        await hang_up(self.writer)
 
 
 async def dial(
@@ -55,7 +57,8 @@ async def dial(
         if max_segment_bytes:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, max_segment_bytes)
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
+        async with asyncio.timeout(limit_s):  # wait_for of Python 3.11 may swallow a cancellation
+            await loop.sock_connect(sock, (address, port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, TimeoutError) as error:
         sock.close()
@@ -92,23 +95,28 @@ async def _greet(
         elapsed_ms=(time.monotonic() - started) * 1e3,
     )  # fmt: skip
     if told is None:
-        writer.transport.abort()
+        await hang_up(writer)
         return _changed(base, outcome="not-us", banner=banner), None
     base = _changed(base, answered_by=told.node, seen_address=told.seen)
     if to and told.node != to:
-        writer.transport.abort()
+        await hang_up(writer)
         return _changed(base, outcome="wrong-host"), None
     return base, Call(base, sock, reader, writer, told.is_busy)
 
 
 async def knock(caller: Caller, address: str, port: int, to: str) -> Dial:
-    """Dial, say hello and hang up; a silent address is asked again, as a SYN may be lost."""
-    found, call = await dial(caller, address, port, to)
-    if found.outcome == "drop":
-        found, call = await dial(caller, address, port, to)
+    """Dial, say hello and hang up."""
+    found, call = await dial(caller, address, port, to, limit_s=PROVEN_LIMIT_S)
     if call is not None:
         await call.close()
     return found
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close a connection now; what is still in a buffer is lost."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def plain(address: str) -> str:
@@ -117,6 +125,4 @@ def plain(address: str) -> str:
 
 
 def _changed(dial: Dial, **fields: str) -> Dial:
-    import msgspec
-
     return msgspec.structs.replace(dial, **fields)

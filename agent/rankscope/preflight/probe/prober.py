@@ -16,8 +16,8 @@ from rankscope.preflight.board.mesh import Mesh
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport
-from rankscope.preflight.probe import mtu, path, wire
-from rankscope.preflight.probe.dial import ARP_LIMIT_S, Call, Caller, dial, knock, plain
+from rankscope.preflight.probe import loss, mtu, path, wire
+from rankscope.preflight.probe.dial import LIMIT_S, PROVEN_LIMIT_S, Call, Caller, dial, knock, plain
 from rankscope.preflight.system import System
 
 MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
@@ -49,7 +49,6 @@ class Prober:
         self._resolvers = ThreadPoolExecutor(MAX_RESOLVERS, "preflight-names")
         self._links: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
-        self._dead: dict[str, Dial] = {}  # addresses that nobody has, each dialled long but once
         self.edges: dict[str, EdgeFacts] = {}
 
     async def meet(self, peer: str, goal: Goal) -> None:
@@ -84,8 +83,9 @@ class Prober:
         """Measure everything towards a peer that has reported that it listens."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATH_LIMIT_S), self._slots:
-                await self._reach(peer, goal)
-                await asyncio.gather(self._ask_master(peer, goal), self._ask_random(peer))
+                await asyncio.gather(
+                    self._reach(peer, goal), self._ask_master(peer, goal), self._ask_random(peer)
+                )
                 await self._ask_path(peer)
         self._on_change()
 
@@ -109,16 +109,15 @@ class Prober:
     async def _reach(self, peer: str, goal: Goal) -> None:
         """Dial again what did not answer: only now is it known that the peer listens."""
         found = self._edge(peer).mesh
-        if found is None or found.outcome != "ok":
-            async with contextlib.AsyncExitStack() as stack:
-                call = await self._call_by_name(peer, goal, "hello")
-                if call is not None:
-                    stack.push_async_callback(call.close)
-        failed = self._edge(peer).mesh
-        if failed is not None and failed.outcome == "drop":
-            self._set(peer, mesh=await self._dial_long(failed, peer))
+        if found is not None and found.outcome == "ok":
+            return
+        call = await self._call_by_name(peer, goal, "hello", PROVEN_LIMIT_S)
+        if call is not None:
+            await call.close()
 
-    async def _call_by_name(self, peer: str, goal: Goal, op: wire.Op) -> Call | None:
+    async def _call_by_name(
+        self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S
+    ) -> Call | None:
         """Dial the addresses of a peer in the resolver's order; keep the first one's fate."""
         report = self._board.reports.get(peer)
         port = (report.listening.mesh if report is not None else 0) or goal.master_port
@@ -133,7 +132,7 @@ class Prober:
                 return None
         dials: list[Dial] = []
         for address in addresses:
-            found, call = await self._dial_board(address, port, peer, op)
+            found, call = await self._dial_board(address, port, peer, op, limit_s)
             dials.append(found)
             if call is not None:
                 break
@@ -144,23 +143,11 @@ class Prober:
         return call
 
     async def _dial_board(
-        self, address: str, port: int, to: str, op: wire.Op
+        self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
     ) -> tuple[Dial, Call | None]:
         return await dial(
-            self._caller, address, port, to, op, max_segment_bytes=BOARD_SEGMENT_BYTES
+            self._caller, address, port, to, op, limit_s, max_segment_bytes=BOARD_SEGMENT_BYTES
         )
-
-    async def _dial_long(self, found: Dial, peer: str) -> Dial:
-        """Dial a silent address until the kernel says whether anybody has it, once for each."""
-        if found.address not in self._dead:
-            again, call = await dial(
-                self._caller, found.address, found.port, peer, limit_s=ARP_LIMIT_S
-            )
-            if call is not None:
-                await call.close()
-            self._dead[found.address] = again
-        again = self._dead[found.address]
-        return msgspec.structs.replace(again, port=found.port)
 
     async def _ask_master(self, peer: str, goal: Goal) -> None:
         if peer != goal.master or not goal.master_addr:
@@ -205,6 +192,10 @@ class Prober:
         finally:
             await call.close()
         ports = (where.port, self._board.reports[peer].listening.udp)
+        rtt = self._edge(peer).rtt
+        if ports[1] and rtt is not None:
+            lost = await loss.measure(self._caller.token, where.address, ports[1], rtt.median_ms)
+            self._set(peer, datagrams=lost)
         measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
         self._set(peer, mtu=measured)
 
@@ -213,6 +204,11 @@ class Prober:
         edge = self._edge(peer)
         tried = (edge.mesh, *edge.others, *edge.ephemeral, edge.master)
         return next((d for d in tried if d is not None and d.outcome == "ok"), None)
+
+    def wide_door(self, peer: str) -> Dial | None:
+        """The same, but none where large messages vanish: there is no bandwidth to measure."""
+        mtu = self._edge(peer).mtu
+        return self.open_door(peer) if mtu is None or mtu.large_ok else None
 
     def _address(self, peer: str) -> str:
         edge = self._edge(peer)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 
 from rankscope.preflight.facts.edges import Bandwidth, Dial
 from rankscope.preflight.probe import bulk
-from rankscope.preflight.probe.dial import Call, Caller, dial
+from rankscope.preflight.probe.dial import Caller, dial
 from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.wire import Op
 
 PAIR_LIMIT_S = 6.0  # waiting for the partner included
 BUSY_PAUSE_S = 0.015
+_BOTH_WAYS: tuple[Op, ...] = ("send", "fetch")
 Pair = tuple[str, str]
 
 
@@ -70,42 +71,30 @@ class Transfers:
         return self._listener.counted.get(peer, [])
 
     async def _pair(self, peer: str, where: Dial) -> None:
+        """One transfer in each direction, as soon as both nodes are free for it."""
         deadline = time.monotonic() + PAIR_LIMIT_S
-        while time.monotonic() < deadline:
-            async with self._listener.exclusive:
-                is_done = await self._both_ways(peer, where)
-            if is_done:
-                return
-            await asyncio.sleep(BUSY_PAUSE_S * (0.5 + random.random()))
+        for op in _BOTH_WAYS:
+            while time.monotonic() < deadline:
+                async with self._listener.exclusive:
+                    if await self._transfer(peer, where, op):
+                        break
+                await asyncio.sleep(BUSY_PAUSE_S * (0.5 + random.random()))
 
-    async def _both_ways(self, peer: str, where: Dial) -> bool:
-        """Send and fetch; return False while the peer is in another transfer."""
-        call = await self._call(peer, where, "send")
+    async def _transfer(self, peer: str, where: Dial, op: Op) -> bool:
+        """Send or fetch; return False while the peer is in another transfer."""
+        _, call = await dial(self._caller, where.address, where.port, peer, op)
         if call is None:
             return True  # the path failed meanwhile: others report that
         try:
             if call.is_busy:
                 return False
-            self._listener.counted.setdefault(peer, []).append(
-                await bulk.send(call.reader, call.writer)
-            )
-        except (OSError, EOFError, TimeoutError, ValueError):
-            return True
-        finally:
-            await call.close()
-        call = await self._call(peer, where, "fetch")
-        if call is None:
-            return True
-        try:
-            if not call.is_busy:
+            if op == "send":
+                sent = await bulk.send(call.reader, call.writer)
+                self._listener.counted.setdefault(peer, []).append(sent)
+            else:
                 await bulk.receive(call.reader, call.writer)
-                await asyncio.wait_for(call.reader.read(1), bulk.LIMIT_S)
         except (OSError, EOFError, TimeoutError, ValueError):
-            pass
+            pass  # no figure is no verdict
         finally:
             await call.close()
         return True
-
-    async def _call(self, peer: str, where: Dial, op: Op) -> Call | None:
-        _, call = await dial(self._caller, where.address, where.port, peer, op)
-        return call

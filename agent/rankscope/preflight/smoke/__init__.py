@@ -1,1 +1,1 @@
-"""The collective smoke test: torch in a child process of its own."""
+"""The collective smoke test: a torch child, its parent, and gloo's own word on its address."""

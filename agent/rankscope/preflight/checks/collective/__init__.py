@@ -3,5 +3,9 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.collective.gloo import CollGloo
+from rankscope.preflight.checks.collective.nccl import CollNccl
+from rankscope.preflight.checks.collective.pair import CollPair
+from rankscope.preflight.checks.collective.rdzv import CollRdzv
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (CollRdzv(), CollGloo(), CollNccl(), CollPair())

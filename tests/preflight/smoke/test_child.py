@@ -1,0 +1,235 @@
+"""The torch child with real processes: three nodes on loopback, and all that may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.model import Options
+from rankscope.preflight.smoke.child import SmokeChild
+from rankscope.preflight.system import System
+
+pytestmark = pytest.mark.multiproc
+NODES = ("node0", "node1", "node2")
+# A child whose all-reduce is spoilt, as a broken machine would spoil it.
+SPOILT = """
+import sys, time
+from rankscope.preflight.smoke import __main__ as child
+from rankscope.preflight.smoke import work
+honest = work.all_reduce
+def all_reduce(tensor, group=None, op=work.dist.ReduceOp.SUM):
+    if tensor.dtype == work.torch.int32 and tensor.numel() > 1:
+        {before}
+    honest(tensor, group, op)
+    if tensor.dtype == work.torch.int32 and tensor.numel() > 1:
+        {after}
+work.all_reduce = all_reduce
+sys.exit(child.main())
+"""
+
+
+def spoilt(tmp_path: Path, before: str = "pass", after: str = "pass") -> Sequence[str]:
+    script = tmp_path / "spoilt.py"
+    script.write_text(SPOILT.format(before=before, after=after))
+    return (sys.executable, str(script))
+
+
+def quick(**more: object) -> SmokeChild:
+    wanted: dict[str, Any] = {"limit_s": 30.0, "budget_s": 0.5, **more}
+    return SmokeChild(System(), Options(), **wanted)
+
+
+async def launch(children: Sequence[SmokeChild]) -> list[SmokeFacts]:
+    """Run all children as the agents of as many nodes would."""
+    for child in children:
+        child.start()
+    nodes = NODES[: len(children)]
+    runs = (
+        child.run(
+            rank=rank, nodes=nodes, address="127.0.0.1", port=children[0].port, backend="gloo"
+        )
+        for rank, child in enumerate(children)
+    )
+    return list(await asyncio.gather(*runs))
+
+
+def nothing_is_left() -> bool:
+    mine = psutil.Process().children(recursive=True)
+    return not [p for p in mine if "preflight" in " ".join(p.cmdline()) or "spoilt" in p.cmdline()]
+
+
+def test_three_nodes() -> None:
+    told = asyncio.run(launch([quick() for _ in NODES]))
+    for facts in told:
+        assert (facts.stage, facts.error, facts.world_size) == ("done", "", 3)
+        assert [size.size_bytes for size in facts.sizes][:2] == [4, 65_536]
+        assert all(size.is_correct and size.elapsed_ms > 0 for size in facts.sizes)
+        assert {half.nodes for half in facts.halves} == {
+            ("node0", "node1"), ("node0", "node2"), ("node1", "node2")
+        }  # fmt: skip
+        assert facts.backends[0] == "gloo"
+        assert len(facts.gloo) == 1
+        assert facts.gloo[0].address
+        assert min(facts.import_ms, facts.store_ms, facts.group_ms) > 0
+    assert told[0].sizes[0].elapsed_ms == told[1].sizes[0].elapsed_ms  # the slowest member's
+    assert nothing_is_left()
+
+
+def test_one_node_alone() -> None:
+    (facts,) = asyncio.run(launch([quick()]))
+    assert (facts.stage, facts.error, facts.halves) == ("done", "", ())
+    assert all(size.is_correct for size in facts.sizes)
+
+
+def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
+    bad = quick(command=spoilt(tmp_path, after="tensor[5] += 1"))
+    told = asyncio.run(launch([quick(), bad]))
+    assert all(size.is_correct for size in told[0].sizes)
+    wrong = {size.size_bytes: size.num_wrong for size in told[1].sizes}
+    assert wrong[4] == 0
+    assert wrong[65_536] >= 1
+
+
+def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
+    slow = quick(command=spoilt(tmp_path, before="time.sleep(0.08)"))
+    told = asyncio.run(launch([quick(), slow, quick()]))
+    took = {half.nodes: half.elapsed_ms for half in told[0].halves}
+    assert took["node0", "node2"] < min(took["node0", "node1"], took["node1", "node2"])
+    assert min(took["node0", "node1"], took["node1", "node2"]) >= 80
+
+
+def test_a_child_that_hangs_is_killed_at_its_limit(tmp_path: Path) -> None:
+    hang = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    children = [quick(limit_s=6.0), quick(limit_s=6.0, command=hang)]
+    told = asyncio.run(launch(children))
+    assert told[1].error == "killed in stage collectives at 65536 B, where it did not get on"
+    assert told[1].sizes[-1].elapsed_ms == -1
+    assert "65536" in told[0].error or "timed out" in told[0].error.lower(), told[0].error
+    assert nothing_is_left()
+
+
+def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) -> None:
+    dies = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    told = asyncio.run(launch([quick(), quick(command=dies)]))
+    assert told[1].error == "ended with signal SIGKILL in stage collectives at 65536 B"
+    assert "RuntimeError" in told[0].error
+
+
+def test_a_master_that_never_comes_ends_by_the_explicit_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankscope.preflight.smoke.child.STORE_LIMIT_S", 5.0)
+
+    async def alone() -> SmokeFacts:
+        child = quick()
+        child.start()
+        return await child.run(  # nobody listens on port 1
+            rank=1, nodes=NODES, address="127.0.0.1", port=1, backend="gloo"
+        )
+
+    facts = asyncio.run(alone())
+    assert facts.stage == "imported"
+    assert "2000ms" in facts.error
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_stop_before_the_release_leaves_nothing(pause_s: float) -> None:
+    async def interrupted() -> SmokeFacts:
+        child = quick()
+        child.start()
+        await asyncio.sleep(pause_s)
+        await child.stop()
+        return child.facts()
+
+    assert asyncio.run(interrupted()).stage == "not started"
+    assert nothing_is_left()
+
+
+def test_cancelling_and_stopping_leaves_nothing(tmp_path: Path) -> None:
+    async def interrupted() -> None:
+        hangs = quick(command=spoilt(tmp_path, before="time.sleep(60)"))
+        work = asyncio.create_task(launch([hangs]))
+        while hangs.facts().stage != "collectives":
+            await asyncio.sleep(0.05)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await hangs.stop()
+
+    asyncio.run(interrupted())
+    assert nothing_is_left()
+
+
+def test_the_child_dies_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import asyncio, os, signal\n"
+        "from rankscope.preflight.model import Options\n"
+        "from rankscope.preflight.smoke.child import SmokeChild\n"
+        "from rankscope.preflight.system import System\n"
+        "async def main():\n"
+        "    child = SmokeChild(System(), Options())\n"
+        "    child.start()\n"
+        "    await child._starting\n"
+        "    print(child._child.pid, flush=True)\n"
+        "    await child.imported()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def watched() -> int:
+        agent = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), stdout=asyncio.subprocess.PIPE
+        )
+        assert agent.stdout is not None
+        pid = int(await agent.stdout.readline())
+        assert await agent.wait() == -signal.SIGKILL
+        return pid
+
+    pid = asyncio.run(watched())
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            break
+        os.sched_yield()
+        signal.sigtimedwait([], 0.05)
+    else:
+        pytest.fail("the child outlived its agent")
+
+
+def test_a_program_that_cannot_start_is_an_error_not_a_skip() -> None:
+    (facts,) = asyncio.run(launch([quick(command=("/does/not/exist",))]))
+    assert "could not be started" in facts.error
+    assert facts.skipped == ""
+
+
+def test_without_torch_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (facts,) = asyncio.run(launch([quick()]))
+    assert (facts.skipped, facts.error) == ("torch is not installed", "")
+
+
+def test_a_torch_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open')")
+    before = os.environ.get("PYTHONPATH", "")
+    system = System(environ={**os.environ, "PYTHONPATH": f"{tmp_path}:{before}"})
+
+    async def broken() -> SmokeFacts:
+        child = SmokeChild(system, Options())
+        child.start()
+        return await child.run(rank=0, nodes=NODES, address="::1", port=child.port, backend="gloo")
+
+    facts = asyncio.run(broken())
+    assert (facts.stage, facts.error) == ("not started", "OSError: libtorch.so: cannot open")
+
+
+def test_the_parent_never_imports_torch() -> None:
+    code = "import sys, rankscope.preflight.smoke.child as p; sys.exit('torch' in sys.modules)"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
