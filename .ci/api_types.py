@@ -90,8 +90,8 @@ def type_of(schema: dict[str, Any]) -> str:
         inner = type_of(schema["items"])
         return f"({inner})[]" if " | " in inner else f"{inner}[]"
     if schema.get("type") == "object":
-        return f"Record<string, {type_of(schema['additionalProperties'])}>"
-    return PLAIN[schema["type"]]
+        return f"Record<string, {type_of(schema.get('additionalProperties', {}))}>"
+    return PLAIN[schema["type"]] if "type" in schema else "unknown"
 
 
 if __name__ == "__main__":

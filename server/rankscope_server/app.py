@@ -26,7 +26,9 @@ def create_app(settings: Settings) -> FastAPI:
         with open_service(settings) as service:
             app.state.service = service
             await service.broker.start()
+            await service.preflights.start()
             yield
+            await service.preflights.stop()
             await service.broker.stop()
 
     app = FastAPI(

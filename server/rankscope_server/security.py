@@ -62,6 +62,7 @@ class Guard:
             or not guarded
             or path in _OPEN_PATHS
             or signed_in(request.headers, self._token)
+            or opened_by_preflight(request)
         ):
             return None
         return Problem(
@@ -79,8 +80,8 @@ class Guard:
 
 def signed_in(headers: Headers, token: str) -> bool:
     """Return whether a request carries the token, or the cookie that was given for it."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and is_token(given.strip(), token):
+    given = bearer(headers)
+    if given and is_token(given, token):
         return True
     try:
         cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
@@ -89,6 +90,19 @@ def signed_in(headers: Headers, token: str) -> bool:
     return cookie is not None and secrets.compare_digest(
         cookie.value.encode(), session_value(token).encode()
     )
+
+
+def bearer(headers: Headers) -> str:
+    """Return the token that a request carries."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def opened_by_preflight(request: Request) -> bool:
+    """Return whether a request carries the token of the one preflight that its path is about."""
+    service = getattr(request.scope["app"].state, "service", None)
+    given = bearer(request.headers)
+    return bool(given and service and service.preflights.opens(given, request.url.path))
 
 
 def is_token(given: str, token: str) -> bool:

@@ -13,7 +13,10 @@ from fastapi import Request
 
 from rankscope_server.analysis_loop import AnalysisLoop
 from rankscope_server.broker import Broker
-from rankscope_server.settings import Settings
+from rankscope_server.preflight.dialling import Dialler
+from rankscope_server.preflight.hub import Hub
+from rankscope_server.preflight.targets import Policy
+from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
 
@@ -45,6 +48,8 @@ class Service:
     reader: sa.Engine
     broker: Broker
     analysis: AnalysisLoop
+    preflights: Hub
+    dialler: Dialler
     counters: Counters = field(default_factory=Counters)
 
     @contextmanager
@@ -73,7 +78,10 @@ def open_service(settings: Settings) -> Iterator[Service]:
         stack.callback(writer.close)
         analysis.start()
         stack.callback(analysis.close)
-        yield Service(settings, writer, reader, broker, analysis)
+        preflights = Hub(writer, reader, broker)
+        policy = Policy(settings.networks(), is_loopback(settings.host))
+        dialler = Dialler(policy, preflights.limits)
+        yield Service(settings, writer, reader, broker, analysis, preflights, dialler)
 
 
 def service_of(request: Request) -> Service:

@@ -60,6 +60,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("forget_after_seconds", 3600.0, "A run without news for so long leaves memory."),
     Setting("replay_hours", 6.0, "How far back dense events are read when a run is taken up."),
     Setting("heartbeat_seconds", 15.0, "Pause between two heartbeats of the event stream."),
+    Setting("preflight_networks", "", "Networks that preflight may dial; default: joined nodes."),
     Setting("shutdown_seconds", 3, "How long open requests may finish after a signal to stop."),
     Setting("log_level", "warning", "Least level of the own log: debug, info, warning, error."),
 )  # fmt: skip
@@ -86,6 +87,7 @@ class Settings:
     forget_after_seconds: float = 3600.0
     replay_hours: float = 6.0
     heartbeat_seconds: float = 15.0
+    preflight_networks: str = ""
     shutdown_seconds: int = 3
     log_level: str = "warning"
 
@@ -95,6 +97,11 @@ class Settings:
             return Path(self.data_dir).expanduser()
         home = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local/share")
         return Path(home) / "rankscope"
+
+    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """Return the networks that preflight may dial; none: no list. Raises ValueError."""
+        words = (word.strip() for word in self.preflight_networks.split(","))
+        return tuple(ipaddress.ip_network(word) for word in words if word)
 
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
@@ -132,6 +139,10 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             f"log_level is {settings.log_level!r}; use debug, info, warning or error"
         )
+    try:
+        settings.networks()
+    except ValueError as error:
+        raise SettingsError(f"preflight_networks: {error}; say 10.0.0.0/8,fd00::/8") from error
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
         if setting.name != "port" and isinstance(value, int | float) and value < 0:

@@ -32,6 +32,13 @@ export interface Attempt {
   exit_text: string;
 }
 
+/** How fast bytes came in. */
+export interface BlobTaken {
+  received_bytes: number;
+  elapsed_ms: number;
+  mbit_per_s: number;
+}
+
 /** Where a step goes. */
 export interface Budget {
   step_lo: number;
@@ -204,6 +211,15 @@ export interface Detector {
   state: string;
   reason: string;
   remedy: string;
+}
+
+/** How a connection from the server ended; what was said over it is never told. */
+export interface Dialled {
+  outcome: string;
+  address: string;
+  port: number;
+  elapsed_ms: number;
+  why: string;
 }
 
 /** What differs between the ranks' environments, and what they share. */
@@ -557,6 +573,31 @@ export interface MetricsAnswer {
   capped: Capped | null;
 }
 
+/** The server's wall clock when the request came and when the answer left. */
+export interface NetTime {
+  received_ns: number;
+  sent_ns: number;
+}
+
+/** The preflights of a node, newest first. */
+export interface NodeHistory {
+  node: string;
+  preflights: NodePreflight[];
+}
+
+/** What became of one node in one preflight. */
+export interface NodePreflight {
+  id: string;
+  run_id: string | null;
+  node: string;
+  host: string;
+  node_rank: number | null;
+  observed: string;
+  created_ms: number;
+  status: string;
+  findings: string[];
+}
+
 /** A key number of the overview. */
 export interface Number {
   key: string;
@@ -587,6 +628,16 @@ export interface Overview {
   counts: Counts;
 }
 
+/** A path that became worse or better from one preflight to the other. */
+export interface PairChange {
+  start: string;
+  end: string;
+  metric: 'connect' | 'loss' | 'mbit' | 'mtu' | 'rtt';
+  before: string;
+  after: string;
+  is_worse: boolean;
+}
+
 /** How much of a trace is there. */
 export interface PartAnswer {
   received_bytes: number;
@@ -601,6 +652,158 @@ export interface PinnedRow {
   max_ratio: number | null;
   cells: string;
   missing: string;
+}
+
+/** A preflight, who has not ended yet, and the verdict over what came until now. */
+export interface PreflightAnswer {
+  summary: PreflightSummary;
+  is_settled: boolean;
+  waiting_for: string[];
+  verdict: PreflightVerdict | null;
+}
+
+/** What differs between two preflights. */
+export interface PreflightComparison {
+  before: PreflightSummary;
+  after: PreflightSummary;
+  text: string;
+  new: PreflightFinding[];
+  gone: PreflightFinding[];
+  same: PreflightFinding[];
+  pairs: PairChange[];
+  nodes_new: string[];
+  nodes_gone: string[];
+  capped: Capped | null;
+}
+
+/** What one check says about one cause. */
+export interface PreflightFinding {
+  id: string;
+  status: string;
+  title: string;
+  nodes: string[];
+  edges: string[][];
+  evidence: Record<string, unknown>;
+  told: string[];
+  fix: PreflightFix[];
+  explains: string[];
+  would: string;
+  wrong_if: string;
+  confidence: string;
+}
+
+/** One repair: a command ready to paste; an empty node means each. */
+export interface PreflightFix {
+  command: string;
+  node: string;
+  owner: string;
+}
+
+/** A path that a finding names; row and column are places in `nodes`, -1 means all. */
+export interface PreflightFlag {
+  row: number;
+  column: number;
+  finding: string;
+  status: string;
+}
+
+/** A new preflight: its own token, and the command to paste on every node. */
+export interface PreflightInvitation {
+  id: string;
+  token: string;
+  command: string;
+  expires_ms: number;
+}
+
+/** Nodes by nodes, from the row to the column; null and "" were not measured. */
+export interface PreflightMatrix {
+  id: string;
+  metric: 'connect' | 'loss' | 'mbit' | 'mtu' | 'rtt';
+  unit: string;
+  text: string;
+  nodes: string[];
+  states: string[][];
+  values: ((number | null)[])[];
+  flags: PreflightFlag[];
+  capped: Capped | null;
+}
+
+/** A node that joined; `observed` is the address that the server saw. */
+export interface PreflightMember {
+  node: string;
+  node_rank: number | null;
+  observed: string;
+  addresses: string[];
+  ports: number[];
+  joined_ms: number | null;
+}
+
+/** Reports newer than a number; brief ones hold no facts and no paths. */
+export interface PreflightReports {
+  number: number;
+  pause_ms: number;
+  is_brief: boolean;
+  reports: Record<string, unknown>[];
+}
+
+/** What became of one check. */
+export interface PreflightResult {
+  id: string;
+  family: string;
+  status: string;
+  reason: string;
+  elapsed_ms: number;
+}
+
+/** Who is expected and who is there. */
+export interface PreflightRoster {
+  id: string;
+  expected: string[];
+  missing: string[];
+  nodes: PreflightMember[];
+  pause_ms: number;
+}
+
+/** A report was taken; `versions` are those newer than the number that was asked with. */
+export interface PreflightStored {
+  version: number;
+  number: number;
+  versions: Record<string, number>;
+  pause_ms: number;
+  is_brief: boolean;
+}
+
+/** One preflight in a list; `run_id` is the training run that followed. */
+export interface PreflightSummary {
+  id: string;
+  run_id: string | null;
+  coordinated: 'server' | 'upload';
+  created_ms: number;
+  finished_ms: number | null;
+  num_nodes: number;
+  num_failures: number;
+  num_warnings: number;
+  status: string;
+}
+
+/** The verdict over the reports of a preflight. */
+export interface PreflightVerdict {
+  run_id: string;
+  expected: string[];
+  reported: string[];
+  findings: PreflightFinding[];
+  results: PreflightResult[];
+  asides: PreflightFinding[];
+  coverage: string;
+  is_partial: boolean;
+  elapsed_ms: number;
+  schema_version: number;
+}
+
+/** A page of preflights, newest first. */
+export interface Preflights {
+  total: number;
+  preflights: PreflightSummary[];
 }
 
 /** One rank in full. */
@@ -872,6 +1075,12 @@ export interface Verdict {
   policy_hash: string;
   folded: Folded[];
   deciding: string[];
+}
+
+/** The address that the server sees for the caller, and whether a proxy stands between. */
+export interface Whoami {
+  address: string;
+  is_proxied: boolean;
 }
 
 /** A hint of the event stream (docs/api.md, Stream). */

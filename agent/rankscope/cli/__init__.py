@@ -14,6 +14,7 @@ EXIT_USAGE = 64
 _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
     ("rankscope.cli.run", "RunCommand"),
+    ("rankscope.cli.preflight", "PreflightCommand"),
     ("rankscope.cli.doctor", "DoctorCommand"),
     ("rankscope.cli.serve", "ServeCommand"),
     ("rankscope.cli.explain", "ExplainCommand"),
@@ -71,7 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in _PASS_ON:
         arguments = argparse.Namespace(command=words[0], arguments=words[1:])
     else:
-        arguments = parser.parse_args(words)
+        arguments, unknown = parser.parse_known_args(words)
+        if unknown:  # by the command's own parser: its help is the one that tells
+            known = subparsers.choices[arguments.command]
+            known.error(f"unrecognized arguments: {' '.join(unknown)}")
     return commands[arguments.command].run(arguments)
 
 

@@ -28,9 +28,10 @@ class RunCommand:
     Examples:
       rankscope run --server http://127.0.0.1:8787 -- torchrun --nproc-per-node 8 train.py
       rankscope run --name "lr sweep 3" -- python -m my_package.train --config small.toml
+      rankscope run --preflight -- torchrun --nnodes 2 --node-rank 0 ... train.py
 
     Exit codes: the command's own, 128+n if signal n killed it, 127 if it is not found, 126
-    if it cannot be started; 64 wrong usage.
+    if it cannot be started; 64 wrong usage; 78 refused by the preflight, nothing was started.
     A token for the server is taken from RANKSCOPE_TOKEN only; see docs for all variables.
     """
 
@@ -55,6 +56,20 @@ class RunCommand:
         parser.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout at the end"
         )
+        parser.add_argument(
+            "--preflight", nargs="?", choices=("quick", "default", "deep"), const="default",
+            help="first check nodes, paths and settings of this launch (`rankscope preflight`), "
+            "and start nothing that would fail",
+        )  # fmt: skip
+        parser.add_argument(
+            "--preflight-on", choices=("fail", "warn", "never"), default="fail",
+            help="refuse at a failure or a missing node, at warnings too, or never: then it only "
+            "prints; default %(default)s",
+        )  # fmt: skip
+        parser.add_argument(
+            "--preflight-nodes", metavar="LIST", help="all nodes, node 0 first, where the launch "
+            "does not tell: node0,node1 or node[0-7]",
+        )  # fmt: skip
         parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -74,6 +89,9 @@ class RunCommand:
         except SettingError as error:
             say(str(error))
             return EXIT_USAGE
+        refused = _gate(arguments, command, say)
+        if refused:
+            return refused
         _prepare_probe(settings, say)
         outcome = Launcher(command, settings, os.environ, say).run()
         if arguments.json:
@@ -83,6 +101,25 @@ class RunCommand:
         else:
             _tell(outcome, say)
         return outcome.exit_code
+
+
+def _gate(arguments: argparse.Namespace, command: list[str], say: Callable[[str], None]) -> int:
+    """Run the preflight if it was asked for. Returns the exit code of a refusal, or 0."""
+    if arguments.preflight is None:
+        return 0
+    from rankscope.cli.preflight_options import read_nodes
+    from rankscope.preflight import gate
+
+    try:
+        nodes = read_nodes(arguments.preflight_nodes, "--preflight-nodes")
+        reason = gate.check(command, arguments.preflight, arguments.preflight_on, nodes)
+    except gate.UsageError as error:
+        say(f"--preflight: {error}")
+        return EXIT_USAGE
+    if reason:
+        say(f"not launched: {reason}")
+        return gate.EXIT_REFUSED
+    return 0
 
 
 def _prepare_probe(settings: Settings, say: Callable[[str], None]) -> None:

@@ -25,6 +25,11 @@ class Collective:
             self._child = SmokeChild(self._plan.system, self._plan.options)
             self._child.start()
 
+    @property
+    def port(self) -> int:
+        """Return the port that the child holds for the store; 0: none."""
+        return self._child.port if self._child is not None else 0
+
     async def run(self, board: Board, run: Run) -> SmokeFacts:
         """Release the child if every path that it needs is open; return what it measured."""
         reason = self._left_out or blocked(run)

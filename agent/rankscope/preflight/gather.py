@@ -7,6 +7,7 @@ limit here is the second line: a part that does not end is reported and left beh
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,11 +89,12 @@ def slow_parts(system: System, asked: Asked) -> list[Part]:
 
 def foreign_parts(checks: Sequence[Check], system: System) -> list[Part]:
     """Return the collectors of checks from elsewhere, which may have one."""
-    return [
-        Part(check.id, lambda run=check.collect: run(system), QUICK_LIMIT_S)
-        for check in checks
-        if callable(getattr(check, "collect", None))
-    ]
+    found = []
+    for check in checks:
+        collect = getattr(check, "collect", None)
+        if callable(collect):
+            found.append(Part(check.id, functools.partial(collect, system), QUICK_LIMIT_S))
+    return found
 
 
 async def measure(part: Part) -> tuple[Any, Trouble | None]:
@@ -119,7 +121,8 @@ async def measure(part: Part) -> tuple[Any, Trouble | None]:
 
     threading.Thread(target=work, name=f"preflight-{part.name}", daemon=True).start()
     try:
-        return await asyncio.wait_for(found, part.limit_s), None
+        async with asyncio.timeout(part.limit_s):
+            return await found, None
     except TimeoutError:
         reason = f"not measured: no answer in {part.limit_s:g} s"
     except Exception as error:  # noqa: BLE001 - see above

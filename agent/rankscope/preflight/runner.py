@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Verdi
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
-from rankscope.preflight.probe.listener import Listener, free_port
+from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
@@ -135,7 +136,7 @@ class Agent:
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high),
-            store=free_port() if self._plan.who.node_rank == 0 else 0,
+            store=self._collective.port,
         )  # fmt: skip
         self.board.publish(listening=listening)
         self._spawn(self._tick())
@@ -178,13 +179,16 @@ class Agent:
         while self.board_lacks() and time.monotonic() < deadline:
             missing = self.board_lacks()
             self._progress.stage("waiting", self._waiting_for(missing, deadline))
-            await self.board.wait(lambda m=missing: self.board_lacks() != m, 0.5)
+            await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
 
     def board_lacks(self) -> tuple[str, ...]:
         """Return who has not reported that it listens."""
         return tuple(
             name for name in self._expected() if not is_listening(self.board.reports.get(name))
         )
+
+    def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:
+        return self.board_lacks() != missing
 
     def _waiting_for(self, missing: tuple[str, ...], deadline: float) -> str:
         total = len(self._expected())
@@ -239,7 +243,8 @@ class Agent:
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        if not options.checkpoint_dir or self.board.mine.facts.storage is None:
+        facts = self.board.mine.facts.storage
+        if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
         found, trouble = await gather.measure(
@@ -247,7 +252,7 @@ class Agent:
                 "storage",
                 lambda: storage.see_others(
                     self._plan.system, options, self._plan.run_id, self._expected(),
-                    self.board.mine.facts.storage,
+                    facts,
                 ),
                 gather.SLOW_LIMIT_S,
             )
@@ -261,7 +266,8 @@ class Agent:
         """Let the peers hear our last word, and hear theirs."""
         for carrier in self._plan.carriers:
             with contextlib.suppress(CarrierError, TimeoutError):
-                await asyncio.wait_for(exchange(carrier, self.board), PART_LIMIT_S)
+                async with asyncio.timeout(PART_LIMIT_S):
+                    await exchange(carrier, self.board)
         await self.board.wait(self._mesh.all_know, PART_LIMIT_S)
 
     async def _close(self) -> None:
@@ -275,7 +281,8 @@ class Agent:
         await self._prober.close()
         await self._listener.close()
         if self._plan.options.checkpoint_dir:
-            storage.clean(self._plan.system, self._plan.options, self._plan.run_id)
+            plan = self._plan
+            storage.clean(plan.system, plan.options, plan.run_id, plan.who.me)
 
     def _outcome(self) -> Outcome:
         run = self._merged()

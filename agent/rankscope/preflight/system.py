@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -13,18 +16,28 @@ from pathlib import Path
 
 import psutil
 
+from rankscope.preflight.facts.links import Link, read_links
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
+_LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds it
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended, or was ended. `code` is None if it could not be started in time."""
+    """A command that ended. `code` is None if it could not start, or was ended at its limit."""
 
     code: int | None
     out: str = ""
     err: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Room in a file system, for this user."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,21 @@ class System:
         except OSError:
             return None
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return the bytes of a file; None if it is absent or unreadable."""
+        try:
+            return (self.root / path.lstrip("/")).read_bytes()
+        except OSError:
+            return None
+
+    def why_closed(self, path: str) -> str:
+        """Return why a device cannot be opened for reading and writing; empty: it can."""
+        try:
+            os.close(os.open(self.root / path.lstrip("/"), os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {path}"
+        return ""
+
     def read_int(self, path: str) -> int | None:
         """Return the number in a file; None if there is none."""
         text = (self.read(path) or "").strip()
@@ -52,6 +80,28 @@ class System:
             return sorted(os.listdir(self.root / path.lstrip("/")))
         except OSError:
             return []
+
+    def link(self, path: str) -> str:
+        """Return where a symbolic link points, as it stands there; "" if it is none."""
+        try:
+            return os.readlink(self.root / path.lstrip("/"))
+        except OSError:
+            return ""
+
+    def links(self) -> tuple[Link, ...]:
+        """Return the interfaces of this process's network namespace."""
+        return read_links()
+
+    def space(self, path: str) -> Space | None:
+        """Return the room where a local path lies; None if it is absent.
+
+        Only for file systems in memory: on a hung mount this call never returns.
+        """
+        try:
+            told = os.statvfs(self.root / path.lstrip("/"))
+        except OSError:
+            return None
+        return Space(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
 
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""
@@ -75,9 +125,8 @@ class System:
         try:
             out, err = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            child.communicate()
-            return Done(None, err=f"{argv[0]}: no answer in {limit_s:g} s")
+            out = _abandon(child)
+            return Done(None, out, err=f"{argv[0]}: no answer in {limit_s:g} s")
         return Done(child.returncode, out, err)
 
     def resolve(self, name: str, limit_s: float = RESOLVE_LIMIT_S) -> Resolved:
@@ -94,6 +143,35 @@ class System:
         if found:
             return found[0]
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
+
+    def reverse(self, address: str, limit_s: float = RESOLVE_LIMIT_S) -> float:
+        """Return how many ms the name of `address` takes to be found, or found to be absent."""
+        started = time.monotonic()
+        thread = threading.Thread(
+            target=_ask_back, args=(address,), name="preflight-reverse", daemon=True
+        )
+        thread.start()
+        thread.join(limit_s)
+        return (time.monotonic() - started) * 1e3
+
+
+def _ask_back(address: str) -> None:
+    with contextlib.suppress(OSError):
+        socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
+
+
+def _abandon(child: subprocess.Popen[str]) -> str:
+    """Kill a child and its session, return its output. One stuck in the kernel is left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        return child.communicate(timeout=_LAST_WORDS_S)[0]
+    except subprocess.TimeoutExpired:
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        threading.Thread(target=child.wait, name="preflight-reap", daemon=True).start()
+        return ""
 
 
 def _ask(name: str, started: float) -> Resolved:

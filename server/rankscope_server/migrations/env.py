@@ -2,6 +2,7 @@
 
 from alembic import context
 
+from rankscope_server.preflight import tables as _preflight  # noqa: F401 - its tables too
 from rankscope_server.tables import metadata
 
 context.configure(

@@ -1,6 +1,17 @@
 """The HTTP routes: thin, each a call of a view and a reply."""
 
-from rankscope_server.routes import commands, data, ingest, logs, operations, runs, stream
+from rankscope_server.routes import (
+    commands,
+    data,
+    ingest,
+    logs,
+    net,
+    operations,
+    preflight,
+    preflight_results,
+    runs,
+    stream,
+)
 
 ROUTERS = (
     operations.router,
@@ -10,5 +21,8 @@ ROUTERS = (
     data.router,
     logs.router,
     commands.router,
+    preflight.router,
+    preflight_results.router,
+    net.router,
     stream.router,
 )

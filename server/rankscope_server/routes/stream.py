@@ -14,7 +14,7 @@ from rankscope_server.service import service_of
 
 router = APIRouter(prefix="/api/v1", tags=["stream"])
 MAX_TOPICS = 64
-_TOPIC = re.compile(r"runs|run:[A-Za-z0-9._-]{1,128}|\*")
+_TOPIC = re.compile(r"runs|run:[A-Za-z0-9._-]{1,128}|preflights|preflight:[A-Za-z0-9._-]{1,64}|\*")
 
 
 @router.get(
@@ -22,11 +22,13 @@ _TOPIC = re.compile(r"runs|run:[A-Za-z0-9._-]{1,128}|\*")
     responses={200: {"description": "Events.", "content": {"text/event-stream": {}}}},
 )
 async def stream(request: Request, topics: str = "runs") -> Response:
-    """Send a hint for each change on `topics`, comma separated: `runs`, `run:{id}`, `*`."""
+    """Send a hint for each change on `topics`: `runs`, `run:{id}`, `preflight:{id}`, `*`..."""
     names = frozenset(name for name in topics.split(",") if name)
     wrong = [name for name in names if not _TOPIC.fullmatch(name)]
     if wrong or not names or len(names) > MAX_TOPICS:
-        raise Problem(422, "not a list of topics", "topics", "use runs and run:{id}, with commas")
+        raise Problem(
+            422, "not a list of topics", "topics", "use runs, run:{id}, preflights, preflight:{id}"
+        )
     service = service_of(request)
     resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     events = _events(service.broker, names, resume, service.settings.heartbeat_seconds)

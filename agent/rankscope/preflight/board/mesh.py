@@ -7,7 +7,6 @@ who still lack it, so that in a healthy mesh nothing is sent twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import msgspec
@@ -96,10 +95,7 @@ class _Link:
 
     async def _send(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.01, self._relay_at - time.monotonic())):
-                    await self.wake.wait()
-            self.wake.clear()
+            await self._woken()
             have, mine = self._board.have(), self._board.mine
             is_relay = time.monotonic() >= self._relay_at
             lacking = [
@@ -113,10 +109,21 @@ class _Link:
                 continue
             self._owes_answer = False
             self._writer.write(wire.frame(msgspec.json.encode(Gossip(have, lacking))))
-            await asyncio.wait_for(self._writer.drain(), SEND_LIMIT_S)
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await self._writer.drain()
             self._told = have
             for report in lacking:
                 self._sent[report.node] = report.version
+
+    async def _woken(self) -> None:
+        """Wait for news, or until it is time to pass on what others said."""
+        pause_s = max(0.01, self._relay_at - time.monotonic())
+        alarm = asyncio.get_running_loop().call_later(pause_s, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            alarm.cancel()
+        self.wake.clear()
 
     async def _receive(self) -> None:
         while True:

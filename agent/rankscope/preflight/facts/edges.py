@@ -73,6 +73,13 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty_ms: float  # half of the round trip
 
 
+class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A connection on which nobody spoke for a while, and then one did."""
+
+    silent_s: float
+    error: str = ""  # "no answer in 3 s", "ECONNRESET"; empty: it still carried
+
+
 class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one node knows of the way to one peer. None: not measured."""
 
@@ -87,4 +94,5 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     datagrams: Datagrams | None = None
     bandwidth: Bandwidth | None = None
     clock: Clock | None = None
+    idle: Idle | None = None  # --deep alone
     not_tested: str = ""  # why nothing was tried: "sampled: 3 % of pairs"

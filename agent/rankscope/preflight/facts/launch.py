@@ -1,13 +1,30 @@
-"""The launch: what the environment says of ranks, nodes and the endpoint."""
+"""The launch: what the environment and the command say of ranks, nodes and the endpoint."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from rankscope.preflight.facts.command import Torchrun, find_torchrun
+from rankscope.redaction import HIDDEN, cut, has_secret_name, redact
+
+if TYPE_CHECKING:
+    from rankscope.preflight.system import System
+
 Launcher = Literal["torchrun", "slurm", "mpi", "kubernetes", "env", "hand"]
 Mode = Literal["static", "c10d", "env"]  # how the job will meet: it decides what a fault does
+
+DEFAULT_PORT = 29500  # of MASTER_PORT in torchrun
+C10D_DEFAULT_PORT = 29400  # of --rdzv-endpoint without a port (torch c10d_rendezvous_backend.py)
+COMPARED = (
+    "NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "UCX_", "FI_", "HSA_", "PYTORCH_", "RCCL_",
+    "HIP_", "ROCR_", "OFI_NCCL_", "MKL_", "KMP_", "GOMP_",
+)  # fmt: skip
+_MAX_VALUE = 512  # characters of one variable that travel
+_MAX_FILE = 4096  # characters of one configuration file that travel
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -16,9 +33,10 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     launcher: Launcher = "hand"
     mode: Mode = "static"
     master_addr: str = ""
-    master_port: int = 29500
+    master_port: int = DEFAULT_PORT
     node_rank: int | None = None
-    num_nodes: int | None = None
+    num_nodes: int | None = None  # the most of them, where a range was given
+    min_nodes: int | None = None  # None: exactly num_nodes
     nproc_per_node: int | None = None
     rank: int | None = None
     local_rank: int | None = None
@@ -29,3 +47,253 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     errors: tuple[str, ...] = ()  # "WORLD_SIZE=x is no integer"
     environment: dict[str, str] = {}  # NCCL_*, GLOO_*, OMP_* ...: what `env.drift` compares
     conf_files: dict[str, str] = {}  # path: text of /etc/nccl.conf, ~/.nccl.conf
+
+
+class _Reader:
+    """Takes values in order of precedence: the first that says something holds."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.texts: dict[str, str] = {}
+        self.numbers: dict[str, int] = {}
+        self.read_from: list[str] = []
+        self.errors: list[str] = []
+
+    def text(self, field: str, *names: str) -> None:
+        """Read a text from the first of the variables that is set."""
+        for name in names:
+            self.told_text(field, name, self.environ.get(name, ""))
+
+    def told_text(self, field: str, name: str, value: str) -> None:
+        """Read a text that `name` says."""
+        if value and field not in self.texts:
+            self.texts[field] = value
+            self.read_from.append(name)
+
+    def number(self, field: str, *names: str) -> None:
+        """Read an integer from the first of the variables that is set."""
+        for name in names:
+            if name in self.environ:
+                self.told_number(field, name, self.environ[name])
+
+    def told_number(self, field: str, name: str, value: str) -> None:
+        """Read an integer that `name` says; what is none becomes an error."""
+        if field in self.numbers:
+            return
+        if re.fullmatch(r"\s*-?[0-9]+\s*", value):
+            self.numbers[field] = int(value)
+            self.read_from.append(name)
+        else:
+            self.errors.append(f"{name}={value[:40]} is no integer")
+
+    def endpoint(self, name: str, text: str, default_port: int) -> None:
+        """Read host:port, [address]:port, or a host alone."""
+        host, port = _split_endpoint(text)
+        self.told_text("master_addr", name, host)
+        if port:
+            self.told_number("master_port", name, port)
+        elif "master_port" not in self.numbers:
+            self.numbers["master_port"] = default_port
+
+
+def collect(system: System, command: Sequence[str] = ()) -> LaunchFacts:
+    """Read the launch. `command`: what is going to be started, for example by the launch gate."""
+    from rankscope.preflight.facts import choice
+
+    environ = system.environ
+    facts = _read(environ, find_torchrun(command))
+    files = {path: cut(redact(text), _MAX_FILE) for path, text in choice.conf_files(system).items()}
+    return msgspec.structs.replace(facts, environment=_compared(environ), conf_files=files)
+
+
+def from_command(argv: Sequence[str]) -> LaunchFacts:
+    """Return what a command alone says, whatever stands in the environment."""
+    return _read({}, find_torchrun(argv))
+
+
+def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
+    reader = _Reader(environ)
+    has_pet = any(name.startswith("PET_") for name in environ)
+    mode: Mode
+    if "TORCHELASTIC_RUN_ID" in environ and torchrun is None:
+        launcher, mode = _worker(reader)
+    elif torchrun is not None or has_pet:
+        launcher, mode = _torchrun(reader, torchrun or Torchrun())
+    else:
+        launcher, mode = _plain(reader)
+    numbers = reader.numbers
+    _derive(numbers)
+    return LaunchFacts(
+        launcher=launcher,
+        mode=mode,
+        master_addr=reader.texts.get("master_addr", ""),
+        master_port=numbers.get("master_port", DEFAULT_PORT),
+        rendezvous_id=reader.texts.get("rendezvous_id", ""),
+        rendezvous_backend=reader.texts.get("rendezvous_backend", ""),
+        read_from=tuple(dict.fromkeys(reader.read_from)),
+        errors=tuple(reader.errors),
+        node_rank=numbers.get("node_rank"),
+        num_nodes=numbers.get("num_nodes"),
+        min_nodes=numbers.get("min_nodes"),
+        nproc_per_node=numbers.get("nproc_per_node"),
+        rank=numbers.get("rank"),
+        local_rank=numbers.get("local_rank"),
+        world_size=numbers.get("world_size"),
+    )
+
+
+def _worker(reader: _Reader) -> tuple[Launcher, Mode]:
+    """Read what torchrun tells each of its ranks (torch/distributed/elastic/agent)."""
+    reader.text("master_addr", "MASTER_ADDR")
+    reader.number("master_port", "MASTER_PORT")
+    reader.text("rendezvous_id", "TORCHELASTIC_RUN_ID")
+    reader.number("rank", "RANK")
+    reader.number("world_size", "WORLD_SIZE")
+    reader.number("local_rank", "LOCAL_RANK")
+    reader.number("node_rank", "GROUP_RANK")
+    reader.number("num_nodes", "GROUP_WORLD_SIZE")
+    reader.number("nproc_per_node", "LOCAL_WORLD_SIZE")
+    return "torchrun", "static"
+
+
+def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
+    """Read a command of torchrun; what it does not say stands in PET_*, or has a default."""
+    environ, options = reader.environ, command.options
+
+    def said(option: str) -> tuple[str, str]:
+        variable = "PET_" + option.upper().replace("-", "_")
+        if option in options:
+            return f"--{option}", options[option]
+        return variable, environ.get(variable, "")
+
+    reader.errors += [f"{word} is not understood" for word in command.unread]
+    is_alone = said("standalone")[1] not in ("", "0")
+    backend = said("rdzv-backend")[1] or "static"
+    reader.told_text("rendezvous_backend", *said("rdzv-backend"))
+    reader.told_text("rendezvous_id", *said("rdzv-id"))
+    _nodes(reader, *said("nnodes"))
+    name, nproc = said("nproc-per-node")
+    if nproc not in ("gpu", "cpu", "xpu", "auto"):
+        reader.told_number("nproc_per_node", name, nproc or "1")
+    name, endpoint = said("rdzv-endpoint")
+    if is_alone:
+        reader.numbers.update(num_nodes=1, node_rank=0)
+        reader.numbers.pop("min_nodes", None)
+        reader.told_text("master_addr", "--standalone", "localhost")
+        return "torchrun", "c10d"
+    if endpoint:
+        reader.endpoint(name, endpoint, C10D_DEFAULT_PORT)
+    elif backend == "static":
+        reader.told_text("master_addr", *said("master-addr"))
+        name, port = said("master-port")
+        reader.told_number("master_port", name, port or str(DEFAULT_PORT))
+        reader.texts.setdefault("master_addr", "127.0.0.1")
+    else:  # torchrun takes neither --master-addr nor --master-port then
+        reader.endpoint("--rdzv-endpoint", "localhost", C10D_DEFAULT_PORT)
+    name, node_rank = said("node-rank")
+    if node_rank:
+        reader.told_number("node_rank", name, node_rank)
+    elif backend == "static":
+        reader.numbers["node_rank"] = 0  # its default
+    return _outer(environ) or "torchrun", "static" if backend == "static" else "c10d"
+
+
+def _nodes(reader: _Reader, name: str, text: str) -> None:
+    """Read --nnodes: a number or MIN:MAX."""
+    low, colon, high = text.partition(":")
+    reader.told_number("num_nodes", name, (high if colon else low) or "1")
+    if colon and low != high:
+        reader.told_number("min_nodes", name, low)
+
+
+def _outer(environ: Mapping[str, str]) -> Launcher | None:
+    """Return the scheduler that starts torchrun, if one can be seen."""
+    if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
+        return "slurm"
+    return "kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else None
+
+
+def _plain(reader: _Reader) -> tuple[Launcher, Mode]:
+    """Read env:// variables, and what schedulers say where they are not set."""
+    environ = reader.environ
+    reader.text("master_addr", "MASTER_ADDR")
+    reader.number("master_port", "MASTER_PORT")
+    reader.number("rank", "RANK")
+    reader.number("world_size", "WORLD_SIZE")
+    reader.number("local_rank", "LOCAL_RANK")
+    reader.number("node_rank", "GROUP_RANK", "NODE_RANK")
+    reader.number("num_nodes", "NNODES", "NUM_NODES")
+    reader.number("nproc_per_node", "LOCAL_WORLD_SIZE")
+    if "SLURM_PROCID" in environ and "SLURM_JOB_ID" in environ:
+        _slurm(reader)
+        return "slurm", "env"
+    if any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
+        _mpi(reader)
+        return "mpi", "env"
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        reader.number("node_rank", "JOB_COMPLETION_INDEX")
+        return "kubernetes", "env"
+    if {"rank", "world_size"} & set(reader.numbers) or reader.errors:
+        return "env", "env"
+    return "hand", "static"
+
+
+def _slurm(reader: _Reader) -> None:
+    environ = reader.environ
+    reader.number("node_rank", "SLURM_NODEID")
+    reader.number("num_nodes", "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    reader.number("rank", "SLURM_PROCID")
+    reader.number("world_size", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    reader.number("local_rank", "SLURM_LOCALID")
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        first = environ.get(name, "").partition("(")[0]  # "2(x3)", "2,1": only where all are equal
+        if first.isdigit() and "," not in environ[name]:
+            reader.told_number("nproc_per_node", name, first)
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        reader.told_text("master_addr", name, first_node(environ.get(name, "")))
+
+
+def _mpi(reader: _Reader) -> None:
+    reader.number("rank", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    reader.number("world_size", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    reader.number("local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    reader.number("nproc_per_node", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def _derive(numbers: dict[str, int]) -> None:
+    """Fill in what follows from the rest, where ranks are numbered node by node."""
+    nproc, rank, world = (numbers.get(name) for name in ("nproc_per_node", "rank", "world_size"))
+    if "node_rank" not in numbers and rank is not None and rank >= 0:
+        if nproc and rank % nproc == numbers.get("local_rank", rank % nproc):
+            numbers["node_rank"] = rank // nproc
+        elif rank == 0:
+            numbers["node_rank"] = 0  # rank 0 runs on the first node, however many it has
+    if "num_nodes" not in numbers and nproc and world and world % nproc == 0:
+        numbers["num_nodes"] = world // nproc
+
+
+def first_node(text: str) -> str:
+    """Return the first host of a Slurm node list: "a[03-05,9],b" begins with a03."""
+    hit = re.match(r"([^\[,]*)(?:\[([^\]]*)\]([^\[,]*))?", text)
+    if hit is None or hit[2] is None:
+        return hit[1] if hit is not None else ""
+    return hit[1] + re.split(r"[,-]", hit[2])[0] + hit[3]
+
+
+def _split_endpoint(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return host, port.removeprefix(":")
+    if text.count(":") > 1:
+        return text, ""  # an IPv6 address alone
+    host, _, port = text.partition(":")
+    return host, port
+
+
+def _compared(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that must agree. Values of secrets stay on this node."""
+    return {
+        name: HIDDEN if has_secret_name(name) else cut(redact(value), _MAX_VALUE)
+        for name, value in sorted(environ.items())
+        if name.startswith(COMPARED)
+    }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from rankscope.preflight.system import System
 
 
 class PortOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -13,6 +19,7 @@ class PortOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: str = ""
     user: str = ""
     age_s: float = 0.0
+    is_launcher: bool = False  # the launcher that started this preflight: it will let go, or share
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,3 +43,65 @@ class PortFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     conntrack_count: int = -1
     conntrack_max: int = -1
     leftovers: tuple[Leftover, ...] = ()
+
+
+def collect(
+    system: System, master_port: int, is_master: bool, since_unix_s: float | None = None
+) -> PortFacts:
+    """Read the port tables. Processes older than `since_unix_s` (now) may be left over."""
+    from rankscope.preflight.facts import processes
+
+    low, high = range_of(system) or (0, 0)
+    busy = owner_of(system, master_port) if is_master else None
+    return PortFacts(
+        range_low=low,
+        range_high=high,
+        master_busy=busy if busy is not None and busy.pid != processes.own_pid() else None,
+        num_time_wait=_time_wait(system),
+        conntrack_count=_number(system, "nf_conntrack_count"),
+        conntrack_max=_number(system, "nf_conntrack_max"),
+        leftovers=processes.leftovers(system, since_unix_s or time.time()),
+    )
+
+
+def owner_of(system: System, port: int) -> PortOwner | None:
+    """Return who listens on `port` here; pid 0 if this user may not see; None if nobody does."""
+    from rankscope.preflight.facts import processes
+
+    sockets = [row for row in processes.listening(system) if row.port == port]
+    if not sockets:
+        return None
+    inodes = {row.inode for row in sockets}
+    everybody = {process.pid: process for process in processes.visible(system)}
+    for process in everybody.values():
+        if inodes & processes.socket_inodes(system, process.pid):
+            return PortOwner(
+                port=port,
+                pid=process.pid,
+                command=process.command,
+                user=process.user,
+                age_s=process.age_s,
+                is_launcher=process.pid in processes.launchers(everybody),
+            )
+    return PortOwner(port=port, user=sockets[0].user)
+
+
+def range_of(system: System) -> tuple[int, int] | None:
+    """Return the first and the last port that the kernel hands out; None if it does not say."""
+    words = (system.read("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
+    if len(words) == 2 and all(word.isdigit() for word in words):
+        return int(words[0]), int(words[1])
+    return None
+
+
+def _time_wait(system: System) -> int:
+    for line in (system.read("/proc/net/sockstat") or "").splitlines():
+        words = line.split()
+        if words[:1] == ["TCP:"] and "tw" in words[:-1]:
+            return int(words[words.index("tw") + 1])
+    return -1
+
+
+def _number(system: System, name: str) -> int:
+    value = system.read_int(f"/proc/sys/net/netfilter/{name}")
+    return value if value is not None else -1

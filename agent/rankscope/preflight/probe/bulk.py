@@ -43,13 +43,15 @@ class Received:
 async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
     """Count what comes for 0.2 s after the first byte, tell the sender, return it."""
     num_bytes, started, now = 0, 0.0, 0.0
-    first = await asyncio.wait_for(reader.read(_READ_BYTES), LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        first = await reader.read(_READ_BYTES)
     if not first:
         raise EOFError("nothing was sent")
     started = now = time.monotonic()
     while now - started < COUNT_S:
         try:
-            data = await asyncio.wait_for(reader.read(_READ_BYTES), LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                data = await reader.read(_READ_BYTES)
         except TimeoutError:
             now = time.monotonic()
             break

@@ -9,6 +9,8 @@ import socket
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from rankscope.preflight.facts.edges import Dial
 from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.classify import classify
@@ -40,9 +42,7 @@ class Call:
 
     async def close(self) -> None:
         """Close at once; what is still in a buffer is lost."""
-        self.writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+        await hang_up(self.writer)
 
 
 async def dial(
@@ -57,7 +57,8 @@ async def dial(
         if max_segment_bytes:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, max_segment_bytes)
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
+        async with asyncio.timeout(limit_s):  # wait_for of Python 3.11 may swallow a cancellation
+            await loop.sock_connect(sock, (address, port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, TimeoutError) as error:
         sock.close()
@@ -94,11 +95,11 @@ async def _greet(
         elapsed_ms=(time.monotonic() - started) * 1e3,
     )  # fmt: skip
     if told is None:
-        writer.transport.abort()
+        await hang_up(writer)
         return _changed(base, outcome="not-us", banner=banner), None
     base = _changed(base, answered_by=told.node, seen_address=told.seen)
     if to and told.node != to:
-        writer.transport.abort()
+        await hang_up(writer)
         return _changed(base, outcome="wrong-host"), None
     return base, Call(base, sock, reader, writer, told.is_busy)
 
@@ -111,12 +112,17 @@ async def knock(caller: Caller, address: str, port: int, to: str) -> Dial:
     return found
 
 
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close a connection now; what is still in a buffer is lost."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 def plain(address: str) -> str:
     """Return an address without IPv4-in-IPv6 notation and without a zone."""
     return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def _changed(dial: Dial, **fields: str) -> Dial:
-    import msgspec
-
     return msgspec.structs.replace(dial, **fields)

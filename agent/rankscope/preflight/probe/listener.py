@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import random
 import socket
 import struct
@@ -72,6 +73,7 @@ class Listener:
         for task in tuple(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.sleep(0)  # for the loop to close what was aborted
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -152,16 +154,8 @@ class _Acknowledger(asyncio.DatagramProtocol):
             self._transport.sendto(self._mark + struct.pack("!I", len(data)), addr)
 
 
-def free_port() -> int:
-    """Return a port that is free now, for somebody else to bind."""
-    with _bound(socket.SOCK_STREAM, 0) as sock:
-        return int(sock.getsockname()[1])
-
-
 def datagram_mark(token: str) -> bytes:
     """Return the first bytes of this run's datagrams."""
-    import hashlib
-
     return hashlib.sha256(f"udp|{token}".encode()).digest()[:16]
 
 

@@ -22,6 +22,7 @@ _HEADERS = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}
 _TCP_HEADERS = {socket.AF_INET: 20 + 20, socket.AF_INET6: 40 + 20}
 _MTU_DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (41, 23)}  # linux/in.h
 _PMTUDISC_PROBE = 3  # set Don't Fragment, ignore what the kernel believes
+_LARGEST_PACKET_BYTES = 65535  # of IP; loopback claims one byte more
 _SIOCGIFMTU = 0x8921
 
 
@@ -116,7 +117,10 @@ async def measure(
     """Return what the path to `address` carries; `ports` are the peer's (TCP, UDP) ports."""
     _, interface = interface_of(address)
     own_bytes = mtu_of(interface) or 1500
-    carried = await probe(caller.token, address, ports[1], own_bytes) if ports[1] else 0
+    limit_bytes = min(own_bytes, _LARGEST_PACKET_BYTES)
+    carried = await probe(caller.token, address, ports[1], limit_bytes) if ports[1] else 0
+    if carried == limit_bytes:
+        carried = own_bytes
     if carried or large_ms is not None:
         return PathMtu(
             carried_bytes=carried, interface_bytes=own_bytes, large_ok=large_ms is not None,

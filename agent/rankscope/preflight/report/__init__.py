@@ -1,1 +1,1 @@
-"""The verdict for people and for scripts."""
+"""The answer for people and machines: screen, JSON, JUnit, page, list of nodes."""

@@ -3,5 +3,10 @@
 from __future__ import annotations
 
 from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.clock.offset import ClockOffset
+from rankscope.preflight.checks.clock.sync import ClockSync
 
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (
+    ClockOffset(),
+    ClockSync(),
+)

@@ -1,0 +1,151 @@
+"""`rankscope preflight`: why a distributed launch would fail, before it does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.console import Console
+
+from rankscope.cli import EXIT_USAGE
+from rankscope.cli.preflight_options import (
+    add_options,
+    asking_of,
+    check_names,
+    wanted_of,
+    ways_of,
+)
+
+if TYPE_CHECKING:
+    from rankscope.preflight.checking import Run
+    from rankscope.preflight.model import Verdict
+
+EXIT_INCOMPLETE = 3  # asked and not done
+
+
+class PreflightCommand:
+    """Find out why a launch would fail, hang, shrink or crawl, in seconds, before it does.
+
+    Start it on every node, as you would start the job. The nodes find each other, test every
+    pair in both directions, compare themselves, and all print the same answer: what is wrong, on
+    which node, what the launch would have done, and the command that repairs it. It needs no root,
+    no GPU and no torch, changes nothing, and opens ports only while it runs.
+
+    Examples:
+      rankscope preflight                                    this machine alone
+      rankscope preflight --nodes node0,node1,node2          by hand, the same line on each node
+      rankscope preflight --nodes "node[0-2]" -- torchrun --nnodes 3 --nproc-per-node 8 train.py
+      srun --ntasks-per-node=1 rankscope preflight --quick --exclude-list bad.txt
+      mpirun --map-by ppr:1:node rankscope preflight         nodes from the launcher
+      rankscope preflight --nodes node0,node1 --share /nfs/tmp      nothing connects: by files
+      rankscope preflight --server https://rankscope:8787 --run 7   or by outbound HTTP alone
+      rankscope preflight --list                             every check, and what it says
+      srun rankscope preflight --emit > all.jsonl; rankscope preflight merge all.jsonl
+
+    Words behind `--` are the launch: it is read, not started. `rankscope run --preflight -- ...`
+    checks and then launches.
+
+    Exit codes: 0 pass, also with warnings; 1 warnings, with --fail-on warn; 2 a failure; 3 a node
+    is missing or nothing could be judged; 64 wrong usage.
+    """
+
+    name: ClassVar[str] = "preflight"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the options."""
+        add_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do what was asked and return the exit code."""
+        from rankscope.preflight.start import StandsAside, UsageError
+
+        if arguments.list:
+            return _list(arguments.markdown)
+        try:
+            check_names(arguments)
+            wanted_of(arguments)  # what cannot be delivered is refused before it is measured
+            if arguments.words[:1] == ["merge"]:
+                return _merge(arguments)
+            return _preflight(arguments)
+        except UsageError as error:
+            sys.stderr.write(f"rankscope preflight: {error}\nTry: rankscope preflight --help\n")
+            return EXIT_USAGE
+        except StandsAside as reason:
+            sys.stderr.write(f"rankscope preflight: nothing to do here: {reason}\n")
+            return 0
+
+
+def _list(is_markdown: bool) -> int:
+    from rankscope.preflight.report import catalogue
+    from rankscope.preflight.start import foreign_checks
+
+    if is_markdown:
+        sys.stdout.write(catalogue.markdown())
+    else:
+        Console(highlight=False).print(catalogue.table(foreign_checks()))
+    return 0
+
+
+def _preflight(arguments: argparse.Namespace) -> int:
+    from rankscope.preflight import start, ways
+    from rankscope.preflight.model import encode
+    from rankscope.preflight.plan import Silent
+    from rankscope.preflight.report.progress import Live
+    from rankscope.preflight.system import System
+
+    system, asking = System(), asking_of(arguments)
+    who = start.look_up(asking, system)
+    with Live(sys.stderr) as progress:
+        if arguments.ssh and who.nodes and who.me not in who.nodes:
+            outcome = ways.judged_from_outside(asking, system, who, progress)
+            return _deliver(arguments, outcome.verdict, outcome.run)
+        stop = start.Stop()
+        plan = start.plan_of(asking, system, who, ways_of(arguments, stop))
+        ended = start.run(plan, Silent() if arguments.lines else progress, stop)
+    verdict, run = ended.outcome.verdict, ended.outcome.run
+    if arguments.lines:
+        return 0  # our report has gone its way; who started us judges
+    if arguments.emit:
+        sys.stdout.buffer.write(encode(run.reports[plan.who.me]) + b"\n")
+        sys.stdout.flush()
+        return 0
+    return _deliver(arguments, verdict, run, ended.is_interrupted)
+
+
+def _deliver(
+    arguments: argparse.Namespace, verdict: Verdict, run: Run, is_interrupted: bool = False
+) -> int:
+    from rankscope.preflight.report.deliver import deliver
+    from rankscope.preflight.report.summary import summarise
+
+    summary = summarise(verdict, run, arguments.fail_on, is_interrupted=is_interrupted)
+    errors = deliver(summary, wanted_of(arguments))
+    for error in errors:
+        sys.stderr.write(f"rankscope preflight: {error}\n")
+    # whoever asked for a file and does not get it must not read the pass of a script in it
+    return summary.exit_code or (EXIT_INCOMPLETE if errors else 0)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    """Judge reports that travelled as files."""
+    from rankscope.preflight.engine import judge
+    from rankscope.preflight.report import stored
+    from rankscope.preflight.start import UsageError, foreign_checks, run_id_of
+    from rankscope.preflight.system import System
+
+    paths = arguments.words[1:]
+    if not paths:
+        raise UsageError("merge: no file given; write rankscope preflight merge FILE ... (or -)")
+    try:
+        reports = stored.read((path, _read(path)) for path in paths)
+    except (stored.StoredError, OSError) as error:
+        raise UsageError(f"merge: {error}") from error
+    asking = asking_of(arguments)
+    run = stored.merged(reports, asking.run_id or run_id_of(System()), asking.who.nodes, None)
+    return _deliver(arguments, judge(run, foreign_checks()), run)
+
+
+def _read(path: str) -> bytes:
+    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()

@@ -1,0 +1,346 @@
+"""The options of `rankscope preflight`, and what they mean to it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankscope.preflight.report.deliver import Wanted
+    from rankscope.preflight.start import Asking
+    from rankscope.preflight.ways import Ways
+
+_MOST_PORT = 65535
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Describe every option, in the order in which people need them."""
+    parser.usage = (
+        "rankscope preflight [OPTION ...] [-- COMMAND ...]\n"
+        "       rankscope preflight [OPTION ...] merge FILE ..."
+    )
+    _who(parser.add_argument_group("who takes part").add_argument)
+    _what(parser.add_argument_group("what is checked").add_argument)
+    _launch(parser.add_argument_group("the launch, where nothing tells").add_argument)
+    _report(parser.add_argument_group("the answer").add_argument)
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="-- COMMAND ... | merge FILE ...",
+        help="the launch, read and not started; or reports to be judged",
+    )
+
+
+def _who(add: Callable[..., object]) -> None:
+    add(
+        "--nodes",
+        metavar="LIST",
+        help="all nodes, node 0 first: node0,node1 or node[0-7]; "
+        "default: from Slurm, the host file of MPI, Kubernetes, or torchrun's variables",
+    )
+    add(
+        "--node",
+        metavar="NAME",
+        help="which of them this machine is; default: by host name, address or node rank",
+    )
+    add(
+        "--node-rank",
+        type=_natural,
+        default=-1,
+        metavar="N",
+        help="number of this node; default: from the launcher, else its place in --nodes",
+    )
+    add("--hostfile", metavar="FILE", help="the nodes, one a line, as for mpirun")
+    add(
+        "--ssh",
+        action="store_true",
+        help="start the others over ssh, from here, and print one "
+        "answer; with --nodes or --hostfile",
+    )
+    add(
+        "--share",
+        metavar="DIR",
+        help="a directory that all nodes see: reports travel by it when nothing connects",
+    )
+    add(
+        "--server",
+        metavar="URL",
+        help="a rankscope server: reports travel by outbound HTTP, and the result is kept there",
+    )
+    add(
+        "--run",
+        metavar="ID",
+        help="name that all nodes of this preflight share; default: "
+        "$RANKSCOPE_RUN_ID, or the scheduler's job",
+    )
+    add(
+        "--wait",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for nodes that have not reported; default %(default)g s",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="limit of everything after that; default: by tier and number of nodes",
+    )
+    add(
+        "--emit",
+        action="store_true",
+        help="use no network: print this node's report as one "
+        "line of JSON, for `rankscope preflight merge`",
+    )
+    add("--lines", action="store_true", help=argparse.SUPPRESS)  # how --ssh starts the others
+
+
+def _what(add: Callable[..., object]) -> None:
+    add(
+        "--quick",
+        dest="tier",
+        action="store_const",
+        const="quick",
+        default="default",
+        help="facts and paths only, some 3 s: no bandwidth, no collective",
+    )
+    add(
+        "--deep",
+        dest="tier",
+        action="store_const",
+        const="deep",
+        help="also what takes minutes: idle connections, GPUs under load, large collectives",
+    )
+    add(
+        "--only",
+        type=_list,
+        default=(),
+        metavar="IDS",
+        help="these checks or families alone: port.ephemeral,clock",
+    )
+    add("--skip", type=_list, default=(), metavar="IDS", help="all but these checks or families")
+    add(
+        "--expect-gbps",
+        type=_positive,
+        default=0.0,
+        metavar="G",
+        help="a pair slower than G Gbit/s fails; default: only compared with each other",
+    )
+    add(
+        "--checkpoint-dir",
+        default="",
+        metavar="DIR",
+        help="where checkpoints go: seen and written from all nodes?",
+    )
+    add(
+        "--ckpt-gb",
+        type=_positive,
+        default=0.0,
+        metavar="GB",
+        help="free space that the checkpoints need there",
+    )
+    add(
+        "--script",
+        default="",
+        metavar="FILE",
+        help="the training script: the same everywhere, "
+        "and can what it imports be imported? It is not run",
+    )
+    add("--data-dir", default="", metavar="DIR", help="the data: the same files everywhere?")
+    add(
+        "--loader-workers",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="data loader workers of each rank, for limits and shared memory",
+    )
+
+
+def _launch(add: Callable[..., object]) -> None:
+    add(
+        "--nproc",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="ranks on each node; default: from the launch, else the GPUs, else 1",
+    )
+    add(
+        "--backend",
+        choices=("gloo", "nccl"),
+        default="",
+        help="default: nccl where there are GPUs, else gloo",
+    )
+    add("--master-addr", default="", metavar="HOST", help="default: $MASTER_ADDR, else node 0")
+    add(
+        "--master-port",
+        type=_port,
+        default=0,
+        metavar="PORT",
+        help="default: $MASTER_PORT, else 29500",
+    )
+
+
+def _report(add: Callable[..., object]) -> None:
+    add(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="all checks with their reasons, and what was folded under a cause",
+    )
+    add("--json", default="", metavar="FILE", help="the verdict and all reports; - for stdout")
+    add("--junit", default="", metavar="FILE", help="one test case per check, for build servers")
+    add("--html", default="", metavar="FILE", help="one page, for people who were not there")
+    add(
+        "--exclude-list",
+        default="",
+        metavar="FILE",
+        help="the bad nodes as node[1-3,7], for srun --exclude; - for stdout",
+    )
+    add(
+        "--fail-on",
+        choices=("fail", "warn"),
+        default="fail",
+        help="what counts as bad for exit code, JUnit and list; default %(default)s",
+    )
+    add("--list", action="store_true", help="show every check and end")
+    add("--markdown", action="store_true", help="with --list: as a table for documents")
+
+
+def asking_of(arguments: argparse.Namespace) -> Asking:
+    """Return what was asked. Raises UsageError."""
+    from rankscope.preflight.board.discover import Asked
+    from rankscope.preflight.model import Options
+    from rankscope.preflight.start import Asking
+
+    who = Asked(
+        nodes=read_nodes(arguments.nodes, "--nodes"),
+        node=arguments.node or "",
+        hostfile=arguments.hostfile or "",
+        node_rank=arguments.node_rank,
+        master_addr=arguments.master_addr,
+        master_port=arguments.master_port,
+    )
+    options = Options(
+        tier=arguments.tier,
+        backend=arguments.backend,
+        nproc=arguments.nproc,
+        num_loader_workers=arguments.loader_workers,
+        expect_gbps=arguments.expect_gbps,
+        checkpoint_dir=arguments.checkpoint_dir,
+        checkpoint_gb=arguments.ckpt_gb,
+        script=arguments.script,
+        data_dir=arguments.data_dir,
+        only=arguments.only,
+        skip=arguments.skip,
+    )
+    return Asking(
+        who=who,
+        options=options,
+        run_id=arguments.run or "",
+        wait_s=arguments.wait,
+        timeout_s=arguments.timeout,
+        command=tuple(arguments.words),
+        is_mesh=not arguments.emit,
+    )
+
+
+def ways_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Ways:
+    """Return the ways by which reports shall travel beside the mesh."""
+    from rankscope.preflight.ways import Ways
+
+    return Ways(
+        share=arguments.share or "",
+        server=arguments.server or "",
+        is_over_ssh=arguments.ssh,
+        is_on_lines=arguments.lines,
+        stop=stop,
+    )
+
+
+def wanted_of(arguments: argparse.Namespace) -> Wanted:
+    """Return which reports are wanted. Raises UsageError if two want stdout."""
+    from rankscope.preflight.report.deliver import Wanted
+    from rankscope.preflight.start import UsageError
+
+    names = ("json", "junit", "html", "exclude_list")
+    places = {name: getattr(arguments, name) for name in names}
+    on_stdout = [f"--{name.replace('_', '-')}" for name in names if places[name] == "-"]
+    if len(on_stdout) > 1:
+        raise UsageError(f"{' and '.join(on_stdout)} both want stdout: give one of them a file")
+    return Wanted(**places, fail_on=arguments.fail_on, is_verbose=arguments.verbose)
+
+
+def check_names(arguments: argparse.Namespace) -> None:
+    """Refuse names of checks that do not exist: a typing mistake must not switch checks off."""
+    from rankscope.preflight.checks import FAMILIES
+    from rankscope.preflight.start import UsageError, foreign_checks
+
+    known = [*FAMILIES, *(check.id for checks in FAMILIES.values() for check in checks)]
+    if arguments.only or arguments.skip:
+        known += ["elsewhere", *(check.id for check in foreign_checks())]
+    for option in ("only", "skip"):
+        for name in getattr(arguments, option):
+            if name not in known:
+                raise UsageError(f"--{option}: {_no_check(name, known)}")
+
+
+def _no_check(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f", did you mean {near[0]}?" if near else ""
+    return f"there is no check or family {name!r}{hint} `rankscope preflight --list` shows all"
+
+
+def read_nodes(text: str | None, option: str) -> tuple[str, ...]:
+    """Return the names in "node0,node1" or "node[0-7]". Raises UsageError."""
+    from rankscope.preflight.board.hostlist import HostListError, expand
+    from rankscope.preflight.start import UsageError
+
+    if text is None:
+        return ()
+    if not text.strip(" ,"):
+        raise UsageError(f"{option}: no name given; write node0,node1 or node[0-7]")
+    if "[" not in text:
+        return _list(text)  # with what stands there twice: discovery says so
+    try:
+        names = expand(text)
+    except HostListError as error:
+        raise UsageError(f"{option}: {error}; write node0,node1 or node[0-7]") from error
+    return names
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "number of seconds; write 30 or 0.5")
+
+
+def _positive(text: str) -> float:
+    return _number(text, "number; write 10 or 2.5")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number; write 0, 1, 2 ...")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    port = _natural(text)
+    if not 1 <= port <= _MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; write 1 to {_MOST_PORT}")
+    return port

@@ -1,0 +1,115 @@
+"""net.dup_ip: every address belongs to one node."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.interfaces.real import addresses_of, is_real
+from rankscope.preflight.comparing import listed, not_measured
+from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier
+
+
+class NetDupIp:
+    """No address of a real interface is on two nodes."""
+
+    id: ClassVar[str] = "net.dup_ip"
+    scope: ClassVar[Scope] = "all"
+    tier: ClassVar[Tier] = "quick"
+    needs: ClassVar[frozenset[Need]] = frozenset({"peers"})
+
+    def judge(self, run: Run) -> Iterator[Finding]:
+        """Fail where the job would use the address, warn where it lies idle."""
+        yield from not_measured(self.id, run, "interfaces")
+        owners: dict[str, dict[str, str]] = {}  # address: node: interface
+        for report in run.present:
+            for address, interface in _real_addresses(report):
+                owners.setdefault(address, {})[report.node] = interface
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for address, where in owners.items():
+            nodes = _distinct(run, tuple(where))
+            if len(nodes) > 1:
+                groups.setdefault(nodes, []).append(address)
+        for nodes, addresses in groups.items():
+            yield self._finding(run, nodes, addresses, owners)
+
+    def _finding(
+        self,
+        run: Run,
+        nodes: tuple[str, ...],
+        addresses: list[str],
+        owners: dict[str, dict[str, str]],
+    ) -> Finding:
+        used = [address for address in addresses if _is_used(run, nodes, address)]
+        address = (used or addresses)[0]
+        where = owners[address]
+        shown = [f"{node}: {address} on {where[node]}" for node in nodes[:4]]
+        return Finding(
+            id=self.id,
+            status="fail" if used else "warn",
+            nodes=nodes,
+            title=f"{listed(nodes)} have the same address {address}",
+            evidence={a: {node: owners[a][node] for node in nodes} for a in addresses},
+            told=tuple(shown),
+            fix=tuple(
+                Fix(
+                    node=node,
+                    command=f"sudo ip addr del {_with_length(run, node, address)} "
+                    f"dev {where[node]}  # then give it an address of its own",
+                    owner="admin",
+                )
+                for node in nodes[1:]
+            ),
+            would="whoever answers first is taken for the other: store time-outs, hangs of more "
+            "than 30 min"
+            if used
+            else "nothing, as long as no library takes this interface",
+            wrong_if="" if used else "the two interfaces are in networks that never meet",
+            confidence="proven" if used else "likely",
+        )
+
+
+def _real_addresses(report: NodeReport) -> Iterator[tuple[str, str]]:
+    facts = report.facts.interfaces
+    for row in facts.interfaces if facts is not None else ():
+        if is_real(row):
+            for address in addresses_of(row):
+                if not ipaddress.ip_address(address).is_link_local:
+                    yield address, row.name
+
+
+def _distinct(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes without those that are the same place as an earlier one (`host.dup`)."""
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for node in nodes:
+        host = run.reports[node].facts.host
+        place = (host.boot_id, host.network_namespace) if host is not None else (node, 0)
+        if place not in seen or not all(place):
+            kept.append(node)
+        seen.add(place)
+    return tuple(kept)
+
+
+def _is_used(run: Run, nodes: tuple[str, ...], address: str) -> bool:
+    """Return whether the job would tell or dial this address."""
+    for node in nodes:
+        report = run.reports[node]
+        facts = report.facts.interfaces
+        choices = [*facts.gloo, *(facts.nccl if run.backend == "nccl" else ())] if facts else []
+        if address in {choice.address for choice in choices}:
+            return True
+        if address in {edge.source_address for edge in report.edges.values()}:
+            return True
+    resolved = (edge.resolved for _, _, edge in run.edges())
+    return any(r is not None and address in r.addresses for r in resolved)
+
+
+def _with_length(run: Run, node: str, address: str) -> str:
+    facts = run.reports[node].facts.interfaces
+    texts = [
+        text for row in (facts.interfaces if facts is not None else ()) for text in row.addresses
+    ]
+    return next((text for text in texts if text.partition("/")[0] == address), address)

@@ -1,0 +1,69 @@
+"""The user's script: its fingerprint, and whether what it imports can be imported here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from rankscope.preflight.facts import script_child
+from rankscope.preflight.system import System
+
+HASH_LIMIT_S = 3.0
+IMPORT_LIMIT_S = 8.0  # torch takes 2 to 4 s where nothing is cached
+
+
+class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The script that will be launched."""
+
+    path: str
+    error: str = ""  # it cannot be read: why
+    syntax_error: str = ""
+    digest: str = ""  # SHA-256 of the script alone
+    package_digest: str = ""  # with the modules beside it that it imports; empty: too many
+    num_files: int = 0
+    import_errors: dict[str, str] = {}  # module: "ImportError: ..."
+    slow_import: str = ""  # the module in which the time was over
+    is_tried: bool = False  # its imports
+
+
+class _Said(msgspec.Struct):
+    trying: str = ""
+    failed: str = ""
+    error: str = ""
+    done: bool = False
+
+
+def collect(system: System, script: str, tries_imports: bool) -> ScriptFacts:
+    """Fingerprint the script, and import what it imports in a child process."""
+    child = [sys.executable, "-P", str(Path(script_child.__file__))]
+    done = system.run([*child, "hash", script], HASH_LIMIT_S)
+    if done.code is None:
+        return ScriptFacts(path=script, error=f"not read in {HASH_LIMIT_S:g} s")
+    try:
+        told = msgspec.json.decode(done.out or "null", type=dict[str, object])
+    except msgspec.MsgspecError:
+        last = (done.err.strip().splitlines() or [f"exit code {done.code}"])[-1]
+        return ScriptFacts(path=script, error=last)
+    facts = msgspec.convert({"path": script, **told}, ScriptFacts)
+    if facts.error or facts.syntax_error or not tries_imports:
+        return facts
+    return _imports(system, [*child, "import", script], facts)
+
+
+def _imports(system: System, argv: list[str], facts: ScriptFacts) -> ScriptFacts:
+    done = system.run(argv, IMPORT_LIMIT_S)
+    errors: dict[str, str] = {}
+    trying, is_done = "", False
+    for line in done.out.splitlines():
+        said = msgspec.json.decode(line, type=_Said)
+        trying, is_done = said.trying or trying, is_done or said.done
+        if said.failed:
+            errors[said.failed] = said.error
+    slow = trying if done.code is None else ""
+    if done.code is not None and not is_done and trying:  # a crash in native code
+        errors[trying] = f"the interpreter died with exit code {done.code} while importing it"
+    return msgspec.structs.replace(
+        facts, import_errors=errors, slow_import=slow, is_tried=done.code is not None
+    )

@@ -1,0 +1,160 @@
+"""What touches a file system, in a process that may hang there: run by path, prints JSON.
+
+A program of the standard library alone, started with `-I -S`: a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PREFIX = ".rankscope-preflight-"
+_PIECE_BYTES = 4 << 20
+
+
+def look(folder: str) -> dict[str, Any]:
+    """Return what stat and statvfs say."""
+    told = os.stat(folder)
+    room = os.statvfs(folder)
+    return {
+        "is_directory": os.path.isdir(folder),
+        "is_writable": os.access(folder, os.W_OK | os.X_OK),
+        "is_read_only": bool(room.f_flag & os.ST_RDONLY),
+        "total_bytes": room.f_blocks * room.f_frsize,
+        "free_bytes": room.f_bavail * room.f_frsize,
+        "total_inodes": room.f_files,
+        "free_inodes": room.f_favail,
+        "inode": told.st_ino,
+        "mounted_at": _mount_point(folder),
+    }
+
+
+def put(folder: str, name: str, token: str) -> dict[str, Any]:
+    """Write a small file for the others to find."""
+    path = Path(folder) / name
+    path.write_text(token)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return {}
+
+
+def see(folder: str, names: list[str], seconds: float) -> dict[str, Any]:
+    """Read files of others, again until all are there or the time is over."""
+    end = time.monotonic() + seconds
+    found: dict[str, str] = {}
+    while True:
+        os.listdir(folder)  # asks the server anew, where names that are absent are remembered
+        for name in set(names) - set(found):
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = (Path(folder) / name).read_text()
+        if len(found) == len(set(names)) or time.monotonic() > end:
+            return {"found": found}
+        time.sleep(0.1)
+
+
+def write(folder: str, name: str, size: int, seconds: float) -> dict[str, Any]:
+    """Write until the size or the time is reached, then fsync; the file is removed."""
+    path = Path(folder) / name
+    piece, written, started = os.urandom(_PIECE_BYTES), 0, time.monotonic()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        while written < size and time.monotonic() - started < seconds:
+            written += os.write(descriptor, piece[: size - written])
+        os.fsync(descriptor)
+        elapsed = time.monotonic() - started
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+    return {"written_bytes": written, "elapsed_s": elapsed}
+
+
+def lock(folder: str, name: str) -> dict[str, Any]:
+    """Take and give back both kinds of locks on a file of our own."""
+    path = Path(folder) / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return {
+            "flock": _tried(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX)),
+            "fcntl": _tried(lambda: fcntl.lockf(descriptor, fcntl.LOCK_EX)),
+        }
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def clean(folder: str, names: list[str]) -> dict[str, Any]:
+    """Remove files of ours."""
+    for name in names:
+        if name.startswith(PREFIX):
+            (Path(folder) / name).unlink(missing_ok=True)
+    return {}
+
+
+def walk(folder: str, most: int, seconds: float) -> dict[str, Any]:
+    """Fingerprint names and sizes of the first files in sorted order."""
+    digest, count, total = hashlib.sha256(), 0, 0
+    end = time.monotonic() + seconds
+    for base, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.join(base, name)
+            try:
+                size = os.stat(path).st_size
+            except FileNotFoundError:
+                size = -1  # a link that leads nowhere
+            digest.update(f"{os.path.relpath(path, folder)}\0{size}\n".encode(errors="replace"))
+            count, total = count + 1, total + max(size, 0)
+            if count >= most or time.monotonic() > end:
+                bound = "count" if count >= most else "time"
+                return {"count": count, "bytes": total, "digest": digest.hexdigest(), "cut": bound}
+    return {"count": count, "bytes": total, "digest": digest.hexdigest(), "cut": ""}
+
+
+def _mount_point(folder: str) -> str:
+    path = os.path.realpath(folder)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _tried(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except OSError as error:
+        return _words(error)
+    return ""
+
+
+def _words(error: OSError) -> str:
+    return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
+
+
+_WORK: dict[str, Callable[..., dict[str, Any]]] = {
+    "look": look, "put": put, "see": see, "write": write, "lock": lock, "clean": clean,
+    "walk": walk,
+}  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Do one thing: `storage_child.py WORK JSON-ARGUMENTS`."""
+    try:
+        answer = _WORK[arguments[0]](*json.loads(arguments[1]))
+    except OSError as error:
+        answer = {"error": _words(error)}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""The gate before a launch: checks what is about to start, and says whether it may."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Literal, TextIO
+
+from rich.console import Console
+
+from rankscope.preflight.board.discover import Asked
+from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
+from rankscope.preflight.report import screen
+from rankscope.preflight.report.progress import Live
+from rankscope.preflight.report.summary import Summary, summarise
+from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
+from rankscope.preflight.system import System
+
+RefuseOn = Literal["fail", "warn", "never"]
+EXIT_REFUSED = 78  # EX_CONFIG of sysexits.h: no launcher of training and no Python error uses it
+
+
+def check(
+    command: Sequence[str],
+    tier: Tier,
+    refuse_on: RefuseOn,
+    nodes: tuple[str, ...] = (),
+    stream: TextIO = sys.stderr,
+) -> str:
+    """Run the preflight of `command` and print its report on `stream`.
+
+    Returns why the launch is refused; an empty text if it may start. All ports are free again.
+    Raises UsageError if the preflight itself cannot be asked so.
+    """
+    asking = Asking(who=Asked(nodes=nodes), options=Options(tier=tier), command=command)
+    system = System()
+    try:
+        plan = plan_of(asking, system, look_up(asking, system))
+    except StandsAside:
+        return ""  # another process of this node does it
+    with Live(stream) as progress:
+        ended = run(plan, progress)
+    outcome = ended.outcome
+    fail_on = "warn" if refuse_on == "warn" else "fail"
+    summary = summarise(outcome.verdict, outcome.run, fail_on)
+    screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
+    if ended.is_interrupted:
+        return "the preflight was interrupted"
+    return "" if refuse_on == "never" else _reason(summary)
+
+
+def _reason(summary: Summary) -> str:
+    if not summary.exit_code:
+        return ""
+    if summary.findings:
+        first = summary.findings[0]
+        more = f" (and {len(summary.findings) - 1} more)" if summary.findings[1:] else ""
+        return f"{first.title}{more}"
+    if summary.exit_code == EXIT_INCOMPLETE:
+        return "the preflight could not judge anything: unknown is not healthy"
+    return summary.outcome
+
+
+__all__ = ["EXIT_REFUSED", "RefuseOn", "UsageError", "check"]

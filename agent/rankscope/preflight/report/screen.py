@@ -1,0 +1,277 @@
+"""The answer in a terminal: quiet when green, else one cause after another, with its repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from rankscope.preflight.model import Finding, Status
+from rankscope.preflight.report import grid
+from rankscope.preflight.report.summary import Summary, fixes, nodes_text
+from rankscope.preflight.report.words import (
+    clean,
+    clean_command,
+    count,
+    cut,
+    wrapped,
+)
+
+MOST_LINES = 50  # one screen; -v prints everything
+_MARKS: dict[Status, str] = {"ok": "✓", "fail": "✗", "warn": "!", "unknown": "?", "skipped": "-"}
+_PLAIN: dict[Status, str] = {**_MARKS, "ok": "ok", "fail": "FAIL"}  # where ✓ cannot be encoded
+_WORDS: dict[Status, str] = {"fail": "FAIL", "warn": "WARN"}
+_STYLES: dict[Status, str] = {"fail": "bold red", "warn": "bold yellow"}
+_MARGIN = 8  # under "FAIL 1  "
+_MOST_TITLE, _MOST_TOLD, _MOST_FIXES, _MOST_UNKNOWN = 3, 4, 3, 3
+_LEAST_COLUMNS = 40
+
+Lines = list[Text]
+
+
+def show(summary: Summary, console: Console, verbose: bool = False) -> None:
+    """Print the report; `verbose` adds what was folded, every check and every reason."""
+    width = max(console.width, _LEAST_COLUMNS)
+    head = [*_heading(summary, width), *_families(summary, width, console.encoding)]
+    foot = _foot(summary, width, verbose)
+    if verbose:
+        body = _everything(summary, width)
+    else:
+        body = _fitted(summary, width, MOST_LINES - _rows(head, width) - _rows(foot, width))
+    for line in [*head, *body, *foot]:
+        console.print(line, soft_wrap=True)
+
+
+def _heading(summary: Summary, width: int) -> Lines:
+    parts = ["rankscope preflight", *summary.heading]
+    return _packed([Text(part, style="bold") for part in parts], width)
+
+
+def _families(summary: Summary, width: int, encoding: str) -> Lines:
+    """Return one mark for each family; those that do not apply here are among the counts."""
+    marks = _MARKS if encoding.lower().startswith("utf") else _PLAIN
+    parts = [
+        Text(f"{one.name} {marks[one.status]}", style=_STYLES.get(one.status, ""))
+        for one in summary.families
+        if one.status != "skipped"
+    ]
+    return [Text("  ").append_text(line) for line in _packed(parts, width - 2)]
+
+
+def _packed(parts: Iterable[Text], width: int, gap: str = "   ") -> Lines:
+    """Return the parts in as few lines as they need, none broken."""
+    lines: Lines = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], gap, part)
+        else:
+            lines.append(Text(cut(part.plain, width), style=part.style))
+    return lines
+
+
+def _rows(lines: Lines, width: int) -> int:
+    """Return how many lines of the terminal those are: commands may be longer than one."""
+    return sum(max(1, -(-line.cell_len // width)) for line in lines)
+
+
+def _fitted(summary: Summary, width: int, room: int) -> Lines:
+    """Return findings, open questions and the matrix in at most `room` lines."""
+    unknown = _unknown(summary.unknown[:_MOST_UNKNOWN], len(summary.unknown), width)
+    room -= _rows(unknown, width) + 1
+    drawn = [_Drawn(finding, number, width) for number, finding in enumerate(summary.findings, 1)]
+    matrix = _matrix(summary, width, room - sum(one.size for one in drawn))
+    findings = _shortened(drawn, room - _rows(matrix, width))
+    return [*_gap(findings or unknown), *findings, *unknown, *matrix]
+
+
+def _gap(following: Lines) -> Lines:
+    return [Text()] if following else []
+
+
+class _Drawn:
+    """A finding in full and in short, and what is said of others like it."""
+
+    def __init__(self, finding: Finding, number: int, width: int) -> None:
+        self.finding, self.width = finding, width
+        self.short = _title(finding, number, width, 2) + _fixes(finding, width, 1)
+        self.lines = self.full = _full(finding, number, width)
+        self.alike: Lines = []
+
+    @property
+    def size(self) -> int:
+        return _rows([*self.lines, *self.alike], self.width)
+
+
+def _shortened(drawn: list[_Drawn], room: int) -> Lines:
+    """Return all findings, in as much detail as fits; the worst keep theirs longest."""
+    if not _squeezed(drawn, room):
+        drawn = _one_of_each_kind(drawn)
+        _squeezed(drawn, room)
+    shown = list(drawn)
+    size = sum(one.size for one in shown)
+    while len(shown) > 1 and size + (len(shown) < len(drawn)) > room:
+        size -= shown.pop().size
+    lines = [line for one in shown for line in (*one.lines, *one.alike)]
+    if len(shown) < len(drawn):
+        left = count(len(drawn) - len(shown), "finding")
+        lines.append(Text(f"... and {left} more: -v shows all"))
+    return lines
+
+
+def _squeezed(drawn: list[_Drawn], room: int) -> bool:
+    """Shorten from the last to the first until all fit; return whether they do."""
+    for one in drawn:
+        one.lines = one.full
+    size = sum(one.size for one in drawn)
+    for one in reversed(drawn):
+        if size > room:
+            size -= one.size
+            one.lines = one.short
+            size += one.size
+    return size <= room
+
+
+def _one_of_each_kind(drawn: list[_Drawn]) -> list[_Drawn]:
+    """Return the first finding of each check, which tells how many others say the same."""
+    kinds: dict[tuple[Status, str], list[_Drawn]] = {}
+    for one in drawn:
+        kinds.setdefault((one.finding.status, one.finding.id), []).append(one)
+    for first, *others in kinds.values():
+        if others:
+            names = tuple(node for one in others for node in one.finding.nodes)
+            on = f" on {nodes_text(names)}" if names else ""
+            text = f"and {len(others):,} more like it{on}"
+            room = first.width - _MARGIN
+            first.alike = [Text(" " * _MARGIN + cut(text, room), style="bold")]
+    return [those[0] for those in kinds.values()]
+
+
+def _title(finding: Finding, number: int, width: int, most: int) -> Lines:
+    """Return number, id, title and confidence; the title goes on under itself."""
+    word = f"{_WORDS[finding.status]} {number}".ljust(_MARGIN - 1) + " "
+    head = f"{cut(clean(finding.id), 20):<16}  "
+    sure = f"  [{finding.confidence}]"
+    indent = _MARGIN + cell_len(head)
+    first, *more = _some(finding.title, max(20, width - indent - cell_len(sure)), most)
+    gap = " " * max(0, width - indent - cell_len(first) - cell_len(sure))
+    line = Text.assemble(
+        (word, _STYLES[finding.status]), head, (first, "bold"), (gap + sure, "dim")
+    )
+    return [line, *(Text(" " * indent + text, style="bold") for text in more)]
+
+
+def _some(text: str, columns: int, most: int) -> list[str]:
+    """Return at most `most` lines of `text`."""
+    lines = wrapped(clean(text), columns)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], cut(" ".join(lines[most - 1 :]), columns)]
+    return lines
+
+
+def _under(label: str, text: str, width: int, most: int = _MOST_TITLE) -> Lines:
+    """Return `text` indented behind `label`, its further lines below its begin."""
+    indent = " " * (_MARGIN + cell_len(label))
+    first, *more = _some(text, max(20, width - len(indent)), most)
+    line = Text.assemble(" " * _MARGIN, (label, "dim"), first)
+    return [line, *(Text(indent + text) for text in more)]
+
+
+def _full(finding: Finding, number: int, width: int) -> Lines:
+    lines = _title(finding, number, width, _MOST_TITLE)
+    most = _MOST_TOLD if finding.status == "fail" else 1
+    for text in finding.told[:most]:
+        lines += _under("", text, width)
+    if finding.would:
+        lines += _under("if launched:  ", finding.would, width)
+    folded = len(finding.explains)
+    if folded:
+        lines += _under("", f"this explains {count(folded, 'more finding')}: -v", width)
+    return lines + _fixes(finding, width, _MOST_FIXES)
+
+
+def _fixes(finding: Finding, width: int, most: int) -> Lines:
+    """Return the repairs; a command is never cut or broken, so that it can be copied."""
+    rows, lines = fixes(finding), []
+    for nodes, owner, command in rows[:most]:
+        label = f"fix ({cut(nodes, 40)}, {owner}):  "
+        commands = clean_command(command)
+        if len(commands) == 1 and _MARGIN + cell_len(label + commands[0]) <= width:
+            lines.append(Text.assemble(" " * _MARGIN, (label, "dim"), (commands[0], "bold")))
+            continue
+        lines.append(Text(" " * _MARGIN + label.rstrip(), style="dim"))
+        lines += [Text(" " * (_MARGIN + 2) + text, style="bold") for text in commands]
+    if len(rows) > most:
+        lines += _under("", f"... {count(len(rows) - most, 'more repair')}: -v", width)
+    return lines
+
+
+def _unknown(shown: Sequence[Finding], num: int, width: int) -> Lines:
+    """Return what was tried and not answered: not a failure, and not healthy either."""
+    lines: Lines = []
+    for finding in shown:
+        head = f"{'?':<{_MARGIN}}{cut(clean(finding.id), 20):<16}  "
+        first, *more = _some(finding.title, max(20, width - cell_len(head)), 2)
+        lines.append(Text(head + first))
+        lines += [Text(" " * cell_len(head) + text) for text in more]
+    if num > len(shown):
+        lines.append(Text(f"... and {num - len(shown)} more without an answer: -v shows them"))
+    return lines
+
+
+def _matrix(summary: Summary, width: int, room: int) -> Lines:
+    """Return the matrix if a path is bad: of all nodes if there is room, else the small one."""
+    whole, small = summary.matrix, summary.small_matrix
+    if whole is None or not whole.has_bad:
+        return []
+    if grid.fits(whole, width):
+        lines = grid.lines(whole, width)
+        if small is None or _rows(lines, width) + 2 <= room:
+            return [Text(), *lines]
+    return [Text(), *grid.lines(small, width)] if small is not None else []
+
+
+def _everything(summary: Summary, width: int) -> Lines:
+    """Return what -v shows: nothing is left out or cut."""
+    far = 1 << 20
+    lines: Lines = []
+    for number, finding in enumerate(summary.findings, 1):
+        lines += _title(finding, number, width, far)
+        for text in finding.told:
+            lines += _under("", text, width, far)
+        labelled = [("if launched:  ", finding.would), ("wrong if:     ", finding.wrong_if)]
+        labelled += [("explains:     ", text) for text in finding.explains]
+        for label, text in labelled:
+            lines += _under(label, text, width, far) if text else []
+        lines += _fixes(finding, width, far)
+    lines += _unknown(summary.unknown, len(summary.unknown), width)
+    if summary.matrix is not None:
+        whole = summary.matrix if grid.fits(summary.matrix, width) else summary.small_matrix
+        lines += [Text(), *grid.lines(whole or summary.matrix, width)]
+    lines += [Text(), Text("checks", style="bold")]
+    for result in summary.verdict.results:
+        head = f"  {result.status:<8} {clean(result.id):<20}  "
+        first, *more = wrapped(clean(result.reason), max(20, width - cell_len(head)))
+        style = _STYLES.get(result.status, "")
+        lines.append(Text((head + first).rstrip(), style=style))
+        lines += [Text(" " * cell_len(head) + text, style=style) for text in more]
+        for aside in summary.verdict.asides:
+            if aside.id == result.id and aside.title != result.reason:
+                lines.append(Text(" " * cell_len(head) + clean(aside.title)))
+    return lines
+
+
+def _foot(summary: Summary, width: int, verbose: bool) -> Lines:
+    coverage = clean(summary.verdict.coverage)
+    counts = f"{summary.counts}; {coverage}" if coverage else summary.counts
+    if not summary.findings and not summary.exit_code:
+        ended = f"{counts}, exit {summary.exit_code}"
+        parts = [*_some(ended, width, 3), summary.url]
+        return [Text(part) for part in parts if part]
+    style = _STYLES["fail"] if summary.exit_code else _STYLES["warn"]
+    last = [Text(summary.outcome, style=style)]
+    last += [Text(f"report: {summary.url}")] if summary.url else []
+    last += [] if verbose else [Text("-v for all checks", style="dim")]
+    dim = [Text(part, style="dim") for part in _some(counts, width, 3)]
+    return [Text(), *dim, *_packed(last, width)]

@@ -1,0 +1,71 @@
+"""Reads reports that were kept: lines of `--emit`, and documents of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rankscope.preflight.board.discover import Discovery, expected
+from rankscope.preflight.checking import Run
+from rankscope.preflight.model import NodeReport, Options, decode_report
+from rankscope.preflight.report.as_json import Document
+
+
+class StoredError(Exception):
+    """What was read is no report; the message says where and why."""
+
+
+def read(texts: Iterable[tuple[str, bytes]]) -> list[NodeReport]:
+    """Return the reports in `texts`, pairs of a name for messages and the content.
+
+    Of several reports of a node the newest counts. Raises StoredError.
+    """
+    reports: dict[str, NodeReport] = {}
+    for name, data in texts:
+        for report in _reports(name, data):
+            before = reports.get(report.node)
+            age = (report.started_unix_s, report.version)
+            if before is None or age >= (before.started_unix_s, before.version):
+                reports[report.node] = report
+    return list(reports.values())
+
+
+def _reports(name: str, data: bytes) -> Iterable[NodeReport]:
+    if b'"verdict"' in data:
+        try:
+            return msgspec.json.decode(data, type=Document).reports
+        except msgspec.MsgspecError as error:
+            raise StoredError(f"{name}: {error}") from error
+    lines = [line for line in data.splitlines() if line.strip()]
+    if not lines:
+        raise StoredError(f"{name}: no report in it; write it with `rankscope preflight --emit`")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(decode_report(_unlabelled(line)))
+        except msgspec.MsgspecError as error:
+            raise StoredError(f"{name}, line {number}: {error}") from error
+    return found
+
+
+def _unlabelled(line: bytes) -> bytes:
+    """Cut off what `srun --label` and `mpirun --tag-output` put before each line."""
+    start = line.find(b"{")
+    return line[start:] if 0 < start <= 40 else line
+
+
+def merged(
+    reports: Sequence[NodeReport], run_id: str, nodes: tuple[str, ...], options: Options | None
+) -> Run:
+    """Return the run of `reports`; `nodes` are those that should be there, if anybody knows.
+
+    Without `nodes` their number comes from the launch, so that a missing one is still missed.
+    """
+    told = [one.facts.launch.num_nodes or 0 for one in reports if one.facts.launch is not None]
+    ranks = {one.node: one.node_rank for one in reports}
+    is_ranked = bool(ranks) and min(ranks.values()) >= 0
+    num_nodes = max(told, default=0) if is_ranked else 0
+    names = expected(Discovery(nodes=nodes, num_nodes=num_nodes), ranks)
+    asked = options or (reports[0].options if reports else Options())
+    return Run(run_id, names, {one.node: one for one in reports}, asked)

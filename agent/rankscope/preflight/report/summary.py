@@ -1,0 +1,158 @@
+"""What every report shows of a verdict, worked out once: heading, families, counts, exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankscope.preflight.checking import Run
+from rankscope.preflight.engine import exit_code
+from rankscope.preflight.model import (
+    EXIT_FAIL,
+    EXIT_INCOMPLETE,
+    Finding,
+    Fix,
+    Result,
+    Status,
+    Verdict,
+)
+from rankscope.preflight.report.matrix import Matrix, build
+from rankscope.preflight.report.nodes import compress
+from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
+
+_WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "ok", "skipped")
+_LAUNCHERS = {"hand": "started by hand", "env": "environment", "mpi": "MPI", "slurm": "Slurm",
+              "kubernetes": "Kubernetes"}  # fmt: skip
+_MOST_REASONS = 3
+_SMALL = 8  # rows of a matrix that leaves room for the findings
+
+
+@dataclass(frozen=True)
+class Family:
+    """All checks of one family as one word."""
+
+    name: str
+    status: Status  # of its worst check; skipped only if all of them are
+    reason: str = ""  # of a family that did not judge
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A verdict with what was worked out from it."""
+
+    verdict: Verdict
+    run: Run
+    heading: tuple[str, ...]
+    families: tuple[Family, ...]
+    findings: tuple[Finding, ...]  # fail before warn, otherwise as the engine ordered them
+    unknown: tuple[Finding, ...]  # one per check and reason: tried, no answer
+    counts: str  # "62 checks passed, 17 skipped (...)"
+    outcome: str  # "2 failures, 1 warning, exit 2"
+    exit_code: int
+    matrix: Matrix | None  # of all nodes, where they are few enough
+    small_matrix: Matrix | None  # only the nodes with bad paths, the others as one
+    url: str = ""
+
+
+def summarise(
+    verdict: Verdict, run: Run, fail_on: str = "fail", url: str = "", is_interrupted: bool = False
+) -> Summary:
+    """Return what the reports show of `verdict`, which was judged from `run`."""
+    code = exit_code(verdict, fail_on)
+    if is_interrupted and code != EXIT_FAIL:
+        code = EXIT_INCOMPLETE  # nobody knows what the rest would have shown
+    findings = sorted(verdict.findings, key=lambda finding: _WORST_FIRST.index(finding.status))
+    return Summary(
+        verdict=verdict,
+        run=run,
+        heading=_heading(verdict, run, is_interrupted),
+        families=_families(verdict.results),
+        findings=tuple(findings),
+        unknown=_unknown(verdict),
+        counts=_counts(verdict.results),
+        outcome=_outcome(verdict, code),
+        exit_code=code,
+        matrix=build(verdict, run),
+        small_matrix=build(verdict, run, most_nodes=_SMALL),
+        url=clean(url),
+    )
+
+
+def nodes_text(names: tuple[str, ...]) -> str:
+    """Return nodes in the short form of Slurm, as people paste it: "node[1-3], gpu-7"."""
+    return clean(compress(names).replace("],", "], "))
+
+
+def fixes(finding: Finding) -> list[tuple[str, str, str]]:
+    """Return (nodes, owner, command) of each repair; equal ones of several nodes are one."""
+    together: dict[tuple[str, str], list[Fix]] = {}
+    for fix in finding.fix:
+        together.setdefault((fix.owner, fix.command), []).append(fix)
+    rows = []
+    for (owner, command), same in together.items():
+        named = tuple(fix.node for fix in same if fix.node)
+        everywhere = len(named) < len(same)
+        rows.append(("every node" if everywhere else nodes_text(named), owner, command))
+    return rows
+
+
+def _heading(verdict: Verdict, run: Run, is_interrupted: bool) -> tuple[str, ...]:
+    num, wanted = len(verdict.reported), max(len(verdict.expected), len(verdict.reported))
+    nodes = count(num, "node") if num == wanted else f"{num:,} of {count(wanted, 'node')}"
+    launcher = next((one.launcher for one in run.launches.values()), None)
+    launch = "" if launcher is None else f"{_LAUNCHERS.get(launcher, launcher)}, {run.mode}"
+    took = seconds_text(verdict.elapsed_ms) if verdict.elapsed_ms else ""
+    is_cut = verdict.is_partial and num == wanted
+    partial = "interrupted" if is_interrupted else "partial" if is_cut else ""
+    parts = (f"run {clean(verdict.run_id)}", nodes, run.backend, launch, took, partial)
+    return tuple(part for part in parts if part)
+
+
+def _families(results: tuple[Result, ...]) -> tuple[Family, ...]:
+    members: dict[str, list[Result]] = {}
+    for result in results:
+        members.setdefault(result.family, []).append(result)
+    families = []
+    for name, those in members.items():
+        status: Status = min((one.status for one in those), key=_WORST_FIRST.index)
+        reasons = [one.reason for one in those if one.status == status and one.reason]
+        reason = clean(most_common_first(reasons)[0][0]) if reasons else ""
+        families.append(Family(name, status, reason))
+    return tuple(families)
+
+
+def _unknown(verdict: Verdict) -> tuple[Finding, ...]:
+    """Return what was tried without an answer: of findings, and of checks that never judged."""
+    found = {(one.id, one.title): one for one in verdict.asides if one.status == "unknown"}
+    told = {one.id for one in found.values()}
+    for result in verdict.results:
+        if result.status == "unknown" and result.id not in told:
+            title = result.reason or "no answer"
+            found[result.id, title] = Finding(id=result.id, status="unknown", title=title)
+    return tuple(found.values())
+
+
+def _counts(results: tuple[Result, ...]) -> str:
+    num = {status: sum(one.status == status for one in results) for status in _WORST_FIRST}
+    parts = [f"{count(num['ok'], 'check')} passed"]
+    if num["unknown"]:
+        parts.append(f"{num['unknown']} unknown")
+    if num["skipped"]:
+        reasons = most_common_first(one.reason for one in results if one.status == "skipped")
+        told = [f"{clean(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
+        left = sum(times for _, times in reasons[_MOST_REASONS:])
+        told += [f"other reasons: {left}"] if left else []
+        parts.append(f"{num['skipped']} skipped ({'; '.join(told)})")
+    return ", ".join(parts)
+
+
+def _outcome(verdict: Verdict, code: int) -> str:
+    statuses = [finding.status for finding in verdict.findings]
+    missing = len(set(verdict.expected) - set(verdict.reported))
+    parts = []
+    if statuses.count("fail"):
+        parts.append(count(statuses.count("fail"), "failure"))
+    if statuses.count("warn"):
+        parts.append(count(statuses.count("warn"), "warning"))
+    if missing:
+        parts.append(f"{count(missing, 'node')} not judged")
+    return f"{joined(parts, ', ') or 'nothing to complain about'}, exit {code}"

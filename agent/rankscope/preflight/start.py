@@ -1,0 +1,171 @@
+"""Starts a preflight from what was asked: who takes part, the plan, Ctrl-C, the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from rankscope.preflight.board.discover import Asked, Discovery, discover
+from rankscope.preflight.checking import Check
+from rankscope.preflight.facts import launch
+from rankscope.preflight.model import Options
+from rankscope.preflight.plan import WAIT_S, Plan, Progress
+from rankscope.preflight.system import System
+
+if TYPE_CHECKING:
+    from rankscope.preflight.runner import Outcome
+    from rankscope.preflight.ways import Ways
+
+TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
+_RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+UNNAMED = "preflight"  # a run of which nobody said the name
+_GROUP = "rankscope.preflight"  # entry points: checks of other packages
+
+
+class UsageError(Exception):
+    """What was asked cannot be done; the message names the option and the remedy."""
+
+
+class StandsAside(Exception):
+    """This process has nothing to do; the message says which one does it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What a person asked for, before anything was looked up."""
+
+    who: Asked = field(default_factory=Asked)
+    options: Options = field(default_factory=Options)
+    run_id: str = ""
+    wait_s: float = WAIT_S
+    timeout_s: float = 0.0
+    command: Sequence[str] = ()
+    is_mesh: bool = True
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A preflight that came to its end, or was brought to it."""
+
+    outcome: Outcome
+    is_interrupted: bool
+
+
+def look_up(asking: Asking, system: System) -> Discovery:
+    """Return who takes part. Raises StandsAside."""
+    who = discover(system, asking.who, launch.collect(system, asking.command))
+    if who.stands_aside:
+        raise StandsAside(who.stands_aside)
+    return who
+
+
+def plan_of(asking: Asking, system: System, who: Discovery, ways: Ways | None = None) -> Plan:
+    """Return what the runner is to do. Raises UsageError."""
+    if who.errors:
+        raise UsageError("; ".join(who.errors))
+    is_alone = who.num_nodes == 1 or (ways is not None and ways.is_over_ssh)
+    run_id = asking.run_id or run_id_of(system, is_alone)
+    token = token_of(system, run_id)
+    return Plan(
+        run_id=run_id,
+        token=token,
+        who=who,
+        options=asking.options,
+        wait_s=asking.wait_s,
+        timeout_s=asking.timeout_s,
+        command=asking.command,
+        carriers=ways.carriers(run_id, token, who, asking) if ways is not None else (),
+        is_mesh=asking.is_mesh,
+        foreign=foreign_checks(),
+        system=system,
+    )
+
+
+def run_id_of(system: System, is_alone: bool = False) -> str:
+    """Return the name that all nodes of this run share without having talked.
+
+    Nothing that a wrong launch may differ in belongs to it: node counts, names and ports are what
+    the preflight compares, and nodes with another name would never hear of each other.
+    """
+    for name in _RUN_VARIABLES:
+        if system.environ.get(name):
+            return system.environ[name]
+    return secrets.token_hex(2) if is_alone else UNNAMED
+
+
+def token_of(system: System, run_id: str) -> str:
+    """Return what agents of one run show each other; a secret one comes from the environment."""
+    secret = system.environ.get(TOKEN_VARIABLE, "")
+    return hashlib.sha256(f"rankscope preflight {run_id} {secret}".encode()).hexdigest()[:32]
+
+
+def foreign_checks() -> tuple[Check, ...]:
+    """Return the checks that installed packages add. Raises UsageError if one cannot be loaded."""
+    checks: list[Check] = []
+    for entry in entry_points(group=_GROUP):
+        try:
+            checks += _instances(entry.load())
+        except Exception as error:  # code of others
+            raise UsageError(
+                f"the check {entry.name!r} of {entry.value} cannot be loaded: {error}; repair or "
+                "uninstall that package"
+            ) from error
+    return tuple(checks)
+
+
+def _instances(found: object) -> Iterable[Check]:
+    """Take a class, an instance, or a tuple of them."""
+    if isinstance(found, tuple | list):
+        return [check for one in found for check in _instances(one)]
+    made: Check = found() if isinstance(found, type) else found  # type: ignore[assignment]
+    return [made]
+
+
+class Stop:
+    """Ends the preflight that was given it, from whatever thread it is called."""
+
+    def __init__(self) -> None:
+        self.end: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        """End it, if it runs."""
+        if self.end is not None:
+            self.end()
+
+
+def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended:
+    """Run the preflight here and now. The first Ctrl-C ends it with what is known until then."""
+    return asyncio.run(_run(plan, progress, stop_asked or Stop()))
+
+
+async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
+    from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
+
+    agent = Agent(plan, progress)
+    is_interrupted = False
+
+    def stop() -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        agent.stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends it as it always would
+            loop.remove_signal_handler(number)
+
+    loop = asyncio.get_running_loop()
+    stop_asked.end = partial(loop.call_soon_threadsafe, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        outcome = await agent.run()
+    finally:
+        stop_asked.end = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return Ended(outcome, is_interrupted)

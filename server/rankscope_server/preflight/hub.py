@@ -1,0 +1,233 @@
+"""All preflights that are under way: made, found, told, judged, saved, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import msgspec
+import sqlalchemy as sa
+from starlette.concurrency import run_in_threadpool
+
+from rankscope.preflight.checking import Run
+from rankscope.preflight.engine import judge
+from rankscope.preflight.model import NodeReport, Verdict
+from rankscope.preflight.probe.schedule import coverage
+from rankscope_server.broker import Broker
+from rankscope_server.preflight import store
+from rankscope_server.preflight.limits import Buckets
+from rankscope_server.preflight.live import Live
+from rankscope_server.problems import Problem, not_found
+from rankscope_server.store.engine import StoreUnavailableError
+from rankscope_server.store.unit import Unit
+from rankscope_server.store.writer import Writer
+
+log = logging.getLogger(__name__)
+LIFETIME_NS = 3600 * 10**9  # of a preflight and its token
+REUSED_NS = 600 * 10**9  # who comes later with the same key begins a new one
+MAX_LIVE = 256
+CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
+KEPT_AFTER_END_NS = 300 * 10**9  # in memory, for those who ask again
+TICK_S = 0.05
+SAVE_PAUSE_S = 1.0
+JUDGE_PAUSE_S = 1.0  # a verdict that is asked for again and again is not made anew each time
+PATH = "/api/v1/preflight/runs/"
+
+
+class Hub:
+    """The preflights under way. Use it in the event loop only; `opens` from anywhere."""
+
+    def __init__(self, writer: Writer, reader: sa.Engine, broker: Broker) -> None:
+        self._writer, self._reader, self._broker = writer, reader, broker
+        self._runs: dict[str, Live] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._jobs: set[asyncio.Task[Verdict]] = set()
+        self._saving: dict[str, Future[None]] = {}
+        self._saved_s = 0.0
+        self.limits = Buckets()
+
+    async def start(self) -> None:
+        """Take up what was under way, and begin to tell."""
+        self._runs = await run_in_threadpool(self._load_open)
+        self._task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """Save what there is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, *self._jobs, return_exceptions=True)
+        self._save_all()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the server ends; nobody should wait any more."""
+        return self._broker.closed
+
+    def under_way(self, key: str) -> Live | None:
+        """Return the preflight in which those with this key meet now."""
+        for live in self._runs.values() if key else ():
+            is_young = time.time_ns() - live.created_ns < REUSED_NS
+            is_over = live.finished_ns or any(s.report.is_leaving for s in live.stored.values())
+            if live.key == key and is_young and not is_over:
+                return live
+        return None
+
+    def spend_new(self, address: str) -> None:
+        """Count a new preflight against the limit of an address. Raises Problem 429."""
+        wait_s = self.limits.wait_s(f"create {address}", CREATED_SIZE, CREATED_PER_S)
+        if wait_s:
+            raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
+
+    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
+        """Make a preflight. Raises Problem 429."""
+        if len(self._runs) >= MAX_LIVE:
+            raise Problem(
+                429, f"{MAX_LIVE} preflights are under way", None, "wait until some of them end"
+            )
+        now = time.time_ns()
+        live = Live(
+            id=secrets.token_hex(6), token=f"pf-{secrets.token_urlsafe(24)}", created_ns=now,
+            expires_ns=now + LIFETIME_NS, run_id=run_id, key=key, nodes=nodes, num_nodes=num_nodes,
+        )  # fmt: skip
+        self._runs[live.id] = live
+        self._broker.publish("preflights", {"preflights"}, None)
+        return live
+
+    def live(self, id: str) -> Live | None:
+        """Return a preflight that is in memory."""
+        return self._runs.get(id)
+
+    async def find(self, id: str) -> Live:
+        """Return a preflight, from the store where it has ended. Raises Problem 404."""
+        live = self._runs.get(id) or await run_in_threadpool(self._load, id)
+        if live is None:
+            raise not_found(f"no preflight {id[:64]!r}", "see /api/v1/preflight/runs", "id")
+        return live
+
+    def opens(self, token: str, path: str) -> bool:
+        """Return whether a preflight's own token opens a path: its own routes and `net`."""
+        if path.startswith("/api/v1/net/"):
+            return self.of_token(token) is not None
+        id = path.removeprefix(PATH).partition("/")[0] if path.startswith(PATH) else ""
+        live = self._runs.get(id)
+        return live is not None and is_token_of(live, token)
+
+    def of_token(self, token: str) -> Live | None:
+        """Return the preflight whose token this is."""
+        return next((live for live in self._runs.values() if is_token_of(live, token)), None)
+
+    async def verdict(self, live: Live) -> Verdict:
+        """Return the verdict over what has been reported by now; made once for all who ask."""
+        async with live.judging:
+            is_early = time.monotonic() < live.next_verdict_s and not live.is_settled
+            if live.verdict is not None and (is_early or live.judged_number == live.number):
+                return live.verdict
+            number, run, started = live.number, live.as_run(), time.monotonic()
+            verdict = await run_in_threadpool(_judge, run, live.created_ns)
+            live.judged(verdict, number)
+            ended = time.monotonic()
+            live.next_verdict_s = ended + max(JUDGE_PAUSE_S, 3 * (ended - started))
+        self._broker.publish(f"preflight:{live.id}", {"verdict"}, None)
+        return verdict
+
+    def told(self, live: Live, changed: set[str]) -> None:
+        """Say on the event stream that something changed."""
+        self._broker.publish(f"preflight:{live.id}", changed, None)
+
+    def upload(self, live: Live) -> None:
+        """Keep a preflight that was coordinated otherwise; wait for the commit."""
+        rows = store.rows_of(live, live.members)
+        self._writer.run(lambda unit: rows.save(unit.connection))
+        self._broker.publish("preflights", {"preflights"}, None)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Give a connection that sees one state of the store."""
+        with self._reader.connect() as connection:
+            yield connection
+
+    def _load(self, id: str) -> Live | None:
+        with self.read() as connection:
+            row = store.find(connection, id) if "\x00" not in id else None
+            return None if row is None else store.load_live(connection, row)
+
+    def _load_open(self) -> dict[str, Live]:
+        with self.read() as connection:
+            rows = store.open_rows(connection, time.time_ns())
+            return {row.id: store.load_live(connection, row) for row in rows[:MAX_LIVE]}
+
+    async def _work(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s, now_ns = time.monotonic(), time.time_ns()
+            for live in tuple(self._runs.values()):
+                if live.tell(now_s, self.is_closed):
+                    self.told(live, {"reports"})
+                self._end(live, now_ns)
+            if now_s - self._saved_s >= SAVE_PAUSE_S:
+                self._saved_s = now_s
+                self._save_all()
+
+    def _end(self, live: Live, now_ns: int) -> None:
+        """Judge a preflight that has ended, and forget it a while later: it is in the store."""
+        is_over = live.is_settled or (live.is_calm and live.stored)
+        if is_over and live.judged_number != live.number and not live.judging.locked():
+            job = asyncio.create_task(self.verdict(live))
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+        if live.is_unsaved or live.id in self._saving:
+            return
+        is_old = live.finished_ns and now_ns - live.finished_ns > KEPT_AFTER_END_NS
+        if is_old or now_ns > live.expires_ns:
+            del self._runs[live.id]
+
+    def _save_all(self) -> None:
+        """Hand to the writer what changed; what it refuses is tried again."""
+        for id, done in list(self._saving.items()):
+            if done.done():
+                del self._saving[id]
+                live = self._runs.get(id)
+                if live is not None and done.exception() is not None:
+                    log.warning("preflight %s is not saved yet: %s", id, done.exception())
+                    live.is_unsaved, live.unsaved = True, set(live.members)
+        for live in self._runs.values():
+            if not live.is_unsaved or live.id in self._saving:
+                continue
+            rows = store.rows_of(live, tuple(live.unsaved))
+            try:
+                self._saving[live.id] = self._writer.submit(_saving(rows))
+            except StoreUnavailableError as error:
+                log.warning("preflight %s is not saved yet: %s", live.id, error)
+                continue
+            live.unsaved.clear()
+            live.is_unsaved = False
+
+
+def is_token_of(live: Live, token: str) -> bool:
+    """Return whether this is the token of an unexpired preflight."""
+    return (
+        bool(live.token)
+        and hmac.compare_digest(live.token.encode(), token.encode())
+        and time.time_ns() < live.expires_ns
+    )
+
+
+def reports_of(live: Live) -> dict[str, NodeReport]:
+    """Return the reports of a preflight by node."""
+    return {node: one.report for node, one in live.stored.items()}
+
+
+def _judge(run: Run, created_ns: int) -> Verdict:
+    elapsed_ms = (time.time_ns() - created_ns) / 1e6
+    told = {"coverage": coverage(run.expected), "elapsed_ms": elapsed_ms}
+    return msgspec.structs.replace(judge(run), **told)
+
+
+def _saving(rows: store.Rows) -> Callable[[Unit], None]:
+    return lambda unit: rows.save(unit.connection)

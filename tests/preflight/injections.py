@@ -1,0 +1,398 @@
+"""What is broken in the laboratory: one function a fault."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.preflight.scene import MASTER_PORT, Scene
+
+Injection = Callable[[Scene], object]
+EPHEMERAL = "32768-60999"  # Linux's default of ip_local_port_range
+_ESTABLISHED = "ct state established,related accept"
+_DEAD_ADDRESS = 99  # nobody on the wire has it
+_SEGMENTS_OFF = "tso off gso off gro off tx off"  # a super-packet vanishes whole, a frame alone
+
+
+def nothing(scene: Scene) -> None:
+    """Leave the laboratory healthy."""
+
+
+# ---- firewalls
+
+
+def firewall(number: int, *rules: str) -> Injection:
+    """Put `rules` on what comes in at one host."""
+    return lambda scene: scene.firewall(number, *rules)
+
+
+def only_master_open(verdict: str) -> Injection:
+    """Open MASTER_PORT and nothing else, on every host."""
+
+    def inject(scene: Scene) -> None:
+        for number in scene.everywhere:
+            scene.firewall(number, _ESTABLISHED, f"tcp dport {MASTER_PORT} accept", verdict)
+
+    return inject
+
+
+def one_way(start: int, end: int) -> Injection:
+    """Drop what `start` begins towards `end`; what `end` begins passes."""
+    return lambda scene: scene.firewall(end, f"ip saddr {scene.lab.ip(start)} ct state new drop")
+
+
+def isolated(*numbers: int) -> Injection:
+    """Let nothing in or out."""
+
+    def inject(scene: Scene) -> None:
+        for number in numbers:
+            scene.nft(
+                number,
+                "table inet fw {\n"
+                "chain in {\ntype filter hook input priority 0; policy drop;\niif lo accept\n}\n"
+                "chain out {\ntype filter hook output priority 0; policy accept;\n"
+                "oif lo accept\nmeta l4proto { tcp, udp, icmp } drop\n}\n}\n",
+            )
+
+    return inject
+
+
+# ---- names and addresses
+
+
+def hosts_entry(number: int, name: str, line: str) -> Injection:
+    """Change the line of `name` in one host's /etc/hosts; {net} is the laboratory's network."""
+    return lambda scene: scene.lab.set_hosts(number, {name: line.format(net=scene.lab.net)})
+
+
+def own_name(*numbers: int, address: str) -> Injection:
+    """Give hosts a wrong line for their own name; an empty address leaves it out."""
+
+    def inject(scene: Scene) -> None:
+        for number in numbers:
+            name = scene.lab.names[number]
+            scene.lab.set_hosts(number, {name: f"{address} {name}" if address else ""})
+
+    return inject
+
+
+def dead_ipv6_first(scene: Scene) -> None:
+    """Let nodes 1 and 2 see an IPv6 address of node 0 first, which nobody has."""
+    for number in scene.everywhere:
+        scene.lab.run(number, f"ip addr add fd77::{number + 1}/64 dev eth0 nodad")
+    for number in (1, 2):
+        line = f"fd77::{_DEAD_ADDRESS} node0\n{scene.lab.ip(0)} node0"
+        scene.lab.set_hosts(number, {"node0": line})
+
+
+def duplicate_address(scene: Scene) -> None:
+    """Give node 2 the address of node 1, too."""
+    old, new = scene.lab.ip(2), scene.lab.ip(1)
+    scene.lab.run(2, f"ip addr del {old}/24 dev eth0; ip addr add {new}/24 dev eth0")
+
+
+def same_host_name(scene: Scene) -> None:
+    """Clone node 1's name to node 2: both think that they are node1."""
+    scene.lab.run(2, "hostname node1")
+    scene.lab.write_etc(2, "hostname", "node1\n")
+    scene.lab.set_hosts(2, {"node2": f"{scene.lab.ip(2)} node1 node2", "node1": ""})
+    scene.named.update((1, 2))
+
+
+# ---- interfaces and routes
+
+
+def docker0_asked(scene: Scene) -> None:
+    """Make gloo take docker0, which has one address on all machines."""
+    for number in scene.everywhere:
+        scene.add_nic(number, "docker0", "172.17.0.1/16")
+        scene.lab.env[number]["GLOO_SOCKET_IFNAME"] = "docker0"
+
+
+def docker0_named(scene: Scene) -> None:
+    """Let every host's own name be the address of docker0."""
+    for number in scene.everywhere:
+        scene.add_nic(number, "docker0", "172.17.0.1/16")
+    own_name(*scene.everywhere, address="172.17.0.1")(scene)
+
+
+def renamed_nic(scene: Scene) -> None:
+    """Ask for eth0 on all hosts, which is called ens5 on node 2."""
+    for number in scene.everywhere:
+        scene.lab.env[number]["GLOO_SOCKET_IFNAME"] = "eth0"
+    scene.lab.run(
+        2, "ip link set eth0 down; ip link set eth0 name ens5;"
+        f" ip addr replace {scene.lab.ip(2)}/24 dev ens5; ip link set ens5 up",
+    )  # fmt: skip
+
+
+def wrong_source(scene: Scene) -> None:
+    """Send node 0's packets to node 1 with the address of its other network.
+
+    Node 1 filters by the reverse path: it would answer on another interface, so it drops.
+    """
+    for number in (0, 1):
+        scene.add_nic(number, "eth1", f"10.88.0.{number + 1}/24")
+    scene.lab.run(0, f"ip route replace {scene.lab.ip(1)}/32 dev eth0 src 10.88.0.1")
+    scene.lab.run(1, "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter")
+
+
+# ---- paths
+
+
+def black_hole(number: int, mtu: int) -> Injection:
+    """Drop frames above `mtu` on one host's wire, without a word (veth)."""
+
+    def inject(scene: Scene) -> None:
+        for host in scene.everywhere:
+            scene.lab.run(host, f"ethtool -K eth0 {_SEGMENTS_OFF}", check=False)
+            scene.lab.switch.run(f"ethtool -K p{host} {_SEGMENTS_OFF}", check=False)
+        rules = "\n".join(f'{way} "p{number}" meta length > {mtu} drop' for way in _WAYS)
+        head = "type filter hook forward priority 0; policy accept;"
+        scene.lab.switch.run(
+            ["nft", "-f", "-"],
+            input=f"table bridge mtu {{\nchain f {{\n{head}\n{rules}\n}}\n}}\n",
+        )
+
+    return inject
+
+
+_WAYS = ("iifname", "oifname")
+
+
+def smaller_mtu(scene: Scene) -> None:
+    """Give node 1 a smaller MTU than the others."""
+    scene.lab.run(1, "ip link set eth0 mtu 1400")
+
+
+def links(*pairs: tuple[int, int], **faults: float) -> Injection:
+    """Set faults of the tap wire, in both directions of each pair."""
+
+    def inject(scene: Scene) -> None:
+        for start, end in pairs:
+            for link in (scene.lab.link(start, end), scene.lab.link(end, start)):
+                for name, value in faults.items():
+                    setattr(link, name, value)
+
+    return inject
+
+
+def slow_sender(scene: Scene) -> None:
+    """Let node 1 send at 10 Mbit/s."""
+    scene.lab.run(1, "tc qdisc replace dev eth0 root tbf rate 10mbit burst 32kb latency 400ms")
+
+
+# ---- the clock
+
+
+@functools.cache
+def clockshift_library() -> Path:
+    """Build the library that shifts the wall clock of a process. Raises without a compiler."""
+    folder = Path(tempfile.mkdtemp(prefix="clockshift."))
+    folder.chmod(0o755)
+    source, target = Path(__file__).with_name("clockshift.c"), folder / "clockshift.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O2", "-o", str(target), str(source)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return target
+
+
+def has_compiler() -> bool:
+    """Return whether `clockshift_library` can be built."""
+    return shutil.which("cc") is not None
+
+
+def clock(number: int, seconds: float) -> Injection:
+    """Shift the wall clock of one host's programs."""
+
+    def inject(scene: Scene) -> None:
+        shifted = {"LD_PRELOAD": str(clockshift_library()), "CLOCKSHIFT": f"{seconds:g}"}
+        scene.lab.env[number].update(shifted)
+
+    return inject
+
+
+# ---- the launch
+
+
+def web_server(scene: Scene) -> None:
+    """Let a web server hold MASTER_PORT on node 0."""
+    command = [sys.executable, "-m", "http.server", str(MASTER_PORT)]
+    scene.lab.popen(0, command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for_listener(scene, 0)
+
+
+def earlier_job(scene: Scene) -> None:
+    """Let a job that nobody ended hold MASTER_PORT on node 0."""
+    launch = ["torchrun", "--nnodes=1", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    script = scene.lab.folder / "earlier.py"
+    script.write_text("import time\ntime.sleep(100000)\n")
+    command = [
+        sys.executable,
+        "-m",
+        *_torchrun(launch),
+        f"--master-port={MASTER_PORT}",
+        str(script),
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PET_")}
+    scene.lab.popen(
+        0, command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _wait_for_listener(scene, 0)
+
+
+def _torchrun(launch: list[str]) -> list[str]:
+    return ["torch.distributed.run", *launch[1:]]
+
+
+def _wait_for_listener(scene: Scene, number: int) -> None:
+    look = f"for i in $(seq 600); do grep -qi ':{MASTER_PORT:04X} .* 0A ' /proc/net/tcp"
+    look += " /proc/net/tcp6 && exit 0; sleep 0.1; done; exit 1"
+    scene.lab.run(number, look, limit_s=90)
+
+
+def not_started(scene: Scene) -> None:
+    """Start nothing on node 2."""
+    scene.missing.add(2)
+
+
+def told(number: int, **words: object) -> Injection:
+    """Tell one host something else of the launch."""
+    return lambda scene: scene.say(number, **words)
+
+
+def endpoint_localhost(scene: Scene) -> None:
+    """Name localhost as the master, everywhere."""
+    for number in scene.everywhere:
+        scene.say(number, master_addr="localhost", endpoint=f"localhost:{MASTER_PORT}")
+
+
+def variable(*numbers: int, **variables: str) -> Injection:
+    """Set environment variables on some hosts (none: on all)."""
+
+    def inject(scene: Scene) -> None:
+        for number in numbers or scene.everywhere:
+            scene.lab.env[number].update(variables)
+
+    return inject
+
+
+# ---- limits, storage, software
+
+
+def limit(number: int, options: str) -> Injection:
+    """Start the programs of one host under limits, by options of prlimit."""
+
+    def inject(scene: Scene) -> None:
+        scene.limits[number] = options
+
+    return inject
+
+
+def tmpfs(number: int, place: str, size: str) -> Injection:
+    """Mount a small tmpfs on one host; {shared} is the directory that all see."""
+    return lambda scene: scene.lab.run(
+        number, f"mount -t tmpfs -o size={size} tmpfs {place.format(shared=scene.shared)}"
+    )
+
+
+def read_only(number: int) -> Injection:
+    """Make the shared directory read-only on one host."""
+    return lambda scene: scene.lab.run(
+        number, f"mount --bind {scene.shared} {scene.shared};"
+        f" mount -o remount,bind,ro {scene.shared}",
+    )  # fmt: skip
+
+
+def full_temporary(number: int) -> Injection:
+    """Give one host a TMPDIR without a free byte."""
+
+    def inject(scene: Scene) -> None:
+        place = full_folder(scene)
+        scene.lab.run(
+            number, f"mount -t tmpfs -o size=1m tmpfs {place};"
+            f" dd if=/dev/zero of={place}/filler bs=64k 2>/dev/null; test -s {place}/filler",
+        )  # fmt: skip
+        scene.lab.env[number]["TMPDIR"] = str(place)
+
+    return inject
+
+
+def full_folder(scene: Scene) -> Path:
+    """Return the directory that `full_temporary` fills on one host."""
+    place = scene.lab.folder / "full"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+_HANG = """
+import ctypes, os, sys, time
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"server:/checkpoints", sys.argv[1].encode(), b"fuse", 0, options):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("mounted", flush=True)
+time.sleep(100000)  # nobody ever answers a request
+"""
+
+
+def hung_mount(number: int) -> Injection:
+    """Let the shared directory of one host be a file system whose server never answers."""
+
+    def inject(scene: Scene) -> None:
+        program = scene.lab.popen(
+            number, [sys.executable, "-c", _HANG, str(scene.shared)], stdout=subprocess.PIPE
+        )
+        assert program.stdout is not None
+        if program.stdout.readline().strip() != "mounted":
+            raise RuntimeError("a file system that hangs could not be mounted here")
+
+    return inject
+
+
+def older_torch(number: int) -> Injection:
+    """Let one host's first torch be an older one, by its metadata; the real one still imports."""
+
+    def inject(scene: Scene) -> None:
+        site = scene.lab.folder / "older"
+        folder = site / "torch-2.9.1.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
+        path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
+        scene.lab.env[number]["PYTHONPATH"] = path
+
+    return inject
+
+
+def other_script(number: int) -> Injection:
+    """Let one host see another version of the script."""
+
+    def inject(scene: Scene) -> None:
+        script = training_script(scene)
+        other = scene.lab.folder / "other.py"
+        other.write_text(script.read_text() + "\nBATCH_SIZE = 64\n")
+        scene.lab.run(number, f"mount --bind {other} {script}")
+
+    return inject
+
+
+def training_script(scene: Scene) -> Path:
+    """Return a small script that all hosts see."""
+    script = scene.lab.folder / "train.py"
+    if not script.exists():
+        script.write_text("import json\nimport os\n\nBATCH_SIZE = 32\nprint(json, os)\n")
+    return script
+
+
+def libc_has_mount() -> bool:
+    """Return whether the C library offers `mount`, which the hung file system needs."""
+    return hasattr(ctypes.CDLL(None), "mount") and os.path.exists("/dev/fuse")

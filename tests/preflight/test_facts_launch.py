@@ -1,0 +1,211 @@
+"""What launchers and commands say, with the odd things that people type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.preflight.facts import command, launch
+from rankscope.preflight.system import System
+
+WORKER = {
+    "MASTER_ADDR": "node0", "MASTER_PORT": "29511", "RANK": "5", "WORLD_SIZE": "6",
+    "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "3",
+    "TORCHELASTIC_RUN_ID": "job7",
+}  # fmt: skip
+SLURM = {
+    "SLURM_JOB_ID": "12", "SLURM_PROCID": "3", "SLURM_NODEID": "1", "SLURM_NNODES": "2",
+    "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_NODELIST": "gpu[07-08]",
+}  # fmt: skip
+
+
+def read(environ: dict[str, str], argv: str = "", root: Path = Path("/nowhere")) -> Any:
+    return launch.collect(System(root=root, environ=environ), argv.split())
+
+
+def test_a_rank_of_torchrun_knows_all() -> None:
+    facts = read(WORKER)
+    assert (facts.launcher, facts.master_addr, facts.master_port) == ("torchrun", "node0", 29511)
+    assert (facts.node_rank, facts.num_nodes, facts.nproc_per_node) == (2, 3, 2)
+    assert (facts.rank, facts.local_rank, facts.world_size) == (5, 1, 6)
+    assert facts.rendezvous_id == "job7"
+    assert not facts.errors
+
+
+def test_pet_variables_are_defaults_of_torchrun() -> None:
+    facts = read({"PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "head"})
+    assert (facts.launcher, facts.mode) == ("torchrun", "c10d")
+    assert (facts.min_nodes, facts.num_nodes) == (2, 4)
+    assert (facts.master_addr, facts.master_port) == ("head", launch.C10D_DEFAULT_PORT)
+    assert facts.node_rank is None
+
+
+def test_an_option_wins_over_its_variable() -> None:
+    facts = read({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"}, "torchrun --nnodes 3 train.py")
+    assert facts.num_nodes == 3
+    assert facts.master_addr == "a"
+    assert facts.read_from == ("--nnodes", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR") or (
+        "--nnodes" in facts.read_from and "PET_MASTER_ADDR" in facts.read_from
+    )
+
+
+def test_slurm_tells_ranks_and_the_first_node() -> None:
+    facts = read(SLURM)
+    assert (facts.launcher, facts.mode, facts.master_addr) == ("slurm", "env", "gpu07")
+    assert (facts.rank, facts.world_size, facts.node_rank, facts.num_nodes) == (3, 4, 1, 2)
+    assert (facts.nproc_per_node, facts.local_rank) == (2, 1)
+
+
+def test_slurm_with_uneven_tasks_tells_no_number_per_node() -> None:
+    facts = read({**SLURM, "SLURM_TASKS_PER_NODE": "3,1"})
+    assert facts.nproc_per_node is None
+    assert not facts.errors
+
+
+def test_torchrun_under_slurm_is_read_from_the_command() -> None:
+    facts = read(SLURM, "torchrun --nnodes=2 --nproc-per-node=8 --master-addr gpu07 t.py")
+    assert (facts.launcher, facts.mode, facts.nproc_per_node) == ("slurm", "static", 8)
+    assert facts.world_size is None  # SLURM_NTASKS counts torchruns, not ranks
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
+          "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (3, 4, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+         (3, 4, 1)),
+        ({"PMIX_RANK": "3"}, (3, None, None)),
+    ],
+)  # fmt: skip
+def test_mpi(environ: dict[str, str], expected: tuple[int | None, ...]) -> None:
+    facts = read(environ)
+    assert (facts.launcher, facts.mode) == ("mpi", "env")
+    assert (facts.rank, facts.world_size, facts.node_rank) == expected
+
+
+def test_kubernetes_counts_pods() -> None:
+    facts = read({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2",
+                  "MASTER_ADDR": "train-0.train"})  # fmt: skip
+    assert (facts.launcher, facts.node_rank, facts.master_addr) == (
+        "kubernetes", 2, "train-0.train",
+    )  # fmt: skip
+
+
+def test_an_address_alone_is_no_launch() -> None:
+    facts = read({"MASTER_ADDR": "node0"})
+    assert (facts.launcher, facts.master_addr) == ("hand", "node0")
+
+
+def test_plain_variables_are_a_launch() -> None:
+    facts = read({"MASTER_ADDR": "n", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"})
+    assert (facts.launcher, facts.mode, facts.node_rank, facts.master_port) == ("env", "env", 0, 1)
+
+
+@pytest.mark.parametrize("text", ["x", "", "2.0", "1e3", "0x10", "²", "10\n20"])
+def test_what_is_no_integer_is_an_error(text: str) -> None:
+    facts = read({"RANK": "0", "WORLD_SIZE": text})
+    assert facts.world_size is None
+    assert facts.errors == (f"WORLD_SIZE={text} is no integer",)
+
+
+@pytest.mark.parametrize("text", ["-1", " 3 ", "007"])
+def test_odd_integers_are_integers(text: str) -> None:
+    assert read({"RANK": text}).rank == int(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torchrun --nnodes 3 --node_rank=1 --master-addr n0 --master_port 1234 t.py --nnodes 9",
+         dict(num_nodes=3, node_rank=1, master_addr="n0", master_port=1234, mode="static")),
+        ("python -m torch.distributed.run --nnodes=2 --nproc_per_node 4 t.py",
+         dict(num_nodes=2, nproc_per_node=4, master_addr="127.0.0.1", node_rank=0)),
+        ("/opt/venv/bin/torchrun --rdzv-backend=c10d --rdzv-endpoint=[fd00::1]:1 --nnodes 1:8 t",
+         dict(master_addr="fd00::1", master_port=1, min_nodes=1, num_nodes=8, mode="c10d")),
+        ("torchrun --rdzv_backend c10d --rdzv_endpoint fd00::1 --nnodes 2 t.py",
+         dict(master_addr="fd00::1", master_port=29400)),
+        ("torchrun --rdzv-backend c10d --nnodes 2 --master-addr n0 t.py",
+         dict(master_addr="localhost", master_port=29400)),  # --master-addr is not read then
+        ("torchrun --standalone --nproc-per-node gpu t.py",
+         dict(num_nodes=1, master_addr="localhost", mode="c10d", nproc_per_node=None)),
+        ("srun -N 2 --ntasks-per-node=1 torchrun --nnodes 2 --rdzv-id 7 t.py",
+         dict(num_nodes=2, rendezvous_id="7")),
+        ("mpirun -np 2 -x A=b env X=1 torchrun --nnodes 2 t.py", dict(num_nodes=2)),
+        ("torchrun -t 3 -m --nnodes 2 package.train", dict(num_nodes=2)),
+        ("torchrun --nnodes 2 -- --odd.py --nnodes 5", dict(num_nodes=2)),
+        ("torchrun --nn 2 --rdzv-e n0:5 --rdzv-b static t.py",
+         dict(num_nodes=2, master_addr="n0", master_port=5)),
+        ("torchrun", dict(num_nodes=1, nproc_per_node=1, node_rank=0)),
+    ],
+)  # fmt: skip
+def test_commands(line: str, expected: dict[str, object]) -> None:
+    facts = launch.from_command(line.split())
+    assert facts.launcher == "torchrun"
+    assert not facts.errors
+    assert {name: getattr(facts, name) for name in expected} == expected
+
+
+def test_a_command_within_a_shell() -> None:
+    facts = launch.from_command(["bash", "-c", "cd /x && torchrun --nnodes 4 --node-rank 2 t.py"])
+    assert (facts.num_nodes, facts.node_rank) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["python", "train.py"], [], ["bash", "-c", "echo 'torchrun "], ["train", "torchrun.txt"]],
+)
+def test_other_commands_say_nothing(argv: list[str]) -> None:
+    assert command.find_torchrun(argv) is None
+    assert launch.from_command(argv).launcher == "hand"
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    facts = launch.from_command("torchrun --nnodes $N --nproc-per-node 0x2 --wrong t.py".split())
+    assert facts.errors == (
+        "--nnodes=$N is not understood", "--wrong is not understood",
+        "--nproc-per-node=0x2 is no integer",
+    )  # fmt: skip
+
+
+def test_options_are_those_of_the_installed_torchrun() -> None:
+    code = (
+        "from torch.distributed.run import get_args_parser as p\n"
+        "for a in p()._actions:\n"
+        "  n = [o[2:].replace('_', '-') for o in a.option_strings if o.startswith('--')]\n"
+        "  if n and n[0] != 'help': print(n[0], a.nargs == 0)\n"
+    )
+    pytest.importorskip("torch")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in out.stdout.splitlines()]
+    assert len(rows) > 20
+    for name, is_switch in rows:
+        assert name in (command._SWITCHES if is_switch == "True" else command._VALUES), name
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("a[03-05,9],b", "a03"), ("n1", "n1"), ("n1,n2", "n1"), ("x[1]-ib", "x1-ib"), ("", "")],
+)
+def test_the_first_node_of_a_list(text: str, first: str) -> None:
+    assert launch.first_node(text) == first
+
+
+def test_variables_travel_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_DEBUG=INFO\npassword=hunter2\n")
+    facts = read(
+        {"NCCL_DEBUG": "INFO", "TORCH_API_TOKEN": "abc", "PATH": "/bin", "FI_X": "s" * 9000,
+         "NCCL_Y": "https://bob:hunter2@host/x"},
+        root=tmp_path,
+    )  # fmt: skip
+    assert set(facts.environment) == {"NCCL_DEBUG", "TORCH_API_TOKEN", "FI_X", "NCCL_Y"}
+    assert facts.environment["TORCH_API_TOKEN"] == "***"
+    assert "hunter2" not in repr(facts)
+    assert len(facts.environment["FI_X"]) < 1000
+    assert "NCCL_DEBUG=INFO" in facts.conf_files["/etc/nccl.conf"]

@@ -1,0 +1,114 @@
+"""Preflight on fake hosts: every fault is found and named, a healthy laboratory passes clean."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tests.preflight import nslab
+from tests.preflight.faults import BY_NAME, FAULTS, HEALTHY, HEALTHY_TAP
+from tests.preflight.injections import has_compiler
+from tests.preflight.nslab import Lab, Wire
+from tests.preflight.scene import MASTER_PORT, Scene, base_environment
+from tests.preflight.trial import ROOT, Trial, Way, attempt, describe, misses, reveal
+
+# Thrice the 10 s that three nodes may take: a shared machine of two processors is no stopwatch.
+WIDE_LIMIT_S = 30.0
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+pytestmark = pytest.mark.usefixtures("laboratory")
+
+
+def told(trial: Trial) -> str:
+    """Return what was wrong, and the screens, for the reader of a failed test."""
+    screens = [f"--- {answer.node}\n{answer.screen}" for answer in trial.answers]
+    return "\n".join([*misses(trial), *screens])
+
+
+@pytest.mark.parametrize("fault", [fault.name for fault in FAULTS])
+def test_a_fault_is_found_and_named(fault: str, trials: dict[str, Future[Trial]]) -> None:
+    if fault.startswith("clock-") and not has_compiler():
+        pytest.skip("command not found: cc, which builds the library that shifts a clock")
+    trial = trials[fault].result()
+    assert not misses(trial), told(trial)
+    assert trial.elapsed_s < WIDE_LIMIT_S
+
+
+@pytest.mark.parametrize(("wire", "num_hosts"), [("veth", 3), ("tap", 3), ("veth", 2), ("veth", 4)])
+def test_a_healthy_laboratory_passes_clean(wire: Wire, num_hosts: int) -> None:
+    fault = HEALTHY if wire == "veth" else HEALTHY_TAP
+    trial = attempt(fault, Way(num_hosts=num_hosts))
+    assert not misses(trial), told(trial)
+
+
+@pytest.mark.parametrize("num_hosts", [8, 16])
+def test_many_healthy_nodes_pass_clean(num_hosts: int) -> None:
+    way = Way(num_hosts=num_hosts, options="--quick", has_torch=False)
+    trial = attempt(HEALTHY, way)
+    assert not misses(trial), told(trial)
+
+
+@pytest.mark.parametrize(
+    "name", ["healthy", "master-drop", "ephemeral-drop", "loopback-everywhere"]
+)
+def test_an_ordinary_user_gets_the_same_answer(name: str) -> None:
+    trial = attempt(BY_NAME[name], Way(is_user=True, has_torch=False))
+    assert not misses(trial), told(trial)
+
+
+@pytest.mark.parametrize("name", ["healthy", "mtu-hole-node"])
+def test_without_torch_all_but_the_smoke_test_runs(name: str) -> None:
+    trial = attempt(BY_NAME[name], Way(has_torch=False))
+    assert not misses(trial), told(trial)
+    for answer in trial.answers:
+        assert answer.verdict is not None
+        collective = [row for row in answer.verdict.results if row.id == "coll.gloo"]
+        assert [row.status for row in collective] == ["skipped"]
+        assert "torch" in collective[0].reason
+
+
+@pytest.mark.parametrize("mode", ["c10d", "env"])
+def test_the_launch_is_read_in_every_mode(mode: str) -> None:
+    trial = attempt(HEALTHY, Way(mode=mode, has_torch=False))  # type: ignore[arg-type]
+    assert not misses(trial), told(trial)
+
+
+def test_the_laboratory_works_without_root() -> None:
+    with Lab(1, base=base_environment()) as lab:
+        reveal(lab, Path(sys.base_prefix))
+        done = lab.run(0, [*NOBODY, sys.executable, nslab.__file__], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ctrl_c_tells_what_is_known_and_leaves_nothing_behind() -> None:
+    with Lab(base=base_environment()) as lab:
+        scene = Scene(lab)
+        own = {**lab.environment(0), "PYTHONPATH": str(ROOT / "agent")}
+        command = [sys.executable, "-m", "rankscope", "preflight", "--nodes", "node0,node1,node2"]
+        child = scene.start(
+            0, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=own, errors="replace"
+        )
+        listens = f"ss -ltn | grep -q :{MASTER_PORT}"
+        while lab.run(0, listens, check=False).returncode:
+            assert child.poll() is None, child.communicate()[0]
+            time.sleep(0.1)
+        lab.signal(child, signal.SIGINT)
+        screen, _ = child.communicate(timeout=WIDE_LIMIT_S)
+        assert child.returncode == 3, screen
+        assert "node1" in screen
+        assert lab.run(0, "ss -ltnu | tail -n +2").stdout == ""
+        left = lab.run(0, "cat /proc/[0-9]*/comm").stdout.split()
+        assert not [name for name in left if name.startswith("python")], left
+
+
+def test_a_stray_finding_is_a_miss() -> None:
+    """The laboratory's own judgement: it must be able to say no."""
+    trial = attempt(BY_NAME["port-differs"], Way(has_torch=False, options="--quick"))
+    as_if_healthy = Trial(HEALTHY, trial.answers)
+    assert misses(as_if_healthy)
+    assert [describe(f) for answer in trial.answers for f in answer.loud]

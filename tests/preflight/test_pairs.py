@@ -1,0 +1,656 @@
+"""Every fault between nodes, as facts: one finding, the right node or pair, the right repair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from rankscope.preflight.checking import Run
+from rankscope.preflight.engine import judge
+from rankscope.preflight.facts.edges import Bandwidth, Clock, Idle, PathMtu, Rtt
+from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
+from rankscope.preflight.facts.names import Resolved
+from rankscope.preflight.model import Finding, Listening, Options
+
+from .synthetic import PORT, Cluster, cluster, dial
+
+OURS = (
+    "node.absent", "dns.loopback", "dns.wrong", "dns.family", "port.master.reach",
+    "port.master.identity", "port.ephemeral", "port.oneway", "net.mtu.path", "net.mtu.differs",
+    "net.latency", "net.jitter", "net.loss", "net.bandwidth", "net.idle", "clock.offset",
+)  # fmt: skip
+
+
+def found(run: Run) -> list[Finding]:
+    options = msgspec.structs.replace(run.options, only=OURS)
+    return list(judge(Run(run.run_id, run.expected, run.reports, options)).findings)
+
+
+def only(run: Run) -> Finding:
+    findings = found(run)
+    assert len(findings) == 1, [f"{f.id} {f.title}" for f in findings]
+    return findings[0]
+
+
+def commands(finding: Finding) -> str:
+    return "\n".join(f"{fix.node}: {fix.command}" for fix in finding.fix)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 8, 16, 64])
+@pytest.mark.parametrize("tier", ["quick", "default", "deep"])
+def test_healthy_nodes_yield_nothing(num: int, tier: str) -> None:
+    run = cluster(num, options=Options(tier=tier)).run()
+    assert found(run) == []
+    asides = judge(Run("x", run.expected, run.reports, run.options)).asides
+    assert not [f for f in asides if f.id in OURS and f.status == "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [("drop", "drops"), ("refused", "refuses"), ("prohibited", "prohibits")],
+)
+@pytest.mark.parametrize("mode", ["static", "c10d", "env"])
+def test_master_port_closed_at_the_master(outcome: str, word: str, mode: str) -> None:
+    some = cluster(3, mode=mode)
+    some.close_inbound("node0", outcome, "master")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.reach", ("node0",))
+    assert finding.title == f"node0 {word} tcp port 29500 from every node"
+    assert set(finding.edges) == {("node1", "node0"), ("node2", "node0")}
+    assert "node0: sudo ufw allow from 10.77.0.0/16 to any port 29500 proto tcp" in commands(
+        finding
+    )
+    assert "min" in finding.would
+    assert finding.confidence == "proven"
+
+
+def test_master_port_closed_for_some_sources() -> None:
+    some = cluster(5, tools=("firewalld",))
+    for start in ("node2", "node3"):
+        some.close(start, "node0", "prohibited", "master")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.reach", ("node0",))
+    assert finding.title == "node0 prohibits tcp port 29500 from node2, node3"
+    assert "firewall-cmd --permanent --add-rich-rule" in commands(finding)
+    assert "sudo firewall-cmd --reload" in commands(finding)
+
+
+def test_master_port_closed_for_one_source_is_a_pair() -> None:
+    some = cluster(3)
+    some.close("node2", "node0", "drop", "master")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.reach", ())
+    assert finding.edges == (("node2", "node0"),)
+    assert "10.77.0.3" in commands(finding)
+
+
+def test_two_nodes_cannot_tell_whose_firewall_it_is() -> None:
+    some = cluster(2)
+    some.close("node1", "node0", "drop", "master")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.reach", ())
+
+
+@pytest.mark.parametrize("outcome", ["drop", "refused", "prohibited"])
+@pytest.mark.parametrize("num", [3, 4, 9])
+def test_only_the_master_port_is_open_at_one_node(outcome: str, num: int) -> None:
+    some = cluster(num)
+    some.close_inbound("node1", outcome, "random")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node1",))
+    assert finding.title.endswith("random ports; only 29500 is open")
+    assert "to any port 32768:60999 proto tcp" in commands(finding)
+    assert "29500" not in commands(finding)
+    assert re.search(r"gloo init: .* (9\.5 min|12 s)", finding.would)
+
+
+def test_only_the_master_port_is_open_everywhere() -> None:
+    some = cluster(3)
+    for name in some.names:
+        some.close_inbound(name, "drop", "random")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", some.names)
+    assert [fix.node for fix in finding.fix] == list(some.names)
+
+
+@pytest.mark.parametrize(("closed", "open_"), [(("node1", "node2"), 3), (("node0", "node4"), 7)])
+def test_two_firewalls_of_one_kind_share_a_finding(closed: tuple[str, ...], open_: int) -> None:
+    some = cluster(open_)
+    for name in closed:
+        some.close_inbound(name, "drop", "random")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", closed)
+
+
+def test_two_firewalls_of_different_kinds_are_two_findings() -> None:
+    some = cluster(5)
+    some.close_inbound("node1", "drop", "random")
+    some.close_inbound("node3", "refused", "random")
+    some.close("node1", "node3", "refused", "random")
+    findings = found(some.run())
+    assert [(f.id, f.nodes) for f in findings] == [
+        ("port.ephemeral", ("node1",)),
+        ("port.ephemeral", ("node3",)),
+    ]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_one_way_that_gloo_dials(backend: str) -> None:
+    some = cluster(3, backend=backend)
+    some.close("node2", "node1")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.edges) == (
+        "port.oneway", (), (("node2", "node1"),),
+    )  # fmt: skip
+    assert "node1: sudo ufw allow from 10.77.0.3 to any port 32768:60999" in commands(finding)
+    assert ("NCCL init" if backend == "nccl" else "9.5 min") in finding.would
+
+
+def test_one_way_that_works_by_luck() -> None:
+    some = cluster(3)
+    some.close("node1", "node2")
+    finding = only(some.run())
+    assert (finding.id, finding.edges) == ("port.oneway", (("node1", "node2"),))
+    assert finding.would.startswith("works today with gloo")
+    assert "gloo dials node2->node1: the higher address dials the lower one" in finding.told
+
+
+def test_gloo_compares_bytes_not_numbers() -> None:
+    some = cluster(2)
+    for name, own in (("node0", "9.1.1.1"), ("node1", "10.0.0.1")):
+        facts = some.reports[name].facts.interfaces
+        assert facts is not None
+        choice = msgspec.structs.replace(facts.gloo[0], address=own)
+        some.facts(name, interfaces=msgspec.structs.replace(facts, gloo=(choice,)))
+    some.close("node0", "node1", which="random")
+    assert only(some.run()).would.startswith("works today")
+
+
+def test_all_inbound_closed_at_the_master_is_one_finding() -> None:
+    some = cluster(4)
+    some.close_inbound("node0")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node0",))
+    assert finding.title == "node0 drops all tcp ports, 29500 included"
+    assert len(finding.explains) == 1
+    assert "29500" in commands(finding)
+
+
+def test_a_node_that_cannot_dial_out() -> None:
+    some = cluster(4)
+    some.close_outbound("node2")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node2",))
+    assert "cannot dial" in finding.title
+    assert "node2: sudo ufw allow out" in commands(finding)
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+@pytest.mark.parametrize("num", [3, 6])
+def test_one_isolated_node(node: str, num: int) -> None:
+    some = cluster(num)
+    some.close_inbound(node)
+    some.close_outbound(node)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", (node,))
+    assert finding.title.startswith(f"{node} is cut off")
+
+
+@pytest.mark.parametrize("num", [2, 3, 5])
+def test_all_isolated_names_nobody(num: int) -> None:
+    some = cluster(num)
+    for name in some.names:
+        some.close_inbound(name)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ())
+    assert finding.confidence == "likely"
+    assert len(finding.edges) == num * (num - 1)
+    if num > 2:
+        assert any("nobody can tell" in line for line in finding.told)
+
+
+def test_a_refusal_proves_nothing_while_the_listener_is_down() -> None:
+    some = cluster(3)
+    some.report("node1", listening=Listening())
+    some.close_inbound("node1", "refused", "random")
+    assert found(some.run()) == []
+
+
+def test_another_program_on_the_master_port() -> None:
+    some = cluster(3)
+    some.report("node0", listening=Listening(mesh=40001, ephemeral=(33000, 47000, 60000)))
+    for start in ("node1", "node2"):
+        other = dial("node0", some.address["node0"], PORT, "not-us", banner="HTTP/1.0 400")
+        some.change(start, "node0", master=other)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.identity", ("node0",))
+    assert "HTTP/1.0 400" in finding.title
+    assert "ss -ltnp 'sport = :29500'" in commands(finding)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        ("drop", "host down, or a firewall drops"),
+        ("refused", "not started there"),
+        ("no-arp", "nobody on the link has the address"),
+        ("prohibited", "a firewall rejects"),
+        ("unresolved", "does not resolve"),
+    ],
+)
+def test_an_absent_node(outcome: str, says: str) -> None:
+    some = cluster(3)
+    some.absent("node2", outcome)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.confidence) == ("node.absent", ("node2",), "likely")
+    assert len([line for line in finding.told if says in line]) == 2
+    assert "node2: rankscope preflight --nodes node0,node1,node2" in commands(finding)
+
+
+def test_nobody_came() -> None:
+    some = cluster(3)
+    some.absent("node1", "drop")
+    some.absent("node2", "drop")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("node.absent", ("node1", "node2"))
+    assert any("node0 hears nobody" in line for line in finding.told)
+    assert "--share" in commands(finding)
+
+
+def test_the_master_is_absent() -> None:
+    some = cluster(3)
+    some.absent("node0", "drop")
+    assert (only(some.run()).id, only(some.run()).nodes) == ("node.absent", ("node0",))
+
+
+def test_a_wrong_hosts_entry_names_the_node_that_has_it() -> None:
+    some = cluster(3)
+    some.hosts_entry("node2", "node0", "10.77.0.99")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("dns.wrong", ("node2",))
+    assert finding.edges == (("node2", "node0"),)
+    assert "sed '3s/.*/10.77.0.1 node0/'" in commands(finding)
+    assert "No route to host" in finding.would
+
+
+def test_a_wrong_hosts_entry_at_a_silent_address_is_no_firewall() -> None:
+    some = cluster(4)
+    some.hosts_entry("node2", "node0", "10.77.0.99", "drop")
+    some.close("node1", "node0", "drop", "master")
+    assert [(f.id, f.edges) for f in found(some.run())] == [
+        ("dns.wrong", (("node2", "node0"),)),
+        ("port.master.reach", (("node1", "node0"),)),
+    ]
+
+
+def test_a_name_that_leads_to_another_node() -> None:
+    some = cluster(3)
+    some.hosts_entry("node2", "node1", "10.77.0.1", "wrong-host")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("dns.wrong", ("node2",))
+    assert "10.77.0.1, which node0 has" in finding.title
+    assert finding.would.startswith("works while")
+
+
+def test_a_name_server_that_is_wrong_for_all_blames_no_node() -> None:
+    some = cluster(3)
+    for holder in ("node0", "node2"):
+        edge = some.edges[holder, "node1"]
+        failed = dial("node1", "10.77.9.9", PORT, "drop")
+        resolved = Resolved(name="node1", addresses=("10.77.9.9",))
+        some.change(holder, "node1", resolved=resolved, mesh=failed, ephemeral=edge.ephemeral)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("dns.wrong", ())
+    assert "for every node" in finding.title
+
+
+def test_an_address_that_is_translated_on_the_way_is_right() -> None:
+    some = cluster(3)
+    for holder in ("node0", "node2"):
+        resolved = Resolved(name="node1", addresses=("203.0.113.7",))
+        reached = dial("node1", "203.0.113.7", PORT)
+        some.change(holder, "node1", resolved=resolved, mesh=reached)
+    assert found(some.run()) == []
+
+
+def test_a_peer_that_is_loopback() -> None:
+    some = cluster(3)
+    some.hosts_entry("node2", "node0", "127.0.1.1", "refused")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("dns.loopback", ("node2",))
+    assert "line 3 of /etc/hosts" in finding.told[0]
+    assert "10.77.0.1 node0" in commands(finding)
+
+
+def test_a_dead_ipv6_address_first() -> None:
+    some = cluster(3)
+    for start in ("node1", "node2"):
+        resolved = Resolved(name="node0", addresses=("fd00::dead", "10.77.0.1"))
+        dead = dial("node0", "fd00::dead", PORT, "no-route")
+        later = (dial("node0", "10.77.0.1", PORT),)
+        some.change(start, "node0", resolved=resolved, mesh=dead, others=later)
+    finding = only(some.run())
+    assert (finding.id, finding.status) == ("dns.family", "warn")
+    assert finding.nodes == ("node1", "node2")
+    assert "by luck" in finding.would
+
+
+def test_a_dead_ipv4_address_first() -> None:
+    some = cluster(3)
+    resolved = Resolved(name="node0", addresses=("10.77.0.99", "10.77.0.1"))
+    dead = dial("node0", "10.77.0.99", PORT, "no-arp")
+    some.change("node2", "node0", resolved=resolved, mesh=dead,
+                others=(dial("node0", "10.77.0.1", PORT),))  # fmt: skip
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("dns.wrong", "warn", ("node2",))
+
+
+def test_nodes_without_a_common_family() -> None:
+    some = cluster(3)
+    some.report("node2", addresses=("fd00::3", "fe80::1"))
+    for start, end in some.touching("node2"):
+        some.edges.pop((start, end))
+    findings = found(some.run())
+    assert [(f.id, f.status, f.nodes) for f in findings] == [("dns.family", "fail", ("node2",))]
+
+
+def test_a_name_that_one_node_cannot_resolve_accuses_no_port() -> None:
+    some = cluster(3)
+    failed = dial("node0", "node0", PORT, "unresolved")
+    nothing = Resolved(name="node0", error="EAI_NONAME: Name or service not known")
+    some.change("node2", "node0", resolved=nothing, mesh=failed, master=failed)
+    assert found(some.run()) == []  # dns.master says it
+    verdict = judge(some.run())
+    assert ("port.master.reach", ("node2",)) in [(f.id, f.nodes) for f in verdict.asides]
+
+
+def test_an_address_that_two_nodes_have_accuses_no_port() -> None:
+    some = cluster(3)
+    some.report("node2", addresses=(some.address["node1"],))
+    for start in ("node0", "node2"):
+        failed = dial("node1", some.address["node1"], PORT, "refused")
+        some.change(start, "node1", mesh=failed, ephemeral=(failed,))
+    for start in ("node0", "node1"):
+        some.edges.pop((start, "node2"))
+    assert [f for f in found(some.run()) if f.id.startswith("port.")] == []
+
+
+def _black_hole(some: Cluster, paths: list[tuple[str, str]], carried: int = 1500) -> None:
+    for path in paths:
+        hole = PathMtu(carried_bytes=carried, interface_bytes=9000, large_ok=False)
+        some.change(*path, mtu=hole)
+
+
+@pytest.mark.parametrize("num", [3, 4, 8])
+def test_a_black_hole_at_one_node(num: int) -> None:
+    some = cluster(num)
+    _black_hole(some, some.touching("node1"))
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.mtu.path", ("node1",))
+    assert finding.title == (
+        "paths of node1 carry 1500 bytes, interfaces say 9000: large messages vanish"
+    )
+    assert commands(finding) == "node1: sudo ip link set eth0 mtu 1500"
+    assert "1800000ms" in finding.would
+
+
+@pytest.mark.parametrize("num", [2, 3, 6])
+def test_a_black_hole_of_a_pair(num: int) -> None:
+    some = cluster(num)
+    _black_hole(some, [("node0", "node1"), ("node1", "node0")])
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.mtu.path", ())
+    assert [fix.node for fix in finding.fix] == ["node0", "node1"]
+
+
+def test_an_mtu_that_differs() -> None:
+    some = cluster(4)
+    jumbo = Interface(name="ens5", addresses=("10.77.0.3/16",), mtu_bytes=9000)
+    facts = some.reports["node2"].facts.interfaces
+    assert facts is not None
+    some.facts("node2", interfaces=InterfaceFacts(interfaces=(jumbo,), gloo=facts.gloo))
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("net.mtu.differs", "warn", ("node2",))
+    assert commands(finding) == "node2: sudo ip link set ens5 mtu 1500"
+
+
+def _rtt(some: Cluster, paths: list[tuple[str, str]], low: float, middle: float) -> None:
+    for path in paths:
+        rtt = Rtt(num=12, min_ms=low, median_ms=middle, p95_ms=2 * middle, max_ms=3 * middle)
+        some.change(*path, rtt=rtt)
+
+
+@pytest.mark.parametrize("num", [3, 4, 16])
+def test_a_distant_pair(num: int) -> None:
+    some = cluster(num)
+    pair = [("node0", "node2"), ("node2", "node0")]
+    _rtt(some, pair, 100.0, 100.1)
+    some.slow(pair, 40.0, 41.0)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.status) == ("net.latency", (), "warn")
+    assert finding.title.startswith("node0-node2: round trip of 100 ms")
+    assert len(finding.explains) == 1
+
+
+@pytest.mark.parametrize("num", [4, 5, 16])
+def test_a_distant_node(num: int) -> None:
+    some = cluster(num)
+    _rtt(some, some.touching("node1"), 20.0, 20.1)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.latency", ("node1",))
+
+
+def test_a_distant_pair_that_one_end_saw_alone_is_a_stray() -> None:
+    some = cluster(4)
+    _rtt(some, [("node0", "node2")], 20.0, 20.1)
+    assert found(some.run()) == []
+
+
+def test_a_busy_machine_is_judged_beyond_its_own_delay_only() -> None:
+    some = cluster(4)
+    some.report("node3", delay_p90_ms=40.0)
+    _rtt(some, [("node0", "node3"), ("node3", "node0")], 20.0, 40.0)
+    some.slow(some.touching("node3"), 40.0, 41.0)
+    verdict = judge(some.run())
+    assert [f for f in verdict.findings if f.id in OURS] == []
+    statuses = {r.id: r.status for r in verdict.results}
+    assert statuses["net.latency"] == statuses["net.bandwidth"] == statuses["net.loss"] == "unknown"
+    _rtt(some, [("node0", "node3"), ("node3", "node0")], 100.0, 140.0)
+    assert only(some.run()).id == "net.latency"
+
+
+def test_jitter_of_a_pair() -> None:
+    some = cluster(3)
+    _rtt(some, [("node0", "node2"), ("node2", "node0")], 0.2, 9.0)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.edges[0]) == ("net.jitter", (), ("node0", "node2"))
+
+
+def test_one_late_answer_is_no_jitter() -> None:
+    some = cluster(3)
+    late = Rtt(num=12, min_ms=0.1, median_ms=0.2, p95_ms=190.0, max_ms=201.0)
+    some.change("node0", "node2", rtt=late)
+    assert found(some.run()) == []
+
+
+def _lossy(some: Cluster, paths: list[tuple[str, str]], mbit: float, lost: int, num: int) -> None:
+    for path in paths:
+        sent = Bandwidth(
+            mbit_per_s=mbit, rounds=(mbit,), num_segments=num, num_retransmits=lost,
+            again_mbit_per_s=mbit,
+        )  # fmt: skip
+        some.change(*path, bandwidth=sent)
+
+
+@pytest.mark.parametrize("mbit", [300.0, 9000.0])
+def test_loss_is_the_cause_of_slowness(mbit: float) -> None:
+    some = cluster(4)
+    _lossy(some, [("node0", "node1"), ("node1", "node0")], mbit, 200, 10_000)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.status) == ("net.loss", (), "warn")
+    assert "2.0 % of segments are lost" in finding.title
+
+
+def test_a_limited_rate_is_not_called_loss() -> None:
+    some = cluster(3)
+    _lossy(some, [("node1", "node0"), ("node1", "node2")], 9.7, 30, 340)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.bandwidth", ("node1",))
+    assert finding.title == "paths from node1: 9.7 Mbit/s; usual is 9000"
+
+
+def test_a_burst_is_no_loss() -> None:
+    some = cluster(3)
+    _lossy(some, [("node0", "node1")], 9000.0, 3, 300)
+    assert found(some.run()) == []
+
+
+@pytest.mark.parametrize("num", [3, 4, 5, 16])
+def test_a_slow_node(num: int) -> None:
+    some = cluster(num)
+    some.slow(some.touching("node1"), 10.0, 10.0)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.status) == ("net.bandwidth", ("node1",), "warn")
+    assert "4,568 ms" in finding.would
+
+
+@pytest.mark.parametrize("num", [3, 4, 16])
+def test_a_slow_pair(num: int) -> None:
+    some = cluster(num)
+    some.slow([("node0", "node1"), ("node1", "node0")], 100.0, 110.0)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.bandwidth", ())
+    assert finding.title == "node0-node1: 110 Mbit/s; usual is 9000"
+
+
+def test_slowness_that_a_second_look_does_not_confirm_is_a_stray() -> None:
+    some = cluster(4)
+    some.slow([("node0", "node1")], 100.0, 8900.0)
+    some.slow([("node2", "node3")], 100.0, None)
+    assert found(some.run()) == []
+
+
+@pytest.mark.parametrize("num", [2, 4])
+def test_slower_than_asked_for(num: int) -> None:
+    some = cluster(num, options=Options(expect_gbps=25.0))
+    some.slow(list(some.edges), 9000.0, 9100.0)
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("net.bandwidth", "fail", ())
+    assert "25000 Mbit/s asked for" in finding.title
+
+
+def test_two_nodes_without_a_figure_are_no_comparison() -> None:
+    some = cluster(2)
+    some.slow([("node0", "node1")], 10.0, 10.0)
+    verdict = judge(some.run())
+    assert verdict.findings == ()
+    assert {r.id: r.status for r in verdict.results}["net.bandwidth"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "status", "says"),
+    [(-20.0, "fail", "20.0 s behind"), (90.0, "fail", "90.0 s ahead"), (3.0, "warn", "3.0 s")],
+)
+@pytest.mark.parametrize("mode", ["static", "c10d"])
+def test_a_clock_that_is_off(offset_s: float, status: str, says: str, mode: str) -> None:
+    some = cluster(3, mode=mode)
+    some.shift_clock("node2", offset_s * 1e3)
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("clock.offset", status, ("node2",))
+    assert says in finding.title
+    assert "node2: sudo chronyc makestep" in commands(finding)
+    if offset_s < -15 and mode == "c10d":
+        assert "WORLD_SIZE=2 and exit code 0" in finding.would
+
+
+def test_two_clocks_cannot_tell_which_is_wrong() -> None:
+    some = cluster(2)
+    some.shift_clock("node1", -20_000.0)
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("clock.offset", "fail", ())
+    assert "20.0 s apart" in finding.title
+
+
+def test_an_unsure_clock_accuses_nobody() -> None:
+    some = cluster(3)
+    for path in some.touching("node2"):
+        some.change(*path, clock=Clock(offset_ms=1500.0, uncertainty_ms=2000.0))
+    assert found(some.run()) == []
+
+
+def test_an_idle_connection_that_is_forgotten() -> None:
+    some = cluster(3, options=Options(tier="deep"))
+    for path in some.edges:
+        some.change(*path, idle=Idle(silent_s=60.0))
+    assert found(some.run()) == []
+    for path in (("node0", "node1"), ("node1", "node0")):
+        some.change(*path, idle=Idle(silent_s=60.0, error="no answer in 3 s"))
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("net.idle", ())
+    assert "keepalive" in commands(finding)
+
+
+FAULTS: dict[str, Callable[[Cluster], None]] = {
+    "master": lambda some: some.close_inbound(some.names[0], "drop", "master"),
+    "random": lambda some: some.close_inbound(some.names[3], "refused", "random"),
+    "oneway": lambda some: some.close(some.names[4], some.names[2]),
+    "isolated": lambda some: (
+        some.close_inbound(some.names[1]), some.close_outbound(some.names[1])
+    )[0],
+    "wrong": lambda some: some.hosts_entry(some.names[4], some.names[0], "10.77.0.99"),
+    "mtu": lambda some: _black_hole(some, some.touching(some.names[2])),
+    "latency": lambda some: _rtt(
+        some, [(some.names[1], some.names[2]), (some.names[2], some.names[1])], 100.0, 101.0
+    ),
+    "slow": lambda some: some.slow(some.touching(some.names[3]), 10.0, 10.0),
+    "clock": lambda some: some.shift_clock(some.names[4], -20_000.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_order_and_names_change_nothing_but_names(name: str) -> None:
+    plain = cluster(6)
+    FAULTS[name](plain)
+    new = dict(zip(plain.names, ("zeta", "alpha", "m7", "node0", "b", "q-1"), strict=True))
+    renamed = Cluster(tuple(new.values()))
+    FAULTS[name](renamed)
+    first, second = only(plain.run()), only(renamed.run(tuple(reversed(renamed.names))))
+    assert (first.id, first.status, first.confidence) == (
+        second.id, second.status, second.confidence,
+    )  # fmt: skip
+    assert {new[node] for node in first.nodes} == set(second.nodes)
+    assert {(new[a], new[b]) for a, b in first.edges} == set(second.edges)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("lost", range(6))
+def test_a_missing_report_makes_nobody_else_guilty(name: str, lost: int) -> None:
+    whole = cluster(6)
+    FAULTS[name](whole)
+    guilty = set(only(whole.run()).nodes)
+    some = cluster(6)
+    FAULTS[name](some)
+    gone = some.names[lost]
+    some.absent(gone, "drop")
+    for finding in found(some.run()):
+        assert finding.id == "node.absent" or set(finding.nodes) <= guilty, finding
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(a, b) for a in FAULTS for b in ("mtu", "clock", "slow", "master") if a != b],
+)
+def test_two_faults_are_two_findings(first: str, second: str) -> None:
+    some = cluster(7)
+    FAULTS[second](some)
+    FAULTS[first](some)
+    ids = [finding.id for finding in found(some.run())]
+    alone = []
+    for name in (first, second):
+        one = cluster(7)
+        FAULTS[name](one)
+        alone.append(only(one.run()).id)
+    assert sorted(ids) == sorted(alone)

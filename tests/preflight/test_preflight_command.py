@@ -1,0 +1,150 @@
+"""`rankscope preflight` as people type it: usage, help, list, merge; no network is used here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli import main
+from rankscope.preflight.checks import CHECKS
+from rankscope.preflight.model import encode
+from tests.preflight.report import cases
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run the command in this process; return exit code, stdout and stderr."""
+    try:
+        code = main(["preflight", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        (("--wait", "soon"), "--wait", "write 30 or 0.5"),
+        (("--wait", "-1"), "--wait", "write 30 or 0.5"),
+        (("--timeout", "nan"), "--timeout", "write 30 or 0.5"),
+        (("--expect-gbps", "fast"), "--expect-gbps", "write 10 or 2.5"),
+        (("--master-port", "70000"), "--master-port", "write 1 to 65535"),
+        (("--nproc", "-3"), "--nproc", "write 0, 1, 2"),
+        (("--backend", "mpi"), "--backend", "gloo"),
+        (("--nodes", ""), "--nodes", "write node0,node1"),
+        (("--nodes", "node[3-1]"), "--nodes", "node[0-7]"),
+        (("--nodes", "a,a"), "--nodes", "twice"),
+        (("--nodes", "a,b", "--node", "c"), "--node c", "a, b"),
+        (("--hostfile", "/absent"), "--hostfile", "cannot be read"),
+        (("--only", "port.mastr.free"), "--only", "did you mean port.master.free"),
+        (("--skip", "nonsense"), "--skip", "preflight --list"),
+        (("--json", "-", "--junit", "-"), "--json and --junit", "give one of them a file"),
+        (("merge",), "merge", "merge FILE"),
+        (("merge", "/absent.json"), "/absent.json", "No such file"),
+        (("--no-such",), "--no-such", "--help"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_names_the_option_and_the_remedy(
+    words: tuple[str, ...], named: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "port.master" in remedy and not any(one.id == "port.master.free" for one in CHECKS):
+        pytest.skip("this check is not there")
+    code, out, err = told(capsys, *words)
+    assert code == 64
+    assert out == ""
+    assert named in err
+    assert remedy in err
+    assert "Try: rankscope preflight --help" in err
+
+
+def test_help_begins_with_what_it_is_for_and_has_examples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = told(capsys, "--help")
+    assert code == 0
+    assert out.index("Examples:") < out.index("--nodes LIST")
+    assert "Exit codes:" in out
+
+
+def test_the_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(capsys, "--list")
+    assert code == 0
+    for check in CHECKS:
+        assert check.id in out
+    code, out, _ = told(capsys, "--list", "--markdown")
+    assert out.count("\n| `") == len(CHECKS)
+
+
+def lines(names: tuple[str, ...] = cases.THREE, **more: object) -> bytes:
+    reports = cases.reports(names, **more)  # type: ignore[arg-type]
+    return b"".join(encode(report) + b"\n" for report in reports.values())
+
+
+def test_merge_judges_reports_that_travelled_as_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all.jsonl"
+    labelled = b"".join(b"%d: " % n + line for n, line in enumerate(lines().splitlines(True)))
+    path.write_bytes(labelled)  # as srun --label prints them
+    code, out, _ = told(capsys, "merge", str(path), "--json", "-")
+    document = json.loads(out)
+    assert document["exit_code"] == code
+    assert document["verdict"]["expected"] == list(cases.THREE)
+    assert document["verdict"]["reported"] == list(cases.THREE)
+
+    path.write_text(out)  # what --json wrote is read as well
+    code_again, out, _ = told(capsys, "merge", str(path), "--json", "-")
+    assert code_again == code
+    again = json.loads(out)
+    assert again["reports"] == document["reports"]
+
+
+def test_merge_misses_a_node_that_the_launch_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.jsonl"
+    path.write_bytes(lines(silent=("node2",)))
+    code, out, err = told(capsys, "merge", str(path), "--json", "-")
+    assert code in (2, 3)
+    assert json.loads(out)["verdict"]["expected"] == ["node0", "node1", "node-rank-2"]
+    assert "2 of 3 nodes" in err
+
+
+def test_merge_takes_the_newest_report_of_a_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    data = lines()
+    new.write_bytes(data)
+    old.write_bytes(data.replace(b'"version":9', b'"version":3'))
+    _, out, _ = told(capsys, "merge", str(new), str(old), "--json", "-")
+    assert {report["version"] for report in json.loads(out)["reports"]} == {9}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"node": 3}', b"\x00\xff", b'{"verdict": 1}'])
+def test_merge_says_which_file_is_no_report(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(text)
+    code, _, err = told(capsys, "merge", str(path))
+    assert code == 64
+    assert "odd.json" in err
+    assert "Traceback" not in err
+
+
+def test_neither_torch_nor_the_runner_is_loaded_for_the_help() -> None:
+    text = (
+        "import sys; from rankscope.cli import main\n"
+        "try: main(['preflight', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'rankscope.preflight.runner'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,223 @@
+"""Preflight in the laboratory under one fault: what each node answered, what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankscope.preflight.model import Finding, Verdict
+from tests.preflight.faults import Expected, Fault
+from tests.preflight.injections import training_script
+from tests.preflight.nslab import Lab
+from tests.preflight.scene import Mode, Scene, base_environment
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 90.0  # of one preflight, far above what any takes
+_PACKAGES = (
+    "msgspec", "psutil", "zstandard", "numpy", "numpy.libs", "pynvml", "rich", "markdown_it",
+    "mdurl", "pygments",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one node's preflight said."""
+
+    node: str
+    exit_code: int | None  # None: it had to be killed
+    elapsed_s: float
+    verdict: Verdict | None
+    screen: str
+
+    @property
+    def loud(self) -> tuple[Finding, ...]:
+        """Return what it complains about."""
+        return self.verdict.findings if self.verdict is not None else ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All answers of one run."""
+
+    fault: Fault
+    answers: tuple[Answer, ...]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return when the last node had answered."""
+        return max(answer.elapsed_s for answer in self.answers)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How preflight is started."""
+
+    mode: Mode = "static"
+    options: str = ""  # beside those of the fault
+    is_user: bool = False  # as an ordinary user
+    has_torch: bool = True
+    num_hosts: int = 3
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def attempt(fault: Fault, way: Way | None = None) -> Trial:
+    """Break a laboratory and run preflight on all its hosts at once."""
+    way = way or Way()
+    with Lab(
+        way.num_hosts, wire=fault.wire, mtu=fault.mtu, net=fault.net, base=base_environment()
+    ) as lab:
+        scene = Scene(lab, way.mode)
+        fault.build(scene)
+        if way.is_user:
+            reveal(lab, Path(sys.base_prefix))
+        present = [number for number in scene.everywhere if number not in scene.missing]
+        with ThreadPoolExecutor(len(present)) as pool:
+            answers = list(pool.map(lambda number: _ask(scene, number, fault, way), present))
+    return Trial(fault, tuple(answers))
+
+
+def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
+    node, lab = scene.lab.names[number], scene.lab
+    document = scene.shared / f"answer-{node}.json"
+    given = f"{fault.options} {way.options}".format(
+        shared=scene.shared, script=training_script(scene)
+    )
+    argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
+    argv += ["--json", str(document), *shlex.split(given)]
+    argv += ["--node", node] if number in scene.named else []
+    started = time.monotonic()
+    environment = {**lab.environment(number), **way.environment, **_python_path(lab, number, way)}
+    child = scene.start(
+        number, [*_as_user(way), *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        errors="replace", env=environment,
+    )  # fmt: skip
+    try:
+        screen, _ = child.communicate(timeout=LIMIT_S)
+        code: int | None = child.returncode
+    except subprocess.TimeoutExpired:
+        screen, code = "", None
+    elapsed_s = time.monotonic() - started
+    return Answer(node, code, elapsed_s, _verdict(document), screen)
+
+
+def _verdict(document: Path) -> Verdict | None:
+    if not document.exists():
+        return None
+    read: dict[str, Any] = msgspec.json.decode(document.read_bytes())
+    return msgspec.convert(read["verdict"], Verdict)
+
+
+def _interpreter(way: Way) -> list[str]:
+    return [sys.executable] if way.has_torch else [sys.executable, "-S"]
+
+
+def _python_path(lab: Lab, number: int, way: Way) -> dict[str, str]:
+    """Return where modules come from: this checkout, and without torch nothing but our needs."""
+    given = lab.environment(number).get("PYTHONPATH", "")
+    agent = str(ROOT / "agent")
+    if way.has_torch:
+        return {"PYTHONPATH": os.pathsep.join(filter(None, (given, agent)))}
+    site = lab.folder / "light"
+    site.mkdir(exist_ok=True)
+    for name in _PACKAGES:
+        spec = find_spec(name) if "." not in name else None
+        place = Path(spec.origin).parent if spec is not None and spec.origin else None
+        if place is not None and place.name == "site-packages":  # a module of one file
+            place = Path(spec.origin or "")
+        if place is not None and not (site / place.name).exists():
+            (site / place.name).symlink_to(place)
+    return {"PYTHONPATH": os.pathsep.join((agent, str(site)))}
+
+
+def reveal(lab: Lab, folder: Path) -> None:
+    """Let ordinary users of the laboratory reach `folder`, below a directory closed to them."""
+    closed = [parent for parent in reversed(folder.parents) if not parent.stat().st_mode & 0o001]
+    if not closed:
+        return
+    kept = lab.folder / "kept"
+    kept.mkdir(exist_ok=True)
+    for host in lab.hosts:
+        host.run(
+            f"mount --bind {folder} {kept} && mount -t tmpfs -o mode=755 tmpfs {closed[0]}"
+            f" && mkdir -p {folder} && mount --bind {kept} {folder}"
+        )
+
+
+def _as_user(way: Way) -> list[str]:
+    if not way.is_user or os.geteuid() != 0:
+        return []
+    return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+
+
+def misses(trial: Trial) -> list[str]:
+    """Return what the answers got wrong, one line each; nothing if all are right."""
+    fault, wrong = trial.fault, []
+    wanted = {expected.id for expected in fault.expected}
+    for answer in trial.answers:
+        if answer.verdict is None:
+            wrong.append(
+                f"{answer.node} gave no verdict (exit {answer.exit_code}): {answer.screen[-600:]}"
+            )
+            continue
+        told = [finding.id for finding in answer.loud]
+        for finding in answer.loud:
+            if finding.id not in wanted | set(fault.also):
+                wrong.append(f"{answer.node}: a stray finding: {describe(finding)}")
+        for expected in fault.expected:
+            same = [finding for finding in answer.loud if finding.id == expected.id]
+            if len(same) != 1:
+                wrong.append(f"{answer.node}: {len(same)} times {expected.id} among {told}")
+            else:
+                wrong += [f"{answer.node}: {text}" for text in _unlike(expected, same[0])]
+        code = _code(fault)
+        if answer.exit_code != code:
+            wrong.append(f"{answer.node}: exit {answer.exit_code}, not {code}")
+    verdicts = {_essence(answer) for answer in trial.answers}
+    if fault.agree and len(verdicts) > 1:
+        wrong.append(f"the nodes disagree: {sorted(verdicts)}")
+    return wrong
+
+
+def _unlike(expected: Expected, found: Finding) -> list[str]:
+    wrong = []
+    if found.status != expected.status:
+        wrong.append(f"{found.status}, not {expected.status}")
+    if expected.nodes is not None and set(found.nodes) != set(expected.nodes):
+        wrong.append(f"about {found.nodes}, not {expected.nodes}")
+    if expected.edges is not None:
+        pairs = {frozenset(edge) for edge in found.edges}
+        if pairs != {frozenset(edge) for edge in expected.edges}:
+            wrong.append(f"pairs {found.edges}, not {expected.edges}")
+    commands = [fix.command for fix in found.fix]
+    if expected.remedy and not any(re.search(expected.remedy, command) for command in commands):
+        wrong.append(f"no remedy like {expected.remedy!r} in {commands}")
+    return [f"{found.id}: {text} ({found.title})" for text in wrong]
+
+
+def _code(fault: Fault) -> int:
+    failed = {expected.id for expected in fault.expected if expected.status == "fail"}
+    if failed - {"node.absent"}:
+        return 2
+    return 3 if failed else 0
+
+
+def _essence(answer: Answer) -> str:
+    return "; ".join(sorted(f"{f.id} {f.status} {','.join(f.nodes)}" for f in answer.loud))
+
+
+def describe(finding: Finding) -> str:
+    """Return a finding in one line."""
+    return (
+        f"{finding.status} {finding.id} {','.join(finding.nodes)} {finding.edges}: {finding.title}"
+    )

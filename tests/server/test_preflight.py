@@ -1,0 +1,262 @@
+"""Preflight over a real server process: agents that reach nothing but its HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.preflight.board.base import CarrierError
+from rankscope.preflight.board.http import HttpBoard, Meeting
+from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
+from rankscope.preflight.facts.host import HostFacts
+from rankscope.preflight.facts.launch import LaunchFacts
+from rankscope.preflight.model import Facts, Listening, NodeReport, Verdict
+from tests.server.conftest import ServerProcess
+
+Start = Callable[..., ServerProcess]
+RUNS = "/api/v1/preflight/runs"
+NODES = ("node0", "node1", "node2")
+
+
+def edge(outcome: Any = "ok", mbit: float = 940.0, rtt_ms: float = 0.2) -> EdgeFacts:
+    dial = Dial(outcome=outcome, address="10.77.0.2", port=29500, elapsed_ms=1.0)
+    rtt = Rtt(num=20, min_ms=rtt_ms, median_ms=rtt_ms, p95_ms=rtt_ms, max_ms=rtt_ms)
+    return EdgeFacts(mesh=dial, rtt=rtt, bandwidth=Bandwidth(mbit_per_s=mbit))
+
+
+def report(node: str, version: int = 1, stage: Any = "done", **more: Any) -> NodeReport:
+    values: dict[str, Any] = {
+        "node_rank": int(node.removeprefix("node")), "started_unix_s": 1_700_000_000.0,
+        "edges": {peer: edge() for peer in NODES if peer != node}, "addresses": ("10.77.0.1",),
+        "listening": Listening(master=29500, mesh=29500, ephemeral=(40001, 40002, 40003)),
+        "facts": Facts(
+            host=HostFacts(hostname=f"{node}.example"),
+            launch=LaunchFacts(
+                num_nodes=3, node_rank=int(node.removeprefix("node")), master_addr="node0"
+            ),
+        ),
+    }  # fmt: skip
+    return NodeReport(node=node, version=version, stage=stage, **(values | more))
+
+
+def get(server: ServerProcess, path: str, token: str = "") -> Any:
+    request = urllib.request.Request(server.url + path)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
+
+
+class Boards:
+    """Boards of nodes, all of which end with the test."""
+
+    def __init__(self) -> None:
+        self.made: list[HttpBoard] = []
+
+    def of(self, server: ServerProcess, node: str, **environ: str) -> HttpBoard:
+        return self.at(
+            server.url,
+            Meeting(
+                run="job-7", node=node, node_rank=int(node.removeprefix("node")), num_nodes=3,
+                training_run="train-7",
+            ),
+            environ=environ,
+        )  # fmt: skip
+
+    def at(self, url: str, meeting: Meeting, token: str = "", **more: Any) -> HttpBoard:
+        self.made.append(HttpBoard(url, meeting, token, **({"environ": {}} | more)))
+        return self.made[-1]
+
+
+@pytest.fixture
+def boards() -> Iterator[Boards]:
+    boards = Boards()
+    yield boards
+    for one in boards.made:
+        asyncio.run(one.close())
+
+
+async def until(condition: Callable[[], bool], step: Callable[[], Any]) -> None:
+    async with asyncio.timeout(15):
+        while not condition():
+            await step()
+            await asyncio.sleep(0.05)
+
+
+def soon(look: Callable[[], Any]) -> Any:
+    """Return what is found, which is saved a moment after it was taken."""
+    deadline = time.monotonic() + 10
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+class Agent:
+    """The side of a node: a board, and what it heard."""
+
+    def __init__(self, board: HttpBoard, node: str, **more: Any) -> None:
+        self.board, self.mine = board, report(node, **more)
+        self.heard: dict[str, NodeReport] = {}
+
+    async def turn(self) -> None:
+        have = {node: one.version for node, one in self.heard.items()}
+        for one in await self.board.exchange(self.mine, have):
+            self.heard[one.node] = one
+
+
+def test_three_agents_meet_by_key_and_all_say_the_same(start_server: Start, boards: Boards) -> None:
+    server = start_server()
+
+    async def work() -> list[Verdict | None]:
+        agents = [Agent(boards.of(server, node), node, stage="pairs") for node in NODES]
+
+        async def turns() -> None:
+            await asyncio.gather(*(agent.turn() for agent in agents))
+
+        await until(lambda: all(len(agent.heard) == 2 for agent in agents), turns)
+        assert agents[0].heard["node2"] == report("node2", stage="pairs")  # facts, too
+        for agent in agents:
+            agent.mine = msgspec.structs.replace(agent.mine, version=2, stage="done")
+        await until(
+            lambda: all(o.stage == "done" for agent in agents for o in agent.heard.values()), turns
+        )
+        found = await asyncio.gather(*(agent.board.verdict(10.0) for agent in agents))
+        assert not any(agent.board.is_judge for agent in agents)
+        return list(found)
+
+    first, *others = asyncio.run(work())
+    assert first is not None
+    assert first.reported == first.expected == NODES
+    assert others == [first, first]
+    (kept,) = soon(lambda: get(server, "/api/v1/preflight/nodes/node1.example")["preflights"])
+    assert (kept["node"], kept["run_id"]) == ("node1", "train-7")
+    (listed,) = get(server, RUNS)["preflights"]
+    assert (listed["id"], listed["num_nodes"]) == (kept["id"], 3)
+    assert get(server, f"{RUNS}?run=other")["preflights"] == []
+
+
+def test_a_server_that_is_killed_goes_on_where_it_was(start_server: Start, boards: Boards) -> None:
+    first = start_server("--port", "0")
+    agent = Agent(boards.of(first, "node0"), "node0", stage="pairs")
+    asyncio.run(agent.turn())
+    id = agent.board.id
+    time.sleep(2.5)  # two pauses of saving
+    first.end(signal.SIGKILL)
+    second = start_server()
+    shown = get(second, f"{RUNS}/{id}/roster")
+    assert [one["node"] for one in shown["nodes"]] == ["node0"]
+    assert shown["missing"] == ["node-rank-1", "node-rank-2"]
+    held = get(second, f"{RUNS}/{id}/reports")["reports"]
+    assert [one["node"] for one in held] == ["node0"]
+    again = boards.of(second, "node1")
+    heard = asyncio.run(again.exchange(report("node1"), {}))
+    assert again.id == id  # the same key leads to the same preflight
+    assert [one.node for one in heard] == ["node0"]
+
+
+def test_reports_wait_for_news(start_server: Start, boards: Boards) -> None:
+    server = start_server()
+    agents = [Agent(boards.of(server, node), node, stage="pairs") for node in NODES[:2]]
+    asyncio.run(agents[0].turn())
+    path = f"{RUNS}/{agents[0].board.id}"
+    number = get(server, f"{path}/reports")["number"]
+    later = threading.Timer(0.4, lambda: asyncio.run(agents[1].turn()))
+    started = time.monotonic()
+    later.start()
+    news = get(server, f"{path}/reports?since={number}&wait=20")
+    waited_s = time.monotonic() - started
+    later.join()
+    assert [one["node"] for one in news["reports"]] == ["node1"]
+    assert 0.3 < waited_s < 15
+    assert get(server, f"{path}/reports?since={news['number']}")["reports"] == []
+
+
+def test_with_a_token_only_the_preflights_own_opens_its_routes(
+    start_server: Start, boards: Boards
+) -> None:
+    server = start_server(RANKSCOPE_TOKEN="secret")
+    meeting = Meeting(run="job", node="node0", num_nodes=1)
+    stranger = boards.at(server.url, meeting)
+    with pytest.raises(CarrierError, match="wants a token"):
+        asyncio.run(stranger.exchange(report("node0"), {}))
+    mine = boards.at(server.url, meeting, "secret")
+    asyncio.run(mine.exchange(report("node0"), {}))
+    own = mine._token
+    assert own.startswith("pf-")
+    assert get(server, f"{RUNS}/{mine.id}/roster", own)["expected"] == ["node0"]
+    assert get(server, "/api/v1/net/whoami", own)["address"] == "127.0.0.1"
+    for path in (RUNS, f"{RUNS}/other/roster", "/api/v1/runs", "/api/v1/preflight/nodes/node0"):
+        with pytest.raises(urllib.error.HTTPError) as failure:
+            get(server, path, own)
+        with failure.value as error:
+            assert error.code == 401, path
+    pasted = boards.at(server.url, Meeting(run=mine.id, node="node1"), own)
+    heard = asyncio.run(pasted.exchange(report("node1"), {}))
+    assert [one.node for one in heard] == ["node0"]
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """A forward proxy as firms have them: absolute addresses, and it wants a password."""
+
+    seen: list[tuple[str, str, str]]
+
+    def _pass_on(self) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(size) if size else None
+        self.seen.append((self.command, self.path, self.headers.get("Proxy-Authorization", "")))
+        names = ("Authorization", "Content-Type")
+        headers = {name: self.headers[name] for name in names if name in self.headers}
+        request = urllib.request.Request(self.path, body, headers, method=self.command)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=10) as reply:
+            data = reply.read()
+        self.send_response(reply.status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = _pass_on
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_proxy_of_the_environment_is_used_and_shown(start_server: Start, boards: Boards) -> None:
+    server = start_server()
+    Proxy.seen = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+        thread.start()
+        environ = {"http_proxy": f"http://me:p%40ss@127.0.0.1:{proxy.server_port}"}
+        through = boards.of(server, "node0", **environ)
+        asyncio.run(through.exchange(report("node0"), {}))
+        assert "through the proxy 127.0.0.1" in through.way
+        assert "p@ss" not in through.way
+        direct = boards.of(server, "node1", **environ, no_proxy="localhost,127.0.0.1")
+        asyncio.run(direct.exchange(report("node1"), {}))
+        proxy.shutdown()
+        thread.join()
+    assert [command for command, _, _ in Proxy.seen] == ["POST", "POST", "POST", "GET"]
+    assert all(path.startswith(server.url) for _, path, _ in Proxy.seen)
+    assert {basic for _, _, basic in Proxy.seen} == {"Basic bWU6cEBzcw=="}  # me:p@ss
+
+
+@pytest.mark.parametrize("server", ["ftp://x", "http://", "http://127.0.0.1:1"])
+def test_what_cannot_work_is_one_sentence(server: str, boards: Boards) -> None:
+    meeting = Meeting(run="job", node="node0")
+    with pytest.raises(CarrierError) as failure:
+        asyncio.run(boards.at(server, meeting).exchange(report("node0"), {}))
+    assert "\n" not in str(failure.value)
+    assert server in str(failure.value)
