@@ -113,10 +113,10 @@ class SmokeChild:
 
     async def stop(self) -> None:
         """Kill the child and all that it started."""
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))  # it hands the listener over
         if self._listener is not None:
             self._listener.close()
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
