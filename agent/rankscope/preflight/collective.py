@@ -71,8 +71,8 @@ def way_to(run: Run, me: str, first: str) -> str:
     edge = run.edge(me, first)
     dials = [*edge.ephemeral, edge.mesh] if edge is not None else []
     reached = [dial.address for dial in dials if dial is not None and dial.outcome == "ok"]
-    own = run.reports[first].addresses
-    return next(iter([*reached, run.gloo_address(first), *own]), "") or first
+    known = [*reached, run.gloo_address(first), *run.reports[first].addresses, first]
+    return next(address for address in known if address)
 
 
 def blocked(run: Run, together: Sequence[str]) -> str:
