@@ -41,7 +41,7 @@ _NCCL_NET = re.compile(r"NCCL INFO (?:Using network (\S+)|NET/(\S+) : Using \[)"
 
 
 class SmokeChild:
-    """One torch process in a session of its own; nothing of it outlives `stop`."""
+    """One torch process in a group of its own; nothing of it outlives `stop`."""
 
     def __init__(
         self,
@@ -113,10 +113,10 @@ class SmokeChild:
 
     async def stop(self) -> None:
         """Kill the child and all that it started."""
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))  # it hands the listener over
         if self._listener is not None:
             self._listener.close()
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -135,7 +135,8 @@ class SmokeChild:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command, str(writing),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=_MAX_LINE_BYTES,
+                stderr=asyncio.subprocess.STDOUT, limit=_MAX_LINE_BYTES,
+                process_group=0,  # no session of its own: there its low priority would not count
                 pass_fds=(writing, listener.fileno()), env=_environment(self._system),
             )  # fmt: skip
         except OSError as error:
@@ -273,7 +274,7 @@ def _environment(system: System) -> dict[str, str]:
         for name, value in system.environ.items()
         if not name.startswith(("RANKSCOPE", "TORCHELASTIC_")) and name != "NCCL_DEBUG_FILE"
     }
-    environ.setdefault("OMP_NUM_THREADS", "1")
+    environ["OMP_NUM_THREADS"] = "1"  # there is nothing to compute
     environ["NCCL_DEBUG"] = "INFO"  # which network NCCL takes, only its own lines tell
     environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET")
     return environ

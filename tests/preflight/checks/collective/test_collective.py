@@ -260,6 +260,16 @@ def test_halving_that_was_cut_short_names_nobody() -> None:
     assert (found.status, found.nodes) == ("unknown", ())
 
 
+def test_groups_are_compared_among_themselves_only() -> None:
+    # the second group is slower as a whole: another kind of machine, not a sick node
+    quick = but(halves=(half("01", 21.0), half("02", 24.0), half("12", 19.0)))
+    slower = but(halves=(half("34", 210.0), half("35", 240.0), half("45", 190.0)))
+    assert judged(CollPair(), *[quick] * 3, *[slower] * 3) == []
+    sick = but(halves=(half("34", 21.0), half("35", 240.0), half("45", 250.0)))
+    cut = but(halves=sick.halves[:2], error="killed", ended_by="limit")
+    assert only(judged(CollPair(), *[quick] * 3, sick, sick, cut)).nodes == ("node5",)
+
+
 def test_a_small_difference_is_the_machine_s_own_noise() -> None:
     noisy = but(halves=(half("01", 4.0), half("02", 14.0), half("12", 13.0)))
     assert judged(CollPair(), noisy, noisy, noisy) == []
