@@ -13,6 +13,8 @@ from rankscope.preflight.model import Finding, Fix, Scope, Tier
 from rankscope.preflight.pairs import interface_towards, ordered, shortened
 from rankscope.preflight.probe.schedule import SLOW_RATIO, usual
 
+LEAST_SHARE = 0.1  # of a core: an end that had less than a tenth of one proves nothing more
+
 
 class NetBandwidth:
     """No pair is much slower than the others, nor slower than --expect-gbps.
@@ -52,7 +54,7 @@ class NetBandwidth:
     ) -> Finding:  # fmt: skip
         middle, wanted = against
         sure = [path for path in one.paths if _is_confirmed(speeds[path])]
-        slowest = min(_best(speeds[path]) for path in sure)
+        slowest = min(_measured(speeds[path]) for path in sure)
         than = f"{wanted:.0f} Mbit/s asked for" if slowest < wanted else f"usual is {middle:.0f}"
         start, end = min(sure, key=lambda path: _best(speeds[path]))
         return Finding(
@@ -85,6 +87,12 @@ class NetBandwidth:
 
 
 def _best(speed: Bandwidth) -> float:
+    """Return what the path carries at least: the ends may have had no core for a part of it."""
+    share = max(1.0 - speed.waited_ratio, LEAST_SHARE)
+    return max(speed.mbit_per_s, speed.again_mbit_per_s) / share
+
+
+def _measured(speed: Bandwidth) -> float:
     return max(speed.mbit_per_s, speed.again_mbit_per_s)
 
 
