@@ -146,7 +146,7 @@ def judged_from_outside(
 
     run_id = asking.run_id or run_id_of(system, is_alone=True)
     started = time.monotonic()
-    progress.stage("ssh", f"to {len(who.nodes)} nodes")
+    progress.stage("ssh", f"{len(who.nodes)} nodes")
     limit_s = asking.timeout_s or LIMIT_S
     reports, failures = asyncio.run(_gathered(run_id, who, asking, limit_s))
     run = Run(run_id, who.nodes, reports, asking.options)
