@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,3 +159,52 @@ def test_the_gate_names_wrong_usage(tmp_path: Path) -> None:
     done = call(tmp_path, "run", "--preflight", "--preflight-nodes", "a[2-1]", "--", "true")
     assert done.returncode == 64
     assert "--preflight-nodes" in done.stderr
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    ready = tmp_path / "ready"
+    words = ["serve", "--port", "0", "--ready-file", str(ready), "--data-dir", str(tmp_path / "db")]
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=environ(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not ready.exists() or not ready.read_text().endswith("}"):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def fetched(url: str) -> dict[str, object]:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        document: dict[str, object] = json.loads(answer.read())
+    return document
+
+
+def test_the_result_is_kept_on_the_server_whichever_way_it_came_about(
+    tmp_path: Path, port: int, server: str
+) -> None:
+    quick = ("preflight", "--quick", "--master-port", str(port))
+    uploaded = call(tmp_path, *quick, RANKSCOPE_SERVER=server)
+    met_there = call(tmp_path, *quick, "--server", server, "--run", "seven")
+    for done in (uploaded, met_there):
+        found = re.search(r"http\S+", done.stdout)
+        assert found is not None, done.stdout + done.stderr
+        verdict = fetched(found[0])["verdict"]
+        assert isinstance(verdict, dict)
+        assert len(verdict["reported"]) == 1
+
+
+def test_a_server_that_is_away_costs_a_sentence_and_not_the_answer(
+    tmp_path: Path, port: int
+) -> None:
+    away = "http://127.0.0.1:9"
+    done = call(tmp_path, "preflight", "--quick", "--master-port", str(port), RANKSCOPE_SERVER=away)
+    assert done.returncode in (0, 2)
+    assert "was not kept on the server" in done.stderr
+    assert "checks passed" in done.stdout

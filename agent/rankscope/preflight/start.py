@@ -145,6 +145,7 @@ def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended
 
 
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
+    from rankscope.preflight.keep import judged
     from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
 
     agent = Agent(plan, progress)
@@ -167,4 +168,4 @@ async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
         stop_asked.end = None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    return Ended(outcome, is_interrupted)
+    return Ended(judged(plan, outcome), is_interrupted)

@@ -68,7 +68,7 @@ def summarise(
         heading=_heading(verdict, run, is_interrupted),
         families=_families(verdict.results),
         findings=tuple(findings),
-        unknown=_unknown(verdict),
+        unknown=(*_unknown(verdict), *_troubles(run)),
         counts=_counts(verdict.results),
         outcome=_outcome(verdict, code),
         exit_code=code,
@@ -133,6 +133,19 @@ def _unknown(verdict: Verdict) -> tuple[Finding, ...]:
             title = result.reason or "no answer"
             found[result.id, title] = Finding(id=result.id, status="unknown", title=title)
     return tuple(found.values())
+
+
+def _troubles(run: Run) -> tuple[Finding, ...]:
+    """Return what could not be measured or carried, each reason with the nodes that met it."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for report in run.present:
+        for trouble in report.troubles:
+            if trouble.status == "unknown":
+                nodes.setdefault((trouble.part, trouble.reason), []).append(report.node)
+    return tuple(
+        Finding(id=part, status="unknown", title=f"{nodes_text(tuple(names))}: {reason}")
+        for (part, reason), names in nodes.items()
+    )
 
 
 def _counts(results: tuple[Result, ...]) -> str:
