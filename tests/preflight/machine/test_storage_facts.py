@@ -68,15 +68,25 @@ def test_nodes_see_each_other_and_clean_up_their_own(system: System, tmp_path: P
     assert left == {".rankscope-preflight-run-node0", ".rankscope-preflight-run-node2"}
 
 
-def test_a_late_file_is_waited_for(system: System, tmp_path: Path) -> None:
+def test_an_unfinished_file_is_not_believed(system: System, tmp_path: Path) -> None:
     asked = options(tmp_path, tier="quick")
     facts = storage.collect(system, asked, "run", "node0")
-    program = "import sys, time; time.sleep(0.7); open(sys.argv[1], 'w').write('t')"
+    (tmp_path / ".rankscope-preflight-run-node1").write_text("")
+    program = "import sys, time; time.sleep(0.5); open(sys.argv[1], 'w').write('t')"
     path = str(tmp_path / ".rankscope-preflight-run-node1")
     late = subprocess.Popen([sys.executable, "-c", program, path])
     seen = storage.see_others(system, asked, "run", ("node0", "node1"), facts).seen
     assert late.wait() == 0
     assert seen == {"node0": facts.token, "node1": "t"}
+
+
+def test_in_a_large_job_all_that_share_are_connected() -> None:
+    nodes = [f"node{number}" for number in range(500)]
+    of = {node: set(storage._whom(nodes, f"token of {node}")) for node in nodes}
+    assert max(map(len, of.values())) <= storage.NUM_FIRST + storage.NUM_DRAWN
+    for gone in (set(), {"node0"}, {"node0", "node1"}):  # who shares with nobody
+        assert set.intersection(*(of[node] for node in nodes)) - gone
+    assert storage._whom(nodes[:64], "t") == nodes[:64]
 
 
 def test_who_is_alone_sees_only_itself(
