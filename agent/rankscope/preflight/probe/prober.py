@@ -191,6 +191,8 @@ class Prober:
         ports = report.listening.ephemeral
         if not address or not ports:
             return
+        # of a path that is closed, too: a wrong source address may be why
+        self._set(peer, source_address=plain(mtu.interface_of(self._address(peer) or address)[0]))
         knocks = [knock(self._caller, address, port, peer) for port in ports]
         self._set(peer, ephemeral=tuple(await asyncio.gather(*knocks)))
 
@@ -199,8 +201,6 @@ class Prober:
         where = self.open_door(peer)
         if where is None:
             return
-        own, _ = mtu.interface_of(where.address)
-        self._set(peer, source_address=plain(own))
         _, call = await dial(self._caller, where.address, where.port, peer, "path")
         if call is None:
             return
