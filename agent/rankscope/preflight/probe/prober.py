@@ -201,6 +201,8 @@ class Prober:
         ports = report.listening.ephemeral
         if not address or not ports:
             return
+        # of a path that is closed, too: a wrong source address may be why
+        self._set(peer, source_address=plain(mtu.interface_of(self._address(peer) or address)[0]))
         knocks = [knock(self._caller, address, port, peer) for port in ports]
         self._set(peer, ephemeral=tuple(await asyncio.gather(*knocks)))
 
