@@ -178,6 +178,16 @@ def test_the_one_that_hangs_is_told_from_those_that_time_out() -> None:
     assert only(judged(CollGloo(), hangs, hangs, waits)).nodes == ()  # two: not known which
 
 
+def test_a_stall_on_a_busy_machine_accuses_nobody() -> None:
+    waits = stuck(65_536, error="RuntimeError: Timed out", ended_by="raised")
+    hangs = stuck(65_536, error="killed in stage collectives", ended_by="limit")
+    run = run_of([waits, hangs, waits])
+    busy = msgspec.structs.replace(run.reports["node2"], delay_p90_ms=40.0)
+    found = only(list(CollGloo().judge(Run("7", NODES, {**run.reports, "node2": busy}))))
+    assert (found.status, found.nodes) == ("unknown", ())
+    assert "node2" in found.title
+
+
 def test_one_that_died_is_named_and_those_that_lost_it_are_not() -> None:
     lost = stuck(4 * MB, error="RuntimeError: Connection closed by peer", ended_by="raised")
     died = stuck(4 * MB, error="ended with signal SIGKILL in stage collectives", ended_by="died")
