@@ -6,7 +6,9 @@ from importlib.util import find_spec
 
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.collective import CHECKS
 from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.model import Options
 from rankscope.preflight.plan import Plan
 from rankscope.preflight.smoke.child import SmokeChild
 
@@ -29,6 +31,11 @@ class Collective:
     def port(self) -> int:
         """Return the port that the child holds for the store; 0: none."""
         return self._child.port if self._child is not None else 0
+
+    async def imported(self) -> None:
+        """Wait until the child has imported torch, or has failed to."""
+        if self._child is not None:
+            await self._child.imported()
 
     async def run(self, board: Board, run: Run) -> SmokeFacts:
         """Release the child if every path that it needs is open; return what it measured."""
@@ -57,6 +64,9 @@ def blocked(run: Run) -> str:
         software = report.facts.software
         if software is not None and not software.has_torch:
             return f"skipped: torch is not installed on {report.node}"
+        address = run.gloo_address(report.node)
+        if address.startswith("127.") or address == "::1":
+            return f"skipped: gloo on {report.node} would tell the others {address}"
     if not run.reports[run.master].listening.store:
         return f"skipped: {run.master} has no port for the store"
     for start, end, edge in run.edges():
@@ -68,9 +78,21 @@ def blocked(run: Run) -> str:
     return ""
 
 
+def _is_wanted(options: Options) -> bool:
+    """Return whether any check of the family is asked for."""
+    ids = {check.id for check in CHECKS}
+    only, skip = set(options.only), set(options.skip)
+    if "collective" in skip or ids <= skip:
+        return False
+    return not only or bool(only & {"collective", *ids})
+
+
 def _left_out(plan: Plan) -> str:
-    if plan.options.tier == "quick":
+    options = plan.options
+    if options.tier == "quick":
         return "left out by --quick"
+    if not _is_wanted(options):
+        return "left out by --only or --skip"
     if plan.who.num_nodes < 2:
         return "one node has no peers"
     if not plan.is_mesh:

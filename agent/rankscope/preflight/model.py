@@ -6,7 +6,7 @@ milliseconds unless the name says otherwise, sizes are bytes.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -29,16 +29,16 @@ Scope = Literal["node", "pair", "all"]
 Tier = Literal["quick", "default", "deep"]
 Owner = Literal["you", "admin", "provider"]
 Confidence = Literal["proven", "likely"]
-Stage = Literal["facts", "listening", "pairs", "bandwidth", "again", "collective", "done"]
-STAGES: tuple[Stage, ...] = (
-    "facts",
-    "listening",
-    "pairs",
-    "bandwidth",
-    "again",
-    "collective",
-    "done",
-)
+Stage = Literal[
+    "facts",  # being collected
+    "listening",  # ports are bound, and what must be known before anybody is called
+    "reached",  # all peers were dialled, and this machine is quiet: paths can be timed
+    "pairs",  # paths are timed
+    "transferred",  # all transfers that this node drives are over
+    "bandwidth",  # and those of all others: what each received is told
+    "again", "collective", "done",
+]  # fmt: skip
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

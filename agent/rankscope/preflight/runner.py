@@ -39,6 +39,8 @@ from rankscope.preflight.system import System
 
 TICK_S = 0.1  # changes of a node go out at most that often
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
+QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
+_AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
 
@@ -167,19 +169,32 @@ class Agent:
         self.board.publish(facts=facts)
 
     async def _meet(self) -> None:
-        """Call everybody, and wait until all have reported; probe each as soon as it is there."""
-        goal = self._goal()
-        deadline = time.monotonic() + self._plan.wait_s
-        if self._plan.is_mesh and self._plan.who.num_nodes > 1:
-            callees = self._whom()
-            for peer in callees:
-                self._spawn(self._prober.meet(peer, goal))
-            if not self._plan.who.nodes and goal.master_addr and self._plan.who.node_rank != 0:
-                self._spawn(self._prober.meet_master(goal))
-        while self.board_lacks() and time.monotonic() < deadline:
+        """Call everybody until all have reported; dial all ports of each as soon as it listens."""
+        goal, deadline = self._goal(), time.monotonic() + self._plan.wait_s
+        calling: dict[str, asyncio.Task[None]] = {}
+        reaching: dict[str, asyncio.Task[None]] = {}
+        is_open = self._plan.is_mesh and self._plan.who.num_nodes > 1
+        if is_open and self._plan.who.nodes:
+            calling = {p: self._spawn(self._prober.meet(p, goal)) for p in self._whom()}
+        elif is_open and goal.master_addr and self._plan.who.node_rank != 0:
+            calling[""] = self._spawn(self._prober.meet_master(goal))
+        while True:
+            for peer in self._listening_peers() if is_open else ():
+                if peer not in reaching:
+                    if peer in calling:
+                        calling[peer].cancel()
+                    reaching[peer] = self._spawn(self._prober.reach(peer, self._goal()))
             missing = self.board_lacks()
+            if not missing or time.monotonic() > deadline:
+                break
             self._progress.stage("waiting", self._waiting_for(missing, deadline))
             await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
+        for task in calling.values():
+            task.cancel()
+        await asyncio.gather(*reaching.values(), return_exceptions=True)
+
+    def _listening_peers(self) -> list[str]:
+        return [p for p in self._whom() if is_listening(self.board.reports.get(p))]
 
     def board_lacks(self) -> tuple[str, ...]:
         """Return who has not reported that it listens."""
@@ -200,13 +215,16 @@ class Agent:
         )
 
     async def _pairs(self) -> None:
-        """Probe every peer that reported."""
-        goal = self._goal()
-        peers = [p for p in self._whom() if is_listening(self.board.reports.get(p))]
+        """Time the paths once every node is quiet: no facts are collected, torch is imported."""
+        self._progress.stage("quiet", "for this machine to be quiet")
+        importing = self._spawn(self._collective.imported())
+        await asyncio.wait([*self._slow, importing], timeout=QUIET_LIMIT_S)
+        self._reach("reached")
+        await self._everyone("reached")
+        peers = [p for p in self._listening_peers() if self._prober.open_door(p) is not None]
         self._progress.stage("paths", f"to {len(peers)} nodes")
         self._pace.forget()
-        if self._plan.is_mesh and peers:
-            await asyncio.gather(*(self._prober.probe(peer, goal) for peer in peers))
+        await asyncio.gather(*(self._prober.measure(peer) for peer in peers))
         self._reach("pairs", delay_p90_ms=self._pace.p90_ms())
         await self._everyone("pairs")
 
@@ -217,8 +235,9 @@ class Agent:
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1
             await self._transfers.run(drawn, self._prober.wide_door, repeats)
-            self._reach("bandwidth")
-            await self._everyone("bandwidth")
+            for stage in _AFTER_TRANSFERS:
+                self._reach(stage)
+                await self._everyone(stage)
             await self._look_again()
         self._reach("again")
         await self._everyone("again")

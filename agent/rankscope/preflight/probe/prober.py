@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.facts.edges import Dial, EdgeFacts
+from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport
 from rankscope.preflight.probe import loss, mtu, path, wire
@@ -24,7 +24,12 @@ MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
 BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6 promises 1280
 MAX_AT_ONCE = 128
 MAX_RESOLVERS = 32
-PATH_LIMIT_S = 12.0  # all that is asked of one path: below it each step has a limit of its own
+# All that is asked of one peer: below it each step has a limit of its own.
+REACH_LIMIT_S = 8.0  # a name (3 s), then dials at the same time (3.5 s) and their answers (1.5 s)
+PATH_LIMIT_S = 12.0
+# Jitter of a path is there each time; that of a busy process is not. The calmest of four counts.
+CALM_MS = 2.0
+NUM_CALM, CALM_PAUSE_S = 4, 0.15
 
 
 @dataclass(frozen=True)
@@ -79,15 +84,19 @@ class Prober:
                     await call.close()
             await asyncio.sleep(MEET_PAUSE_S)
 
-    async def probe(self, peer: str, goal: Goal) -> None:
-        """Measure everything towards a peer that has reported that it listens."""
+    async def reach(self, peer: str, goal: Goal) -> None:
+        """Dial all ports of a peer that has reported that it listens: these dials count."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REACH_LIMIT_S), self._slots:
+                await asyncio.gather(
+                    self._prove(peer, goal), self._ask_master(peer, goal), self._ask_random(peer)
+                )
+
+    async def measure(self, peer: str) -> None:
+        """Time the path to a peer; nobody may be busy with anything else."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATH_LIMIT_S), self._slots:
-                await asyncio.gather(
-                    self._reach(peer, goal), self._ask_master(peer, goal), self._ask_random(peer)
-                )
                 await self._ask_path(peer)
-        self._on_change()
 
     async def resolve(self, name: str) -> Resolved:
         """Ask this node's resolver."""
@@ -106,14 +115,26 @@ class Prober:
         self._links.add(task)
         task.add_done_callback(self._links.discard)
 
-    async def _reach(self, peer: str, goal: Goal) -> None:
+    async def _prove(self, peer: str, goal: Goal) -> None:
         """Dial again what did not answer: only now is it known that the peer listens."""
-        found = self._edge(peer).mesh
-        if found is not None and found.outcome == "ok":
+        before = self._edge(peer).mesh
+        if before is not None and before.outcome == "ok":
             return
-        call = await self._call_by_name(peer, goal, "hello", PROVEN_LIMIT_S)
-        if call is not None:
+        op: wire.Op = "hello" if peer in self._mesh.linked() else "board"
+        call = await self._call_by_name(peer, goal, op, PROVEN_LIMIT_S)
+        if call is not None and op == "board":
+            self._keep(call)
+        elif call is not None:
             await call.close()
+        self._tell_silence(peer, before)
+
+    def _tell_silence(self, peer: str, before: Dial | None) -> None:
+        """A firewall that rejects does so at once; after silence nobody has the address."""
+        now = self._edge(peer).mesh
+        if now is None or before is None or now.outcome != "prohibited":
+            return
+        if before.outcome in ("drop", "no-arp") and before.address == now.address:
+            self._set(peer, mesh=msgspec.structs.replace(now, outcome="no-arp"))
 
     async def _call_by_name(
         self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S
@@ -184,7 +205,7 @@ class Prober:
         if call is None:
             return
         try:
-            self._set(peer, rtt=await path.ping(call))
+            self._set(peer, rtt=await _calm_ping(call))
             self._set(peer, clock=await path.clock(call))
             large_ms = await path.echo_large(call)
         except (OSError, EOFError, TimeoutError):
@@ -223,6 +244,16 @@ class Prober:
     def _set(self, peer: str, **fields: object) -> None:
         self.edges[peer] = msgspec.structs.replace(self._edge(peer), **fields)
         self._on_change()
+
+
+async def _calm_ping(call: Call) -> Rtt:
+    best = await path.ping(call)
+    for _ in range(NUM_CALM - 1):
+        if best.p95_ms - best.min_ms < CALM_MS:
+            break
+        await asyncio.sleep(CALM_PAUSE_S)
+        best = min(best, await path.ping(call), key=lambda rtt: rtt.p95_ms)
+    return best
 
 
 def is_listening(report: NodeReport | None) -> bool:
