@@ -191,6 +191,8 @@ class Prober:
         ports = report.listening.ephemeral
         if not address or not ports:
             return
+        own, _ = mtu.interface_of(address)  # the route is known also where nothing gets through
+        self._set(peer, source_address=plain(own))
         knocks = [knock(self._caller, address, port, peer) for port in ports]
         self._set(peer, ephemeral=tuple(await asyncio.gather(*knocks)))
 
