@@ -96,6 +96,8 @@ _RULES = (
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
     Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
+    Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
+    Rule(("fs.shared",), ("fs.same",)),
     Rule(("fs.hang",), ("fs.free", "fs.write", "fs.lock", "fs.shared", "fs.same")),
 )  # fmt: skip
 _PLACE = {check.id: place for place, check in enumerate(CHECKS)}

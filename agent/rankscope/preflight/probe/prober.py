@@ -159,9 +159,6 @@ class Prober:
                 self._set(peer, mesh=failed)
                 return None
         dials: list[Dial] = []
-        if addresses:
-            own, _ = mtu.interface_of(addresses[0])
-            self._set(peer, source_address=plain(own))
         for address in addresses:
             found, call = await self._dial_board(address, port, peer, op, limit_s)
             dials.append(found)
