@@ -22,7 +22,7 @@ from rankscope.preflight.checks.interfaces.subnet import NetSubnet
 from rankscope.preflight.checks.interfaces.virtual import NetIfaceVirtual
 from rankscope.preflight.facts.edges import Dial
 from rankscope.preflight.facts.interfaces import Choice, Interface
-from rankscope.preflight.facts.rdma import RdmaFacts
+from rankscope.preflight.facts.rdma import RdmaFacts, RdmaPort
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, Finding, NodeReport, Options
 from tests.preflight.healthy import NODES, address, both, having, judged, run
