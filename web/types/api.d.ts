@@ -715,6 +715,14 @@ export interface PreflightInvitation {
   expires_ms: number;
 }
 
+/** A node takes part; agents should not ask more often than each pause. */
+export interface PreflightJoined {
+  id: string;
+  num_joined: number;
+  num_expected: number;
+  pause_ms: number;
+}
+
 /** Nodes by nodes, from the row to the column; null and "" were not measured. */
 export interface PreflightMatrix {
   id: string;

@@ -20,6 +20,15 @@ class PreflightInvitation(Shape, frozen=True):
     expires_ms: float
 
 
+class PreflightJoined(Shape, frozen=True):
+    """A node takes part; agents should not ask more often than each pause."""
+
+    id: str
+    num_joined: int
+    num_expected: int
+    pause_ms: float
+
+
 class PreflightMember(Shape, frozen=True):
     """A node that joined; `observed` is the address that the server saw."""
 
