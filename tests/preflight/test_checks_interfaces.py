@@ -193,9 +193,10 @@ def test_a_name_that_nccl_does_not_find() -> None:
 
 @pytest.mark.parametrize(("hca", "is_missing"), [("=mlx5_9", True), ("mlx5", False), ("^x", False)])
 def test_a_device_that_nccl_does_not_find(hca: str, is_missing: bool) -> None:
-    adapters = tuple(RdmaPort(device=f"mlx5_{number}", number=1) for number in range(2))
     change = both(
-        fact("rdma", RdmaFacts(ports=adapters)),
+        fact(
+            "rdma", RdmaFacts(ports=tuple(RdmaPort(device=f"mlx5_{i}", number=1) for i in (0, 1)))
+        ),
         having("launch", environment={"NCCL_IB_HCA": hca}),
     )
     found = judged(NetIfaceMissing(), run({"node1": change}, options=NCCL))
