@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Literal, TextIO
@@ -9,6 +10,7 @@ from typing import Literal, TextIO
 from rich.console import Console
 
 from rankscope.preflight.board.discover import Asked
+from rankscope.preflight.keep import keep
 from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
@@ -25,6 +27,7 @@ def check(
     tier: Tier,
     refuse_on: RefuseOn,
     nodes: tuple[str, ...] = (),
+    server: str = "",
     stream: TextIO = sys.stderr,
 ) -> str:
     """Run the preflight of `command` and print its report on `stream`.
@@ -42,7 +45,10 @@ def check(
         ended = run(plan, progress)
     outcome = ended.outcome
     fail_on = "warn" if refuse_on == "warn" else "fail"
-    summary = summarise(outcome.verdict, outcome.run, fail_on)
+    kept = keep(plan, outcome, os.environ, server)
+    if kept.error:
+        stream.write(f"rankscope preflight: {kept.error}\n")
+    summary = summarise(outcome.verdict, outcome.run, fail_on, kept.url)
     screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"

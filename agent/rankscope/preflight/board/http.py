@@ -67,6 +67,7 @@ class HttpBoard:
             self._outbound = Outbound(server, environ)
         except ValueError as error:
             raise CarrierError(f"--server: {error}") from error
+        self.server = server.rstrip("/")
         self._meeting = meeting
         self._asked_token = token  # of the server, or of one preflight
         self._token = self._id = ""

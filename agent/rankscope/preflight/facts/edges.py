@@ -63,6 +63,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_segments: int = 0  # TCP_INFO of all rounds
     num_retransmits: int = 0
     again_mbit_per_s: float = -1.0  # a second, later measurement; -1: none was needed
+    waited_ratio: float = 0.0  # part of the time in which this node had no core for its transfer
     again_with: str = ""  # the fast partner of the second measurement, if another
 
 

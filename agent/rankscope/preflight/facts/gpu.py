@@ -32,7 +32,7 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One link of a GPU to another, or to a switch."""
 
     number: int
-    is_active: bool = False
+    is_active: bool = True
     errors: dict[str, int] = {}  # replay, recovery, crc: since the driver was loaded
 
 

@@ -196,9 +196,7 @@ def _links(reader: Reader) -> list[dict[str, Any]]:
         errors = {}
         if active:
             for name, constant in _LINK_ERRORS.items():
-                errors[name] = reader.ask(
-                    "NvLinkErrorCounter", number, f"NVML_NVLINK_ERROR_{constant}"
-                )
+                errors[name] = reader.ask("NvLinkErrorCounter", number, constant)
         known = {name: value for name, value in errors.items() if value}
         links.append({"number": number, "is_active": bool(active), "errors": known})
     return links

@@ -9,6 +9,7 @@ What the others wrote can only be seen after they have: `collect` writes this no
 
 from __future__ import annotations
 
+import random
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 HANG_LIMIT_S = 3.0  # stat of a healthy mount takes milliseconds, of a busy one a second
 SEE_SECONDS = 5.0  # listing asks an NFS server anew, which a busy one answers late
+MAX_SEEN, NUM_FIRST, NUM_DRAWN = 64, 3, 8  # nodes; above, files are looked for by lot
 WRITE_BYTES, WRITE_SECONDS = 64 << 20, 1.5
 Role = Literal["checkpoint", "data", "TMPDIR", "HF_HOME", "TORCH_HOME"]
 
@@ -113,12 +115,13 @@ def see_others(
 ) -> StorageFacts:
     """Return `facts` with what the other nodes' files say here; to be called when all collected.
 
-    Ends as soon as all are seen, else after `SEE_SECONDS`.
+    Ends as soon as all are seen, else after `SEE_SECONDS`. In a large job each node looks for the
+    first nodes, whom all look for, and for a few others: so all that share one are connected.
     """
     checkpoint = facts.folder("checkpoint")
     if checkpoint is None or checkpoint.error or checkpoint.is_hung:
         return facts
-    names = {_name(run_id, node): node for node in expected}
+    names = {_name(run_id, node): node for node in _whom(expected, facts.token)}
     answer = _child(
         system, "see", options.checkpoint_dir, list(names), SEE_SECONDS, limit_s=SEE_SECONDS + 2
     )
@@ -128,11 +131,20 @@ def see_others(
     return msgspec.structs.replace(facts, seen=seen)
 
 
+def _whom(expected: Sequence[str], token: str) -> Sequence[str]:
+    """Return for whose files a node looks; its token is as good a lot as any."""
+    if len(expected) <= MAX_SEEN:
+        return expected
+    drawn = random.Random(token).sample(expected, NUM_DRAWN)
+    return list(dict.fromkeys([*expected[:NUM_FIRST], *drawn]))
+
+
 def clean(system: System, options: Options, run_id: str, node: str) -> None:
     """Remove what this node wrote; always to be called, also after an interruption."""
     if options.checkpoint_dir:
         name = _name(run_id, node)
-        _child(system, "clean", options.checkpoint_dir, [name, f"{name}.write", f"{name}.lock"])
+        names = [f"{name}{end}" for end in ("", ".new", ".write", ".lock")]
+        _child(system, "clean", options.checkpoint_dir, names)
 
 
 def fingerprint(system: System, folder: str, most: int, seconds: float) -> Mapping[str, Any]:
@@ -187,7 +199,7 @@ def _lock(system: System, folder: str, name: str) -> Locked:
 
 
 def _name(run_id: str, node: str) -> str:
-    safe = "".join(c if c.isalnum() or c in "._" else "_" for c in f"{run_id}-{node}")
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in f"{run_id}-{node}")
     return f"{storage_child.PREFIX}{safe}"
 
 

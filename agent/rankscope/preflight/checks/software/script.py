@@ -80,7 +80,7 @@ def _imports(scripts: dict[str, ScriptFacts]) -> Iterator[Finding]:
             id=SwScript.id,
             status="fail",
             nodes=tuple(nodes),
-            title=f"{listed(nodes)}: the script cannot import {module}: {error}",
+            title=f"{listed(nodes)}: the script cannot import {module} ({error.partition(':')[0]})",
             evidence={"module": module, "error": error},
             told=tuple(f"{node}: import {module}: {error}" for node in nodes),
             fix=tuple(
