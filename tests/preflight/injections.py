@@ -187,6 +187,15 @@ def links(*pairs: tuple[int, int], **faults: float) -> Injection:
     return inject
 
 
+def jitter(start: int, end: int, seconds: float) -> Injection:
+    """Delay most, not all, of what one host sends to another (tap)."""
+
+    def inject(scene: Scene) -> None:
+        scene.lab.link(start, end).jitter = seconds
+
+    return inject
+
+
 def slow_sender(scene: Scene) -> None:
     """Let node 1 send at 10 Mbit/s."""
     scene.lab.run(1, "tc qdisc replace dev eth0 root tbf rate 10mbit burst 32kb latency 400ms")
