@@ -182,14 +182,15 @@ async def agent(
             told = msgspec.structs.replace(whole, version=version, stage=stage, edges=edges)
             data = encode(told)
             result.report_kib = len(data) / 1024
-            await connection.ask("POST", f"{path}/reports/{node}", data)
+            answer = await connection.ask("POST", f"{path}/reports/{node}?since={number}", data)
             while min(at.values()) < STAGES.index(stage):
-                delta = read_delta(await connection.ask("GET", f"{path}/reports?since={number}"))
+                delta = read_delta(answer)
                 number = delta.number
                 for one in delta.reports:
                     at[one.node] = STAGES.index(one.stage)
                 if min(at.values()) < STAGES.index(stage):
                     await asyncio.sleep(max(0.5, delta.pause_ms / 1e3))  # as the runner asks
+                    answer = await connection.ask("GET", f"{path}/reports?since={number}")
             barriers.passed(stage)
         judged = read_verdict(await connection.ask("GET", f"{path}/verdict?wait=20"))
         barriers.passed("verdict")

@@ -772,15 +772,6 @@ export interface PreflightRoster {
   pause_ms: number;
 }
 
-/** A report was taken; `versions` are those newer than the number that was asked with. */
-export interface PreflightStored {
-  version: number;
-  number: number;
-  versions: Record<string, number>;
-  pause_ms: number;
-  is_brief: boolean;
-}
-
 /** One preflight in a list; `run_id` is the training run that followed. */
 export interface PreflightSummary {
   id: string;

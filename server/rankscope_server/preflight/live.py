@@ -163,11 +163,6 @@ class Live:
             self._packed[key] = gzip.compress(make(), 3)
         return self._packed[key]
 
-    def versions(self, since: int) -> dict[str, int]:
-        """Return the versions of what is newer than number `since`."""
-        newer = (one.report for one in self.stored.values() if one.number > since)
-        return {report.node: report.version for report in newer}
-
     async def wait(self, is_met: Callable[[], bool], limit_s: float) -> None:
         """Wait until `is_met`, looking whenever there are news."""
         end = time.monotonic() + limit_s

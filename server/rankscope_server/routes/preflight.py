@@ -33,7 +33,6 @@ from rankscope_server.shapes import (
     PreflightJoined,
     PreflightReports,
     PreflightRoster,
-    PreflightStored,
 )
 
 router = APIRouter(prefix="/api/v1/preflight/runs", tags=["preflight"])
@@ -153,10 +152,10 @@ async def roster(request: Request, id: PreflightId, wait: Wait = 0.0) -> Respons
 
 
 @router.post(
-    "/{id}/reports/{node}", openapi_extra=_takes(NodeReport), **documented(PreflightStored)
+    "/{id}/reports/{node}", openapi_extra=_takes(NodeReport), **documented(PreflightReports)
 )
 async def report(request: Request, id: PreflightId, node: Node, since: Since = 0) -> Response:
-    """Take a node's newest report; an older one than is there has no effect."""
+    """Take a node's newest report and return what is newer than `since`."""
     live = member_of(request, id)
     data = await read_body(request, MAX_REPORT_BYTES)
     told = read_report(data, node)
@@ -173,12 +172,7 @@ async def report(request: Request, id: PreflightId, node: Node, since: Since = 0
             ports=store.declared(told) or member.ports,
             node_rank=told.node_rank if told.node_rank >= 0 else member.node_rank,
         )  # fmt: skip
-    stored = live.stored[node]
-    body = PreflightStored(
-        version=stored.report.version, number=live.number, versions=live.versions(since),
-        pause_ms=live.pause_s * 1e3, is_brief=live.is_brief,
-    )  # fmt: skip
-    return send(request, body)
+    return _packed(request, live.delta(since, not live.is_brief))
 
 
 @router.get("/{id}/reports", **documented(PreflightReports))

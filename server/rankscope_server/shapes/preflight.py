@@ -50,16 +50,6 @@ class PreflightRoster(Shape, frozen=True):
     pause_ms: float
 
 
-class PreflightStored(Shape, frozen=True):
-    """A report was taken; `versions` are those newer than the number that was asked with."""
-
-    version: int
-    number: int
-    versions: dict[str, int]
-    pause_ms: float
-    is_brief: bool
-
-
 class PreflightReports(Shape, frozen=True):
     """Reports newer than a number; brief ones hold no facts and no paths."""
 
