@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -361,14 +363,18 @@ def hung_mount(number: int) -> Injection:
 
 
 def older_torch(number: int) -> Injection:
-    """Let one host's first torch be an older one, by its metadata; the real one still imports."""
+    """Let torch call itself an older one on one host; what it does stays the same."""
 
     def inject(scene: Scene) -> None:
-        site = scene.lab.folder / "older"
-        folder = site / "torch-2.9.1.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
-        scene.lab.env[number]["PYTHONPATH"] = str(site)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            raise RuntimeError("torch is not installed")
+        version = Path(spec.origin).with_name("version.py")
+        older = scene.lab.folder / "version.py"
+        older.write_text(
+            re.sub(r"__version__ = '[\d.]+", "__version__ = '2.9.1", version.read_text())
+        )
+        scene.lab.run(number, f"mount --bind {older} {version}")
 
     return inject
 

@@ -65,7 +65,7 @@ def reexec_in_userns() -> None:
         return
     os.environ[_INSIDE] = "1"
     flags = ["-U", "-r", "-n", "-m", "--propagation", "private"]
-    os.execvp("unshare", ["unshare", *flags, sys.executable, *sys.argv])
+    os.execvp("unshare", ["unshare", *flags, sys.executable, *sys.orig_argv[1:]])
 
 
 class Host:

@@ -407,6 +407,26 @@ def test_a_black_hole_of_a_pair(num: int) -> None:
     assert [fix.node for fix in finding.fix] == ["node0", "node1"]
 
 
+def test_a_stall_on_a_path_of_full_size_is_no_black_hole() -> None:
+    some = cluster(3)
+    for path in (("node0", "node1"), ("node1", "node0")):
+        some.change(*path, mtu=PathMtu(carried_bytes=1500, interface_bytes=1500, large_ok=False))
+    assert found(some.run()) == []
+    asides = [f for f in judge(some.run()).asides if f.id == "net.mtu.path"]
+    assert [f.status for f in asides] == ["unknown"]
+
+
+def test_a_black_hole_in_one_direction_stalls_both() -> None:
+    some = cluster(3)
+    _black_hole(some, [("node0", "node1")], 1400)
+    some.change(
+        "node1", "node0",
+        mtu=PathMtu(carried_bytes=9000, interface_bytes=9000, large_ok=False),
+    )  # fmt: skip
+    assert set(only(some.run()).edges) == {("node0", "node1"), ("node1", "node0")}
+    assert "carry 1400 bytes" in only(some.run()).title
+
+
 def test_an_mtu_that_differs() -> None:
     some = cluster(4)
     jumbo = Interface(name="ens5", addresses=("10.77.0.3/16",), mtu_bytes=9000)
@@ -444,6 +464,15 @@ def test_a_distant_node(num: int) -> None:
     assert (finding.id, finding.nodes) == ("net.latency", ("node1",))
 
 
+def test_a_single_good_pair_is_a_weak_measure_of_latency() -> None:
+    some = cluster(3)
+    _rtt(some, list(some.edges), 1.0, 1.1)
+    _rtt(some, some.touching("node1"), 8.0, 8.1)
+    assert found(some.run()) == []
+    _rtt(some, some.touching("node1"), 20.0, 20.1)
+    assert only(some.run()).nodes == ("node1",)
+
+
 def test_a_distant_pair_that_one_end_saw_alone_is_a_stray() -> None:
     some = cluster(4)
     _rtt(some, [("node0", "node2")], 20.0, 20.1)
@@ -468,6 +497,16 @@ def test_jitter_of_a_pair() -> None:
     _rtt(some, [("node0", "node2"), ("node2", "node0")], 0.2, 9.0)
     finding = only(some.run())
     assert (finding.id, finding.nodes, finding.edges[0]) == ("net.jitter", (), ("node0", "node2"))
+
+
+def test_jitter_is_why_the_round_trip_is_long_unless_distance_is() -> None:
+    some = cluster(3)
+    pair = [("node0", "node2"), ("node2", "node0")]
+    _rtt(some, pair, 16.0, 40.0)
+    some.slow(pair, 40.0, 41.0)
+    assert (only(some.run()).id, len(only(some.run()).explains)) == ("net.jitter", 2)
+    _rtt(some, pair, 100.0, 110.0)
+    assert only(some.run()).id == "net.latency"
 
 
 def test_one_late_answer_is_no_jitter() -> None:

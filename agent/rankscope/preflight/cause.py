@@ -88,14 +88,16 @@ _RULES = (
     Rule(("net.mtu.path",), ("net.loss", "net.bandwidth"), _between),  # small ones are timed
     Rule(("net.nic",), ("net.bandwidth", "net.loss", "net.jitter"), _touching),
     Rule(("net.loss",), ("net.latency", "net.jitter", "net.bandwidth"), _between),
-    Rule(("net.latency",), ("net.jitter", "net.bandwidth"), _between),
-    Rule(("net.bandwidth",), ("net.jitter",), _between),
+    Rule(("net.jitter",), ("net.latency", "net.bandwidth"), _between),
+    Rule(("net.latency",), ("net.bandwidth",), _between),
     Rule((*_SLOW, "net.nic"), ("coll.pair",), _touching),
     Rule(("net.bandwidth", "net.loss", "net.latency"), ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
     Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
+    Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
+    Rule(("fs.shared",), ("fs.same",)),
     Rule(("fs.hang",), ("fs.free", "fs.write", "fs.lock", "fs.shared", "fs.same")),
 )  # fmt: skip
 _PLACE = {check.id: place for place, check in enumerate(CHECKS)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+
+import msgspec
 
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.checking import Run
@@ -11,6 +14,7 @@ from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Options
 from rankscope.preflight.plan import Plan
 from rankscope.preflight.smoke.child import SmokeChild
+from rankscope.preflight.smoke.groups import group_of
 
 
 class Collective:
@@ -39,15 +43,20 @@ class Collective:
 
     async def run(self, board: Board, run: Run) -> SmokeFacts:
         """Release the child if every path that it needs is open; return what it measured."""
-        reason = self._left_out or blocked(run)
-        if reason or self._child is None:
+        me = board.mine.node
+        together = members(run, me)
+        reason = self._left_out or blocked(run, together)
+        if self._child is None:
             return SmokeFacts(backend=run.backend, skipped=reason)
-        names = run.expected
-        store = run.reports[run.master]
-        address = run.gloo_address(run.master) or next(iter(store.addresses), "127.0.0.1")
+        if reason:  # gloo's own word on its address is kept all the same
+            await self._child.stop()
+            return msgspec.structs.replace(
+                self._child.facts(), backend=run.backend, skipped=reason, error="", ended_by=""
+            )
+        first = together[0]
         return await self._child.run(
-            rank=names.index(board.mine.node), nodes=names, address=address,
-            port=store.listening.store, backend=run.backend,
+            rank=together.index(me), nodes=together, address=way_to(run, me, first),
+            port=run.reports[first].listening.store, backend=run.backend,
         )  # fmt: skip
 
     async def stop(self) -> None:
@@ -56,25 +65,46 @@ class Collective:
             await self._child.stop()
 
 
-def blocked(run: Run) -> str:
-    """Return why a collective over all nodes of `run` cannot work; "" if nothing is known."""
-    if run.absent:
-        return f"skipped: {', '.join(run.absent[:4])} did not report"
-    for report in run.present:
-        software = report.facts.software
+def members(run: Run, me: str) -> tuple[str, ...]:
+    """Return those who run it together with `me`, the one that holds the store first."""
+    rest = [name for name in run.expected if name != run.master]
+    return group_of(me, [run.master, *rest])
+
+
+def way_to(run: Run, me: str, first: str) -> str:
+    """Return the address of the store: one that this node has reached, where there is one."""
+    if me == first:
+        return "127.0.0.1"
+    edge = run.edge(me, first)
+    dials = [*edge.ephemeral, edge.mesh] if edge is not None else []
+    reached = [dial.address for dial in dials if dial is not None and dial.outcome == "ok"]
+    known = [*reached, run.gloo_address(first), *run.reports[first].addresses, first]
+    return next(address for address in known if address)
+
+
+def blocked(run: Run, together: Sequence[str]) -> str:
+    """Return why a collective over these nodes cannot work; "" if nothing is known."""
+    absent = [name for name in together if name not in run.reports]
+    if absent:
+        return f"{', '.join(absent[:4])} did not report"
+    for name in together:
+        software = run.reports[name].facts.software
         if software is not None and not software.has_torch:
-            return f"skipped: torch is not installed on {report.node}"
-    if not run.reports[run.master].listening.store:
-        return f"skipped: {run.master} has no port for the store"
-        address = run.gloo_address(report.node)
+            return f"torch is not installed on {name}"
+        address = run.gloo_address(name)
         if address.startswith("127.") or address == "::1":
-            return f"skipped: gloo on {report.node} would tell the others {address}"
+            return f"gloo on {name} would tell the others {address}"
+    if not run.reports[together[0]].listening.store:
+        return f"{together[0]} has no port for the store"
+    inside = set(together)
     for start, end, edge in run.edges():
+        if not {start, end} <= inside:
+            continue
         failed = [d.outcome for d in edge.ephemeral if d.outcome != "ok"]
         if failed:
-            return f"skipped: {start} cannot reach {end} ({failed[0]})"
+            return f"{start} cannot reach {end} ({failed[0]})"
         if edge.mtu is not None and not edge.mtu.large_ok:
-            return f"skipped: large messages from {start} to {end} vanish"
+            return f"large messages from {start} to {end} vanish"
     return ""
 
 

@@ -33,13 +33,14 @@ from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
 from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.pace import Pace
-from rankscope.preflight.probe.prober import Goal, Prober, is_listening
+from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import System
 
 TICK_S = 0.1  # changes of a node go out at most that often
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
+_AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
 
@@ -133,6 +134,9 @@ class Agent:
             mesh = master = await self._listener.bind(wanted)
         except OSError:
             mesh, master = await self._listener.bind(0), 0
+        if wanted != MEETING_PORT:
+            with contextlib.suppress(OSError):
+                await self._listener.bind(MEETING_PORT)
         low, high = ports.range_of(system) or _EPHEMERAL
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
@@ -234,8 +238,9 @@ class Agent:
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1
             await self._transfers.run(drawn, self._prober.wide_door, repeats)
-            self._reach("bandwidth")
-            await self._everyone("bandwidth")
+            for stage in _AFTER_TRANSFERS:
+                self._reach(stage)
+                await self._everyone(stage)
             await self._look_again()
         self._reach("again")
         await self._everyone("again")

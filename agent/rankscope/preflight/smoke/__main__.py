@@ -8,6 +8,7 @@ does as lines of JSON on the pipe FD. It ends when stdin closes: nobody listens 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOW_PRIORITY = 10  # a tenth of the share of others; the lowest may starve for a minute
 _MAX_ERROR_CHARACTERS = 2000
 
 
@@ -55,11 +57,32 @@ def main() -> int:
 
 
 def _prepare(channel: Channel) -> None:
+    """Import torch and ask gloo, politely: the agent times paths of microseconds meanwhile.
+
+    Priorities belong to threads, and cannot be raised again: so a thread of its own imports, and
+    this one is as quick as ever when the collectives are timed.
+    """
+    errors: list[Exception] = []
+
+    def work() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # no such call, or forbidden
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            _import(channel)
+        except Exception as error:  # noqa: BLE001 - raised again by the one that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="import")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _import(channel: Channel) -> None:
     started = time.monotonic()
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     import_ms = (time.monotonic() - started) * 1e3
     backends = [name for name in ("gloo", "nccl", "mpi", "ucc") if _has(dist, name)]
     channel.tell("imported", import_ms=import_ms, backends=backends)

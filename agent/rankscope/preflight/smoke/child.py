@@ -24,7 +24,7 @@ from rankscope.preflight.system import System
 
 IMPORT_LIMIT_S = 30.0  # `import torch` took 4-18 s on a loaded machine, 2 s on an idle one
 STORE_LIMIT_S = 20.0  # from the release until all have met: others may import more slowly
-LIMITS_S = {"quick": 15.0, "default": 15.0, "deep": 60.0}  # of the rest, which needs 3-5 s
+LIMITS_S = {"quick": 15.0, "default": 15.0, "deep": 60.0}  # from one sign of life to the next
 _BUDGETS_S = {"quick": 3.0, "default": 3.0, "deep": 20.0}  # of it, for the sizes
 _LEAST_MARGIN_S = 3.0  # torch's own time-outs come first, because their text names the address
 _LOOK_S = 0.5
@@ -41,7 +41,7 @@ _NCCL_NET = re.compile(r"NCCL INFO (?:Using network (\S+)|NET/(\S+) : Using \[)"
 
 
 class SmokeChild:
-    """One torch process in a session of its own; nothing of it outlives `stop`."""
+    """One torch process in a group of its own; nothing of it outlives `stop`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SmokeChild:
         self._starting: asyncio.Task[None] | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._imported = asyncio.Event()
-        self._deadline = 0.0
+        self._deadline = self._last_deadline = 0.0
 
     @property
     def port(self) -> int:
@@ -80,8 +80,9 @@ class SmokeChild:
         self._facts = msgspec.structs.replace(self._facts, port=port)
         self._starting = asyncio.create_task(self._start(self._listener))
 
-    async def imported(self, limit_s: float = IMPORT_LIMIT_S) -> bool:
+    async def imported(self) -> bool:
         """Wait until torch is there; False if it is not, or the child has failed."""
+        limit_s = IMPORT_LIMIT_S
         if self._starting is None:
             return False
         await self._starting
@@ -113,10 +114,10 @@ class SmokeChild:
 
     async def stop(self) -> None:
         """Kill the child and all that it started."""
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))  # it hands the listener over
         if self._listener is not None:
             self._listener.close()
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -135,7 +136,8 @@ class SmokeChild:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command, str(writing),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=_MAX_LINE_BYTES,
+                stderr=asyncio.subprocess.STDOUT, limit=_MAX_LINE_BYTES,
+                process_group=0,  # no session of its own: there its low priority would not count
                 pass_fds=(writing, listener.fileno()), env=_environment(self._system),
             )  # fmt: skip
         except OSError as error:
@@ -212,6 +214,12 @@ class SmokeChild:
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
+        self._note(kind, event)
+        if self._last_deadline:  # all have met, and it gets on
+            now = asyncio.get_running_loop().time()
+            self._deadline = min(now + self._limit_s, self._last_deadline)
+
+    def _note(self, kind: str, event: dict[str, Any]) -> None:
         if kind in _STAGES:
             event = {k: v for k, v in event.items() if k in SmokeFacts.__struct_fields__}
             event["backends"] = tuple(event.get("backends", self._facts.backends))
@@ -219,7 +227,7 @@ class SmokeChild:
             if kind == "imported":
                 self._imported.set()
             if kind == "store":
-                self._deadline = asyncio.get_running_loop().time() + self._limit_s
+                self._last_deadline = asyncio.get_running_loop().time() + 3 * self._limit_s
         elif kind == "gloo":
             choices = msgspec.convert(event["choices"], tuple[Choice, ...])
             self._facts = msgspec.structs.replace(self._facts, gloo=choices)
@@ -273,7 +281,7 @@ def _environment(system: System) -> dict[str, str]:
         for name, value in system.environ.items()
         if not name.startswith(("RANKSCOPE", "TORCHELASTIC_")) and name != "NCCL_DEBUG_FILE"
     }
-    environ.setdefault("OMP_NUM_THREADS", "1")
+    environ["OMP_NUM_THREADS"] = "1"  # there is nothing to compute
     environ["NCCL_DEBUG"] = "INFO"  # which network NCCL takes, only its own lines tell
     environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET")
     return environ

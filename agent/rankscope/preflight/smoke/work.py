@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,8 @@ from rankscope.preflight.smoke.halving import search
 
 SIZES_BYTES = (4, 65_536, 4 * 2**20, 64 * 2**20)  # a path MTU black hole passes the small ones
 _NUM_REPEATS = 3  # the best of them counts: a single one meets whatever the machine does just then
-_HALVING_SHARE = 1 / 4  # of the budget: a size that takes longer once is too large to halve with
+_LONG_S = 0.1  # beside it the pauses of a scheduler, some 10 ms, do not count: once is enough
+_HALVING_SHARE = 1 / 40  # of the budget, for one all-reduce: there are 12 and more
 _RAMP = 251  # a prime: chunks that change places show, as no power of two is a multiple of it
 _WEIGHTS = 61  # 250 x 61 x 1,000 ranks stay below 2^31, so the sum is exact
 _C10D: Any = dist  # its stub leaves the stores out
@@ -155,7 +157,7 @@ def _best(plan: Plan, members: _Members, size: int, left_s: float, tell: Tell) -
         waited_s = max(waited_s, aligned - started)
         best_s = min(best_s, latest_s)
         num_wrong += int((tensor != wanted).sum().item())
-        if latest_s * (turn + 2) > left_s:
+        if latest_s > _LONG_S or latest_s * (turn + 2) > left_s:
             break
     tell(
         "size", size_bytes=size, elapsed_ms=best_s * 1e3, num_wrong=num_wrong,
@@ -173,7 +175,11 @@ def _halve(plan: Plan, members: _Members, done: dict[int, float], tell: Tell) ->
     size = max(quick, default=large[0])
     tensor = members.filled(size, _weight(plan.rank))
 
+    begun = time.monotonic()
+
     def measure(group: tuple[int, ...]) -> float:
+        if members.latest(time.monotonic() - begun) > plan.budget_s:
+            raise _OverTime
         among = dist.new_group(list(group), timeout=timedelta(seconds=plan.timeout_s))
         best_s = float("inf")
         for turn in range(_NUM_REPEATS + 1):
@@ -187,7 +193,12 @@ def _halve(plan: Plan, members: _Members, done: dict[int, float], tell: Tell) ->
         tell("half", nodes=_named(plan, group), size_bytes=size, elapsed_ms=best_s * 1e3)
         return best_s
 
-    search(len(plan.nodes), size, measure)
+    with contextlib.suppress(_OverTime):
+        search(len(plan.nodes), size, measure)
+
+
+class _OverTime(Exception):
+    """Halving has used its time: what was measured until then is kept. All leave it together."""
 
 
 def _named(plan: Plan, group: Sequence[int]) -> list[str]:

@@ -178,6 +178,16 @@ def test_the_one_that_hangs_is_told_from_those_that_time_out() -> None:
     assert only(judged(CollGloo(), hangs, hangs, waits)).nodes == ()  # two: not known which
 
 
+def test_a_stall_on_a_busy_machine_accuses_nobody() -> None:
+    waits = stuck(65_536, error="RuntimeError: Timed out", ended_by="raised")
+    hangs = stuck(65_536, error="killed in stage collectives", ended_by="limit")
+    run = run_of([waits, hangs, waits])
+    busy = msgspec.structs.replace(run.reports["node2"], delay_p90_ms=40.0)
+    found = only(list(CollGloo().judge(Run("7", NODES, {**run.reports, "node2": busy}))))
+    assert (found.status, found.nodes) == ("unknown", ())
+    assert "node2" in found.title
+
+
 def test_one_that_died_is_named_and_those_that_lost_it_are_not() -> None:
     lost = stuck(4 * MB, error="RuntimeError: Connection closed by peer", ended_by="raised")
     died = stuck(4 * MB, error="ended with signal SIGKILL in stage collectives", ended_by="died")
@@ -258,6 +268,16 @@ def test_halving_that_was_cut_short_names_nobody() -> None:
     halves = (half("0123", 40.0), half("4567", 300.0))
     found = only(judged(CollPair(), *[but(halves=halves)] * 8))
     assert (found.status, found.nodes) == ("unknown", ())
+
+
+def test_groups_are_compared_among_themselves_only() -> None:
+    # the second group is slower as a whole: another kind of machine, not a sick node
+    quick = but(halves=(half("01", 21.0), half("02", 24.0), half("12", 19.0)))
+    slower = but(halves=(half("34", 210.0), half("35", 240.0), half("45", 190.0)))
+    assert judged(CollPair(), *[quick] * 3, *[slower] * 3) == []
+    sick = but(halves=(half("34", 21.0), half("35", 240.0), half("45", 250.0)))
+    cut = but(halves=sick.halves[:2], error="killed", ended_by="limit")
+    assert only(judged(CollPair(), *[quick] * 3, sick, sick, cut)).nodes == ("node5",)
 
 
 def test_a_small_difference_is_the_machine_s_own_noise() -> None:

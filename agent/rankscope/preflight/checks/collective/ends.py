@@ -11,6 +11,8 @@ from rankscope.preflight.model import Finding, Fix
 
 # gloo names the peer it waits for: `third_party/gloo/gloo/transport/tcp/pair.cc`
 _REMOTE = re.compile(r"remote=\[([^\]]+)\]")
+# p90 by which a 20 ms sleep is late; the same as for paths (section 7, silence rules).
+BUSY_MS = 15.0
 _NOT_MET = "the members of the smoke test did not meet: coll.rdzv says why"
 _WOULD = (
     "the first collective of this size hangs; torch gives up after 30 min "
@@ -82,6 +84,12 @@ def stalls(run: Run, id: str) -> Iterator[Finding]:
     died = {node: smoke for node, smoke in failed.items() if smoke.ended_by == "died"}
     if died:  # the others lost it, and say so
         yield _dead(id, died)
+        return
+    busy = {r.node: r.delay_p90_ms for r in run.present if r.delay_p90_ms > BUSY_MS}
+    if busy and set(busy) & set(members):
+        node = max(busy, key=lambda name: busy[name])
+        title = f"{node} was too busy to tell a hang from a pause ({busy[node]:.0f} ms)"
+        yield Finding(id=id, status="unknown", title=title)
         return
     size = min((_open_size(smoke) for smoke in failed.values()), default=0)
     what = f"an all-reduce of {amount(size)}" if size else "connecting all members"

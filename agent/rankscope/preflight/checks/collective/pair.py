@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from rankscope.formulas import busbw_bytes_per_second
@@ -26,25 +26,31 @@ class CollPair:
     needs: ClassVar[frozenset[Need]] = frozenset({"peers", "smoke", "cpu-pace"})
 
     def judge(self, run: Run) -> Iterable[Finding]:
-        """Return the node that is in every slow group and in no fast one, else the slow pair."""
-        members = began(run)
-        halves = max((smoke.halves for smoke in members.values()), key=len, default=())
-        if not halves:
+        """Return, for each group that ran together, its slow node, or else its slow pair."""
+        searches = dict.fromkeys(smoke.halves for smoke in began(run).values() if smoke.halves)
+        if not searches:
             title = "needs three nodes or more that got through the collectives"
-            return [Finding(id=self.id, status="skipped", title=title)]
+            yield Finding(id=self.id, status="skipped", title=title)
+        for halves in searches:
+            if not _is_begun_by_another(halves, searches):
+                yield from self._slow(run, halves)
+
+    def _slow(self, run: Run, halves: tuple[SmokeHalf, ...]) -> Iterator[Finding]:
         best = max(halves, key=_speed)
         slow = [half for half in halves if _is_slow(half, best)]
         if not slow:
-            return []
+            return
         fast = {node for half in halves if half not in slow for node in half.nodes}
         suspects = {node for half in slow for node in half.nodes} - fast
         worst = min(slow, key=_speed)
         if len(suspects) == 1:
-            return [self._finding(run, worst, best, tuple(suspects), ())]
-        if not suspects and len(worst.nodes) == 2:
-            return [self._finding(run, worst, best, (), ((worst.nodes[0], worst.nodes[1]),))]
-        title = f"one of {', '.join(sorted(suspects or worst.nodes))} is slow; which is not known"
-        return [Finding(id=self.id, status="unknown", title=title)]
+            yield self._finding(run, worst, best, tuple(suspects), ())
+        elif not suspects and len(worst.nodes) == 2:
+            yield self._finding(run, worst, best, (), ((worst.nodes[0], worst.nodes[1]),))
+        else:
+            names = ", ".join(sorted(suspects or worst.nodes))
+            title = f"one of {names} slows the collectives; which is not known"
+            yield Finding(id=self.id, status="unknown", title=title)
 
     def _finding(
         self,
@@ -76,6 +82,13 @@ class CollPair:
             wrong_if="something else kept it busy just then: run it again",
             confidence="likely",
         )  # fmt: skip
+
+
+def _is_begun_by_another(
+    halves: tuple[SmokeHalf, ...], searches: Iterable[tuple[SmokeHalf, ...]]
+) -> bool:
+    """Return whether another node tells the same search further: this one ended early."""
+    return any(other[: len(halves)] == halves and other != halves for other in searches)
 
 
 def _speed(half: SmokeHalf) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.collective.truth import difference
 from rankscope.preflight.checks.interfaces.real import best_interface
 from rankscope.preflight.checks.launch.local import is_local
 from rankscope.preflight.checks.names.self_loopback import loopback_by_name
@@ -39,7 +40,10 @@ class NetIfaceGloo:
                 nodes=tuple(nodes),
                 title=f"{listed(nodes)}: {cause}",
                 evidence={node: _evidence(run.reports[node]) for node in nodes},
-                told=tuple(f"{n}: emulated {_emulated(run.reports[n])}" for n in nodes[:4]),
+                told=tuple(
+                    difference(run, n) or f"{n}: emulated {_emulated(run.reports[n])}"
+                    for n in nodes[:4]
+                ),
                 fix=tuple(_fixes(run, nodes)),
                 would="gloo init: other ranks are refused or hang for more than 30 min",
                 wrong_if="the job never uses gloo" if run.backend != "gloo" else "",
