@@ -23,7 +23,7 @@ from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.board.discover import expected
 from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.board.side import carry, exchange
+from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
 from rankscope.preflight.facts import ports, storage
@@ -85,6 +85,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
         self._is_touched = False
+        self._judged: Verdict | None = None
         self._started = time.monotonic()
 
     async def run(self) -> Outcome:
@@ -98,6 +99,7 @@ class Agent:
                 await self._part()
             else:
                 work.result()
+                self._judged = await judged_elsewhere(self._plan.carriers)
         finally:
             for task in (work, stop):
                 task.cancel()
@@ -308,7 +310,7 @@ class Agent:
 
     def _outcome(self) -> Outcome:
         run = self._merged()
-        verdict = engine.judge(run, self._plan.foreign)
+        verdict = self._judged or engine.judge(run, self._plan.foreign)
         elapsed_ms = (time.monotonic() - self._started) * 1e3
         verdict = msgspec.structs.replace(
             verdict, elapsed_ms=elapsed_ms, coverage=schedule.coverage(run.expected),
