@@ -43,6 +43,8 @@ class Fault:
     net: str = "10.77.0"
     is_timed: bool = False  # it is found by timing: it wants the machine for itself
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
+    is_user: bool = False  # it binds ordinary users only
+    needs_torch: bool = False  # it lies in torch itself
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
     def build(self, scene: Scene) -> None:
@@ -100,13 +102,12 @@ FIREWALLS = (
     ),
     Fault(
         "isolated-one", "node 2 hears and reaches nobody", broken.isolated(2),
-        _one("port.master.reach", "node2"), options="--share {shared}",
-        also=("port.ephemeral",),
+        _one("port.ephemeral", "node2", remedy=_OPEN_MASTER), options="--share {shared}",
     ),
     Fault(
         "isolated-all-shared", "no node reaches another; a shared directory is there",
-        broken.isolated(0, 1, 2), _one("port.master.reach", *ALL), options="--share {shared}",
-        also=("port.ephemeral",), modes=(),
+        broken.isolated(0, 1, 2), (Expected("port.ephemeral", remedy=_OPEN_MASTER),),
+        options="--share {shared}", modes=(),
     ),
     Fault(
         "isolated-all", "no node reaches another", broken.isolated(0, 1, 2),
@@ -289,9 +290,9 @@ MACHINES = (
         _one("lim.nofile", "node1", remedy=r"ulimit -n|LimitNOFILE|nofile"),
     ),
     Fault(
-        "nproc", "20 processes at node 1", broken.limit(1, "--nproc=20:20"),
-        _one("lim.nproc", "node1", status="warn", remedy=r"ulimit -u|nproc"),
-        options="--loader-workers 4",
+        "nproc", "64 processes at node 1", broken.limit(1, "--nproc=64:64"),
+        _one("lim.nproc", "node1", status="warn", remedy=r"nproc"),
+        options="--loader-workers 40", is_user=True,
     ),
     Fault(
         "shm", "/dev/shm of 64 MiB at node 1", broken.tmpfs(1, "/dev/shm", "64m"),
@@ -312,7 +313,7 @@ MACHINES = (
     ),
     Fault(
         "disk-not-shared", "checkpoint directory is local at node 2",
-        broken.tmpfs(2, "{shared}", "512m"), _one("fs.shared", "node2"),
+        broken.tmpfs(2, "{shared}", "4g"), _one("fs.shared", "node2"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}", also=("fs.same",),
     ),
     Fault(
@@ -322,7 +323,7 @@ MACHINES = (
     ),
     Fault(
         "torch-differs", "an older torch at node 2", broken.older_torch(2),
-        _one("sw.drift", "node2", remedy=r"torch==2\.13"),
+        _one("sw.drift", "node2", remedy=r"torch==2\.13"), needs_torch=True,
     ),
     Fault(
         "script-differs", "another version of the script at node 2", broken.other_script(2),

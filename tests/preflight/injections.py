@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,11 +101,12 @@ def duplicate_address(scene: Scene) -> None:
 
 
 def same_host_name(scene: Scene) -> None:
-    """Clone node 1's name to node 2: both think that they are node1."""
-    scene.lab.run(2, "hostname node1")
-    scene.lab.write_etc(2, "hostname", "node1\n")
-    scene.lab.set_hosts(2, {"node2": f"{scene.lab.ip(2)} node1 node2", "node1": ""})
-    scene.named.update((1, 2))
+    """Let nodes 1 and 2 be clones that nobody renamed: both are called worker."""
+    for number in (1, 2):
+        scene.lab.run(number, "hostname worker")
+        scene.lab.write_etc(number, "hostname", "worker\n")
+        name = scene.lab.names[number]
+        scene.lab.set_hosts(number, {name: f"{scene.lab.ip(number)} {name} worker"})
 
 
 # ---- interfaces and routes
@@ -360,15 +363,18 @@ def hung_mount(number: int) -> Injection:
 
 
 def older_torch(number: int) -> Injection:
-    """Let one host's first torch be an older one, by its metadata; the real one still imports."""
+    """Let torch call itself an older one on one host; what it does stays the same."""
 
     def inject(scene: Scene) -> None:
-        site = scene.lab.folder / "older"
-        folder = site / "torch-2.9.1.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.1\n")
-        path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
-        scene.lab.env[number]["PYTHONPATH"] = path
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            raise RuntimeError("torch is not installed")
+        version = Path(spec.origin).with_name("version.py")
+        older = scene.lab.folder / "version.py"
+        older.write_text(
+            re.sub(r"__version__ = '[\d.]+", "__version__ = '2.9.1", version.read_text())
+        )
+        scene.lab.run(number, f"mount --bind {older} {version}")
 
     return inject
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -64,7 +65,7 @@ def reexec_in_userns() -> None:
         return
     os.environ[_INSIDE] = "1"
     flags = ["-U", "-r", "-n", "-m", "--propagation", "private"]
-    os.execvp("unshare", ["unshare", *flags, sys.executable, *sys.argv])
+    os.execvp("unshare", ["unshare", *flags, sys.executable, *sys.orig_argv[1:]])
 
 
 class Host:
@@ -243,9 +244,17 @@ class Lab:
             self.write_etc(number, "nsswitch.conf", "hosts: files dns\n")
             if Path("/etc/machine-id").exists():
                 self.write_etc(number, "machine-id", f"{number + 1:032x}\n")
+            self._give_boot_id(number)
             self.set_hosts(number)
         if self._taps is not None:
             self._taps.start()
+
+    def _give_boot_id(self, number: int) -> None:
+        """Let each host have booted by itself, as far as /proc may be changed here."""
+        path = self.folder / f"{self.names[number]}.boot_id"
+        path.write_text(f"{uuid.uuid4()}\n")
+        target = "/proc/sys/kernel/random/boot_id"
+        self.hosts[number].run(f"mount --bind {path} {target}", check=False)
 
     def _plug_in(self, number: int, host: Host) -> None:
         if self._taps is None:

@@ -35,7 +35,6 @@ class Scene:
     lab: Lab
     mode: Mode = "static"
     missing: set[int] = field(default_factory=set)  # hosts on which nobody starts anything
-    named: set[int] = field(default_factory=set)  # hosts that must be told which node they are
     limits: dict[int, str] = field(default_factory=dict)  # options of prlimit, by host
 
     def __post_init__(self) -> None:
@@ -57,6 +56,14 @@ class Scene:
     def everywhere(self) -> range:
         """Return the numbers of all hosts."""
         return range(self.lab.num_hosts)
+
+    @property
+    def answers(self) -> Path:
+        """Return a directory for what programs tell the laboratory."""
+        folder = self.lab.folder / "answers"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        return folder
 
     @property
     def shared(self) -> Path:

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.checking import Run
-from rankscope.preflight.facts.edges import Bandwidth, Clock, Dial, EdgeFacts, PathMtu, Rtt
+from rankscope.preflight.facts.edges import (
+    Bandwidth,
+    Clock,
+    Datagrams,
+    Dial,
+    EdgeFacts,
+    PathMtu,
+    Rtt,
+)
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import Choice, Interface, InterfaceFacts
 from rankscope.preflight.facts.launch import LaunchFacts
@@ -93,6 +101,7 @@ class Cluster:
             source_address=self.address[start],
             rtt=Rtt(num=12, min_ms=0.1, median_ms=0.13, p95_ms=0.3, max_ms=0.4),
             mtu=PathMtu(carried_bytes=1500, interface_bytes=1500, large_ms=1.0),
+            datagrams=Datagrams(num_sent=400, num_answered=400),
             bandwidth=Bandwidth(
                 mbit_per_s=9000.0, rounds=(9000.0,), num_segments=20000, num_retransmits=1
             ),
@@ -123,7 +132,7 @@ class Cluster:
             some = tuple(dial(end, own, port, outcome) for port in RANDOM)
             self.change(start, end, ephemeral=some)
         if which == "all":
-            self.change(start, end, rtt=None, mtu=None, bandwidth=None, clock=None)
+            self.change(start, end, rtt=None, mtu=None, datagrams=None, bandwidth=None, clock=None)
 
     def close_inbound(self, end: str, outcome: str = "drop", which: str = "all") -> None:
         for start in self.sources(end):

@@ -49,9 +49,7 @@ def test_an_option_wins_over_its_variable() -> None:
     facts = read({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"}, "torchrun --nnodes 3 train.py")
     assert facts.num_nodes == 3
     assert facts.master_addr == "a"
-    assert facts.read_from == ("--nnodes", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR") or (
-        "--nnodes" in facts.read_from and "PET_MASTER_ADDR" in facts.read_from
-    )
+    assert {"--nnodes", "PET_MASTER_ADDR"} <= set(facts.read_from)
 
 
 def test_slurm_tells_ranks_and_the_first_node() -> None:
@@ -161,16 +159,34 @@ def test_a_command_within_a_shell() -> None:
     [["python", "train.py"], [], ["bash", "-c", "echo 'torchrun "], ["train", "torchrun.txt"]],
 )
 def test_other_commands_say_nothing(argv: list[str]) -> None:
-    assert command.find_torchrun(argv) is None
+    assert command.find_torchrun(argv, {}) is None
     assert launch.from_command(argv).launcher == "hand"
 
 
-def test_what_cannot_be_read_is_told() -> None:
-    facts = launch.from_command("torchrun --nnodes $N --nproc-per-node 0x2 --wrong t.py".split())
-    assert facts.errors == (
-        "--nnodes=$N is not understood", "--wrong is not understood",
-        "--nproc-per-node=0x2 is no integer",
-    )  # fmt: skip
+def test_what_is_no_integer_in_a_command_is_an_error() -> None:
+    facts = launch.from_command("torchrun --nproc-per-node 0x2 --from-torch-3 t.py".split())
+    assert facts.errors == ("--nproc-per-node=0x2 is no integer",)
+
+
+def test_what_a_shell_works_out_comes_from_the_environment_or_stays_open() -> None:
+    line = (
+        "torchrun --nnodes=$SLURM_NNODES --node-rank ${SLURM_NODEID} "
+        "--master-addr $(scontrol show hostnames | head -n 1) --master-port $PORT "
+        "--rdzv-id `date` t.py"
+    )
+    facts = launch.collect(System(root=Path("/nowhere"), environ=SLURM), ["bash", "-c", line])
+    assert (facts.num_nodes, facts.node_rank) == (2, 1)
+    assert (facts.master_addr, facts.rendezvous_id, facts.errors) == (
+        "",
+        "",
+        (),
+    )  # never torchrun's default, 127.0.0.1
+    open_ones = launch.from_command(["bash", "-c", line])
+    assert (open_ones.num_nodes, open_ones.node_rank, open_ones.errors) == (None, None, ())
+
+
+def test_a_variable_of_torchrun_that_is_about_logs_is_no_launch() -> None:
+    assert read({"PET_LOG_DIR": "/tmp/x"}).launcher == "hand"
 
 
 def test_options_are_those_of_the_installed_torchrun() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from rankscope.preflight.checking import Run
 from rankscope.preflight.engine import judge
-from rankscope.preflight.facts.edges import Bandwidth, Clock, Idle, PathMtu, Rtt
+from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import Finding, Listening, Options
+from rankscope.preflight.probe import schedule
 
 from .synthetic import PORT, Cluster, cluster, dial
 
@@ -406,6 +407,26 @@ def test_a_black_hole_of_a_pair(num: int) -> None:
     assert [fix.node for fix in finding.fix] == ["node0", "node1"]
 
 
+def test_a_stall_on_a_path_of_full_size_is_no_black_hole() -> None:
+    some = cluster(3)
+    for path in (("node0", "node1"), ("node1", "node0")):
+        some.change(*path, mtu=PathMtu(carried_bytes=1500, interface_bytes=1500, large_ok=False))
+    assert found(some.run()) == []
+    asides = [f for f in judge(some.run()).asides if f.id == "net.mtu.path"]
+    assert [f.status for f in asides] == ["unknown"]
+
+
+def test_a_black_hole_in_one_direction_stalls_both() -> None:
+    some = cluster(3)
+    _black_hole(some, [("node0", "node1")], 1400)
+    some.change(
+        "node1", "node0",
+        mtu=PathMtu(carried_bytes=9000, interface_bytes=9000, large_ok=False),
+    )  # fmt: skip
+    assert set(only(some.run()).edges) == {("node0", "node1"), ("node1", "node0")}
+    assert "carry 1400 bytes" in only(some.run()).title
+
+
 def test_an_mtu_that_differs() -> None:
     some = cluster(4)
     jumbo = Interface(name="ens5", addresses=("10.77.0.3/16",), mtu_bytes=9000)
@@ -443,6 +464,15 @@ def test_a_distant_node(num: int) -> None:
     assert (finding.id, finding.nodes) == ("net.latency", ("node1",))
 
 
+def test_a_single_good_pair_is_a_weak_measure_of_latency() -> None:
+    some = cluster(3)
+    _rtt(some, list(some.edges), 1.0, 1.1)
+    _rtt(some, some.touching("node1"), 8.0, 8.1)
+    assert found(some.run()) == []
+    _rtt(some, some.touching("node1"), 20.0, 20.1)
+    assert only(some.run()).nodes == ("node1",)
+
+
 def test_a_distant_pair_that_one_end_saw_alone_is_a_stray() -> None:
     some = cluster(4)
     _rtt(some, [("node0", "node2")], 20.0, 20.1)
@@ -469,6 +499,16 @@ def test_jitter_of_a_pair() -> None:
     assert (finding.id, finding.nodes, finding.edges[0]) == ("net.jitter", (), ("node0", "node2"))
 
 
+def test_jitter_is_why_the_round_trip_is_long_unless_distance_is() -> None:
+    some = cluster(3)
+    pair = [("node0", "node2"), ("node2", "node0")]
+    _rtt(some, pair, 16.0, 40.0)
+    some.slow(pair, 40.0, 41.0)
+    assert (only(some.run()).id, len(only(some.run()).explains)) == ("net.jitter", 2)
+    _rtt(some, pair, 100.0, 110.0)
+    assert only(some.run()).id == "net.latency"
+
+
 def test_one_late_answer_is_no_jitter() -> None:
     some = cluster(3)
     late = Rtt(num=12, min_ms=0.1, median_ms=0.2, p95_ms=190.0, max_ms=201.0)
@@ -476,35 +516,75 @@ def test_one_late_answer_is_no_jitter() -> None:
     assert found(some.run()) == []
 
 
-def _lossy(some: Cluster, paths: list[tuple[str, str]], mbit: float, lost: int, num: int) -> None:
+def _lossy(
+    some: Cluster, paths: list[tuple[str, str]], lost: int, again: int, mbit: float = 300.0
+) -> None:
     for path in paths:
         sent = Bandwidth(
-            mbit_per_s=mbit, rounds=(mbit,), num_segments=num, num_retransmits=lost,
+            mbit_per_s=mbit, rounds=(mbit,), num_segments=10_000, num_retransmits=again,
             again_mbit_per_s=mbit,
         )  # fmt: skip
-        some.change(*path, bandwidth=sent)
+        told = Datagrams(num_sent=400, num_answered=400 - lost)
+        some.change(*path, bandwidth=sent, datagrams=told)
+
+
+PAIR = [("node0", "node1"), ("node1", "node0")]
 
 
 @pytest.mark.parametrize("mbit", [300.0, 9000.0])
 def test_loss_is_the_cause_of_slowness(mbit: float) -> None:
     some = cluster(4)
-    _lossy(some, [("node0", "node1"), ("node1", "node0")], mbit, 200, 10_000)
+    _lossy(some, PAIR, 16, 200, mbit)
     finding = only(some.run())
     assert (finding.id, finding.nodes, finding.status) == ("net.loss", (), "warn")
-    assert "2.0 % of segments are lost" in finding.title
+    assert "node0-node1: 4.0 % of packets are lost" in finding.title
+    assert "node0: ip -s link show eth0" in commands(finding)
+
+
+def test_loss_at_one_node() -> None:
+    some = cluster(3)
+    _lossy(some, some.touching("node1"), 14, 300)
+    assert (only(some.run()).id, only(some.run()).nodes) == ("net.loss", ("node1",))
+
+
+@pytest.mark.parametrize(
+    ("paths", "lost", "again"),
+    [
+        (PAIR, 0, 70),  # a bridge that overflows under load
+        (PAIR, 3, 200),  # too few to tell
+        (PAIR[:1], 40, 200),  # one end missed answers: it was late
+        (PAIR, 40, 2),  # both ends were late, and TCP lost nothing
+    ],
+)
+def test_what_is_no_loss(paths: list[tuple[str, str]], lost: int, again: int) -> None:
+    some = cluster(3)
+    _lossy(some, paths, lost, again, 9000.0)
+    assert found(some.run()) == []
+
+
+def test_loss_where_udp_is_closed() -> None:
+    some = cluster(3)
+    _lossy(some, PAIR, 400, 500)
+    assert only(some.run()).id == "net.loss"
+    _lossy(some, PAIR, 400, 100, 9000.0)
+    assert found(some.run()) == []
 
 
 def test_a_limited_rate_is_not_called_loss() -> None:
     some = cluster(3)
-    _lossy(some, [("node1", "node0"), ("node1", "node2")], 9.7, 30, 340)
+    _lossy(some, [("node1", "node0"), ("node1", "node2")], 0, 900, 9.7)
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("net.bandwidth", ("node1",))
     assert finding.title == "paths from node1: 9.7 Mbit/s; usual is 9000"
+    _lossy(some, [("node1", "node0"), ("node1", "node2")], 400, 900, 9.7)  # UDP is closed
+    assert only(some.run()).id == "net.bandwidth"
 
 
-def test_a_burst_is_no_loss() -> None:
+def test_a_late_end_makes_no_jitter() -> None:
     some = cluster(3)
-    _lossy(some, [("node0", "node1")], 9000.0, 3, 300)
+    pair = [("node0", "node2"), ("node2", "node0")]
+    _rtt(some, pair, 0.2, 9.0)
+    some.report("node2", delay_p90_ms=6.0)
     assert found(some.run()) == []
 
 
@@ -591,6 +671,20 @@ def test_an_idle_connection_that_is_forgotten() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("net.idle", ())
     assert "keepalive" in commands(finding)
+
+
+def test_a_thousand_nodes_of_which_a_third_is_cut_off() -> None:
+    names = tuple(f"node{number}" for number in range(1000))
+    peers = {name: schedule.pairs_of(name, names, "7f3a") for name in names}
+    some = Cluster(names, peers=peers)
+    for name in names[::3]:
+        some.close_inbound(name)
+        some.close_outbound(name)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", names[::3])
+    assert len(finding.fix) < 40
+    assert len(finding.told) < 10
+    assert "and 330 more" in finding.title
 
 
 FAULTS: dict[str, Callable[[Cluster], None]] = {

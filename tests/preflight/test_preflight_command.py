@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
+from rankscope.cli.preflight_options import add_options, asking_of
+from rankscope.preflight.board.discover import Discovery
 from rankscope.preflight.checks import CHECKS
-from rankscope.preflight.model import encode
+from rankscope.preflight.model import Options, encode
+from rankscope.preflight.start import Asking
+from rankscope.preflight.ways import _words
 from tests.preflight.report import cases
 
 
@@ -77,6 +82,62 @@ def test_the_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
         assert check.id in out
     code, out, _ = told(capsys, "--list", "--markdown")
     assert out.count("\n| `") == len(CHECKS)
+
+
+def asked(*words: str) -> Asking:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return asking_of(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--quick",),
+        ("--deep", "--nproc", "8", "--backend", "gloo", "--only", "clock,port.oneway"),
+        ("--skip", "gpu", "--expect-gbps", "2.5", "--loader-workers", "4", "--wait", "12.5"),
+        ("--checkpoint-dir", "/a b", "--ckpt-gb", "10", "--script", "x y.py", "--data-dir", "/d"),
+        ("--master-addr", "node0", "--master-port", "29501", "--timeout", "40"),
+    ],
+)  # fmt: skip
+def test_agents_that_are_started_over_ssh_are_asked_the_same(words: tuple[str, ...]) -> None:
+    here = asked("--nodes", "a,b", *words)
+    there = asked(*_words(here, Discovery(nodes=("a", "b"), me="a")), "--node", "b")
+    assert there.options == here.options
+    assert there.who.nodes == here.who.nodes
+    assert (there.wait_s, there.timeout_s) == (here.wait_s, here.timeout_s)
+    assert there.who.master_addr == here.who.master_addr
+    assert there.who.master_port == here.who.master_port
+
+
+def test_every_option_of_the_checks_is_forwarded() -> None:
+    names = {"num_loader_workers": "loader-workers", "checkpoint_gb": "ckpt-gb", "tier": "deep"}
+    odd = Options(
+        tier="deep", backend="gloo", nproc=3, num_loader_workers=3, expect_gbps=3.0,
+        checkpoint_dir="c", checkpoint_gb=3.0, script="s", data_dir="d", only=("x",), skip=("y",),
+    )  # fmt: skip
+    words = set(_words(Asking(options=odd), Discovery(nodes=("a",))))
+    for field in Options.__struct_fields__:
+        assert f"--{names.get(field, field).replace('_', '-')}" in words
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        (("--share", "/absent/dir", "--nodes", "a,b", "--node", "a"), "--share", "all nodes see"),
+        (("--server", "http://127.0.0.1:1", "--nodes", "a,b", "--node", "a"), "--server", "--run"),
+        (("--server", "ftp://127.0.0.1", "--run", "7"), "--server", "http"),
+        (("--ssh", "--nodes", "a,b", "--node", "a", "--", "torchrun"), "--ssh", "--nproc"),
+    ],
+)  # fmt: skip
+def test_a_way_that_cannot_be_gone_is_refused_at_once(
+    words: tuple[str, ...], named: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = told(capsys, *words)
+    assert code == 64
+    assert named in err
+    assert remedy in err
 
 
 def lines(names: tuple[str, ...] = cases.THREE, **more: object) -> bytes:

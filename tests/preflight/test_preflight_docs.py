@@ -58,7 +58,7 @@ def test_every_option_has_a_help_that_the_document_shows() -> None:
     for action in parser()._actions:
         assert action.help, action.dest
         for name in action.option_strings:
-            assert f"`{name}" in text
+            assert action.help == argparse.SUPPRESS or f"`{name}" in text
 
 
 def test_every_field_of_the_options_can_be_asked_for() -> None:

@@ -80,6 +80,15 @@ def test_one_slow_node_among_few_does_not_make_the_rest_unusual(num: int) -> Non
     assert all("node1" in pair for pair in schedule.slow_pairs(mbit))
 
 
+def test_a_single_good_pair_is_a_weak_measure() -> None:
+    mbit = {p: 3000.0 if "node1" in p else 12000.0 for p in itertools.permutations(names(3), 2)}
+    assert schedule.slow_pairs(mbit) == []
+    mbit["node1", "node0"] = 12000.0  # now two pairs are good one way at least
+    assert schedule.slow_pairs(mbit) == [
+        ("node0", "node1"), ("node1", "node2"), ("node2", "node1"),
+    ]  # fmt: skip
+
+
 def test_two_nodes_are_no_comparison() -> None:
     assert schedule.slow_pairs({("a", "b"): 10.0, ("b", "a"): 900.0}) == []
     assert schedule.slow_pairs({("a", "b"): 10.0}, expect_mbit_per_s=100.0) == [("a", "b")]

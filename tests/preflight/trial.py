@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -9,23 +10,25 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rankscope.preflight.facts.host import clock_is_synchronised
 from rankscope.preflight.model import Finding, Verdict
-from tests.preflight.faults import Expected, Fault
+from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections import training_script
-from tests.preflight.nslab import Lab
+from tests.preflight.nslab import Lab, reexec_in_userns
 from tests.preflight.scene import Mode, Scene, base_environment
 
 ROOT = Path(__file__).parents[2]
+_LIGHT = "light"  # directory of the packages without torch
 LIMIT_S = 90.0  # of one preflight, far above what any takes
 _PACKAGES = (
-    "msgspec", "psutil", "zstandard", "numpy", "numpy.libs", "pynvml", "rich", "markdown_it",
+    "msgspec", "psutil", "zstandard", "numpy", "pynvml", "rich", "markdown_it",
     "mdurl", "pygments",
 )  # fmt: skip
 
@@ -74,11 +77,16 @@ class Way:
 def attempt(fault: Fault, way: Way | None = None) -> Trial:
     """Break a laboratory and run preflight on all its hosts at once."""
     way = way or Way()
+    way = replace(
+        way, is_user=way.is_user or fault.is_user, has_torch=way.has_torch or fault.needs_torch
+    )
     with Lab(
         way.num_hosts, wire=fault.wire, mtu=fault.mtu, net=fault.net, base=base_environment()
     ) as lab:
         scene = Scene(lab, way.mode)
         fault.build(scene)
+        if not way.has_torch:
+            _make_light(lab)
         if way.is_user:
             reveal(lab, Path(sys.base_prefix))
         present = [number for number in scene.everywhere if number not in scene.missing]
@@ -89,13 +97,14 @@ def attempt(fault: Fault, way: Way | None = None) -> Trial:
 
 def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     node, lab = scene.lab.names[number], scene.lab
-    document = scene.shared / f"answer-{node}.json"
+    document = scene.answers / f"{node}.json"
     given = f"{fault.options} {way.options}".format(
         shared=scene.shared, script=training_script(scene)
     )
     argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
     argv += ["--json", str(document), *shlex.split(given)]
-    argv += ["--node", node] if number in scene.named else []
+    if not clock_is_synchronised():  # true of this machine, and so of all its fake hosts
+        argv += ["--skip", "clock.sync"]
     started = time.monotonic()
     environment = {**lab.environment(number), **way.environment, **_python_path(lab, number, way)}
     child = scene.start(
@@ -124,20 +133,28 @@ def _interpreter(way: Way) -> list[str]:
 
 def _python_path(lab: Lab, number: int, way: Way) -> dict[str, str]:
     """Return where modules come from: this checkout, and without torch nothing but our needs."""
-    given = lab.environment(number).get("PYTHONPATH", "")
     agent = str(ROOT / "agent")
-    if way.has_torch:
-        return {"PYTHONPATH": os.pathsep.join(filter(None, (given, agent)))}
-    site = lab.folder / "light"
-    site.mkdir(exist_ok=True)
+    site = str(lab.folder / _LIGHT) if not way.has_torch else ""
+    given = lab.env[number].get("PYTHONPATH", "") or (
+        "" if site else lab.base.get("PYTHONPATH", "")
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (given, agent, site)))}
+
+
+def _make_light(lab: Lab) -> None:
+    """Make a directory of packages that has all the agent needs, and no torch."""
+    site = lab.folder / _LIGHT
+    site.mkdir()
     for name in _PACKAGES:
-        spec = find_spec(name) if "." not in name else None
-        place = Path(spec.origin).parent if spec is not None and spec.origin else None
-        if place is not None and place.name == "site-packages":  # a module of one file
-            place = Path(spec.origin or "")
-        if place is not None and not (site / place.name).exists():
-            (site / place.name).symlink_to(place)
-    return {"PYTHONPATH": os.pathsep.join((agent, str(site)))}
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        place = Path(spec.origin)
+        place = place.parent if place.name == "__init__.py" else place
+        (site / place.name).symlink_to(place)
+        libraries = place.with_name(f"{place.name}.libs")  # what a wheel brings along
+        if libraries.exists():
+            (site / libraries.name).symlink_to(libraries)
 
 
 def reveal(lab: Lab, folder: Path) -> None:
@@ -221,3 +238,30 @@ def describe(finding: Finding) -> str:
     return (
         f"{finding.status} {finding.id} {','.join(finding.nodes)} {finding.edges}: {finding.title}"
     )
+
+
+def main() -> int:
+    """Try the faults that were named, and show what is wrong with the answers."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help="all of them, if none is named")
+    parser.add_argument("--light", action="store_true", help="without torch")
+    parser.add_argument("--user", action="store_true", help="preflight runs as an ordinary user")
+    parser.add_argument("--options", default="", help="more options for preflight")
+    parser.add_argument("--screen", action="store_true", help="show every screen")
+    chosen = parser.parse_args()
+    reexec_in_userns()
+    way = Way(options=chosen.options, is_user=chosen.user, has_torch=not chosen.light)
+    num_wrong = 0
+    for name in chosen.faults or list(BY_NAME):
+        trial = attempt(BY_NAME[name], way)
+        wrong = misses(trial)
+        num_wrong += bool(wrong)
+        lines = [f"{name}: {'WRONG' if wrong else 'right'}, {trial.elapsed_s:.1f} s", *wrong]
+        lines += [answer.screen for answer in trial.answers if chosen.screen]
+        sys.stdout.write("\n    ".join(lines) + "\n")
+        sys.stdout.flush()
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,6 +22,7 @@ from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.model import Facts, Listening, NodeReport, Verdict
+from rankscope_server.preflight.live import FULL_UP_TO_NODES
 from tests.server.conftest import ServerProcess
 
 Start = Callable[..., ServerProcess]
@@ -103,6 +104,11 @@ def soon(look: Callable[[], Any]) -> Any:
     return found
 
 
+def heard_by(board: HttpBoard, mine: NodeReport) -> list[NodeReport]:
+    """Return the first reports that a board brings."""
+    return list(soon(lambda: asyncio.run(board.exchange(mine, {}))))
+
+
 class Agent:
     """The side of a node: a board, and what it heard."""
 
@@ -161,9 +167,38 @@ def test_a_server_that_is_killed_goes_on_where_it_was(start_server: Start, board
     held = get(second, f"{RUNS}/{id}/reports")["reports"]
     assert [one["node"] for one in held] == ["node0"]
     again = boards.of(second, "node1")
-    heard = asyncio.run(again.exchange(report("node1"), {}))
+    heard = heard_by(again, report("node1", stage="pairs"))
     assert again.id == id  # the same key leads to the same preflight
     assert [one.node for one in heard] == ["node0"]
+
+
+def test_of_many_nodes_the_reports_are_brief_and_the_server_judges(
+    start_server: Start, boards: Boards
+) -> None:
+    server = start_server()
+    names = tuple(f"node{number}" for number in range(FULL_UP_TO_NODES + 1))
+
+    async def work() -> Verdict | None:
+        found = [boards.at(server.url, Meeting(run="big", node=n, nodes=names)) for n in names[:2]]
+        last = [report(name, stage="pairs") for name in names[:2]]
+        heard: list[NodeReport] = []
+        while not heard:
+            for one, mine in zip(found, last, strict=True):
+                heard += await one.exchange(mine, {})
+            await asyncio.sleep(0.05)
+        assert {one.node for one in heard} <= set(names[:2])
+        assert heard[0].facts == Facts()
+        assert heard[0].listening.master == 29500
+        assert all(one.is_judge for one in found)
+        for one, mine in zip(found, last, strict=True):
+            await one.exchange(msgspec.structs.replace(mine, version=2, stage="done"), {})
+        return await found[0].verdict(10.0)
+
+    said = asyncio.run(work())
+    assert said is not None
+    assert (said.expected, said.reported) == (names, names[:2])
+    assert said.is_partial
+    assert said.coverage.startswith("tested")
 
 
 def test_reports_wait_for_news(start_server: Start, boards: Boards) -> None:
@@ -192,7 +227,7 @@ def test_with_a_token_only_the_preflights_own_opens_its_routes(
     with pytest.raises(CarrierError, match="wants a token"):
         asyncio.run(stranger.exchange(report("node0"), {}))
     mine = boards.at(server.url, meeting, "secret")
-    asyncio.run(mine.exchange(report("node0"), {}))
+    asyncio.run(mine.exchange(report("node0", stage="pairs"), {}))
     own = mine._token
     assert own.startswith("pf-")
     assert get(server, f"{RUNS}/{mine.id}/roster", own)["expected"] == ["node0"]
@@ -203,7 +238,7 @@ def test_with_a_token_only_the_preflights_own_opens_its_routes(
         with failure.value as error:
             assert error.code == 401, path
     pasted = boards.at(server.url, Meeting(run=mine.id, node="node1"), own)
-    heard = asyncio.run(pasted.exchange(report("node1"), {}))
+    heard = heard_by(pasted, report("node1", stage="pairs"))
     assert [one.node for one in heard] == ["node0"]
 
 
@@ -248,7 +283,7 @@ def test_a_proxy_of_the_environment_is_used_and_shown(start_server: Start, board
         asyncio.run(direct.exchange(report("node1"), {}))
         proxy.shutdown()
         thread.join()
-    assert [command for command, _, _ in Proxy.seen] == ["POST", "POST", "POST", "GET"]
+    assert [command for command, _, _ in Proxy.seen] == ["POST", "POST", "POST"]
     assert all(path.startswith(server.url) for _, path, _ in Proxy.seen)
     assert {basic for _, _, basic in Proxy.seen} == {"Basic bWU6cEBzcw=="}  # me:p@ss
 

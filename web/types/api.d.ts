@@ -715,6 +715,14 @@ export interface PreflightInvitation {
   expires_ms: number;
 }
 
+/** A node takes part; agents should not ask more often than each pause. */
+export interface PreflightJoined {
+  id: string;
+  num_joined: number;
+  num_expected: number;
+  pause_ms: number;
+}
+
 /** Nodes by nodes, from the row to the column; null and "" were not measured. */
 export interface PreflightMatrix {
   id: string;
@@ -762,15 +770,6 @@ export interface PreflightRoster {
   missing: string[];
   nodes: PreflightMember[];
   pause_ms: number;
-}
-
-/** A report was taken; `versions` are those newer than the number that was asked with. */
-export interface PreflightStored {
-  version: number;
-  number: number;
-  versions: Record<string, number>;
-  pause_ms: number;
-  is_brief: boolean;
 }
 
 /** One preflight in a list; `run_id` is the training run that followed. */

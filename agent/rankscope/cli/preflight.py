@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -90,6 +91,7 @@ def _list(is_markdown: bool) -> int:
 
 def _preflight(arguments: argparse.Namespace) -> int:
     from rankscope.preflight import start, ways
+    from rankscope.preflight.keep import keep
     from rankscope.preflight.model import encode
     from rankscope.preflight.plan import Silent
     from rankscope.preflight.report.progress import Live
@@ -111,16 +113,23 @@ def _preflight(arguments: argparse.Namespace) -> int:
         sys.stdout.buffer.write(encode(run.reports[plan.who.me]) + b"\n")
         sys.stdout.flush()
         return 0
-    return _deliver(arguments, verdict, run, ended.is_interrupted)
+    kept = keep(plan, ended.outcome, os.environ)
+    if kept.error:
+        sys.stderr.write(f"rankscope preflight: {kept.error}\n")
+    return _deliver(arguments, verdict, run, ended.is_interrupted, kept.url)
 
 
 def _deliver(
-    arguments: argparse.Namespace, verdict: Verdict, run: Run, is_interrupted: bool = False
+    arguments: argparse.Namespace,
+    verdict: Verdict,
+    run: Run,
+    is_interrupted: bool = False,
+    url: str = "",
 ) -> int:
     from rankscope.preflight.report.deliver import deliver
     from rankscope.preflight.report.summary import summarise
 
-    summary = summarise(verdict, run, arguments.fail_on, is_interrupted=is_interrupted)
+    summary = summarise(verdict, run, arguments.fail_on, url, is_interrupted)
     errors = deliver(summary, wanted_of(arguments))
     for error in errors:
         sys.stderr.write(f"rankscope preflight: {error}\n")

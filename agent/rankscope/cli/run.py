@@ -89,7 +89,7 @@ class RunCommand:
         except SettingError as error:
             say(str(error))
             return EXIT_USAGE
-        refused = _gate(arguments, command, say)
+        refused = _gate(arguments, command, settings.server, say)
         if refused:
             return refused
         _prepare_probe(settings, say)
@@ -103,7 +103,9 @@ class RunCommand:
         return outcome.exit_code
 
 
-def _gate(arguments: argparse.Namespace, command: list[str], say: Callable[[str], None]) -> int:
+def _gate(
+    arguments: argparse.Namespace, command: list[str], server: str, say: Callable[[str], None]
+) -> int:
     """Run the preflight if it was asked for. Returns the exit code of a refusal, or 0."""
     if arguments.preflight is None:
         return 0
@@ -112,9 +114,9 @@ def _gate(arguments: argparse.Namespace, command: list[str], say: Callable[[str]
 
     try:
         nodes = read_nodes(arguments.preflight_nodes, "--preflight-nodes")
-        reason = gate.check(command, arguments.preflight, arguments.preflight_on, nodes)
+        reason = gate.check(command, arguments.preflight, arguments.preflight_on, nodes, server)
     except gate.UsageError as error:
-        say(f"--preflight: {error}")
+        say(f"--preflight: {str(error).replace(' --nodes', ' --preflight-nodes')}")
         return EXIT_USAGE
     if reason:
         say(f"not launched: {reason}")

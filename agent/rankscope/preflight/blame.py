@@ -7,7 +7,7 @@ given share of them). One bad path is a pair. Where several answers are equally 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ Path = tuple[str, str]  # (from, to)
 Side = Literal["inbound", "outbound", "both", "pair", "tie", "everywhere"]
 Suspect = tuple[str, Side]
 MIN_PEERS = 2  # paths to one peer say nothing of the node itself
-MAX_DEPTH = 6  # nodes that the exact search goes through; above it takes the largest first
+MAX_DEPTH, MAX_SUSPECTS = 6, 24  # of the exact search; above it takes the largest first
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def _parts(
     """Yield paths that share suspects: what lies apart is explained apart."""
     left = set(paths)
     while left:
-        part, fresh = set(), {next(iter(left))}
+        part: set[Path] = set()
+        asked: set[Suspect] = set()
+        fresh = {next(iter(left))}
         while fresh:
             part |= fresh
-            near: set[Path] = set()
-            for path in fresh:
-                for suspect in _touched(path):
-                    near |= whole.get(suspect, frozenset())
-            fresh = near - part
+            suspects = {s for path in fresh for s in _touched(path) if s in whole} - asked
+            asked |= suspects
+            fresh = {path for suspect in suspects for path in whole[suspect]} - part
         left -= part
         yield frozenset(part)
 
@@ -152,17 +152,36 @@ def _forced(
 def _covers(
     paths: frozenset[Path], whole: dict[Suspect, frozenset[Path]]
 ) -> list[frozenset[Suspect]]:
-    """Return all smallest sets of suspects that explain `paths`; above six one that is small."""
-    for depth in range(1, MAX_DEPTH + 1):
-        found = set(_search(paths, whole, depth, frozenset()))
-        if found:
-            return sorted(found, key=sorted)
-    chosen, left = set(), set(paths)
+    """Return all smallest sets of suspects that explain `paths`; where there are many, one."""
+    sides = {suspect: some & paths for suspect, some in whole.items() if some & paths}
+    if len(sides) <= MAX_SUSPECTS:
+        for depth in range(1, MAX_DEPTH + 1):
+            found = set(_search(paths, sides, depth, frozenset()))
+            if found:
+                return sorted(found, key=sorted)
+    return [frozenset(suspects[0] for suspects, _ in _largest_first(sides))]
+
+
+def _largest_first(
+    sides: Mapping[Suspect, Collection[Path]], least: int = 1
+) -> Iterator[tuple[list[Suspect], list[Path]]]:
+    """Yield suspects and their paths, most paths first, until fewer than `least` are left.
+
+    Of several with as many paths, those that share some with the first come together.
+    """
+    left = {suspect: set(paths) for suspect, paths in sides.items()}
     while left:
-        best = max(whole, key=lambda s: (len(whole[s] & left), s))
-        chosen.add(best)
-        left -= whole[best]
-    return [frozenset(chosen)]
+        most = max(map(len, left.values()))
+        if most < least:
+            return
+        first, *others = [suspect for suspect, paths in left.items() if len(paths) == most]
+        equal = [first, *(s for s in others if not left[s].isdisjoint(left[first]))]
+        mine = {path for suspect in equal for path in left[suspect]}
+        yield equal, sorted(mine)
+        for suspect in {s for path in mine for s in _touched(path) if s in left}:
+            left[suspect] -= mine
+            if not left[suspect]:
+                del left[suspect]
 
 
 def _search(
@@ -180,25 +199,18 @@ def _search(
 
 def _stars(paths: list[Path]) -> tuple[list[Blame], list[Path]]:
     """Take the paths that start or end at one node, the largest number first."""
-    stars, left = [], list(paths)
-    while left:
-        sides: dict[Suspect, list[Path]] = defaultdict(list)
-        for path in left:
-            sides[path[1], "inbound"].append(path)
-            sides[path[0], "outbound"].append(path)
-        most = max(map(len, sides.values()))
-        best = [suspect for suspect, some in sides.items() if len(some) == most]
-        if most < MIN_PEERS:
-            break
-        overlap = [s for s in best[1:] if set(sides[s]) & set(sides[best[0]])]
-        mine = sides[best[0]]
-        if overlap:
-            mine = sorted({path for s in (best[0], *overlap) for path in sides[s]})
+    sides: dict[Suspect, list[Path]] = defaultdict(list)
+    for path in paths:
+        sides[path[1], "inbound"].append(path)
+        sides[path[0], "outbound"].append(path)
+    stars: list[Blame] = []
+    for (first, *others), mine in _largest_first(sides, MIN_PEERS):
+        if others:
             stars.append(Blame("tie", tuple(mine), is_whole=False))
         else:
-            stars.append(Blame(best[0][1], tuple(mine), (best[0][0],), is_whole=False))
-        left = [path for path in left if path not in mine]
-    return stars, left
+            stars.append(Blame(first[1], tuple(mine), (first[0],), is_whole=False))
+    taken = {path for star in stars for path in star.paths}
+    return stars, [path for path in paths if path not in taken]
 
 
 def _pairs(paths: Iterable[Path]) -> Iterator[tuple[Path, ...]]:

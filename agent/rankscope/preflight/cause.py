@@ -53,7 +53,7 @@ _RULES = (
     # the same machine, or the same address, twice: whatever is said of these nodes is about both
     Rule(("host.dup",), ("net.dup_ip", "port.", "dns.", "net.", "node.absent", "coll."), _touching),
     Rule(("net.dup_ip",), ("dns.wrong", "dns.loopback", "dns.family", "node.absent", "net.",
-                           "clock.offset", "coll.", *_PORTS), _touching),
+                           "dns.self.loopback", "clock.offset", "coll.", *_PORTS), _touching),
     # names
     Rule(("env.endpoint.local",), ("dns.loopback", "port.master.reach", "port.master.identity",
                                    "net.iface.", "coll.", "env.agree"), always=True),
@@ -70,13 +70,14 @@ _RULES = (
     Rule(("net.iface.virtual",), ("net.iface.gloo", "net.iface.nccl")),
     # the endpoint
     Rule(("env.agree",), ("port.master.reach", "port.master.identity"), _out_of),
+    Rule(("env.agree",), ("env.rank.unique", "env.complete")),
     Rule(("port.master.free",), ("port.master.identity", "port.master.reach"), _into),
     Rule(("port.master.free",), ("proc.leftover",)),
     # routes turn a one-way drop into their own finding
     Rule(("net.route.sym",), ("net.rp_filter",)),
     Rule(("net.route.sym",), ("port.oneway", "port.ephemeral", "port.master.reach"), _between,
          only_class="drop"),
-    Rule(("net.rp_filter",), ("port.oneway", "port.ephemeral", "port.master.reach"), _into,
+    Rule(("net.rp_filter",), ("port.oneway", "port.ephemeral", "port.master.reach"), _along,
          only_class="drop"),
     Rule(("net.rp_filter",), ("net.route.sym",), _touching),
     # closed ports
@@ -87,14 +88,16 @@ _RULES = (
     Rule(("net.mtu.path",), ("net.loss", "net.bandwidth"), _between),  # small ones are timed
     Rule(("net.nic",), ("net.bandwidth", "net.loss", "net.jitter"), _touching),
     Rule(("net.loss",), ("net.latency", "net.jitter", "net.bandwidth"), _between),
-    Rule(("net.latency",), ("net.jitter", "net.bandwidth"), _between),
-    Rule(("net.bandwidth",), ("net.jitter",), _between),
+    Rule(("net.jitter",), ("net.latency", "net.bandwidth"), _between),
+    Rule(("net.latency",), ("net.bandwidth",), _between),
     Rule((*_SLOW, "net.nic"), ("coll.pair",), _touching),
     Rule(("net.bandwidth", "net.loss", "net.latency"), ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
     Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
+    Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
+    Rule(("fs.shared",), ("fs.same",)),
     Rule(("fs.hang",), ("fs.free", "fs.write", "fs.lock", "fs.shared", "fs.same")),
 )  # fmt: skip
 _PLACE = {check.id: place for place, check in enumerate(CHECKS)}

@@ -11,6 +11,7 @@ from rankscope.preflight.model import Finding, Status
 
 Value = TypeVar("Value")
 _MAX_LISTED = 4  # names in a title; the finding itself holds them all
+_MAX_LINES = 12  # values that are told one by one
 
 
 def listed(nodes: Collection[str]) -> str:
@@ -43,8 +44,10 @@ def odd_ones(values: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def compared(values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return one line for each value: "2.13.0: node0, node1"."""
-    return tuple(f"{value}: {listed(nodes)}" for value, nodes in by_value(values).items())
+    """Return one line for each value: "2.13.0: node0, node1", the most frequent first."""
+    lines = [f"{value}: {listed(nodes)}" for value, nodes in by_value(values).items()]
+    rest = len(lines) - _MAX_LINES
+    return tuple([*lines[:_MAX_LINES], f"and {rest} more values"] if rest > 0 else lines)
 
 
 def not_measured(id: str, run: Run, part: str) -> Iterator[Finding]:

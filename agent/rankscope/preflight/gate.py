@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Literal, TextIO
 
 from rich.console import Console
 
 from rankscope.preflight.board.discover import Asked
+from rankscope.preflight.keep import keep
 from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
 from rankscope.preflight.report.summary import Summary, summarise
+from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
 from rankscope.preflight.system import System
 
 RefuseOn = Literal["fail", "warn", "never"]
+# A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
+SETTLE_S = PART_LIMIT_S + 0.5  # node 0 listens at most so much longer than the others
 EXIT_REFUSED = 78  # EX_CONFIG of sysexits.h: no launcher of training and no Python error uses it
 
 
@@ -25,6 +31,7 @@ def check(
     tier: Tier,
     refuse_on: RefuseOn,
     nodes: tuple[str, ...] = (),
+    server: str = "",
     stream: TextIO = sys.stderr,
 ) -> str:
     """Run the preflight of `command` and print its report on `stream`.
@@ -42,11 +49,17 @@ def check(
         ended = run(plan, progress)
     outcome = ended.outcome
     fail_on = "warn" if refuse_on == "warn" else "fail"
-    summary = summarise(outcome.verdict, outcome.run, fail_on)
+    kept = keep(plan, outcome, os.environ, server)
+    if kept.error:
+        stream.write(f"rankscope preflight: {kept.error}\n")
+    summary = summarise(outcome.verdict, outcome.run, fail_on, kept.url)
     screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"
-    return "" if refuse_on == "never" else _reason(summary)
+    reason = "" if refuse_on == "never" else _reason(summary)
+    if not reason and len(outcome.run.expected) > 1 and outcome.run.master != plan.who.me:
+        time.sleep(SETTLE_S)
+    return reason
 
 
 def _reason(summary: Summary) -> str:

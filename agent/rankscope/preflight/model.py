@@ -165,6 +165,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 EXIT_OK, EXIT_WARN, EXIT_FAIL, EXIT_INCOMPLETE, EXIT_USAGE = 0, 1, 2, 3, 64
 
 
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_REPORTS = msgspec.json.Decoder(NodeReport)
+_VERDICTS = msgspec.json.Decoder(Verdict)
+
+
 def encode(value: NodeReport | Verdict | Finding) -> bytes:
     """Return `value` as JSON."""
     return msgspec.json.encode(value)
@@ -172,9 +177,9 @@ def encode(value: NodeReport | Verdict | Finding) -> bytes:
 
 def decode_report(data: bytes) -> NodeReport:
     """Read a report. Raises `msgspec.MsgspecError`, which names the field."""
-    return msgspec.json.decode(data, type=NodeReport)
+    return _REPORTS.decode(data)
 
 
 def decode_verdict(data: bytes) -> Verdict:
     """Read a verdict. Raises `msgspec.MsgspecError`, which names the field."""
-    return msgspec.json.decode(data, type=Verdict)
+    return _VERDICTS.decode(data)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
 
 from rankscope.preflight.blame import Path
 from rankscope.preflight.checking import Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.model import Finding
 
-MAX_LISTED = 4  # names in a title; the finding itself holds them all
 MAX_TOLD = 6  # lines of evidence
 CLOSED: frozenset[DialClass] = frozenset(
     ("refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall", "error")
@@ -35,14 +37,6 @@ SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never repor
     "large-stall": "small messages pass, large ones do not",
     "error": "{errno} on port {port} of {address}",
 }
-
-
-def listed(nodes: Collection[str]) -> str:
-    """Return names for a title: "node1, node2", or "node1, ..., node4 and 60 more"."""
-    names = list(nodes)
-    if len(names) <= MAX_LISTED:
-        return ", ".join(names)
-    return f"{', '.join(names[:MAX_LISTED])} and {len(names) - MAX_LISTED} more"
 
 
 def ordered(run: Run, nodes: Collection[str]) -> tuple[str, ...]:
@@ -73,6 +67,7 @@ def is_evidence(owned: Mapping[str, frozenset[str]], end: str, dial: Dial) -> bo
     return dial.outcome == "ok" or owned.get(dial.address, frozenset()) == {end}
 
 
+@lru_cache(maxsize=4096)  # asked for every pair: 64,000 times with 1,000 nodes
 def is_loopback(address: str) -> bool:
     """Return whether an address never leaves its host."""
     try:
@@ -99,10 +94,10 @@ def told_of(start: str, end: str, dials: Collection[Dial]) -> str:
 
 def shortened(lines: Iterable[str]) -> tuple[str, ...]:
     """Return at most six lines, the last one with the number of those left out."""
-    some = list(lines)
-    if len(some) <= MAX_TOLD:
-        return tuple(some)
-    return (*some[: MAX_TOLD - 1], f"and {len(some) - MAX_TOLD + 1} more")
+    left = iter(lines)
+    some = list(islice(left, MAX_TOLD))
+    num_left = sum(1 for _ in left)
+    return tuple(some) if not num_left else (*some[:-1], f"and {num_left + 1:,} more")
 
 
 def interface_towards(run: Run, node: str, peer: str = "") -> Interface | None:

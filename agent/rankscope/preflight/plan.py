@@ -13,6 +13,7 @@ from rankscope.preflight.model import Options
 from rankscope.preflight.system import System
 
 WAIT_S = 60.0
+UNNAMED = "preflight"  # a run of several nodes of which nobody said the name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
 from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.pace import Pace
-from rankscope.preflight.probe.prober import Goal, Prober, is_listening
+from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import System
 
@@ -134,6 +134,9 @@ class Agent:
             mesh = master = await self._listener.bind(wanted)
         except OSError:
             mesh, master = await self._listener.bind(0), 0
+        if wanted != MEETING_PORT:
+            with contextlib.suppress(OSError):
+                await self._listener.bind(MEETING_PORT)
         low, high = ports.range_of(system) or _EPHEMERAL
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),

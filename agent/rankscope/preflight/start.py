@@ -16,7 +16,7 @@ from rankscope.preflight.board.discover import Asked, Discovery, discover
 from rankscope.preflight.checking import Check
 from rankscope.preflight.facts import launch
 from rankscope.preflight.model import Options
-from rankscope.preflight.plan import WAIT_S, Plan, Progress
+from rankscope.preflight.plan import UNNAMED, WAIT_S, Plan, Progress
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-UNNAMED = "preflight"  # a run of which nobody said the name
 _GROUP = "rankscope.preflight"  # entry points: checks of other packages
 
 
@@ -146,6 +145,7 @@ def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended
 
 
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
+    from rankscope.preflight.keep import judged
     from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
 
     agent = Agent(plan, progress)
@@ -168,4 +168,4 @@ async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
         stop_asked.end = None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    return Ended(outcome, is_interrupted)
+    return Ended(judged(plan, outcome), is_interrupted)

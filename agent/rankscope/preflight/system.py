@@ -20,7 +20,7 @@ from rankscope.preflight.facts.links import Link, read_links
 from rankscope.preflight.facts.names import Resolved
 
 RESOLVE_LIMIT_S = 3.0
-_LAST_WORDS_S = 0.3  # in which a killed child is gone, unless the kernel holds it
+_LAST_WORDS_S = 1.0  # in which a killed child is gone, unless the kernel holds it
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,13 @@ def _abandon(child: subprocess.Popen[str]) -> str:
         os.killpg(child.pid, signal.SIGKILL)
     try:
         return child.communicate(timeout=_LAST_WORDS_S)[0]
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         for stream in (child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
         threading.Thread(target=child.wait, name="preflight-reap", daemon=True).start()
-        return ""
+        so_far: object = error.output  # bytes, whatever the child was opened for
+        return so_far.decode(errors="replace") if isinstance(so_far, bytes) else ""
 
 
 def _ask(name: str, started: float) -> Resolved:

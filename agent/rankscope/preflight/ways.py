@@ -15,12 +15,11 @@ import msgspec
 from rankscope.preflight.board.base import Carrier, CarrierError
 from rankscope.preflight.board.discover import Discovery
 from rankscope.preflight.checking import Run
-from rankscope.preflight.model import NodeReport
-from rankscope.preflight.plan import Progress
+from rankscope.preflight.model import Finding, NodeReport
+from rankscope.preflight.plan import UNNAMED, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.start import (
     TOKEN_VARIABLE,
-    UNNAMED,
     Asking,
     UsageError,
     foreign_checks,
@@ -78,7 +77,8 @@ def _share(directory: str, run_id: str) -> Carrier:
 def _server(
     server: str, run_id: str, token: str, who: Discovery, environ: Mapping[str, str]
 ) -> Carrier:
-    from rankscope.preflight.board.http import HttpBoard, Meeting
+    from rankscope.preflight.board.http import Meeting
+    from rankscope.preflight.keep import JudgingBoard
 
     if run_id == UNNAMED:
         raise UsageError("--server: other jobs meet there too: add --run NAME, the same everywhere")
@@ -91,7 +91,7 @@ def _server(
         hello_token=token,
         training_run=environ.get("RANKSCOPE_RUN_ID", ""),
     )
-    return HttpBoard(server, meeting, environ.get("RANKSCOPE_TOKEN", ""), environ)
+    return JudgingBoard(server, meeting, environ.get("RANKSCOPE_TOKEN", ""), environ)
 
 
 def over_ssh(nodes: Sequence[str], run_id: str, who: Discovery, asking: Asking) -> SshBoard:
@@ -146,22 +146,30 @@ def judged_from_outside(
 
     run_id = asking.run_id or run_id_of(system, is_alone=True)
     started = time.monotonic()
-    progress.stage("ssh", f"to {len(who.nodes)} nodes")
+    progress.stage("ssh", f"{len(who.nodes)} nodes")
     limit_s = asking.timeout_s or LIMIT_S
-    reports = asyncio.run(_gathered(run_id, who, asking, limit_s))
+    reports, failures = asyncio.run(_gathered(run_id, who, asking, limit_s))
     run = Run(run_id, who.nodes, reports, asking.options)
     verdict = judge(run, foreign_checks())
     took_ms = (time.monotonic() - started) * 1e3
-    covered = schedule.coverage(who.nodes)
-    verdict = msgspec.structs.replace(verdict, elapsed_ms=took_ms, coverage=covered)
+    asides = [
+        Finding(id="ssh", status="unknown", title=f"{node}: {why}", nodes=(node,))
+        for node, why in failures.items()
+    ]
+    verdict = msgspec.structs.replace(
+        verdict,
+        elapsed_ms=took_ms,
+        coverage=schedule.coverage(who.nodes),
+        asides=(*asides, *verdict.asides),
+    )
     return Outcome(verdict, run)
 
 
 async def _gathered(
     run_id: str, who: Discovery, asking: Asking, limit_s: float
-) -> dict[str, NodeReport]:
+) -> tuple[dict[str, NodeReport], dict[str, str]]:
     board = over_ssh(who.nodes, run_id, who, asking)
     try:
-        return await board.gather(asking.wait_s, limit_s)
+        return await board.gather(asking.wait_s, limit_s), board.failures
     finally:
         await board.close()

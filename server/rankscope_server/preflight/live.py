@@ -1,7 +1,8 @@
 """One preflight that is under way: its members, their newest reports, who waits for news.
 
 Lives in the event loop; nothing here locks. Every stored report gets the next number of the
-sequence, and a reader names the last number it has: a delta that many ask for is packed once.
+sequence, and a reader names the last number it has. What came is shown at once to all after a
+pause that grows with the nodes, so that a delta that a thousand ask for is packed once.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Live:
     members: dict[str, Member] = field(default_factory=dict)
     stored: dict[str, Stored] = field(default_factory=dict)
     number: int = 0
+    shown: int = 0  # the newest number that readers get
     num_bytes: int = 0
     verdict: Verdict | None = None
     judged_number: int = -1
@@ -83,7 +85,7 @@ class Live:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _has_news: bool = False
     _told_s: float = 0.0
-    _packed: dict[tuple[int, bool], bytes] = field(default_factory=dict)
+    _packed: dict[object, bytes] = field(default_factory=dict)
 
     @property
     def expected(self) -> tuple[str, ...]:
@@ -145,23 +147,21 @@ class Live:
         return True
 
     def delta(self, since: int, is_full: bool) -> bytes:
-        """Return the reports newer than number `since` as JSON, gzipped."""
-        key = (since, is_full)
-        if key not in self._packed:
-            newer = [one for one in self.stored.values() if one.number > since]
+        """Return the shown reports newer than number `since` as JSON, gzipped."""
+
+        def make() -> bytes:
+            newer = [one for one in self.stored.values() if since < one.number <= self.shown]
             parts = b",".join(one.full if is_full else one.brief for one in newer)
-            head = msgspec.json.encode(self.head(not is_full))[:-1]
-            self._packed[key] = gzip.compress(head + b',"reports":[' + parts + b"]}", 3)
+            head = {"number": self.shown, "pause_ms": self.pause_s * 1e3, "is_brief": not is_full}
+            return msgspec.json.encode(head)[:-1] + b',"reports":[' + parts + b"]}"
+
+        return self.packed((since, is_full), make)
+
+    def packed(self, key: object, make: Callable[[], bytes]) -> bytes:
+        """Return what `make` makes, gzipped; made once until there are news."""
+        if key not in self._packed:
+            self._packed[key] = gzip.compress(make(), 3)
         return self._packed[key]
-
-    def head(self, is_brief: bool) -> dict[str, object]:
-        """Return what stands before the reports of a delta."""
-        return {"number": self.number, "pause_ms": self.pause_s * 1e3, "is_brief": is_brief}
-
-    def versions(self, since: int) -> dict[str, int]:
-        """Return the versions of what is newer than number `since`."""
-        newer = (one.report for one in self.stored.values() if one.number > since)
-        return {report.node: report.version for report in newer}
 
     async def wait(self, is_met: Callable[[], bool], limit_s: float) -> None:
         """Wait until `is_met`, looking whenever there are news."""
@@ -174,7 +174,8 @@ class Live:
         """Wake those who wait, if there are news and the pause is over; return whether."""
         if not is_ending and (not self._has_news or now_s - self._told_s < self.pause_s):
             return False
-        self._has_news, self._told_s = False, now_s
+        self._has_news, self._told_s, self.shown = False, now_s, self.number
+        self._packed.clear()
         self._wake.set()
         self._wake = asyncio.Event()
         return True
@@ -197,7 +198,6 @@ class Live:
         return one is not None and (one.report.stage == "done" or one.report.is_leaving)
 
     def _news(self, node: str) -> None:
-        self._packed.clear()
         self._has_news = self.is_unsaved = True
         self.unsaved.add(node)
         self.last_news_s = time.monotonic()

@@ -92,7 +92,7 @@ def load_live(connection: sa.Connection, row: sa.Row[Any]) -> Live:
     live.verdict = read_verdict(row.verdict)
     live.finished_ns = row.finished_ns
     live.judged_number = live.number if live.verdict is not None else -1
-    live.is_unsaved = False
+    live.shown, live.is_unsaved = live.number, False
     live.unsaved.clear()
     return live
 

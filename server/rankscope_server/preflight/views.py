@@ -28,6 +28,8 @@ from rankscope_server.shapes import (
 from rankscope_server.views.names import plural
 
 MAX_HISTORY = 200
+# Made at import: two threads that are the first to use a type crash msgspec.
+msgspec.json.Decoder(PreflightVerdict)
 _COLUMNS = tuple(column for column in preflight.c if column.name not in ("verdict", "token"))
 
 

@@ -17,11 +17,11 @@ ROUTERS = (
     operations.router,
     operations.metrics_router,
     ingest.router,
+    preflight.router,  # early: a thousand agents ask these at a time, and paths are tried in order
     runs.router,
     data.router,
     logs.router,
     commands.router,
-    preflight.router,
     preflight_results.router,
     net.router,
     stream.router,

@@ -30,9 +30,9 @@ from rankscope_server.service import Service, service_of
 from rankscope_server.shapes import (
     PreflightAnswer,
     PreflightInvitation,
+    PreflightJoined,
     PreflightReports,
     PreflightRoster,
-    PreflightStored,
 )
 
 router = APIRouter(prefix="/api/v1/preflight/runs", tags=["preflight"])
@@ -112,7 +112,7 @@ async def create(request: Request) -> Response:
     return answer
 
 
-@router.post("/{id}/join", openapi_extra=_takes(Join), **documented(PreflightRoster))
+@router.post("/{id}/join", openapi_extra=_takes(Join), **documented(PreflightJoined))
 async def join(request: Request, id: PreflightId) -> Response:
     """Take part; a node that joins again takes the place of the one before."""
     live = member_of(request, id)
@@ -126,7 +126,12 @@ async def join(request: Request, id: PreflightId) -> Response:
             hello_token=asked.hello_token, is_proxied=is_proxied(request),
         )
     )  # fmt: skip
-    return send(request, views.roster(live))
+    num_joined = len(live.members)
+    body = PreflightJoined(
+        id=live.id, num_joined=num_joined, pause_ms=live.pause_s * 1e3,
+        num_expected=max(live.num_nodes, len(live.nodes), num_joined),
+    )  # fmt: skip
+    return send(request, body)
 
 
 @router.get("/{id}/roster", **documented(PreflightRoster))
@@ -147,10 +152,10 @@ async def roster(request: Request, id: PreflightId, wait: Wait = 0.0) -> Respons
 
 
 @router.post(
-    "/{id}/reports/{node}", openapi_extra=_takes(NodeReport), **documented(PreflightStored)
+    "/{id}/reports/{node}", openapi_extra=_takes(NodeReport), **documented(PreflightReports)
 )
 async def report(request: Request, id: PreflightId, node: Node, since: Since = 0) -> Response:
-    """Take a node's newest report; an older one than is there has no effect."""
+    """Take a node's newest report and return what is newer than `since`."""
     live = member_of(request, id)
     data = await read_body(request, MAX_REPORT_BYTES)
     told = read_report(data, node)
@@ -167,12 +172,7 @@ async def report(request: Request, id: PreflightId, node: Node, since: Since = 0
             ports=store.declared(told) or member.ports,
             node_rank=told.node_rank if told.node_rank >= 0 else member.node_rank,
         )  # fmt: skip
-    stored = live.stored[node]
-    body = PreflightStored(
-        version=stored.report.version, number=live.number, versions=live.versions(since),
-        pause_ms=live.pause_s * 1e3, is_brief=live.is_brief,
-    )  # fmt: skip
-    return send(request, body)
+    return _packed(request, live.delta(since, not live.is_brief))
 
 
 @router.get("/{id}/reports", **documented(PreflightReports))
@@ -182,17 +182,8 @@ async def reports(
     """Return the reports newer than number `since`; with `wait` as soon as there are any."""
     hub = service_of(request).preflights
     live = await hub.find(id)
-    await live.wait(lambda: live.number > since or hub.is_closed, wait)
-    packed = live.delta(since, not live.is_brief)
-    headers = {
-        "X-Request-Id": request_id(request), "Cache-Control": "no-store",
-        "Vary": "Accept-Encoding",
-    }  # fmt: skip
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        headers["Content-Encoding"] = "gzip"
-    else:
-        packed = gzip.decompress(packed)
-    return Response(packed, 200, headers, media_type="application/json")
+    await live.wait(lambda: live.shown > since or hub.is_closed, wait)
+    return _packed(request, live.delta(since, not live.is_brief))
 
 
 @router.get("/{id}/verdict", **documented(PreflightAnswer))
@@ -208,6 +199,10 @@ async def verdict(request: Request, id: PreflightId, wait: Wait = 0.0) -> Respon
     found = live.verdict
     if live.stored and live.coordinated == "server" and not hub.is_closed:
         found = await hub.verdict(live)
+    is_json = request.query_params.get("format", "json") == "json"
+    if live.is_settled and live.judged_number == live.number and is_json:
+        data = live.packed("verdict", lambda: msgspec.json.encode(views.answer(live, found)))
+        return _packed(request, data)  # made once for the thousand that ask at the same moment
     body = await run_in_threadpool(views.answer, live, found)
     return send(request, body, body.verdict.findings if body.verdict is not None else [])
 
@@ -302,6 +297,18 @@ def caller(request: Request) -> str:
 def is_proxied(request: Request) -> bool:
     """Return whether the caller's address is only what a header says."""
     return any(name in request.headers for name in _PROXIED)
+
+
+def _packed(request: Request, data: bytes) -> Response:
+    headers = {
+        "X-Request-Id": request_id(request), "Cache-Control": "no-store",
+        "Vary": "Accept-Encoding",
+    }  # fmt: skip
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+    else:
+        data = gzip.decompress(data)
+    return Response(data, 200, headers, media_type="application/json")
 
 
 def _unreadable(error: Exception, shape: str) -> Problem:

@@ -78,8 +78,7 @@ def findings(request: Request, run: str) -> Response:
 def finding(request: Request, run: str, id: FindingId) -> Response:
     """Return a finding with its history."""
     with service_of(request).read() as connection:
-        run_row(connection, run)
-        body = finding_views.finding_detail(connection, run, id)
+        body = finding_views.finding_detail(connection, run_row(connection, run), id)
     return send(request, body, [body])
 
 
@@ -91,7 +90,7 @@ def acknowledge_finding(request: Request, run: str, id: FindingId) -> Response:
         raise not_found(f"no finding {id} in run {run}", f"see /api/v1/runs/{run}/findings", "id")
     service.broker.publish(f"run:{run}", {"findings"}, None)
     with service.read() as connection:
-        body = finding_views.finding_detail(connection, run, id)
+        body = finding_views.finding_detail(connection, run_row(connection, run), id)
     return send(request, body, [body])
 
 

@@ -20,6 +20,15 @@ class PreflightInvitation(Shape, frozen=True):
     expires_ms: float
 
 
+class PreflightJoined(Shape, frozen=True):
+    """A node takes part; agents should not ask more often than each pause."""
+
+    id: str
+    num_joined: int
+    num_expected: int
+    pause_ms: float
+
+
 class PreflightMember(Shape, frozen=True):
     """A node that joined; `observed` is the address that the server saw."""
 
@@ -39,16 +48,6 @@ class PreflightRoster(Shape, frozen=True):
     missing: list[str]
     nodes: list[PreflightMember]
     pause_ms: float
-
-
-class PreflightStored(Shape, frozen=True):
-    """A report was taken; `versions` are those newer than the number that was asked with."""
-
-    version: int
-    number: int
-    versions: dict[str, int]
-    pause_ms: float
-    is_brief: bool
 
 
 class PreflightReports(Shape, frozen=True):

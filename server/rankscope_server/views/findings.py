@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope_server import tables
+from rankscope_server.preflight.citing import Citing
 from rankscope_server.problems import not_found
 from rankscope_server.shapes import (
     Answer,
@@ -43,8 +44,8 @@ def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
         .where(tables.finding.c.run_id == run.run_id)
         .order_by(tables.finding.c.id.desc())
     ).all()
-    ids = _ids(rows)
-    made = [(row, finding_of(row, ids)) for row in rows]
+    ids, citing = _ids(rows), Citing(connection, run)
+    made = [(row, finding_of(row, ids, citing)) for row in rows]
     still = [finding for row, finding in made if row.state != "recovered"]
     over = [finding for row, finding in made if row.state == "recovered"]
     still.sort(key=lambda finding: -(finding.cost_throughput_ratio or 0.0))
@@ -56,9 +57,9 @@ def findings(connection: sa.Connection, run: sa.Row[Any]) -> Findings:
     )
 
 
-def finding_detail(connection: sa.Connection, run_id: str, finding_id: int) -> FindingDetail:
+def finding_detail(connection: sa.Connection, run: sa.Row[Any], finding_id: int) -> FindingDetail:
     """Return a finding with its history. Raises Problem 404."""
-    table = tables.finding
+    table, run_id = tables.finding, run.run_id
     rows = connection.execute(sa.select(table).where(table.c.run_id == run_id)).all()
     row = next((row for row in rows if row.id == finding_id), None)
     if row is None:
@@ -74,7 +75,7 @@ def finding_detail(connection: sa.Connection, run_id: str, finding_id: int) -> F
         HistoryEvent(time_ms=event.time_ns / 1e6, event=event.event, text=event.text)
         for event in events
     ]
-    base = msgspec.structs.asdict(finding_of(row, _ids(rows)))
+    base = msgspec.structs.asdict(finding_of(row, _ids(rows), Citing(connection, run)))
     return FindingDetail(
         **base,
         history=history,
@@ -124,6 +125,7 @@ def verdict(connection: sa.Connection, run: sa.Row[Any]) -> Verdict | None:
     values = _values(body, ids) | {"folded": folded, "deciding": body.get("deciding", [])}
     if row is None:
         return Verdict(**values, id=0, state="open")
+    values["evidence"] += Citing(connection, run).about(body, row.opened_ns)
     return Verdict(**values, **_bookkeeping(row))
 
 
@@ -141,9 +143,12 @@ def onset_step(run: sa.Row[Any]) -> int | None:
     return None if body is None else body.get("onset_step")
 
 
-def finding_of(row: sa.Row[Any], ids: dict[str, int]) -> Finding:
+def finding_of(row: sa.Row[Any], ids: dict[str, int], citing: Citing) -> Finding:
     """Return the finding that a row holds; `ids` turns keys of other findings into ids."""
-    return Finding(**_values(json_object(row.body), ids), **_bookkeeping(row))
+    body = json_object(row.body)
+    values = _values(body, ids)
+    values["evidence"] += citing.about(body, row.opened_ns)
+    return Finding(**values, **_bookkeeping(row))
 
 
 def _bookkeeping(row: sa.Row[Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def gpu(index: int) -> Gpu:
         sm_clock_max_mhz=1980, power_limit_mw=700_000, temperature_c=34, persistence=True,
         mig=False, compute_mode="default", pcie_width=16, pcie_width_max=16, pcie_generation=1,
         pcie_generation_max=5, fabric_state="completed", fabric_health=0b101010,
-        links=tuple(NvLink(number=number, is_active=True) for number in range(18)),
+        links=tuple(NvLink(number=number) for number in range(18)),
     )  # fmt: skip
 
 

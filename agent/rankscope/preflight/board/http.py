@@ -36,6 +36,11 @@ class _Judged(msgspec.Struct, frozen=True):
     verdict: Verdict | None
 
 
+# Made at import: two threads that are the first to use a type crash msgspec.
+_DELTAS = msgspec.json.Decoder(_Delta)
+_VERDICTS = msgspec.json.Decoder(_Judged)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
     """What all nodes of a run say alike, and this node of itself."""
@@ -62,6 +67,7 @@ class HttpBoard:
             self._outbound = Outbound(server, environ)
         except ValueError as error:
             raise CarrierError(f"--server: {error}") from error
+        self.server = server.rstrip("/")
         self._meeting = meeting
         self._asked_token = token  # of the server, or of one preflight
         self._token = self._id = ""
@@ -112,11 +118,13 @@ class HttpBoard:
     def _exchange(self, mine: NodeReport) -> list[NodeReport]:
         if not self._id:
             self._begin(mine)
-        if mine.version != self._sent:
-            self._ask("POST", f"/{self._id}/reports/{quote(mine.node)}", encode(mine))
+        path, since = f"/{self._id}/reports", f"?since={self._number}"
+        if mine.version == self._sent:
+            answer = self._ask("GET", path + since)
+        else:
+            answer = self._ask("POST", f"{path}/{quote(mine.node)}{since}", encode(mine))
             self._sent = mine.version
-        answer = self._ask("GET", f"/{self._id}/reports?since={self._number}")
-        delta = msgspec.json.decode(answer.body, type=_Delta)
+        delta = _DELTAS.decode(answer.body)
         self._number, self.is_judge = delta.number, delta.is_brief
         self._next_s = time.monotonic() + delta.pause_ms / 1e3
         return [
@@ -152,7 +160,7 @@ class HttpBoard:
                 break
             path = f"/{self._id}/verdict?wait={max(0.0, wait_s):.1f}"
             answer = self._ask("GET", path, timeout_s=max(0.0, wait_s) + 15.0)
-            judged = msgspec.json.decode(answer.body, type=_Judged)
+            judged = _VERDICTS.decode(answer.body)
         return judged.verdict if judged is not None else None
 
     def _ask(

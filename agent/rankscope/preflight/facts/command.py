@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -28,53 +28,64 @@ class Torchrun:
 
     options: dict[str, str] = field(default_factory=dict)
     program: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()  # options that torchrun would not take, or whose value is a $name
+    unread: frozenset[str] = frozenset()  # options whose value a shell has yet to work out
 
 
-def find_torchrun(argv: Sequence[str]) -> Torchrun | None:
-    """Return the torchrun command within `argv`, behind srun, mpirun, env or a shell; else None."""
+def find_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Torchrun | None:
+    """Return the torchrun command within `argv`, behind srun, mpirun, env or a shell; else None.
+
+    A $NAME that a shell would replace is taken from `environ`.
+    """
     for index, word in enumerate(argv):
         name = PurePath(word).name
         if name in ("torchrun", "torchrun.exe") or word.endswith("torch/distributed/run.py"):
-            return _options(argv[index + 1 :])
+            return _options(argv[index + 1 :], environ)
         if word == "-m" and argv[index + 1 : index + 2] in (
             ["torch.distributed.run"], ["torch.distributed.launch"],
         ):  # fmt: skip
-            return _options(argv[index + 2 :])
+            return _options(argv[index + 2 :], environ)
         if re.search(r"\btorchrun\s|torch\.distributed\.(run|launch)\s", word):
-            return _within(word)
+            return _within(word, environ)
     return None
 
 
-def _within(text: str) -> Torchrun | None:
+def _within(text: str, environ: Mapping[str, str]) -> Torchrun | None:
     """Read a command that a shell is given as one word."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError:  # quotes that do not close
         return None
-    return find_torchrun(words) if len(words) > 1 else None
+    return find_torchrun(words, environ) if len(words) > 1 else None
 
 
-def _options(argv: Sequence[str]) -> Torchrun:
+def _options(argv: Sequence[str], environ: Mapping[str, str]) -> Torchrun:
     options: dict[str, str] = {}
-    unread: list[str] = []
+    unread: set[str] = set()
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
         name, sign, value = word.partition("=")
         known = _SHORT.get(name) or _full_name(name)
         if known is None:
-            unread.append(word)
-        elif known in _SWITCHES:
+            continue  # of another version of torch; torchrun itself will tell
+        if known in _SWITCHES:
             options[known] = "1"
         else:
             value = value if sign else (rest.pop(0) if rest else "")
-            if "$" in value or not value:
-                unread.append(f"--{known}={value}")
-            else:
-                options[known] = value
+            while rest and (value.count("$(") > value.count(")") or value.count("`") % 2):
+                value += " " + rest.pop(0)  # a command within the command
+            options[known] = _expanded(value, environ)
+            if re.search(r"[$`]", options[known]):
+                unread.add(known)
     program = rest[1:] if rest[:1] == ["--"] else rest
-    return Torchrun(options, tuple(program), tuple(unread))
+    return Torchrun(options, tuple(program), frozenset(unread))
+
+
+def _expanded(value: str, environ: Mapping[str, str]) -> str:
+    """Replace $NAME and ${NAME} where the environment has it."""
+    return re.sub(
+        r"\$(?:(\w+)|\{(\w+)\})", lambda hit: environ.get(hit[1] or hit[2], hit[0]), value
+    )
 
 
 def _full_name(word: str) -> str | None:

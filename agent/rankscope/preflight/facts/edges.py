@@ -11,6 +11,7 @@ from rankscope.preflight.facts.names import Resolved
 DialClass = Literal[
     "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
     "not-us", "wrong-host", "large-stall", "unresolved", "error",
+    "no-answer",  # connected, and then silence: a busy agent, or a program that waits for us
 ]  # fmt: skip
 
 
@@ -63,6 +64,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_segments: int = 0  # TCP_INFO of all rounds
     num_retransmits: int = 0
     again_mbit_per_s: float = -1.0  # a second, later measurement; -1: none was needed
+    waited_ratio: float = 0.0  # part of the time in which this node had no core for its transfer
     again_with: str = ""  # the fast partner of the second measurement, if another
 
 

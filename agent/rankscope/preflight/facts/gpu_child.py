@@ -196,9 +196,7 @@ def _links(reader: Reader) -> list[dict[str, Any]]:
         errors = {}
         if active:
             for name, constant in _LINK_ERRORS.items():
-                errors[name] = reader.ask(
-                    "NvLinkErrorCounter", number, f"NVML_NVLINK_ERROR_{constant}"
-                )
+                errors[name] = reader.ask("NvLinkErrorCounter", number, constant)
         known = {name: value for name, value in errors.items() if value}
         links.append({"number": number, "is_active": bool(active), "errors": known})
     return links
@@ -253,6 +251,8 @@ def _text(value: Any) -> str:
 def main() -> None:
     """Print the facts, of a recording if the environment names one."""
     recording = os.environ.get(VARIABLE, "")
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     if recording:
         sys.path.append(os.path.dirname(os.path.abspath(__file__)))
         module = importlib.import_module("nvml_recording")  # beside this file

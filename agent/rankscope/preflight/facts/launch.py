@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -47,6 +47,9 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     errors: tuple[str, ...] = ()  # "WORLD_SIZE=x is no integer"
     environment: dict[str, str] = {}  # NCCL_*, GLOO_*, OMP_* ...: what `env.drift` compares
     conf_files: dict[str, str] = {}  # path: text of /etc/nccl.conf, ~/.nccl.conf
+
+
+_PET = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE")
 
 
 class _Reader:
@@ -101,19 +104,19 @@ def collect(system: System, command: Sequence[str] = ()) -> LaunchFacts:
     from rankscope.preflight.facts import choice
 
     environ = system.environ
-    facts = _read(environ, find_torchrun(command))
+    facts = _read(environ, find_torchrun(command, environ))
     files = {path: cut(redact(text), _MAX_FILE) for path, text in choice.conf_files(system).items()}
     return msgspec.structs.replace(facts, environment=_compared(environ), conf_files=files)
 
 
 def from_command(argv: Sequence[str]) -> LaunchFacts:
     """Return what a command alone says, whatever stands in the environment."""
-    return _read({}, find_torchrun(argv))
+    return _read({}, find_torchrun(argv, {}))
 
 
 def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
     reader = _Reader(environ)
-    has_pet = any(name.startswith("PET_") for name in environ)
+    has_pet = any(name in environ for name in _PET)
     mode: Mode
     if "TORCHELASTIC_RUN_ID" in environ and torchrun is None:
         launcher, mode = _worker(reader)
@@ -166,36 +169,52 @@ def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
             return f"--{option}", options[option]
         return variable, environ.get(variable, "")
 
-    reader.errors += [f"{word} is not understood" for word in command.unread]
     is_alone = said("standalone")[1] not in ("", "0")
     backend = said("rdzv-backend")[1] or "static"
     reader.told_text("rendezvous_backend", *said("rdzv-backend"))
-    reader.told_text("rendezvous_id", *said("rdzv-id"))
-    _nodes(reader, *said("nnodes"))
+    if "rdzv-id" not in command.unread:
+        reader.told_text("rendezvous_id", *said("rdzv-id"))
+    if "nnodes" not in command.unread:
+        _nodes(reader, *said("nnodes"))
     name, nproc = said("nproc-per-node")
-    if nproc not in ("gpu", "cpu", "xpu", "auto"):
+    if nproc not in ("gpu", "cpu", "xpu", "auto") and "nproc-per-node" not in command.unread:
         reader.told_number("nproc_per_node", name, nproc or "1")
-    name, endpoint = said("rdzv-endpoint")
     if is_alone:
         reader.numbers.update(num_nodes=1, node_rank=0)
         reader.numbers.pop("min_nodes", None)
         reader.told_text("master_addr", "--standalone", "localhost")
         return "torchrun", "c10d"
-    if endpoint:
-        reader.endpoint(name, endpoint, C10D_DEFAULT_PORT)
-    elif backend == "static":
-        reader.told_text("master_addr", *said("master-addr"))
-        name, port = said("master-port")
-        reader.told_number("master_port", name, port or str(DEFAULT_PORT))
-        reader.texts.setdefault("master_addr", "127.0.0.1")
-    else:  # torchrun takes neither --master-addr nor --master-port then
-        reader.endpoint("--rdzv-endpoint", "localhost", C10D_DEFAULT_PORT)
+    _endpoint(reader, said, command.unread, is_static=backend == "static")
     name, node_rank = said("node-rank")
-    if node_rank:
+    if node_rank and "node-rank" not in command.unread:
         reader.told_number("node_rank", name, node_rank)
-    elif backend == "static":
+    elif not node_rank and backend == "static":
         reader.numbers["node_rank"] = 0  # its default
     return _outer(environ) or "torchrun", "static" if backend == "static" else "c10d"
+
+
+def _endpoint(
+    reader: _Reader,
+    said: Callable[[str], tuple[str, str]],
+    unread: Collection[str],
+    is_static: bool,
+) -> None:
+    """Read where the nodes meet. What only a shell knows is left open, without a default."""
+    name, endpoint = said("rdzv-endpoint")
+    if endpoint:
+        if "rdzv-endpoint" not in unread:
+            reader.endpoint(name, endpoint, C10D_DEFAULT_PORT)
+        return
+    if not is_static:  # torchrun takes neither --master-addr nor --master-port then
+        reader.endpoint("--rdzv-endpoint", "localhost", C10D_DEFAULT_PORT)
+        return
+    name, address = said("master-addr")
+    if "master-addr" not in unread:
+        reader.told_text("master_addr", name, address)
+        reader.texts.setdefault("master_addr", "127.0.0.1")
+    name, port = said("master-port")
+    if "master-port" not in unread:
+        reader.told_number("master_port", name, port or str(DEFAULT_PORT))
 
 
 def _nodes(reader: _Reader, name: str, text: str) -> None:

@@ -39,14 +39,14 @@ def look(folder: str) -> dict[str, Any]:
 
 
 def put(folder: str, name: str, token: str) -> dict[str, Any]:
-    """Write a small file for the others to find."""
+    """Write a small file for the others to find: whole, or not at all."""
     path = Path(folder) / name
-    path.write_text(token)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    unfinished = path.with_name(f"{name}.new")
+    with unfinished.open("w") as file:
+        file.write(token)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
     return {}
 
 
@@ -58,7 +58,8 @@ def see(folder: str, names: list[str], seconds: float) -> dict[str, Any]:
         os.listdir(folder)  # asks the server anew, where names that are absent are remembered
         for name in set(names) - set(found):
             with contextlib.suppress(FileNotFoundError):
-                found[name] = (Path(folder) / name).read_text()
+                text = (Path(folder) / name).read_text()
+                found |= {name: text} if text else {}
         if len(found) == len(set(names)) or time.monotonic() > end:
             return {"found": found}
         time.sleep(0.1)
@@ -106,6 +107,7 @@ def walk(folder: str, most: int, seconds: float) -> dict[str, Any]:
     """Fingerprint names and sizes of the first files in sorted order."""
     digest, count, total = hashlib.sha256(), 0, 0
     end = time.monotonic() + seconds
+    os.listdir(folder)  # os.walk hides that a directory is absent
     for base, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted(files):
@@ -149,6 +151,8 @@ _WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main(arguments: list[str]) -> None:
     """Do one thing: `storage_child.py WORK JSON-ARGUMENTS`."""
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     try:
         answer = _WORK[arguments[0]](*json.loads(arguments[1]))
     except OSError as error:

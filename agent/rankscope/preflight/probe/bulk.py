@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rankscope.preflight.probe.pace import waited_s
+
 COUNT_S = 0.2
 LIMIT_S = 2.0  # of one transfer: a path that is dead on the way must not hold the round
 HANG_UP_S = 1.0  # for the sender to read the count and hang up
@@ -29,6 +31,7 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
     num_bytes: int
     elapsed_s: float
+    waited_ratio: float = 0.0  # part of the time in which the receiver had no core
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,18 @@ class Received:
     mbit_per_s: float
     num_segments: int = 0
     num_retransmits: int = 0
+    waited_ratio: float = 0.0  # of the sender: without a core it sends no faster on a fast path
 
 
-async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
-    """Count what comes for 0.2 s after the first byte, tell the sender, return it."""
+async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Count what comes for 0.2 s after the first byte, and tell the sender."""
     num_bytes, started, now = 0, 0.0, 0.0
     async with asyncio.timeout(LIMIT_S):
         first = await reader.read(_READ_BYTES)
     if not first:
         raise EOFError("nothing was sent")
     started = now = time.monotonic()
+    waited = waited_s()
     while now - started < COUNT_S:
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -59,20 +64,22 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             break
         num_bytes += len(data)
         now = time.monotonic()
-    count = Count(num_bytes=num_bytes, elapsed_s=max(now - started, 1e-6))
+    elapsed_s = max(now - started, 1e-6)
+    waited_ratio = (waited_s() - waited) / elapsed_s
+    count = Count(num_bytes=num_bytes, elapsed_s=elapsed_s, waited_ratio=waited_ratio)
     writer.write(msgspec.json.encode(count) + b"\n")
     await writer.drain()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(HANG_UP_S):  # a reset would overtake our answer
             while await reader.read(_READ_BYTES):
                 pass
-    return _rate(count, 0, 0)
 
 
 async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
     """Send until the receiver tells what came. Raises EOFError, OSError, ValueError."""
     writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
     info: list[tuple[int, int]] = [(0, 0)]
+    started, waited = time.monotonic(), waited_s()
     told = asyncio.ensure_future(reader.readline())
     flood = asyncio.ensure_future(_flood(writer, info))
     try:
@@ -85,7 +92,10 @@ async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Re
     if not line:
         raise EOFError("the receiver went away")
     segments, retransmits = info[-1]
-    return _rate(msgspec.json.decode(line, type=Count), segments, retransmits)
+    count = msgspec.json.decode(line, type=Count)
+    waited_ratio = (waited_s() - waited) / (time.monotonic() - started)
+    rate = count.num_bytes * 8e-6 / count.elapsed_s
+    return Received(rate, segments, retransmits, max(waited_ratio, count.waited_ratio))
 
 
 async def _flood(writer: asyncio.StreamWriter, info: list[tuple[int, int]]) -> None:
@@ -95,11 +105,6 @@ async def _flood(writer: asyncio.StreamWriter, info: list[tuple[int, int]]) -> N
         writer.write(block)
         await writer.drain()
         info[0] = _tcp_info(sock)
-
-
-def _rate(count: Count, segments: int, retransmits: int) -> Received:
-    rate = count.num_bytes * 8e-6 / count.elapsed_s
-    return Received(rate, segments, retransmits)
 
 
 def _tcp_info(sock: socket.socket) -> tuple[int, int]:

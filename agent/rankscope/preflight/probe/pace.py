@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from pathlib import Path
 
 SLEEP_S = 0.02
 LEAST_SLEEPS = 5
@@ -31,3 +33,13 @@ class Pace:
         if len(self._late_ms) < LEAST_SLEEPS:
             return -1.0
         return sorted(self._late_ms)[int(len(self._late_ms) * 0.9)]
+
+
+def waited_s() -> float:
+    """Return for how long this process was ready to run and had no core, in s; 0 where unknown.
+
+    The second figure of /proc/PID/schedstat (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,13 @@ from rankscope.preflight.system import System
 
 MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
 BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6 promises 1280
+# Every agent listens here too: those who were told another MASTER_PORT than the rest must meet
+# them, to hear of it.
+MEETING_PORT = 29500
 MAX_AT_ONCE = 128
 MAX_RESOLVERS = 32
 # All that is asked of one peer: below it each step has a limit of its own.
-REACH_LIMIT_S = 8.0  # a name (3 s), then dials at the same time (3.5 s) and their answers (1.5 s)
+REACH_LIMIT_S = 12.0  # a name (3 s), then dials at the same time (3.5 s) and their answers (4 s)
 PATH_LIMIT_S = 12.0
 # Jitter of a path is there each time; that of a busy process is not. The calmest of four counts.
 CALM_MS = 2.0
@@ -58,11 +62,12 @@ class Prober:
 
     async def meet(self, peer: str, goal: Goal) -> None:
         """Call a peer by its name until its agent answers; the link then carries reports."""
-        while True:
+        ports = dict.fromkeys((goal.master_port, MEETING_PORT))
+        for port in itertools.cycle(ports):
             started = time.monotonic()
             op: wire.Op = "hello" if peer in self._mesh.linked() else "board"
             async with self._slots:
-                call = await self._call_by_name(peer, goal, op)
+                call = await self._call_by_name(peer, goal, op, port=port)
             if call is not None and op == "board":
                 self._keep(call)
                 return
@@ -137,11 +142,13 @@ class Prober:
             self._set(peer, mesh=msgspec.structs.replace(now, outcome="no-arp"))
 
     async def _call_by_name(
-        self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S
-    ) -> Call | None:
+        self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S,
+        port: int = 0,
+    ) -> Call | None:  # fmt: skip
         """Dial the addresses of a peer in the resolver's order; keep the first one's fate."""
         report = self._board.reports.get(peer)
-        port = (report.listening.mesh if report is not None else 0) or goal.master_port
+        told = report.listening.mesh if report is not None else 0
+        port = told or port or goal.master_port
         addresses: Sequence[str] = report.addresses if report is not None else ()
         if goal.is_named:
             resolved = await self.resolve(peer)
@@ -191,6 +198,8 @@ class Prober:
         ports = report.listening.ephemeral
         if not address or not ports:
             return
+        # of a path that is closed, too: a wrong source address may be why
+        self._set(peer, source_address=plain(mtu.interface_of(self._address(peer) or address)[0]))
         knocks = [knock(self._caller, address, port, peer) for port in ports]
         self._set(peer, ephemeral=tuple(await asyncio.gather(*knocks)))
 
@@ -199,8 +208,6 @@ class Prober:
         where = self.open_door(peer)
         if where is None:
             return
-        own, _ = mtu.interface_of(where.address)
-        self._set(peer, source_address=plain(own))
         _, call = await dial(self._caller, where.address, where.port, peer, "path")
         if call is None:
             return

@@ -11,6 +11,7 @@ RACK = 32  # nodes next to each other in the list test all their pairs
 NUM_CROSS = 32  # random peers of each node, half of them after it in a random circle
 NUM_MATCHINGS = 8  # bandwidth rounds above ALL_PAIRS_UP_TO: 6-8 s, eight partners a node
 SLOW_RATIO = 0.3  # of what is usual: slower is worth a second look
+SURE_RATIO = 0.1  # the same where a single pair is good, of which nobody knows how good it is
 MAX_REPEATS = 2  # of one node in the second look: slow with two partners names the node
 
 Pair = tuple[str, str]
@@ -85,12 +86,21 @@ def again(mbit_per_s: Mapping[Pair, float], expect_mbit_per_s: float = 0.0) -> l
 
 def slow_pairs(mbit_per_s: Mapping[Pair, float], expect_mbit_per_s: float = 0.0) -> list[Pair]:
     """Return the directions below what was asked for, or far below what is usual here."""
-    limit = max(SLOW_RATIO * usual(mbit_per_s), expect_mbit_per_s)
+    limit = max(slow_limit(mbit_per_s), expect_mbit_per_s)
     return [pair for pair, speed in mbit_per_s.items() if speed < limit]
 
 
+def slow_limit(mbit_per_s: Mapping[Pair, float]) -> float:
+    """Return the speed, Mbit/s, below which a direction is slow; 0: nothing to compare with."""
+    middle = usual(mbit_per_s)
+    good = {frozenset(pair) for pair, s in mbit_per_s.items() if s >= SLOW_RATIO * middle}
+    if not middle or not good:
+        return 0.0
+    return (SLOW_RATIO if len(good) > 1 else SURE_RATIO) * middle
+
+
 def usual(mbit_per_s: Mapping[Pair, float]) -> float:
-    """Return the usual speed of a direction, Mbit/s; 0 where there is nothing to compare.
+    """Return the usual speed of a direction, Mbit/s; 0 with fewer than three nodes.
 
     The median of all directions. One slow node has half of all pairs among four nodes and more
     among three: there it is the median of each node's best.
@@ -101,9 +111,7 @@ def usual(mbit_per_s: Mapping[Pair, float]) -> float:
             best[node] = max(best.get(node, 0.0), speed)
     if len(best) < 3:
         return 0.0
-    speeds = mbit_per_s.values() if len(best) > 4 else best.values()
-    middle = statistics.median(speeds)
-    return middle if sum(s >= SLOW_RATIO * middle for s in mbit_per_s.values()) > 1 else 0.0
+    return statistics.median(mbit_per_s.values() if len(best) > 4 else best.values())
 
 
 def coverage(nodes: Sequence[str]) -> str:

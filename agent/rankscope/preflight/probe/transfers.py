@@ -61,6 +61,7 @@ class Transfers:
             num_segments=sum(one.num_segments for one in found),
             num_retransmits=sum(one.num_retransmits for one in found),
             again_mbit_per_s=max(rates[first:], default=-1.0),
+            waited_ratio=min(one.waited_ratio for one in found),
         )  # fmt: skip
 
     def peers(self) -> set[str]:

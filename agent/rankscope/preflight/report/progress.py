@@ -10,6 +10,8 @@ from typing import TextIO
 from rankscope.preflight.report.words import clean, cut
 
 _WORDS = {
+    "ssh": "starting agents over ssh on",
+    "quiet": "waiting",
     "facts": "looking at this node",
     "waiting": "waiting for",
     "paths": "testing the paths",
@@ -43,11 +45,11 @@ class Live:
     def stage(self, name: str, detail: str = "") -> None:
         """Tell what is being done; called again as `detail` changes."""
         is_new = name != self._stage
-        text = clean(f"{self._prefix}{_WORDS.get(name, name)} {detail}")
+        text = clean(f"{_WORDS.get(name, name)} {detail}")
         self._stage = name
         if not self._is_terminal:
             if is_new:
-                self._write(f"{text}\n")
+                self._write(f"{self._prefix}{text}\n")
             return
         now = time.monotonic()
         if is_new or now - self._drawn_at >= _PAUSE_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -28,7 +29,27 @@ _MARGIN = 8  # under "FAIL 1  "
 _MOST_TITLE, _MOST_TOLD, _MOST_FIXES, _MOST_UNKNOWN = 3, 4, 3, 3
 _LEAST_COLUMNS = 40
 
+_MOST_ID = 24
+
 Lines = list[Text]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Columns of the terminal, and those of the longest id on it."""
+
+    width: int
+    id_columns: int
+
+    @classmethod
+    def of(cls, summary: Summary, width: int) -> _Page:
+        shown = [*summary.findings, *summary.unknown[:_MOST_UNKNOWN]]
+        longest = max((cell_len(clean(one.id)) for one in shown), default=0)
+        return cls(width, min(longest, _MOST_ID))
+
+    def id(self, finding: Finding) -> str:
+        text = cut(clean(finding.id), self.id_columns)
+        return text + " " * (self.id_columns - cell_len(text) + 2)
 
 
 def show(summary: Summary, console: Console, verbose: bool = False) -> None:
@@ -78,25 +99,26 @@ def _rows(lines: Lines, width: int) -> int:
 
 def _fitted(summary: Summary, width: int, room: int) -> Lines:
     """Return findings, open questions and the matrix in at most `room` lines."""
-    unknown = _unknown(summary.unknown[:_MOST_UNKNOWN], len(summary.unknown), width)
+    page = _Page.of(summary, width)
+    unknown = _unknown(summary.unknown[:_MOST_UNKNOWN], len(summary.unknown), page)
     room -= _rows(unknown, width) + 1
-    drawn = [_Drawn(finding, number, width) for number, finding in enumerate(summary.findings, 1)]
+    drawn = [_Drawn(finding, number, page) for number, finding in enumerate(summary.findings, 1)]
     matrix = _matrix(summary, width, room - sum(one.size for one in drawn))
     findings = _shortened(drawn, room - _rows(matrix, width))
     return [*_gap(findings or unknown), *findings, *unknown, *matrix]
 
 
-def _gap(following: Lines) -> Lines:
+def _gap(following: Sequence[object]) -> Lines:
     return [Text()] if following else []
 
 
 class _Drawn:
     """A finding in full and in short, and what is said of others like it."""
 
-    def __init__(self, finding: Finding, number: int, width: int) -> None:
-        self.finding, self.width = finding, width
-        self.short = _title(finding, number, width, 2) + _fixes(finding, width, 1)
-        self.lines = self.full = _full(finding, number, width)
+    def __init__(self, finding: Finding, number: int, page: _Page) -> None:
+        self.finding, self.width = finding, page.width
+        self.short = _title(finding, number, page, 2) + _fixes(finding, page.width, 1)
+        self.lines = self.full = _full(finding, number, page)
         self.alike: Lines = []
 
     @property
@@ -148,10 +170,10 @@ def _one_of_each_kind(drawn: list[_Drawn]) -> list[_Drawn]:
     return [those[0] for those in kinds.values()]
 
 
-def _title(finding: Finding, number: int, width: int, most: int) -> Lines:
+def _title(finding: Finding, number: int, page: _Page, most: int) -> Lines:
     """Return number, id, title and confidence; the title goes on under itself."""
     word = f"{_WORDS[finding.status]} {number}".ljust(_MARGIN - 1) + " "
-    head = f"{cut(clean(finding.id), 20):<16}  "
+    head, width = page.id(finding), page.width
     sure = f"  [{finding.confidence}]"
     indent = _MARGIN + cell_len(head)
     first, *more = _some(finding.title, max(20, width - indent - cell_len(sure)), most)
@@ -171,15 +193,15 @@ def _some(text: str, columns: int, most: int) -> list[str]:
 
 
 def _under(label: str, text: str, width: int, most: int = _MOST_TITLE) -> Lines:
-    """Return `text` indented behind `label`, its further lines below its begin."""
-    indent = " " * (_MARGIN + cell_len(label))
+    """Return `text` behind `label`, its further lines below its begin, or indented a little."""
+    indent = " " * (_MARGIN + (cell_len(label) or 2))
     first, *more = _some(text, max(20, width - len(indent)), most)
     line = Text.assemble(" " * _MARGIN, (label, "dim"), first)
     return [line, *(Text(indent + text) for text in more)]
 
 
-def _full(finding: Finding, number: int, width: int) -> Lines:
-    lines = _title(finding, number, width, _MOST_TITLE)
+def _full(finding: Finding, number: int, page: _Page) -> Lines:
+    lines, width = _title(finding, number, page, _MOST_TITLE), page.width
     most = _MOST_TOLD if finding.status == "fail" else 1
     for text in finding.told[:most]:
         lines += _under("", text, width)
@@ -201,18 +223,19 @@ def _fixes(finding: Finding, width: int, most: int) -> Lines:
             lines.append(Text.assemble(" " * _MARGIN, (label, "dim"), (commands[0], "bold")))
             continue
         lines.append(Text(" " * _MARGIN + label.rstrip(), style="dim"))
-        lines += [Text(" " * (_MARGIN + 2) + text, style="bold") for text in commands]
+        indent = " " * (_MARGIN + 2) if len(commands) == 1 else ""  # a here-document ends flush
+        lines += [Text(indent + text, style="bold") for text in commands]
     if len(rows) > most:
         lines += _under("", f"... {count(len(rows) - most, 'more repair')}: -v", width)
     return lines
 
 
-def _unknown(shown: Sequence[Finding], num: int, width: int) -> Lines:
+def _unknown(shown: Sequence[Finding], num: int, page: _Page) -> Lines:
     """Return what was tried and not answered: not a failure, and not healthy either."""
     lines: Lines = []
     for finding in shown:
-        head = f"{'?':<{_MARGIN}}{cut(clean(finding.id), 20):<16}  "
-        first, *more = _some(finding.title, max(20, width - cell_len(head)), 2)
+        head = f"{'?':<{_MARGIN}}{page.id(finding)}"
+        first, *more = _some(finding.title, max(20, page.width - cell_len(head)), 2)
         lines.append(Text(head + first))
         lines += [Text(" " * cell_len(head) + text) for text in more]
     if num > len(shown):
@@ -235,9 +258,9 @@ def _matrix(summary: Summary, width: int, room: int) -> Lines:
 def _everything(summary: Summary, width: int) -> Lines:
     """Return what -v shows: nothing is left out or cut."""
     far = 1 << 20
-    lines: Lines = []
+    lines, page = _gap(summary.findings or summary.unknown), _Page.of(summary, width)
     for number, finding in enumerate(summary.findings, 1):
-        lines += _title(finding, number, width, far)
+        lines += _title(finding, number, page, far)
         for text in finding.told:
             lines += _under("", text, width, far)
         labelled = [("if launched:  ", finding.would), ("wrong if:     ", finding.wrong_if)]
@@ -245,7 +268,7 @@ def _everything(summary: Summary, width: int) -> Lines:
         for label, text in labelled:
             lines += _under(label, text, width, far) if text else []
         lines += _fixes(finding, width, far)
-    lines += _unknown(summary.unknown, len(summary.unknown), width)
+    lines += _unknown(summary.unknown, len(summary.unknown), page)
     if summary.matrix is not None:
         whole = summary.matrix if grid.fits(summary.matrix, width) else summary.small_matrix
         lines += [Text(), *grid.lines(whole or summary.matrix, width)]
@@ -268,7 +291,9 @@ def _foot(summary: Summary, width: int, verbose: bool) -> Lines:
     if not summary.findings and not summary.exit_code:
         ended = f"{counts}, exit {summary.exit_code}"
         parts = [*_some(ended, width, 3), summary.url]
-        return [Text(part) for part in parts if part]
+        is_quiet = not summary.unknown and not (summary.matrix and summary.matrix.has_bad)
+        gap = [] if is_quiet and not verbose else [Text()]
+        return [*gap, *(Text(part) for part in parts if part)]
     style = _STYLES["fail"] if summary.exit_code else _STYLES["warn"]
     last = [Text(summary.outcome, style=style)]
     last += [Text(f"report: {summary.url}")] if summary.url else []

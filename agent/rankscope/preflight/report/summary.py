@@ -15,6 +15,7 @@ from rankscope.preflight.model import (
     Status,
     Verdict,
 )
+from rankscope.preflight.plan import UNNAMED
 from rankscope.preflight.report.matrix import Matrix, build
 from rankscope.preflight.report.nodes import compress
 from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
@@ -67,7 +68,7 @@ def summarise(
         heading=_heading(verdict, run, is_interrupted),
         families=_families(verdict.results),
         findings=tuple(findings),
-        unknown=_unknown(verdict),
+        unknown=(*_unknown(verdict), *_troubles(run)),
         counts=_counts(verdict.results),
         outcome=_outcome(verdict, code),
         exit_code=code,
@@ -99,11 +100,14 @@ def _heading(verdict: Verdict, run: Run, is_interrupted: bool) -> tuple[str, ...
     num, wanted = len(verdict.reported), max(len(verdict.expected), len(verdict.reported))
     nodes = count(num, "node") if num == wanted else f"{num:,} of {count(wanted, 'node')}"
     launcher = next((one.launcher for one in run.launches.values()), None)
-    launch = "" if launcher is None else f"{_LAUNCHERS.get(launcher, launcher)}, {run.mode}"
+    launch = "" if launcher is None else _LAUNCHERS.get(launcher, launcher)
+    if launcher not in (None, "hand"):
+        launch += f", {run.mode}"
     took = seconds_text(verdict.elapsed_ms) if verdict.elapsed_ms else ""
     is_cut = verdict.is_partial and num == wanted
     partial = "interrupted" if is_interrupted else "partial" if is_cut else ""
-    parts = (f"run {clean(verdict.run_id)}", nodes, run.backend, launch, took, partial)
+    named = "" if verdict.run_id == UNNAMED else f"run {clean(verdict.run_id)}"
+    parts = (named, nodes, run.backend, launch, took, partial)
     return tuple(part for part in parts if part)
 
 
@@ -115,7 +119,7 @@ def _families(results: tuple[Result, ...]) -> tuple[Family, ...]:
     for name, those in members.items():
         status: Status = min((one.status for one in those), key=_WORST_FIRST.index)
         reasons = [one.reason for one in those if one.status == status and one.reason]
-        reason = clean(most_common_first(reasons)[0][0]) if reasons else ""
+        reason = _bare(most_common_first(reasons)[0][0]) if reasons else ""
         families.append(Family(name, status, reason))
     return tuple(families)
 
@@ -131,6 +135,19 @@ def _unknown(verdict: Verdict) -> tuple[Finding, ...]:
     return tuple(found.values())
 
 
+def _troubles(run: Run) -> tuple[Finding, ...]:
+    """Return what could not be measured or carried, each reason with the nodes that met it."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for report in run.present:
+        for trouble in report.troubles:
+            if trouble.status == "unknown":
+                nodes.setdefault((trouble.part, trouble.reason), []).append(report.node)
+    return tuple(
+        Finding(id=part, status="unknown", title=f"{nodes_text(tuple(names))}: {reason}")
+        for (part, reason), names in nodes.items()
+    )
+
+
 def _counts(results: tuple[Result, ...]) -> str:
     num = {status: sum(one.status == status for one in results) for status in _WORST_FIRST}
     parts = [f"{count(num['ok'], 'check')} passed"]
@@ -138,11 +155,15 @@ def _counts(results: tuple[Result, ...]) -> str:
         parts.append(f"{num['unknown']} unknown")
     if num["skipped"]:
         reasons = most_common_first(one.reason for one in results if one.status == "skipped")
-        told = [f"{clean(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
+        told = [f"{_bare(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
         left = sum(times for _, times in reasons[_MOST_REASONS:])
         told += [f"other reasons: {left}"] if left else []
         parts.append(f"{num['skipped']} skipped ({'; '.join(told)})")
     return ", ".join(parts)
+
+
+def _bare(reason: str) -> str:
+    return clean(reason).removeprefix("skipped: ")
 
 
 def _outcome(verdict: Verdict, code: int) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Status, Tier
-from rankscope.preflight.pairs import listed, ordered, shortened
+from rankscope.preflight.pairs import ordered, shortened
 
 WARN_MS = 1_000.0  # logs and traces of nodes no longer line up
 FAIL_MS = 10_000.0  # c10d drops a node 15 s behind; measured: 12 s trains, 16 s is left out

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import SEEN, listed, shortened
+from rankscope.preflight.pairs import SEEN, shortened
 
 
 class NodeAbsent:
@@ -22,6 +23,8 @@ class NodeAbsent:
 
     def judge(self, run: Run) -> Iterator[Finding]:
         """Put absent nodes that their peers see alike into one finding."""
+        if not run.absent:
+            return
         seen: dict[str, dict[str, Dial]] = {name: {} for name in run.absent}
         for start, end, edge in run.edges():
             dial = edge.mesh or edge.master

@@ -53,7 +53,7 @@ def _excess(run: Run, report: NodeReport) -> tuple[str, int, int, int] | None:
     nproc = run.nproc(report.node)
     said = launch.environment.get("OMP_NUM_THREADS", "")
     first = said.partition(",")[0].strip()
-    is_set_by_torchrun = run.mode in ("static", "c10d") or launch.launcher == "torchrun"
+    is_set_by_torchrun = launch.mode != "env"
     if first.isdigit() and int(first) > 0:
         threads = int(first)
     elif not said and not is_set_by_torchrun:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.names.answers import Answer, answers, hosts_fix, own_addresses
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Status, Tier
-from rankscope.preflight.pairs import CLOSED, listed, ordered, shortened
+from rankscope.preflight.pairs import CLOSED, ordered, shortened
 
 
 class DnsFamily:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.names.answers import Answer, answers, hosts_fix, hosts_line
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Scope, Status, Tier
-from rankscope.preflight.pairs import is_loopback, listed, ordered, shortened
+from rankscope.preflight.pairs import is_loopback, ordered, shortened
 
 
 class DnsLoopback:

@@ -15,8 +15,9 @@ from rankscope.preflight.checks.names.answers import (
     hosts_line,
     own_addresses,
 )
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Scope, Status, Tier
-from rankscope.preflight.pairs import is_loopback, listed, ordered, owners, shortened
+from rankscope.preflight.pairs import is_loopback, ordered, owners, shortened
 
 Wrong = tuple[Answer, str]
 

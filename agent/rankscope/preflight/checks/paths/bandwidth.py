@@ -11,7 +11,9 @@ from rankscope.preflight.checks.paths.quality import blamed, both_ends, who
 from rankscope.preflight.facts.edges import Bandwidth
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 from rankscope.preflight.pairs import interface_towards, ordered, shortened
-from rankscope.preflight.probe.schedule import SLOW_RATIO, usual
+from rankscope.preflight.probe.schedule import slow_limit, usual
+
+LEAST_SHARE = 0.1  # of a core: an end that had less than a tenth of one proves nothing more
 
 
 class NetBandwidth:
@@ -35,12 +37,13 @@ class NetBandwidth:
             title = "no pair was measured"
             yield Finding(id=self.id, status="unknown", title=title)
             return
-        middle = usual({path: speed.mbit_per_s for path, speed in speeds.items()})
+        figures = {path: speed.mbit_per_s for path, speed in speeds.items()}
+        middle = usual(figures)
         wanted = run.options.expect_gbps * 1e3
         if not middle and not wanted:
             title = "nothing to compare with: two good pairs at least, or --expect-gbps"
             yield Finding(id=self.id, status="skipped", title=title)
-        limit = max(SLOW_RATIO * middle, wanted)
+        limit = max(slow_limit(figures), wanted)
         bad = [path for path, speed in speeds.items() if _best(speed) < limit]
         for one, nodes in blamed(bad, speeds):
             if any(_is_confirmed(speeds[path]) for path in one.paths):
@@ -52,7 +55,7 @@ class NetBandwidth:
     ) -> Finding:  # fmt: skip
         middle, wanted = against
         sure = [path for path in one.paths if _is_confirmed(speeds[path])]
-        slowest = min(_best(speeds[path]) for path in sure)
+        slowest = min(_measured(speeds[path]) for path in sure)
         than = f"{wanted:.0f} Mbit/s asked for" if slowest < wanted else f"usual is {middle:.0f}"
         start, end = min(sure, key=lambda path: _best(speeds[path]))
         return Finding(
@@ -73,7 +76,7 @@ class NetBandwidth:
                     if _is_confirmed(speeds[a, b])
                     else ""
                 )
-                for a, b in sorted(one.paths, key=lambda path: path not in sure)
+                for a, b in sorted(one.paths, key=lambda path: not _is_confirmed(speeds[path]))
             ),
             fix=tuple(
                 Fix(node=node, command=_look(run, node, end if node == start else start),
@@ -85,6 +88,12 @@ class NetBandwidth:
 
 
 def _best(speed: Bandwidth) -> float:
+    """Return what the path carries at least: the ends may have had no core for a part of it."""
+    share = max(1.0 - speed.waited_ratio, LEAST_SHARE)
+    return max(speed.mbit_per_s, speed.again_mbit_per_s) / share
+
+
+def _measured(speed: Bandwidth) -> float:
     return max(speed.mbit_per_s, speed.again_mbit_per_s)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from rankscope.preflight.blame import Path
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, high, seen_from_both, who
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 from rankscope.preflight.pairs import shortened
 
 RATIO = 5.0  # above what is usual here
-FLOOR_MS = 3.0  # between the best and the middle round trip; a healthy LAN has 0.1 ms
+FLOOR_MS = 5.0  # between the best and the middle round trip; a healthy LAN has 0.1 ms
+SHARE = 0.5  # of the best round trip: below, the distance is what costs, see net.latency
+DELAYS = 2.0  # p90 of the own delay to be taken off, for each of two ends that answer late
 
 
 class NetJitter:
@@ -29,7 +32,12 @@ class NetJitter:
         """Compare all pairs; both ends must have seen it."""
         rtts = {(a, b): edge.rtt for a, b, edge in both_ends(run) if edge.rtt is not None}
         spread = seen_from_both({path: r.median_ms - r.min_ms for path, r in rtts.items()})
-        for one, nodes in blamed(high(spread, RATIO, FLOOR_MS), spread):
+        bad = [
+            path
+            for path in high(spread, RATIO, FLOOR_MS)
+            if spread[path] > max(_own_ms(run, path), SHARE * rtts[path].min_ms)
+        ]
+        for one, nodes in blamed(bad, spread):
             worst = max(one.paths, key=lambda path: rtts[path].max_ms - rtts[path].min_ms)
             rtt = rtts[worst]
             yield Finding(
@@ -54,3 +62,8 @@ class NetJitter:
                 ),
                 wrong_if="other traffic filled the path at that moment",
             )  # fmt: skip
+
+
+def _own_ms(run: Run, path: Path) -> float:
+    """Return what the ends of a path themselves may add to a round trip, in ms."""
+    return FLOOR_MS + DELAYS * max(run.reports[node].delay_p90_ms for node in path)

@@ -15,8 +15,9 @@ from rankscope.preflight.checks.paths.quality import (
     usual,
     who,
 )
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, listed, ordered, shortened, silent
+from rankscope.preflight.pairs import interface_towards, ordered, shortened, silent
 
 RATIO = 5.0  # above the usual round trip; racks of one cluster differ by 2 to 3
 FLOOR_MS = 5.0  # below, no all-reduce of a training step is bound by it
@@ -62,7 +63,6 @@ class NetLatency:
     ) -> Finding:  # fmt: skip
         worst_ms = max(values[path] for path in one.paths)
         usual_text = f"; usual here is {middle:.2g} ms" if middle else ""
-        told = [f"{a}->{b}  {values[a, b]:.1f} ms, best of 12 round trips" for a, b in one.paths]
         start, end = one.paths[0]
         return Finding(
             id=self.id,
@@ -71,7 +71,9 @@ class NetLatency:
             nodes=nodes,
             edges=one.paths,
             evidence={"round_trip_ms": round(worst_ms, 3), "usual_ms": middle},
-            told=shortened(told),
+            told=shortened(
+                f"{a}->{b}  {values[a, b]:.1f} ms, best of 12 round trips" for a, b in one.paths
+            ),
             fix=(Fix(node=start, command=_trace(run, start, end)),),
             wrong_if="the nodes are in different places on purpose",
         )

@@ -10,7 +10,7 @@ from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.paths.quality import both_ends, who
 from rankscope.preflight.facts.edges import PathMtu
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, ordered, shortened
+from rankscope.preflight.pairs import arrows, interface_towards, ordered, shortened
 
 
 class NetMtuPath:
@@ -28,16 +28,26 @@ class NetMtuPath:
     def judge(self, run: Run) -> Iterator[Finding]:
         """Blame the node on all bad paths, or the pair."""
         paths = {(a, b): edge.mtu for a, b, edge in both_ends(run) if edge.mtu is not None}
-        bad = {path for path, mtu in paths.items() if not mtu.large_ok}
+        stalled = {path for path, mtu in paths.items() if not mtu.large_ok}
         # an echo goes both ways, so a path that is bad one way is bad both ways
-        bad |= {(b, a) for a, b in bad if (b, a) in paths}
+        stalled |= {(b, a) for a, b in stalled if (b, a) in paths}
+        bad = {
+            (a, b)
+            for a, b in stalled
+            if any(_is_narrow(paths[path]) for path in ((a, b), (b, a)) if path in paths)
+        }
         found = blame([path for path in paths if path in bad], list(paths))
         for one in found:
             yield self._finding(run, one, paths)
+        if stalled - bad:
+            title = f"{arrows(sorted(stalled - bad))}: 64 kB did not come back in time, though "
+            title += "packets of full size pass"
+            edges = tuple(sorted(stalled - bad))
+            yield Finding(id=self.id, status="unknown", title=title, edges=edges)
 
     def _finding(self, run: Run, one: Blame, paths: dict[tuple[str, str], PathMtu]) -> Finding:
         mtus = [paths[path] for path in one.paths]
-        carried = max((m.carried_bytes for m in mtus if not m.large_ok), default=0)
+        carried = min((m.carried_bytes for m in mtus if m.carried_bytes), default=0)
         says = max(m.interface_bytes for m in mtus)
         about = "about " if any(m.how == "clamp" for m in mtus) else ""
         carry = f"carry {about}{carried} bytes" if carried else "carry no large packet"
@@ -61,6 +71,11 @@ class NetMtuPath:
             ),
             wrong_if="a firewall holds back large packets for another reason than their size",
         )
+
+
+def _is_narrow(mtu: PathMtu) -> bool:
+    """Return whether a path carries less than its interface sends: else it is slow or lossy."""
+    return mtu.carried_bytes < mtu.interface_bytes or not mtu.interface_bytes
 
 
 def _command(run: Run, node: str, one: Blame, carried: int) -> str:

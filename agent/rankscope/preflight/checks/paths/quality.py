@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 from rankscope.preflight.blame import Blame, Path, blame
 from rankscope.preflight.checking import Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import EdgeFacts
-from rankscope.preflight.pairs import arrows, listed, ordered
+from rankscope.preflight.pairs import arrows, ordered
 
 NODE_SHARE = 0.5  # of its paths must be bad, two at least, before a node is named
+ALONE = 3.0  # times as far above, where one pair is all that there is to compare with
 FEW = 4  # nodes: one bad node has half of all pairs among four, and more among three
 
 
@@ -34,13 +36,15 @@ def usual(values: Mapping[Path, float]) -> float | None:
 
 
 def high(values: Mapping[Path, float], ratio: float, floor: float) -> tuple[Path, ...]:
-    """Return the paths far above the usual value, unless fewer than two others are good."""
+    """Return the paths far above the usual value; further where a single pair is good."""
     middle = usual(values)
     if middle is None:
         return ()
     limit = max(ratio * middle, floor)
-    bad = tuple(path for path, value in values.items() if value > limit)
-    return bad if len(values) - len(bad) >= 2 else ()
+    good = {frozenset(path) for path, value in values.items() if value <= limit}
+    if len(good) == 1:
+        limit *= ALONE
+    return tuple(path for path, value in values.items() if value > limit) if good else ()
 
 
 def seen_from_both(values: Mapping[Path, float]) -> dict[Path, float]:

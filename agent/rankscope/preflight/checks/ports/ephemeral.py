@@ -10,11 +10,13 @@ from rankscope.preflight import firewall
 from rankscope.preflight.blame import Blame
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.checks.ports.closed import Closed, closed_paths
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import DialClass
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import SAYS, arrows, listed, ordered, shortened, silent, told_of
+from rankscope.preflight.pairs import SAYS, arrows, ordered, shortened, silent, told_of
 
 Group = tuple[str, DialClass, bool, bool]  # side, class, whether MASTER_PORT is open, whole
+MAX_FIXES = 8  # nodes whose own commands are listed
 
 
 class PortEphemeral:
@@ -55,8 +57,8 @@ class PortEphemeral:
             nodes = ordered(run, {end for _, end in paths})
         num = len(closed.bad[paths[0]])
         port = run.master_port
-        told = [told_of(*path, closed.bad[path]) for path in paths]
-        told = [*shortened(told), f"the listeners were up: {num} ports of each node were tried"]
+        lines = shortened(told_of(*path, closed.bad[path]) for path in paths)
+        told = [*lines, f"the listeners were up: {num} ports of each node were tried"]
         if side == "tie":
             told.append("several answers are equally short: no node is named")
         if side == "everywhere" and not is_open:
@@ -69,14 +71,17 @@ class PortEphemeral:
             edges=paths,
             evidence={
                 "class": outcome, "side": side, "is_master_port_open": is_open, "ports": num,
-                "range": {end: firewall.ephemeral_range(run, end) for _, end in paths},
+                "range": {
+                    end: firewall.ephemeral_range(run, end)
+                    for end in dict.fromkeys(end for _, end in paths)
+                },
                 "elapsed_ms": max(d.elapsed_ms for path in paths for d in closed.bad[path]),
             },
             told=tuple(told),
             fix=_fixes(run, side, nodes, paths, outcome, "" if is_open else str(port)),
             wrong_if="no such rule is on the node: then something on the way filters, such as a "
             "security group, and the range is to be opened there",
-            confidence="proven" if nodes else "likely",
+            confidence="proven" if nodes and some[0].is_whole else "likely",
         )  # fmt: skip
 
 
@@ -113,12 +118,17 @@ def _fixes(
 ) -> tuple[Fix, ...]:  # fmt: skip
     fixes: list[Fix] = []
     where = nodes or ordered(run, {end for _, end in paths})
-    for node in where:
+    callers: dict[str, set[str]] = defaultdict(set)
+    for start, end in paths:
+        callers[end].add(start)
+    for node in where[:MAX_FIXES]:
         ports = [firewall.ephemeral_range(run, node)] + ([master_port] if master_port else [])
-        sources = ordered(run, {s for s, e in paths if e == node} or {e for _, e in paths})
+        sources = ordered(run, callers[node])
         for some in ports:
             if side in ("outbound", "both"):
                 fixes += firewall.open_outbound(run, node, some, outcome)
             if side != "outbound":
                 fixes += firewall.open_inbound(run, node, sources, some, outcome)
+    if len(where) > MAX_FIXES:
+        fixes.append(Fix(command=f"# the same on {len(where) - MAX_FIXES} more", owner="admin"))
     return tuple(dict.fromkeys(fixes))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import listed, shortened
+from rankscope.preflight.pairs import shortened
 
 
 class PortMasterIdentity:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from rankscope.preflight import firewall
 from rankscope.preflight.blame import Blame, Path, blame
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.model import Finding, Scope, Tier
 from rankscope.preflight.pairs import (
@@ -15,7 +16,6 @@ from rankscope.preflight.pairs import (
     SAYS,
     arrows,
     is_evidence,
-    listed,
     ordered,
     owners,
     shortened,
@@ -108,4 +108,5 @@ class PortMasterReach:
             fix=fix,
             wrong_if=f"{master} has no such rule: then something on the way filters, such as a "
             "security group, and the port is to be opened there",
+            confidence="proven" if one.nodes and one.is_whole else "likely",
         )

@@ -1,0 +1,210 @@
+"""The whole command as a process of its own: agents that meet, Ctrl-C, files, the launch gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "rankscope"]
+LIMIT_S = 90  # of one call on a busy machine; an idle one needs some 2 s
+
+
+@pytest.fixture
+def port() -> int:
+    """Return a port below the ephemeral range that nobody holds."""
+    for number in range(29600, 29900):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", number))
+            except OSError:
+                continue
+            return number
+    raise AssertionError("no free port")
+
+
+def environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    """Return variables without a launcher's, and with a place for what a run records."""
+    prefixes = ("RANKSCOPE", "SLURM", "MASTER", "OMPI", "RANK", "WORLD", "LOCAL_", "TORCHELASTIC")
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
+    return clean | {"RANKSCOPE_DIR": str(tmp_path / "runs"), "COLUMNS": "100"} | more
+
+
+def call(tmp_path: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], env=environ(tmp_path, **more), cwd=tmp_path, capture_output=True,
+        text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """Start an agent that waits for another one, which never comes."""
+    words = ["preflight", "--nodes", "127.0.0.1,192.0.2.1", "--node", "127.0.0.1", "--quick"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--master-port", str(port)], env=environ(tmp_path), cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_one_machine_is_checked_and_every_report_is_written(tmp_path: Path, port: int) -> None:
+    places = {name: str(tmp_path / name) for name in ("json", "junit", "html", "exclude-list")}
+    words = [word for name, place in places.items() for word in (f"--{name}", place)]
+    done = call(tmp_path, "preflight", "--quick", "--master-port", str(port), *words)
+    assert done.returncode in (0, 2), done.stderr  # this machine may really have a fault
+    assert f"exit {done.returncode}" in done.stdout
+    document = json.loads((tmp_path / "json").read_bytes())
+    assert document["exit_code"] == done.returncode
+    assert len(document["verdict"]["reported"]) == 1
+    assert (tmp_path / "junit").read_text().count("<testcase") == len(
+        document["verdict"]["results"]
+    )
+    assert (tmp_path / "html").read_text().startswith("<!DOCTYPE html>")
+    assert "looking at this node" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_prints_what_is_known_and_leaves_no_port(
+    waiting: subprocess.Popen[str], port: int
+) -> None:
+    assert waiting.stderr is not None
+    for line in waiting.stderr:
+        if "waiting for" in line:
+            assert "192.0.2.1" in line
+            assert "1 of 2 reported" in line
+            break
+    waiting.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    out, err = waiting.communicate(timeout=LIMIT_S)
+    assert time.monotonic() - started < 30
+    assert waiting.returncode in (2, 3)
+    assert "interrupted" in out
+    assert "192.0.2.1" in out or "1 of 2 nodes" in out
+    assert "Traceback" not in err
+    with socket.socket() as probe:
+        probe.bind(("", port))
+
+
+def test_a_report_on_stdout_is_judged_elsewhere(tmp_path: Path, port: int) -> None:
+    emitted = call(tmp_path, "preflight", "--emit", "--quick", "--master-port", str(port))
+    assert emitted.returncode == 0, emitted.stderr
+    assert emitted.stdout.count("\n") == 1
+    (tmp_path / "all.jsonl").write_text(emitted.stdout)
+    judged = call(tmp_path, "preflight", "merge", "all.jsonl", "--quick")
+    assert "1 node" in judged.stdout
+    assert judged.returncode in (0, 2), judged.stderr
+
+
+MARK = "import pathlib; pathlib.Path('launched').touch()"
+
+
+def launch(
+    tmp_path: Path, port: int, *words: str, busy: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as holder:
+        if busy:
+            holder.bind(("", port))
+            holder.listen()
+        return call(
+            tmp_path, "run", *words, "--", sys.executable, "-c", MARK,
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1",
+            LOCAL_RANK="0", RANKSCOPE_PROBE_BUILD="0", **more,
+        )  # fmt: skip
+
+
+def test_the_gate_refuses_a_launch_whose_port_is_taken(tmp_path: Path, port: int) -> None:
+    done = launch(tmp_path, port, "--preflight=quick", busy=True)
+    assert done.returncode == 78, done.stderr
+    assert "not launched:" in done.stderr
+    assert str(port) in done.stderr
+    assert not (tmp_path / "launched").exists()
+
+
+def test_the_gate_only_warns_if_asked_so(tmp_path: Path, port: int) -> None:
+    done = launch(tmp_path, port, "--preflight=quick", "--preflight-on", "never", busy=True)
+    assert (tmp_path / "launched").exists(), done.stderr
+    assert done.returncode == 0
+    assert "FAIL 1" in done.stderr
+
+
+def test_the_gate_lets_a_good_launch_through_and_its_ports_are_free(
+    tmp_path: Path, port: int
+) -> None:
+    words = [sys.executable, "-c", f"import socket; socket.create_server(('', {port}))"]
+    done = call(
+        tmp_path, "run", "--preflight=quick", "--", *words, MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rankscope preflight" in done.stderr
+
+
+def test_the_gate_names_wrong_usage(tmp_path: Path) -> None:
+    done = call(tmp_path, "run", "--preflight", "--preflight-nodes", "a[2-1]", "--", "true")
+    assert done.returncode == 64
+    assert "--preflight-nodes" in done.stderr
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    ready = tmp_path / "ready"
+    words = ["serve", "--port", "0", "--ready-file", str(ready), "--data-dir", str(tmp_path / "db")]
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=environ(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not ready.exists() or not ready.read_text().endswith("}"):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def fetched(url: str) -> dict[str, object]:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        document: dict[str, object] = json.loads(answer.read())
+    return document
+
+
+def test_the_result_is_kept_on_the_server_whichever_way_it_came_about(
+    tmp_path: Path, port: int, server: str
+) -> None:
+    quick = ("preflight", "--quick", "--master-port", str(port))
+    uploaded = call(tmp_path, *quick, RANKSCOPE_SERVER=server)
+    met_there = call(tmp_path, *quick, "--server", server, "--run", "seven")
+    for done in (uploaded, met_there):
+        found = re.search(r"http\S+", done.stdout)
+        assert found is not None, done.stdout + done.stderr
+        verdict = fetched(found[0])["verdict"]
+        assert isinstance(verdict, dict)
+        assert len(verdict["reported"]) == 1
+
+
+def test_a_server_that_is_away_costs_a_sentence_and_not_the_answer(
+    tmp_path: Path, port: int
+) -> None:
+    away = "http://127.0.0.1:9"
+    done = call(tmp_path, "preflight", "--quick", "--master-port", str(port), RANKSCOPE_SERVER=away)
+    assert done.returncode in (0, 2)
+    assert "was not kept on the server" in done.stderr
+    assert "checks passed" in done.stdout
