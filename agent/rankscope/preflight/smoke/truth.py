@@ -80,6 +80,8 @@ def _inodes(directory: Path) -> Iterable[str]:
 
 
 def _interface_of(address: str) -> str:
+    if ipaddress.ip_address(address).is_loopback:
+        address = "127.0.0.1"  # the loopback interface has all of 127.0.0.0/8
     for name, rows in psutil.net_if_addrs().items():
         if any(row.address.partition("%")[0] == address for row in rows):
             return name
