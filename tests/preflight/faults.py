@@ -325,6 +325,11 @@ MACHINES = (
         _one("sw.drift", "node2", remedy=r"torch==2\.13"), needs_torch=True,
     ),
     Fault(
+        "gpu-stale-process", "a dead job's process holds a GPU of node 1 (recorded NVML)",
+        broken.stale_gpu_process(1), _one("gpu.busy", "node1", remedy=r"kill|fuser"),
+        options="--backend gloo --nproc 1", modes=(),
+    ),
+    Fault(
         "script-differs", "another version of the script at node 2", broken.other_script(2),
         _one("sw.script", "node2"), options="--script {script}",
     ),

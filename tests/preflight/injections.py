@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import os
@@ -408,6 +407,13 @@ def training_script(scene: Scene) -> Path:
     return script
 
 
-def libc_has_mount() -> bool:
-    """Return whether the C library offers `mount`, which the hung file system needs."""
-    return hasattr(ctypes.CDLL(None), "mount") and os.path.exists("/dev/fuse")
+def stale_gpu_process(number: int) -> Injection:
+    """Let every host have two GPUs, by recordings; on one a dead job's process holds memory."""
+
+    def inject(scene: Scene) -> None:
+        for host in scene.everywhere:
+            name = "nvml_stale_process" if host == number else "nvml_two_healthy"
+            path = Path(__file__).parent / "data" / f"{name}.json"
+            scene.lab.env[host]["RANKSCOPE_PREFLIGHT_NVML"] = str(path)
+
+    return inject
