@@ -20,7 +20,7 @@ import msgspec
 from rankscope.preflight.facts.host import clock_is_synchronised
 from rankscope.preflight.model import Finding, Verdict
 from tests.preflight.faults import BY_NAME, Expected, Fault
-from tests.preflight.injections import training_script
+from tests.preflight.injections_machine import training_script
 from tests.preflight.nslab import Lab, reexec_in_userns
 from tests.preflight.scene import Mode, Scene, base_environment
 
