@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "rankscope"]
-LIMIT_S = 90  # of one call on a busy machine; an idle one needs some 2 s
+LIMIT_S = 200  # of one call on a machine that does much else; an idle one needs some 2 s
 
 
 @pytest.fixture
