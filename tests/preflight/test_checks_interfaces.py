@@ -22,7 +22,7 @@ from rankscope.preflight.checks.interfaces.subnet import NetSubnet
 from rankscope.preflight.checks.interfaces.virtual import NetIfaceVirtual
 from rankscope.preflight.facts.edges import Dial
 from rankscope.preflight.facts.interfaces import Choice, Interface
-from rankscope.preflight.facts.rdma import RdmaFacts
+from rankscope.preflight.facts.rdma import RdmaFacts, RdmaPort
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, Finding, NodeReport, Options
 from tests.preflight.healthy import NODES, address, both, having, judged, run
@@ -194,7 +194,9 @@ def test_a_name_that_nccl_does_not_find() -> None:
 @pytest.mark.parametrize(("hca", "is_missing"), [("=mlx5_9", True), ("mlx5", False), ("^x", False)])
 def test_a_device_that_nccl_does_not_find(hca: str, is_missing: bool) -> None:
     change = both(
-        fact("rdma", RdmaFacts(ports=adapters)),
+        fact(
+            "rdma", RdmaFacts(ports=tuple(RdmaPort(device=f"mlx5_{i}", number=1) for i in (0, 1)))
+        ),
         having("launch", environment={"NCCL_IB_HCA": hca}),
     )
     found = judged(NetIfaceMissing(), run({"node1": change}, options=NCCL))

@@ -16,7 +16,7 @@ from rankscope.preflight.checks.launch.slow_left import EnvSlowLeft
 from rankscope.preflight.checks.launch.unknown import EnvUnknown, closest, known_variables
 from rankscope.preflight.facts.gpu import GpuFacts
 from rankscope.preflight.facts.names import Resolved
-from rankscope.preflight.facts.rdma import RdmaFacts
+from rankscope.preflight.facts.rdma import RdmaFacts, RdmaPort
 from rankscope.preflight.model import Finding, Options
 from tests.preflight.healthy import both, having, judged, run
 
@@ -288,7 +288,9 @@ def test_what_is_switched_off_must_be_there() -> None:
         import msgspec
 
         facts = msgspec.structs.replace(
-            report.facts, gpu=GpuFacts(num_gpus=8), rdma=RdmaFacts(ports=("mlx5_0:1",))
+            report.facts,
+            gpu=GpuFacts(num_gpus=8),
+            rdma=RdmaFacts(ports=(RdmaPort(device="mlx5_0", number=1),)),
         )
         return msgspec.structs.replace(report, facts=facts)
 

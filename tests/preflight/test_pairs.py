@@ -499,6 +499,16 @@ def test_jitter_of_a_pair() -> None:
     assert (finding.id, finding.nodes, finding.edges[0]) == ("net.jitter", (), ("node0", "node2"))
 
 
+def test_jitter_is_why_the_round_trip_is_long_unless_distance_is() -> None:
+    some = cluster(3)
+    pair = [("node0", "node2"), ("node2", "node0")]
+    _rtt(some, pair, 16.0, 40.0)
+    some.slow(pair, 40.0, 41.0)
+    assert (only(some.run()).id, len(only(some.run()).explains)) == ("net.jitter", 2)
+    _rtt(some, pair, 100.0, 110.0)
+    assert only(some.run()).id == "net.latency"
+
+
 def test_one_late_answer_is_no_jitter() -> None:
     some = cluster(3)
     late = Rtt(num=12, min_ms=0.1, median_ms=0.2, p95_ms=190.0, max_ms=201.0)

@@ -119,6 +119,13 @@ def test_another_program_on_the_port(says: bytes) -> None:
     asyncio.run(work())
 
 
+def test_silence_is_no_proof_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.preflight.probe.dial.ANSWER_LIMIT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = asyncio.run(knock(CALLER, "127.0.0.1", silent.getsockname()[1], "a"))
+    assert found.outcome == "no-answer"
+
+
 @pytest.mark.parametrize(
     "says", [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"\xff" * 99, b"x" * 3_000_000]
 )

@@ -49,7 +49,9 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {command.name: command for command in (_load(*row) for row in _MODULES)}
+    # What another command imports must not slow this one down: preflight runs on busy nodes.
+    chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]
+    commands = {command.name: command for command in (_load(*row) for row in chosen or _MODULES)}
     parser = Parser(
         prog="rankscope",
         description="Watch, explain and search distributed PyTorch runs.",
@@ -77,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             known = subparsers.choices[arguments.command]
             known.error(f"unrecognized arguments: {' '.join(unknown)}")
     return commands[arguments.command].run(arguments)
+
+
+def _name_of(module: str) -> str:
+    return module.rpartition(".")[2].rstrip("_")
 
 
 def _load(module: str, kind: str) -> Command:

@@ -116,7 +116,7 @@ def _gate(
         nodes = read_nodes(arguments.preflight_nodes, "--preflight-nodes")
         reason = gate.check(command, arguments.preflight, arguments.preflight_on, nodes, server)
     except gate.UsageError as error:
-        say(f"--preflight: {error}")
+        say(f"--preflight: {str(error).replace(' --nodes', ' --preflight-nodes')}")
         return EXIT_USAGE
     if reason:
         say(f"not launched: {reason}")

@@ -88,8 +88,8 @@ _RULES = (
     Rule(("net.mtu.path",), ("net.loss", "net.bandwidth"), _between),  # small ones are timed
     Rule(("net.nic",), ("net.bandwidth", "net.loss", "net.jitter"), _touching),
     Rule(("net.loss",), ("net.latency", "net.jitter", "net.bandwidth"), _between),
-    Rule(("net.latency",), ("net.jitter", "net.bandwidth"), _between),
-    Rule(("net.bandwidth",), ("net.jitter",), _between),
+    Rule(("net.jitter",), ("net.latency", "net.bandwidth"), _between),
+    Rule(("net.latency",), ("net.bandwidth",), _between),
     Rule((*_SLOW, "net.nic"), ("coll.pair",), _touching),
     Rule(("net.bandwidth", "net.loss", "net.latency"), ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Literal, TextIO
 
@@ -15,10 +16,13 @@ from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
 from rankscope.preflight.report.summary import Summary, summarise
+from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
 from rankscope.preflight.system import System
 
 RefuseOn = Literal["fail", "warn", "never"]
+# A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
+SETTLE_S = PART_LIMIT_S + 0.5  # node 0 listens at most so much longer than the others
 EXIT_REFUSED = 78  # EX_CONFIG of sysexits.h: no launcher of training and no Python error uses it
 
 
@@ -52,7 +56,10 @@ def check(
     screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"
-    return "" if refuse_on == "never" else _reason(summary)
+    reason = "" if refuse_on == "never" else _reason(summary)
+    if not reason and len(outcome.run.expected) > 1 and outcome.run.master != plan.who.me:
+        time.sleep(SETTLE_S)
+    return reason
 
 
 def _reason(summary: Summary) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from rankscope.preflight.checking import Run
 from rankscope.preflight.checks import gpu as checks
-from rankscope.preflight.facts import gpu
+from rankscope.preflight.facts import child, gpu
 from rankscope.preflight.facts.gpu_child import VARIABLE
 from rankscope.preflight.facts.gpu_host import collect as collect_host
 from rankscope.preflight.model import Facts, NodeReport, Options
@@ -175,13 +175,23 @@ def test_visible_gpus_are_counted_as_cuda_does(
     assert facts.count == 8
 
 
-def test_a_driver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_is_left_behind() -> None:
     class Hung(System):
         def run(self, argv: Any, limit_s: float = 5.0) -> Done:
-            return super().run(["sleep", "60"] if "gpu_child" in argv[-1] else argv, 0.2)
+            hangs = ["sh", "-c", "echo started; sleep 60"]
+            return super().run(hangs if "gpu_child" in argv[-1] else argv, 1.0)
 
     facts = gpu.collect(Hung(), Options())
     assert facts.problem == "NVML: no answer in 5 s"
+
+
+def test_a_machine_that_is_too_busy_to_ask_accuses_no_driver() -> None:
+    class Busy(System):
+        def run(self, argv: Any, limit_s: float = 5.0) -> Done:
+            return super().run(["sleep", "60"], 0.2)
+
+    with pytest.raises(child.Untold, match=r"no answer in 0\.2 s"):
+        gpu.collect(Busy(), Options())
 
 
 def test_the_kernel_side_is_read_from_a_recorded_tree(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ FAULTS = [
      "quota"),
     ("fs.write", on("storage", written=Written(written_bytes=8 * MIB, elapsed_s=4.0)), "warn",
      "writes 2 MB/s"),
-    ("fs.write", on("storage", written=Written(is_hung=True, error="x")), "fail", "not written"),
+    ("fs.write", on("storage", written=Written(is_hung=True, error="x")), "warn", "did not take"),
     ("fs.lock", on("storage", locked=Locked(fcntl="ENOLCK: No locks available")), "warn",
      "fcntl ENOLCK"),
     ("fs.lock", on("storage", locked=Locked(is_hung=True, error="x")), "warn", "no lock in 3 s"),

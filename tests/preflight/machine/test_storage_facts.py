@@ -147,8 +147,7 @@ def hung_mount(tmp_path: Path) -> Iterator[Path]:
 def test_a_hung_mount_does_not_hang_us(
     hung_mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "HANG_LIMIT_S", 0.5)
-    monkeypatch.setattr(storage._child, "__kwdefaults__", {"limit_s": 0.5})
+    monkeypatch.setattr(storage._child, "__kwdefaults__", {"limit_s": 2.0, "times": 2})
     system = System(environ={"TMPDIR": str(tmp_path)})
     started = time.monotonic()
     facts = storage.collect(system, options(hung_mount), "run", "node0")
@@ -220,4 +219,15 @@ def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
             return Done(1, err="Traceback\nMemoryError")
 
     facts = storage.collect(Broken(environ={"TMPDIR": "/tmp"}), options(tmp_path), "r", "n")
-    assert {folder.error for folder in facts.folders} == {"MemoryError"}
+    assert {folder.untold for folder in facts.folders} == {"not told: MemoryError"}
+    assert not any(folder.error or folder.is_hung for folder in facts.folders)
+
+
+def test_a_machine_that_is_too_busy_to_look_accuses_no_disk(tmp_path: Path) -> None:
+    class Busy(System):
+        def run(self, argv: Any, limit_s: float = 5.0) -> Done:
+            return super().run(["sleep", "60"], 0.2)
+
+    facts = storage.collect(Busy(environ={"TMPDIR": "/tmp"}), options(tmp_path), "r", "n")
+    assert all(folder.untold and not folder.is_hung for folder in facts.folders)
+    assert not facts.has_checkpoint

@@ -11,6 +11,7 @@ from rankscope.preflight.facts.names import Resolved
 DialClass = Literal[
     "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
     "not-us", "wrong-host", "large-stall", "unresolved", "error",
+    "no-answer",  # connected, and then silence: a busy agent, or a program that waits for us
 ]  # fmt: skip
 
 

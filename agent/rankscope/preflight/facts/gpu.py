@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankscope.preflight.facts import gpu_child
+from rankscope.preflight.facts import child, gpu_child
 from rankscope.preflight.facts.gpu_burn import Burn, burn
 from rankscope.preflight.facts.gpu_host import GpuHostFacts
 from rankscope.preflight.facts.gpu_host import collect as collect_host
@@ -108,17 +108,15 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def collect(system: System, options: Options) -> GpuFacts:
-    """Ask NVML and the kernel; with --deep also load every GPU for half a second."""
+    """Ask NVML and the kernel; with --deep also load every GPU for half a second.
+
+    Raises `child.Untold` where the child that asks did not come so far.
+    """
     argv = [sys.executable, "-P", str(Path(gpu_child.__file__))]
-    done = system.run(argv, NVML_LIMIT_S)
-    if done.code is None:
-        facts = GpuFacts(problem=f"NVML: no answer in {NVML_LIMIT_S:g} s")
-    else:
-        try:
-            facts = msgspec.json.decode(done.out or "null", type=GpuFacts)
-        except msgspec.MsgspecError as error:
-            last = (done.err.strip().splitlines() or [str(error)])[-1]
-            facts = GpuFacts(problem=f"NVML: the child failed: {last}")
+    try:
+        facts = msgspec.json.decode(child.ask(system, argv, NVML_LIMIT_S), type=GpuFacts)
+    except child.Hung as reason:
+        facts = GpuFacts(problem=f"NVML: {reason}")
     facts = msgspec.structs.replace(facts, host=collect_host(system, facts.count > 0))
     facts = _visible(facts, system.environ.get("CUDA_VISIBLE_DEVICES"))
     if options.tier != "deep" or not facts.num_gpus or facts.recording:

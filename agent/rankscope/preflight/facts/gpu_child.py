@@ -251,6 +251,8 @@ def _text(value: Any) -> str:
 def main() -> None:
     """Print the facts, of a recording if the environment names one."""
     recording = os.environ.get(VARIABLE, "")
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     if recording:
         sys.path.append(os.path.dirname(os.path.abspath(__file__)))
         module = importlib.import_module("nvml_recording")  # beside this file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.preflight.facts import script_child
+from rankscope.preflight.facts import child, script_child
 from rankscope.preflight.system import System
 
 HASH_LIMIT_S = 3.0
@@ -19,6 +19,7 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     path: str
     error: str = ""  # it cannot be read: why
+    untold: str = ""  # why nothing is known
     syntax_error: str = ""
     digest: str = ""  # SHA-256 of the script alone
     package_digest: str = ""  # with the modules beside it that it imports; empty: too many
@@ -37,26 +38,25 @@ class _Said(msgspec.Struct):
 
 def collect(system: System, script: str, tries_imports: bool) -> ScriptFacts:
     """Fingerprint the script, and import what it imports in a child process."""
-    child = [sys.executable, "-P", str(Path(script_child.__file__))]
-    done = system.run([*child, "hash", script], HASH_LIMIT_S)
-    if done.code is None:
-        return ScriptFacts(path=script, error=f"not read in {HASH_LIMIT_S:g} s")
+    program = [sys.executable, "-P", str(Path(script_child.__file__))]
     try:
-        told = msgspec.json.decode(done.out or "null", type=dict[str, object])
-    except msgspec.MsgspecError:
-        last = (done.err.strip().splitlines() or [f"exit code {done.code}"])[-1]
-        return ScriptFacts(path=script, error=last)
+        text = child.ask(system, [*program, "hash", script], HASH_LIMIT_S)
+        told = msgspec.json.decode(text, type=dict[str, object])
+    except child.Hung as reason:
+        return ScriptFacts(path=script, error=f"not read: {reason}")
+    except (child.Untold, msgspec.MsgspecError) as reason:
+        return ScriptFacts(path=script, untold=f"not looked at: {reason}")
     facts = msgspec.convert({"path": script, **told}, ScriptFacts)
     if facts.error or facts.syntax_error or not tries_imports:
         return facts
-    return _imports(system, [*child, "import", script], facts)
+    return _imports(system, [*program, "import", script], facts)
 
 
 def _imports(system: System, argv: list[str], facts: ScriptFacts) -> ScriptFacts:
     done = system.run(argv, IMPORT_LIMIT_S)
     errors: dict[str, str] = {}
     trying, is_done = "", False
-    for line in done.out.splitlines():
+    for line in done.out.splitlines()[1:]:  # after "started"
         said = msgspec.json.decode(line, type=_Said)
         trying, is_done = said.trying or trying, is_done or said.done
         if said.failed:

@@ -90,6 +90,7 @@ def main(arguments: list[str]) -> None:
     """Do one of both: `script_child.py hash|import SCRIPT`."""
     script = Path(arguments[1]).resolve()
     told = os.dup(1)
+    os.write(told, b"started\n")
     os.dup2(2, 1)  # what a module prints on import is no answer of ours
     try:
         if arguments[0] == "hash":

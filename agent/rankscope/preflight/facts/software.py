@@ -169,6 +169,6 @@ def _library(system: System, path: str, found_by: str) -> Library:
 
 def _data(system: System, folder: str) -> DataFacts:
     told = storage.fingerprint(system, folder, MAX_DATA_FILES, DATA_SECONDS)
-    if "error" in told:
-        return DataFacts(path=folder, error=str(told["error"]))
+    if "digest" not in told:
+        return DataFacts(path=folder, error=str(told.get("error") or told.get("untold")))
     return DataFacts(path=folder, **told)

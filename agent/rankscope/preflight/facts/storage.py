@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from rankscope.preflight.facts import storage_child
+from rankscope.preflight.facts import child, storage_child
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Role
     path: str
     error: str = ""  # "ENOENT: No such file or directory"
-    is_hung: bool = False  # no answer in HANG_LIMIT_S
+    is_hung: bool = False  # no answer in HANG_LIMIT_S, twice
+    untold: str = ""  # why nothing is known: this machine was too busy
     is_directory: bool = False
     is_writable: bool = False
     is_read_only: bool = False
@@ -57,6 +58,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: str = ""  # "EDQUOT: Disk quota exceeded"
     is_hung: bool = False
+    untold: str = ""
     written_bytes: int = 0
     elapsed_s: float = 0.0  # with fsync
 
@@ -66,6 +68,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: str = ""
     is_hung: bool = False
+    untold: str = ""
     flock: str = ""
     fcntl: str = ""
 
@@ -85,6 +88,12 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return the directory of a role; None if there is none."""
         return next((folder for folder in self.folders if folder.role == role), None)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint directory that answers."""
+        found = self.folder("checkpoint")
+        return found is not None and not (found.error or found.is_hung or found.untold)
+
 
 def collect(system: System, options: Options, run_id: str = "", node: str = "") -> StorageFacts:
     """Look at all directories side by side, and try the checkpoint directory; 0.2 to 3 s."""
@@ -92,12 +101,11 @@ def collect(system: System, options: Options, run_id: str = "", node: str = "") 
     with ThreadPoolExecutor(max(len(places), 1)) as pool:
         folders = tuple(pool.map(lambda place: _look(system, *place), places))
     facts = StorageFacts(folders=folders)
-    checkpoint = facts.folder("checkpoint")
-    if checkpoint is None or checkpoint.error or checkpoint.is_hung:
+    if not facts.has_checkpoint:
         return facts
     token, name = secrets.token_hex(8), _name(run_id, node)
-    answer = _child(system, "put", checkpoint.path, name, token)
-    error = str(answer.get("error", ""))
+    answer = _child(system, "put", options.checkpoint_dir, name, token)
+    error = str(answer.get("error") or answer.get("untold") or "")
     if not error:
         facts = msgspec.structs.replace(facts, token=token)
     facts = msgspec.structs.replace(facts, token_error=error)
@@ -105,8 +113,8 @@ def collect(system: System, options: Options, run_id: str = "", node: str = "") 
         return facts
     return msgspec.structs.replace(
         facts,
-        written=_write(system, checkpoint.path, name),
-        locked=_lock(system, checkpoint.path, name),
+        written=_write(system, options.checkpoint_dir, name),
+        locked=_lock(system, options.checkpoint_dir, name),
     )
 
 
@@ -118,15 +126,16 @@ def see_others(
     Ends as soon as all are seen, else after `SEE_SECONDS`. In a large job each node looks for the
     first nodes, whom all look for, and for a few others: so all that share one are connected.
     """
-    checkpoint = facts.folder("checkpoint")
-    if checkpoint is None or checkpoint.error or checkpoint.is_hung:
+    if not facts.has_checkpoint:
         return facts
     names = {_name(run_id, node): node for node in _whom(expected, facts.token)}
     answer = _child(
-        system, "see", options.checkpoint_dir, list(names), SEE_SECONDS, limit_s=SEE_SECONDS + 2
-    )
+        system, "see", options.checkpoint_dir, list(names), SEE_SECONDS,
+        limit_s=SEE_SECONDS + 2, times=1,
+    )  # fmt: skip
     if "found" not in answer:
-        return msgspec.structs.replace(facts, seen_error=str(answer["error"]))
+        error = str(answer.get("error") or answer.get("untold"))
+        return msgspec.structs.replace(facts, seen_error=error)
     seen = {names[name]: token for name, token in answer["found"].items()}
     return msgspec.structs.replace(facts, seen=seen)
 
@@ -144,7 +153,7 @@ def clean(system: System, options: Options, run_id: str, node: str) -> None:
     if options.checkpoint_dir:
         name = _name(run_id, node)
         names = [f"{name}{end}" for end in ("", ".new", ".write", ".lock")]
-        _child(system, "clean", options.checkpoint_dir, names)
+        _child(system, "clean", options.checkpoint_dir, names, times=1)
 
 
 def fingerprint(system: System, folder: str, most: int, seconds: float) -> Mapping[str, Any]:
@@ -167,10 +176,8 @@ def _places(system: System, options: Options) -> list[tuple[Role, str]]:
 
 def _look(system: System, role: Role, path: str) -> Folder:
     answer = _child(system, "look", path)
-    if "error" in answer:
-        return Folder(
-            role=role, path=path, error=answer["error"], is_hung=bool(answer.get("is_hung"))
-        )
+    if "mounted_at" not in answer:
+        return Folder(role=role, path=path, **answer)
     source, kind = _mounts(system).get(str(answer["mounted_at"]), ("", ""))
     return Folder(role=role, path=path, mount_source=source, file_system=kind, **answer)
 
@@ -189,7 +196,7 @@ def _mounts(system: System) -> dict[str, tuple[str, str]]:
 def _write(system: System, folder: str, name: str) -> Written:
     answer = _child(
         system, "write", folder, f"{name}.write", WRITE_BYTES, WRITE_SECONDS,
-        limit_s=WRITE_SECONDS + HANG_LIMIT_S,
+        limit_s=WRITE_SECONDS + HANG_LIMIT_S, times=1,
     )  # fmt: skip
     return Written(**answer)
 
@@ -204,15 +211,14 @@ def _name(run_id: str, node: str) -> str:
 
 
 def _child(
-    system: System, work: str, *arguments: Any, limit_s: float = HANG_LIMIT_S
+    system: System, work: str, *arguments: Any, limit_s: float = HANG_LIMIT_S, times: int = 2
 ) -> dict[str, Any]:
-    """Return what the child prints, or {"error": text}, with "is_hung" if it did not end."""
-    argv = [sys.executable, "-I", "-S", str(Path(storage_child.__file__))]
-    done = system.run([*argv, work, msgspec.json.encode(arguments).decode()], limit_s)
-    if done.code is None:
-        return {"error": f"no answer in {limit_s:g} s", "is_hung": True}
+    """Return what the child prints, or its "error", with "is_hung", or why it is "untold"."""
+    argv = [sys.executable, "-I", "-S", str(Path(storage_child.__file__)), work]
     try:
-        answer: dict[str, Any] = msgspec.json.decode(done.out or "null", type=dict[str, Any])
-    except msgspec.MsgspecError:
-        return {"error": (done.err.strip().splitlines() or [f"exit code {done.code}"])[-1]}
-    return answer
+        text = child.ask(system, [*argv, msgspec.json.encode(arguments).decode()], limit_s, times)
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except child.Hung as reason:
+        return {"error": str(reason), "is_hung": True}
+    except (child.Untold, msgspec.MsgspecError) as reason:
+        return {"untold": f"not told: {reason}"}

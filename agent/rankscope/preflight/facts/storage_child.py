@@ -151,6 +151,8 @@ _WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main(arguments: list[str]) -> None:
     """Do one thing: `storage_child.py WORK JSON-ARGUMENTS`."""
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
     try:
         answer = _WORK[arguments[0]](*json.loads(arguments[1]))
     except OSError as error:

@@ -11,6 +11,7 @@ from rankscope.preflight.report.words import clean, cut
 
 _WORDS = {
     "ssh": "starting agents over ssh on",
+    "quiet": "waiting",
     "facts": "looking at this node",
     "waiting": "waiting for",
     "paths": "testing the paths",

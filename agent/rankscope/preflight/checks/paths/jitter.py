@@ -13,6 +13,7 @@ from rankscope.preflight.pairs import shortened
 
 RATIO = 5.0  # above what is usual here
 FLOOR_MS = 5.0  # between the best and the middle round trip; a healthy LAN has 0.1 ms
+SHARE = 0.5  # of the best round trip: below, the distance is what costs, see net.latency
 DELAYS = 2.0  # p90 of the own delay to be taken off, for each of two ends that answer late
 
 
@@ -31,7 +32,11 @@ class NetJitter:
         """Compare all pairs; both ends must have seen it."""
         rtts = {(a, b): edge.rtt for a, b, edge in both_ends(run) if edge.rtt is not None}
         spread = seen_from_both({path: r.median_ms - r.min_ms for path, r in rtts.items()})
-        bad = [path for path in high(spread, RATIO, FLOOR_MS) if spread[path] > _own_ms(run, path)]
+        bad = [
+            path
+            for path in high(spread, RATIO, FLOOR_MS)
+            if spread[path] > max(_own_ms(run, path), SHARE * rtts[path].min_ms)
+        ]
         for one, nodes in blamed(bad, spread):
             worst = max(one.paths, key=lambda path: rtts[path].max_ms - rtts[path].min_ms)
             rtt = rtts[worst]

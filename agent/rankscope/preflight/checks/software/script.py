@@ -31,6 +31,10 @@ class SwScript:
             for report in run.present
             if report.facts.software is not None and report.facts.software.script is not None
         }
+        for node, one in scripts.items():
+            if one.untold:
+                title = f"{node}: {one.untold}"
+                yield Finding(id=self.id, status="unknown", nodes=(node,), title=title)
         yield from _broken(scripts)
         yield from _imports(scripts)
         good = {node: one for node, one in scripts.items() if one.digest}

@@ -80,9 +80,9 @@ _WOULD = {
 
 
 def _verdict(folder: Folder, run: Run) -> tuple[Status, str] | None:
-    """Return the status and what was wanted; None: enough, or the matter of another check."""
+    """Return the status and what was wanted; None: enough, or `fs.hang` says what is known."""
     is_checkpoint = folder.role == "checkpoint"
-    if folder.is_hung:
+    if folder.is_hung or folder.untold:
         return None
     if folder.error or not folder.is_directory:
         is_named = is_checkpoint or folder.role in ("data", "TMPDIR")

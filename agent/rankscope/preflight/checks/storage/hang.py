@@ -29,14 +29,21 @@ class FsHang:
         yield from not_measured(self.id, run, "storage")
         bad: dict[tuple[str, str], list[str]] = defaultdict(list)
         roles: dict[str, str] = {}
+        untold: dict[str, list[str]] = defaultdict(list)
         for report in run.present:
             storage = report.facts.storage
             for folder in storage.folders if storage is not None else ():
                 roles[folder.path] = folder.role
-                if folder.is_hung:
+                if folder.untold:
+                    untold[folder.untold].append(report.node)
+                elif folder.is_hung:
                     bad[folder.path, f"no answer in {HANG_LIMIT_S:g} s"].append(report.node)
                 elif folder.error.startswith(("ESTALE", "EIO", "ENOTCONN", "EHOSTDOWN")):
                     bad[folder.path, folder.error].append(report.node)
+        for reason, nodes in untold.items():
+            names = tuple(dict.fromkeys(nodes))
+            title = f"{listed(names)}: {reason}"
+            yield Finding(id=self.id, status="unknown", nodes=names, title=title)
         for (path, what), nodes in bad.items():
             yield Finding(
                 id=self.id,

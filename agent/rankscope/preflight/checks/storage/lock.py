@@ -33,7 +33,7 @@ class FsLock:
             locked = report.facts.storage.locked if report.facts.storage is not None else None
             if locked is None:
                 continue
-            if locked.error and not locked.is_hung:
+            if locked.untold or (locked.error and not locked.is_hung):
                 untold.append(report.node)
             elif locked.is_hung:
                 bad.setdefault(f"no lock in {HANG_LIMIT_S:g} s", []).append(report.node)

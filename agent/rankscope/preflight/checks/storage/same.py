@@ -46,7 +46,7 @@ class FsSame:
             for report in run.present:
                 storage = report.facts.storage
                 folder = storage.folder(role) if storage is not None else None
-                if folder is None or folder.error or folder.is_hung or not folder.file_system:
+                if folder is None or not folder.file_system:
                     continue
                 right = ", read-only" if folder.is_read_only else ""
                 kinds[report.node] = f"{_kind(folder.file_system)}{right}"

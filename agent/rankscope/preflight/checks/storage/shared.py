@@ -107,8 +107,13 @@ def _groups(facts: dict[str, StorageFacts]) -> list[list[str]]:
 def _is_reachable(facts: StorageFacts) -> bool:
     """Return whether the directory is there: if not, `fs.hang` or `fs.free` says so."""
     folder = facts.folder("checkpoint")
-    return folder is not None and not folder.error and not folder.is_hung and folder.is_directory
+    return folder is not None and bool(
+        folder.untold or (facts.has_checkpoint and folder.is_directory)
+    )
 
 
 def _why(facts: StorageFacts) -> str:
-    return facts.token_error or facts.seen_error or "the files of the others were not looked for"
+    folder = facts.folder("checkpoint")
+    untold = folder.untold if folder is not None else ""
+    late = "the files of the others were not looked for"
+    return untold or facts.token_error or facts.seen_error or late

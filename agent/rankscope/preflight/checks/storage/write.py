@@ -35,19 +35,29 @@ class FsWrite:
         yield from not_measured(self.id, run, "storage")
         errors: dict[str, list[str]] = {}
         speeds: dict[str, float] = {}
+        stuck: list[str] = []
+        untold: list[str] = []
         for report in run.present:
             storage = report.facts.storage
             folder = storage.folder("checkpoint") if storage is not None else None
             if storage is None or folder is None or folder.error or folder.is_hung:
                 continue  # fs.hang and fs.free say so
-            error = _error(storage, folder)
+            error, done = _error(storage, folder), storage.written
             if error:
                 errors.setdefault(error, []).append(report.node)
-            elif storage.written is not None and storage.written.elapsed_s > 0:
-                done = storage.written
+            elif folder.untold or done is None or done.untold:
+                untold.append(report.node)
+            elif done.is_hung:
+                stuck.append(report.node)
+            elif done.elapsed_s > 0:
                 speeds[report.node] = done.written_bytes / done.elapsed_s / MB
+        if untold:
+            title = f"{listed(untold)}: no time was found to write there"
+            yield Finding(id=self.id, status="unknown", nodes=tuple(untold), title=title)
         for error, nodes in errors.items():
             yield self._fails(run.options.checkpoint_dir, error, nodes)
+        if stuck:
+            yield self._stuck(run.options.checkpoint_dir, stuck)
         yield from self._slow(run.options.checkpoint_dir, speeds)
 
     def _fails(self, path: str, error: str, nodes: list[str]) -> Finding:
@@ -71,6 +81,24 @@ class FsWrite:
             ),
             would="the job runs until the first checkpoint, then fails there",
             wrong_if="only other nodes write checkpoints",
+        )
+
+    def _stuck(self, path: str, nodes: list[str]) -> Finding:
+        limit_s = WRITE_SECONDS + HANG_LIMIT_S
+        return Finding(
+            id=self.id,
+            status="warn",
+            nodes=tuple(nodes),
+            title=f"{listed(nodes)}: {path} did not take 64 MB and an fsync in {limit_s:g} s",
+            evidence={"limit_s": limit_s},
+            told=tuple(f"{node}: no answer in {limit_s:g} s" for node in nodes),
+            fix=tuple(
+                Fix(node=node, command=f"findmnt -T {quote(path)}; iostat -x 1 3", owner="admin")
+                for node in nodes
+            ),
+            would="every checkpoint holds the job up, or hangs",
+            wrong_if="something else wrote there at that moment: measure again",
+            confidence="likely",
         )
 
     def _slow(self, path: str, speeds: dict[str, float]) -> Iterator[Finding]:
@@ -118,8 +146,4 @@ def _error(storage: StorageFacts, folder: Folder) -> str:
     if storage.token_error:
         return storage.token_error
     done = storage.written
-    if done is None:
-        return ""
-    if done.is_hung:
-        return f"64 MB were not written in {WRITE_SECONDS + HANG_LIMIT_S:g} s"
-    return done.error
+    return "" if done is None or done.is_hung else done.error

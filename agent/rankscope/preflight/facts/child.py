@@ -1,0 +1,37 @@
+"""Asks a child process what may hang in the kernel, and tells a hang from a busy machine.
+
+A child's first line is STARTED, written just before it touches what may hang. Without that line
+it never came so far: that says nothing about the disk or the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope.preflight.system import System
+
+STARTED = "started"  # the children write it by themselves: they import nothing of ours
+
+
+class Hung(Exception):
+    """The child started, and did not answer: each time that it was asked."""
+
+
+class Untold(Exception):
+    """The child did not come so far, or broke: nothing is known."""
+
+
+def ask(system: System, argv: Sequence[str], limit_s: float, times: int = 2) -> str:
+    """Return what the child prints. Raises Hung, or Untold, with the reason."""
+    for _ in range(times):
+        done = system.run(argv, limit_s)
+        first, _, rest = done.out.partition("\n")
+        if done.code is None and first != STARTED:
+            raise Untold(done.err if not done.out else f"it printed {first[:60]!r}")
+        if done.code is not None:
+            break
+    else:
+        raise Hung(f"no answer in {limit_s:g} s")
+    if first != STARTED or not rest:
+        raise Untold((done.err.strip().splitlines() or [f"exit code {done.code}"])[-1])
+    return rest
