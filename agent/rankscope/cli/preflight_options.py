@@ -66,7 +66,7 @@ def _who(add: Callable[..., object]) -> None:
         type=_seconds,
         default=0.0,
         metavar="S",
-        help="limit of everything after that; default: by tier and number of nodes",
+        help="after that, end with what is known by then; default: each part has its own limit",
     )
 
 
