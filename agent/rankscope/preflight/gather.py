@@ -30,6 +30,7 @@ from rankscope.preflight.model import Options, Trouble
 from rankscope.preflight.system import System
 
 QUICK_LIMIT_S = 4.0  # files of /proc and /sys, one name to resolve (3 s)
+LOAD_LIMIT_S = 45.0  # with --deep: NVML and half a second of work on each of up to 8 GPUs
 SLOW_LIMIT_S = 12.0  # disks, NVML, versions: their children have limits of 3 to 10 s
 
 
@@ -75,9 +76,10 @@ def quick_parts(system: System, asked: Asked) -> list[Part]:
 def slow_parts(system: System, asked: Asked) -> list[Part]:
     """Return what may take seconds and is awaited only at the end."""
     options = asked.options
+    gpu_limit_s = LOAD_LIMIT_S if options.tier == "deep" else SLOW_LIMIT_S
     return [
         Part("software", lambda: software.collect(system, options), SLOW_LIMIT_S),
-        Part("gpu", lambda: gpu.collect(system, options), SLOW_LIMIT_S),
+        Part("gpu", lambda: gpu.collect(system, options), gpu_limit_s),
         Part("rdma", lambda: rdma.collect(system, options), SLOW_LIMIT_S),
         Part(
             "storage",
