@@ -131,8 +131,9 @@ def test_under_srun() -> None:
 
 def test_in_an_allocation_without_srun_the_remedy_is_named() -> None:
     environ = {"SLURM_JOB_NODELIST": "node[0-2]"}
-    seen = found(environ, LaunchFacts(launcher="slurm"))
-    assert "srun --ntasks-per-node=1 rankscope preflight" in seen.errors[0]
+    for launcher in ("slurm", "hand", "env"):  # without srun there is no sign of a step
+        seen = found(environ, LaunchFacts(launcher=launcher))  # type: ignore[arg-type]
+        assert "srun --ntasks-per-node=1 rankscope preflight" in seen.errors[0]
     one = found({"SLURM_JOB_NODELIST": "node1"}, LaunchFacts(launcher="slurm"))
     assert (one.nodes, one.errors) == (("node1",), ())
 

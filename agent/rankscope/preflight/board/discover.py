@@ -152,7 +152,8 @@ def _from_slurm(
         nodes = expand(system.environ[name])
     except HostListError as error:
         return (), name, True, f"{name}: {error}"
-    is_started_everywhere = "SLURM_PROCID" in system.environ or launch.launcher != "slurm"
+    by_another = launch.launcher in ("torchrun", "mpi")
+    is_started_everywhere = "SLURM_PROCID" in system.environ or by_another
     if len(nodes) > 1 and not is_started_everywhere:
         text = f"this job has {len(nodes)} nodes, and this process runs on one of them only"
         remedy = "srun --ntasks-per-node=1 rankscope preflight"
