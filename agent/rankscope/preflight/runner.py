@@ -221,7 +221,8 @@ class Agent:
         self._reach("reached")
         await self._everyone("reached")
         peers = [p for p in self._listening_peers() if self._prober.open_door(p) is not None]
-        self._progress.stage("paths", f"to {len(peers)} nodes")
+        if peers:
+            self._progress.stage("paths", f"to {len(peers)} nodes")
         self._pace.forget()
         await asyncio.gather(*(self._prober.measure(peer) for peer in peers))
         self._reach("pairs", delay_p90_ms=self._pace.p90_ms())
@@ -254,7 +255,8 @@ class Agent:
         )
 
     async def _run_collective(self) -> None:
-        self._progress.stage("collective", f"{len(self.board.reports)} nodes")
+        if self._collective.port:
+            self._progress.stage("collective", f"{len(self.board.reports)} nodes")
         facts = await self._collective.run(self.board, self._merged())
         self._gathered.set(smoke=facts)
         self._reach("collective")
