@@ -49,6 +49,8 @@ def one(
             one("dns.loopback", "1 2", "1>0 2>0"), one("port.master.identity", "0", "1>0"),
         ]),
         (one("clock.offset", "2"), [one("clock.sync", "2", status="warn")]),
+        (one("net.iface.missing", "2"), [one("coll.gloo")]),
+        (one("net.latency", "", "0>1 1>0", "warn"), [one("coll.pair", "1", status="warn")]),
     ],
     ids=lambda value: value.id if isinstance(value, Finding) else "",
 )  # fmt: skip

@@ -91,10 +91,11 @@ _RULES = (
     Rule(("net.jitter",), ("net.latency", "net.bandwidth"), _between),
     Rule(("net.latency",), ("net.bandwidth",), _between),
     Rule((*_SLOW, "net.nic"), ("coll.pair",), _touching),
-    Rule(("net.bandwidth", "net.loss", "net.latency"), ("coll.pair",), _between),
+    Rule(_SLOW, ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
+    Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
     Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
     Rule(("fs.shared",), ("fs.same",)),
@@ -160,7 +161,10 @@ def _is_about(rule: Rule, symptom: Finding) -> bool:
 def _holds(rule: Rule, cause: Finding, symptom: Finding) -> bool:
     """Return whether a symptom without paths, or a rule without, is settled by the nodes."""
     by_nodes = rule.covers is None or not symptom.edges
-    return by_nodes and bool(symptom.nodes) and set(symptom.nodes) <= set(cause.nodes)
+    about = set(cause.nodes)
+    if rule.covers is _between:  # a slow pair slows each of its two nodes
+        about.update(node for path in cause.edges for node in path)
+    return by_nodes and bool(symptom.nodes) and set(symptom.nodes) <= about
 
 
 def _root(number: int, parents: dict[int, int]) -> int:
