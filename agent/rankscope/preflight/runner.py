@@ -27,7 +27,7 @@ from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
 from rankscope.preflight.facts import ports, storage
-from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Verdict
+from rankscope.preflight.model import Listening, NodeReport, Stage, Verdict
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
@@ -37,7 +37,7 @@ from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_list
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import System
 
-TICK_S = 0.1  # changes of a node go out at most that often
+TICK_S = 0.5  # changes of a node go out at most that often, and at the end of each phase
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
 _AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
@@ -84,6 +84,7 @@ class Agent:
         self._collective = Collective(plan)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
+        self._gathered = gather.Gathered(self._touch)
         self._is_touched = False
         self._judged: Verdict | None = None
         self._started = time.monotonic()
@@ -95,7 +96,7 @@ class Agent:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self.board.publish(is_leaving=True, edges=dict(self._prober.edges))
+                self.board.publish(is_leaving=True, **self._fresh())
                 await self._part()
             else:
                 work.result()
@@ -109,12 +110,11 @@ class Agent:
 
     async def _work(self) -> None:
         self._progress.stage("facts")
-        self._collective.start()
         await self._listen()
         for carrier in self._plan.carriers:
-            self._spawn(carry(carrier, self.board))
+            self._spawn(carry(carrier, self.board, self._gathered.tell))
         await self._quick_facts()
-        self._slow = [self._spawn(self._measure(part)) for part in self._slow_parts()]
+        self._slow = [self._spawn(self._gathered.add(part)) for part in self._slow_parts()]
         self._reach("listening")
         await self._meet()
         await self._pairs()
@@ -143,7 +143,6 @@ class Agent:
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high),
-            store=self._collective.port,
         )  # fmt: skip
         self.board.publish(listening=listening)
         self._spawn(self._tick())
@@ -151,27 +150,13 @@ class Agent:
 
     async def _quick_facts(self) -> None:
         await asyncio.gather(
-            *(self._measure(p) for p in gather.quick_parts(self._plan.system, self._asked()))
+            *(self._gathered.add(p) for p in gather.quick_parts(self._plan.system, self._asked()))
         )
 
     def _slow_parts(self) -> list[gather.Part]:
         plan = self._plan
         parts = gather.slow_parts(plan.system, self._asked())
         return parts + gather.foreign_parts(plan.foreign, plan.system)
-
-    async def _measure(self, part: gather.Part) -> None:
-        found, trouble = await gather.measure(part)
-        mine = self.board.mine
-        if trouble is not None:
-            self.board.publish(troubles=(*mine.troubles, trouble))
-        elif part.name in Facts.__struct_fields__:
-            self._publish_fact(part.name, found)
-        else:
-            self.board.publish(extra={**mine.extra, part.name: found})
-
-    def _publish_fact(self, name: str, found: object) -> None:
-        facts = msgspec.structs.replace(self.board.mine.facts, **{name: found})
-        self.board.publish(facts=facts)
 
     async def _meet(self) -> None:
         """Call everybody until all have reported; dial all ports of each as soon as it listens."""
@@ -196,7 +181,16 @@ class Agent:
             await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
         for task in calling.values():
             task.cancel()
+        self._start_collective()
         await asyncio.gather(*reaching.values(), return_exceptions=True)
+
+    def _start_collective(self) -> None:
+        """Have torch imported while ports are dialled."""
+        self._collective.start(self._merged())
+        listening = self.board.mine.listening
+        self.board.publish(
+            listening=msgspec.structs.replace(listening, store=self._collective.port)
+        )
 
     def _listening_peers(self) -> list[str]:
         return [p for p in self._whom() if is_listening(self.board.reports.get(p))]
@@ -262,29 +256,20 @@ class Agent:
     async def _run_collective(self) -> None:
         self._progress.stage("collective", f"{len(self.board.reports)} nodes")
         facts = await self._collective.run(self.board, self._merged())
-        self._publish_fact("smoke", facts)
+        self._gathered.set(smoke=facts)
         self._reach("collective")
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        facts = self.board.mine.facts.storage
+        facts = self._gathered.facts.storage
         if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
-        found, trouble = await gather.measure(
-            gather.Part(
-                "storage",
-                lambda: storage.see_others(
-                    self._plan.system, options, self._plan.run_id, self._expected(),
-                    facts,
-                ),
-                gather.SLOW_LIMIT_S,
-            )
+        look = functools.partial(
+            storage.see_others, self._plan.system, options, self._plan.run_id, self._expected(),
+            facts,
         )  # fmt: skip
-        if trouble is None:
-            self._publish_fact("storage", found)
-        else:
-            self.board.publish(troubles=(*self.board.mine.troubles, trouble))
+        await self._gathered.add(gather.Part("storage", look, gather.SLOW_LIMIT_S))
 
     async def _part(self) -> None:
         """Let the peers hear our last word, and hear theirs."""
@@ -369,13 +354,13 @@ class Agent:
             bandwidth = self._transfers.bandwidth(peer)
             edges[peer] = msgspec.structs.replace(edges[peer], bandwidth=bandwidth)
         heard = tuple(sorted(self._listener.heard | self._mesh.linked()))
-        return {"edges": edges, "heard": heard}
+        return {"edges": edges, "heard": heard, **self._gathered.fields()}
 
     def _touch(self) -> None:
         self._is_touched = True
 
     async def _tick(self) -> None:
-        """Publish what was measured, not more often than ten times a second."""
+        """Publish what was measured, should somebody end this early."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._is_touched:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
+import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -189,6 +192,27 @@ def test_one_who_is_no_node_gathers_the_reports(server: Server) -> None:
     assert {r.stage for r in reports.values()} == {"pairs"}
     assert set(reports) == {"localhost", "127.0.0.1"}
     assert not agents()
+
+
+def test_the_command_starts_agents_and_judges_what_they_say(server: Server, tmp_path: Path) -> None:
+    wrapper = tmp_path / "bin" / "ssh"  # what a user would write into ~/.ssh/config
+    wrapper.parent.mkdir()
+    real, *words = server.ssh
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([shutil.which(real) or real, *words])} "$@"\n')
+    wrapper.chmod(0o755)
+    path = f"{wrapper.parent}:{os.environ['PATH']}"
+    command = [sys.executable, "-m", "rankscope", "preflight", "--ssh", "--quick", "--json", "-"]
+    done = subprocess.run(
+        [*command, "--nodes", "127.0.0.1,localhost", "--wait", "100"],
+        env={**os.environ, "PATH": path}, capture_output=True, timeout=250, check=False,
+    )  # fmt: skip
+    document = msgspec.json.decode(done.stdout)
+    assert {report["node"] for report in document["reports"]} == {"127.0.0.1", "localhost"}
+    assert all(report["stage"] == "done" for report in document["reports"])
+    # both names are this machine, and that is what is wrong with this launch
+    assert "host.dup" in [finding["id"] for finding in document["verdict"]["findings"]]
+    assert done.returncode == 2
+    assert not [p for p in psutil.process_iter() if "--lines" in _words(p)]
 
 
 def test_a_program_that_is_not_there_is_told() -> None:

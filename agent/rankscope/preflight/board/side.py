@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rankscope.preflight.board.base import Carrier, CarrierError, Judge
 from rankscope.preflight.board.board import Board
@@ -14,7 +14,7 @@ PAUSE_S = 0.5
 VERDICT_LIMIT_S = 20.0  # for the slowest of 1,000 nodes to end, and the checks over them
 
 
-async def carry(carrier: Carrier, board: Board) -> None:
+async def carry(carrier: Carrier, board: Board, tell: Callable[[Trouble], None]) -> None:
     """Exchange reports until cancelled; the first failure of the channel is told, once."""
     has_told = False
     while True:
@@ -22,8 +22,7 @@ async def carry(carrier: Carrier, board: Board) -> None:
             await exchange(carrier, board)
         except CarrierError as error:
             if not has_told:
-                told = Trouble(part=carrier.name, status="unknown", reason=str(error))
-                board.publish(troubles=(*board.mine.troubles, told))
+                tell(Trouble(part=carrier.name, status="unknown", reason=str(error)))
             has_told = True
         await asyncio.sleep(PAUSE_S)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from rankscope.preflight.facts.interfaces import Choice
 
 _LISTEN = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _MAX_PROBLEM_CHARACTERS = 200
+# gloo/common/logging.h: "[enforce fail at FILE:LINE] CONDITION. " stands before each message
+_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] .*?\. ")
 
 
 def ask_gloo(environ: Mapping[str, str]) -> tuple[Choice, ...]:
@@ -60,7 +63,7 @@ def _made(make: object, interface: str) -> Choice:
     try:
         device = make()  # type: ignore[operator]
     except RuntimeError as error:
-        problem = str(error).splitlines()[0].rpartition("] ")[2][:_MAX_PROBLEM_CHARACTERS]
+        problem = _ENFORCE.sub("", str(error).splitlines()[0])[:_MAX_PROBLEM_CHARACTERS]
         return Choice(interface=interface, how=how, problem=problem)
     addresses = [address for inode, address in listening().items() if inode not in before]
     del device
@@ -80,6 +83,8 @@ def _inodes(directory: Path) -> Iterable[str]:
 
 
 def _interface_of(address: str) -> str:
+    if ipaddress.ip_address(address).is_loopback:
+        address = "127.0.0.1"  # the loopback interface has all of 127.0.0.0/8
     for name, rows in psutil.net_if_addrs().items():
         if any(row.address.partition("%")[0] == address for row in rows):
             return name

@@ -1,0 +1,131 @@
+"""The smoke test alone on real hosts of namespaces: what it says where nothing held it back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.collective import CHECKS
+from rankscope.preflight.checks.collective.gloo import CollGloo
+from rankscope.preflight.checks.collective.truth import difference
+from rankscope.preflight.facts.interfaces import InterfaceFacts
+from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.model import Facts, NodeReport
+from tests.preflight import injections as broken
+from tests.preflight.nslab import Lab
+from tests.preflight.scene import Scene, base_environment
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[3]
+# One node: the first tells its port by a file; `alone` only asks gloo for its address.
+AGENT = """
+import asyncio, pathlib, sys, time
+import msgspec
+from rankscope.preflight.facts import interfaces
+from rankscope.preflight.model import Options
+from rankscope.preflight.smoke import child as smoke
+from rankscope.preflight.system import System
+smoke.IMPORT_LIMIT_S, smoke.STORE_LIMIT_S = 150.0, 100.0
+rank, place, address = int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+async def main():
+    child = smoke.SmokeChild(System(), Options(), limit_s=15.0, budget_s=1.0)
+    child.start()
+    await child.imported()
+    if address == "alone":
+        for _ in range(100):
+            if child.facts().gloo or child.facts().error: break
+            await asyncio.sleep(0.1)
+        await child.stop()
+        return child.facts()
+    if rank == 0: place.with_suffix(".new").write_text(str(child.port)); place.with_suffix(".new").rename(place)
+    while not place.exists(): await asyncio.sleep(0.05)
+    return await child.run(rank=rank, nodes=["node0", "node1", "node2"], address=address,
+                           port=int(place.read_text()), backend="gloo")
+facts = asyncio.run(main())
+sys.stdout.buffer.write(msgspec.json.encode([facts, interfaces.collect(System())]))
+"""  # noqa: E501
+
+
+def told(scene: Scene, address: str) -> Run:
+    """Run one agent on each host, and merge what they say."""
+    script = scene.shared / "agent.py"
+    script.write_text(AGENT)
+    children = []
+    for number in scene.everywhere:
+        environment = scene.lab.environment(number)
+        environment["PYTHONPATH"] = str(ROOT / "agent")
+        argv = [sys.executable, str(script), str(number), str(scene.shared / "port"), address]
+        children.append(
+            scene.start(number, argv, stdout=subprocess.PIPE, env=environment, cwd=os.sep)
+        )
+    reports = {}
+    for number, child in enumerate(children):
+        out, _ = child.communicate(timeout=300)
+        smoke, interfaces = msgspec.json.decode(out, type=tuple[SmokeFacts, InterfaceFacts])
+        name = scene.lab.names[number]
+        reports[name] = NodeReport(
+            node=name, node_rank=number, addresses=(scene.lab.ip(number),),
+            facts=Facts(smoke=smoke, interfaces=interfaces),
+        )  # fmt: skip
+    return Run("7", tuple(reports), reports)
+
+
+@pytest.fixture
+def scene(laboratory: None) -> Callable[[], Scene]:
+    return lambda: Scene(Lab(3, base=base_environment()))
+
+
+def smoke_of(run: Run, node: str) -> SmokeFacts:
+    smoke = run.reports[node].facts.smoke
+    assert smoke is not None
+    return smoke
+
+
+def test_three_healthy_hosts(scene: Callable[[], Scene]) -> None:
+    here = scene()
+    with here.lab:
+        run = told(here, here.lab.ip(0))
+    assert [f for check in CHECKS for f in check.judge(run) if f.status in ("fail", "warn")] == []
+    for number, node in enumerate(run.expected):
+        smoke = smoke_of(run, node)
+        assert (smoke.stage, smoke.error) == ("done", "")
+        assert [(c.interface, c.address) for c in smoke.gloo] == [("eth0", here.lab.ip(number))]
+        assert difference(run, node) == ""
+
+
+def test_a_path_that_loses_large_messages_shows_as_a_size(scene: Callable[[], Scene]) -> None:
+    here = scene()
+    with here.lab:
+        broken.black_hole(1, 1400)(here)
+        run = told(here, here.lab.ip(0))
+    (found,) = CollGloo().judge(run)
+    assert found.status == "fail"
+    assert "64 kB did not end" in found.title
+    assert "4 B passed" in found.title
+    assert set(found.nodes) <= {"node1"}
+    assert all("node1" in edge for edge in found.edges)
+
+
+def test_gloo_s_own_word_where_it_takes_something_odd(scene: Callable[[], Scene]) -> None:
+    here = scene()
+    with here.lab:
+        here.add_nic(0, "docker0", "172.17.0.1/16")
+        here.lab.env[0]["GLOO_SOCKET_IFNAME"] = "docker0,eth0"
+        broken.own_name(1, address="127.0.1.1")(here)
+        here.lab.env[2]["GLOO_SOCKET_IFNAME"] = "eth9"
+        run = told(here, "alone")
+    asked = {node: smoke_of(run, node).gloo for node in run.expected}
+    assert [(c.interface, c.address) for c in asked["node0"]] == [
+        ("docker0", "172.17.0.1"), ("eth0", here.lab.ip(0))
+    ]  # fmt: skip
+    assert [(c.interface, c.address) for c in asked["node1"]] == [("lo", "127.0.1.1")]
+    (missing,) = asked["node2"]
+    assert (missing.address, missing.problem) == ("", "Unable to find address for: eth9")
+    assert [difference(run, node) for node in run.expected] == ["", "", ""]  # as emulated
