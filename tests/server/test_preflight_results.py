@@ -311,3 +311,20 @@ def test_a_brief_report_has_what_agents_need_and_no_facts() -> None:
         "node1": 940.0, "node2": 940.0,
     }  # fmt: skip
     assert len(encode(short)) < len(encode(whole)) / 2
+
+
+def test_news_of_a_preflight_are_hints_of_the_event_stream(client: TestClient) -> None:
+    made = client.post(RUNS, json={}).json()
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    client.post(f"{RUNS}/{made['id']}/join", json={"node": "node0"}, headers=headers)
+    told = encode(NodeReport(node="node0", stage="done"))
+    client.post(f"{RUNS}/{made['id']}/reports/node0", content=told, headers=headers)
+    broker = client.app.state.service.broker  # type: ignore[attr-defined]
+    topic = f"preflight:{made['id']}"
+    seen: set[str] = set()
+    deadline = time.monotonic() + 20
+    while seen != {"reports", "verdict"}:
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.05)
+        seen = {name for one in broker.since(0, frozenset({topic})) for name in one.changed}
+    assert [one.topic for one in broker.since(0, frozenset({"preflights"}))] == ["preflights"]
