@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.preflight.faults import BY_NAME, Fault
-from tests.preflight.injections import full_folder
+from tests.preflight.injections_machine import full_folder
 from tests.preflight.nslab import Lab
 from tests.preflight.scene import Scene, base_environment
 

@@ -17,6 +17,11 @@ FOUND = RESULTS / "preflight_found.jsonl"
 DOCUMENT = ROOT / "docs" / "preflight_faults.md"
 SLOW_FACTOR = 2.0  # against the healthy median step: what a user would notice
 SHOWN_LINE = 100
+# Lines that only say that something was said.
+_EMPTY = re.compile(
+    r"[Tt]raceback|raise \w+|Exception raised from|Root Cause|error_file|ChildFailedError|"
+    r"Sending process|FAILED|exitcode"
+)
 Row = dict[str, Any]
 
 _HEAD = """# What breaks a launch, and who says so when
@@ -120,13 +125,19 @@ def _stops(row: Row) -> str:
 
 
 def _words(row: Row) -> list[str]:
-    if row["hint"] is None:
+    """Return the first line that says something, and the first error that says something else."""
+    told: list[tuple[float, str]] = []
+    for seen in row["nodes"].values():
+        for line in seen["lines"]:
+            when, _, text = line.partition(" s: ")
+            if not _EMPTY.search(text):
+                told.append((float(when), _line(text)))
+    told.sort()
+    texts = [text for _, text in told]
+    if not texts:
         return []
-    first = _line(row["hint"]["line"])
-    last = [_line(re.sub(r"^[\d.]+ s: ", "", line)) for seen in row["nodes"].values()
-            for line in seen["lines"][-1:]]  # fmt: skip
-    other = next((line for line in last if _start(line) != _start(first)), "")
-    return [f"`{line}`" for line in (first, other) if line]
+    others = [text for text in texts if _start(text) != _start(texts[0]) and "Error" in text]
+    return [f"`{text}`" for text in (texts[0], *others[:1])]
 
 
 def _start(line: str) -> str:
@@ -138,6 +149,8 @@ def _line(text: str) -> str:
     text = re.sub(r"^(\[rank\d+\]:)?\s*(\[[A-Z]\d{4} [\d:.]+ \S+\]\s*)?", "", text)
     text = re.sub(r"^(\[rank\d+\]:)?\s*([EWI]\d{4} [\d:.]+ \d+ \S+\])?\s*", "", text)
     text = re.sub(r"^\[c10d\]\s*", "", text)
+    text = re.sub(r"\[/\S+/(\w+\.(?:cc|cpp|hpp)):\d+\]\s*", "", text)  # where torch was built
+    text = re.sub(r"/tmp/nslab\.\w+/shared", "/checkpoints", text)
     text = re.sub(r"SocketImpl\([^)]*\)", "SocketImpl(...)", text)
     text = re.sub(r"\[[^\] ]*\]:\d+", "[...]", text) if "remote=" not in text else text
     text = re.sub(r"(failed to connect to )[\d.:]+", r"\1...", text)

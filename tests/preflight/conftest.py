@@ -11,9 +11,13 @@ import pytest
 from tests.preflight.faults import BY_NAME
 from tests.preflight.injections import has_compiler
 from tests.preflight.nslab import unavailable
-from tests.preflight.trial import Trial, attempt
+from tests.preflight.trial import Trial, Way, attempt
 
 NUM_AT_ONCE = 3  # laboratories; their nodes wait more than they compute
+# Torch is left out: its import would take most of the time. So is, in the crowd, what is timed.
+_TIMED = ("net.latency", "net.jitter", "net.loss", "net.bandwidth")
+_CROWDED = Way(has_torch=False, skip=_TIMED)
+_ALONE = Way(has_torch=False)
 _REQUIRED = "RANKSCOPE_REQUIRE_LAB"  # set where the laboratory must run: skipped is failed
 _not_run: list[str] = []
 
@@ -44,20 +48,21 @@ def trials(laboratory: None, request: pytest.FixtureRequest) -> Iterator[dict[st
     names = [
         item.callspec.params["fault"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "fault" in getattr(item, "fixturenames", ())
-        if hasattr(item, "callspec") and "trials" in item.fixturenames
+        if isinstance(item, pytest.Function) and "trials" in item.fixturenames
     ]
     faults = [BY_NAME[name] for name in names if _is_possible(name)]
     with ThreadPoolExecutor(NUM_AT_ONCE) as crowd, ThreadPoolExecutor(1) as alone:
         running = {
-            fault.name: crowd.submit(attempt, fault) for fault in faults if not fault.is_timed
+            fault.name: crowd.submit(attempt, fault, _CROWDED)
+            for fault in faults
+            if not fault.is_timed
         }
         rest = tuple(running.values())
 
         def timed(name: str) -> Trial:
             for future in rest:
                 future.exception()
-            return attempt(BY_NAME[name])
+            return attempt(BY_NAME[name], _ALONE)
 
         running.update({f.name: alone.submit(timed, f.name) for f in faults if f.is_timed})
         yield running

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.preflight import injections as broken
+from tests.preflight import injections_machine as machine
 from tests.preflight.injections import EPHEMERAL, MASTER_PORT, Injection
 from tests.preflight.nslab import Wire
 from tests.preflight.scene import Mode, Scene
@@ -206,10 +207,9 @@ PATHS = (
         wire="tap", is_timed=True,
     ),
     Fault(
-        "jitter-pair", "round trips of one pair vary by 40 ms",
-        broken.links((0, 1), delay=0.02, jitter=0.02),
+        "jitter-pair", "round trips of one pair vary by 40 ms", broken.jitter(0, 1, 0.04),
         _one("net.jitter", edges=(("node0", "node1"),), status="warn"),
-        wire="tap", is_timed=True, also=("net.latency",),
+        wire="tap", is_timed=True,
     ),
     Fault(
         "loss-node", "2 % loss on both pairs of node 1",
@@ -286,16 +286,16 @@ LAUNCHES = (
 
 MACHINES = (
     Fault(
-        "nofile", "64 open files at node 1", broken.limit(1, "--nofile=64:64"),
+        "nofile", "64 open files at node 1", machine.limit(1, "--nofile=64:64"),
         _one("lim.nofile", "node1", remedy=r"ulimit -n|LimitNOFILE|nofile"),
     ),
     Fault(
-        "nproc", "64 processes at node 1", broken.limit(1, "--nproc=64:64"),
+        "nproc", "64 processes at node 1", machine.limit(1, "--nproc=64:64"),
         _one("lim.nproc", "node1", status="warn", remedy=r"nproc"),
         options="--loader-workers 40", is_user=True,
     ),
     Fault(
-        "shm", "/dev/shm of 64 MiB at node 1", broken.tmpfs(1, "/dev/shm", "64m"),
+        "shm", "/dev/shm of 64 MiB at node 1", machine.tmpfs(1, "/dev/shm", "64m"),
         _one("lim.shm", "node1", remedy=r"shm"), options="--loader-workers 2", job="--loader",
     ),
     Fault(
@@ -303,30 +303,35 @@ MACHINES = (
         _one("fs.free", *ALL), options="--checkpoint-dir {shared} --ckpt-gb 1000000", modes=(),
     ),
     Fault(
-        "tmpdir-full", "TMPDIR is full at node 1", broken.full_temporary(1),
+        "tmpdir-full", "TMPDIR is full at node 1", machine.full_temporary(1),
         _one("fs.free", "node1", status="warn"), job="--checkpoint {full}",
     ),
     Fault(
-        "disk-read-only", "checkpoint directory is read-only at node 1", broken.read_only(1),
+        "disk-read-only", "checkpoint directory is read-only at node 1", machine.read_only(1),
         _one("fs.write", "node1", remedy=r"remount|mount"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}",
     ),
     Fault(
         "disk-not-shared", "checkpoint directory is local at node 2",
-        broken.tmpfs(2, "{shared}", "4g"), _one("fs.shared", "node2"),
+        machine.tmpfs(2, "{shared}", "4g"), _one("fs.shared", "node2"),
         options="--checkpoint-dir {shared}", job="--checkpoint {shared}", also=("fs.same",),
     ),
     Fault(
-        "disk-hung", "checkpoint directory hangs at node 1", broken.hung_mount(1),
+        "disk-hung", "checkpoint directory hangs at node 1", machine.hung_mount(1),
         _one("fs.hang", "node1"), options="--checkpoint-dir {shared}",
         job="--checkpoint {shared}",
     ),
     Fault(
-        "torch-differs", "an older torch at node 2", broken.older_torch(2),
+        "torch-differs", "an older torch at node 2", machine.older_torch(2),
         _one("sw.drift", "node2", remedy=r"torch==2\.13"), needs_torch=True,
     ),
     Fault(
-        "script-differs", "another version of the script at node 2", broken.other_script(2),
+        "gpu-stale-process", "a dead job's process holds a GPU of node 1 (recorded NVML)",
+        machine.stale_gpu_process(1), _one("gpu.busy", "node1", remedy=r"kill|fuser"),
+        options="--backend gloo --nproc 1", modes=(),
+    ),
+    Fault(
+        "script-differs", "another version of the script at node 2", machine.other_script(2),
         _one("sw.script", "node2"), options="--script {script}",
     ),
 )  # fmt: skip

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +184,15 @@ def links(*pairs: tuple[int, int], **faults: float) -> Injection:
     return inject
 
 
+def jitter(start: int, end: int, seconds: float) -> Injection:
+    """Delay most, not all, of what one host sends to another (tap)."""
+
+    def inject(scene: Scene) -> None:
+        scene.lab.link(start, end).jitter = seconds
+
+    return inject
+
+
 def slow_sender(scene: Scene) -> None:
     """Let node 1 send at 10 Mbit/s."""
     scene.lab.run(1, "tc qdisc replace dev eth0 root tbf rate 10mbit burst 32kb latency 400ms")
@@ -286,119 +292,3 @@ def variable(*numbers: int, **variables: str) -> Injection:
             scene.lab.env[number].update(variables)
 
     return inject
-
-
-# ---- limits, storage, software
-
-
-def limit(number: int, options: str) -> Injection:
-    """Start the programs of one host under limits, by options of prlimit."""
-
-    def inject(scene: Scene) -> None:
-        scene.limits[number] = options
-
-    return inject
-
-
-def tmpfs(number: int, place: str, size: str) -> Injection:
-    """Mount a small tmpfs on one host; {shared} is the directory that all see."""
-    return lambda scene: scene.lab.run(
-        number, f"mount -t tmpfs -o size={size} tmpfs {place.format(shared=scene.shared)}"
-    )
-
-
-def read_only(number: int) -> Injection:
-    """Make the shared directory read-only on one host."""
-    return lambda scene: scene.lab.run(
-        number, f"mount --bind {scene.shared} {scene.shared};"
-        f" mount -o remount,bind,ro {scene.shared}",
-    )  # fmt: skip
-
-
-def full_temporary(number: int) -> Injection:
-    """Give one host a TMPDIR without a free byte."""
-
-    def inject(scene: Scene) -> None:
-        place = full_folder(scene)
-        scene.lab.run(
-            number, f"mount -t tmpfs -o size=1m tmpfs {place};"
-            f" dd if=/dev/zero of={place}/filler bs=64k 2>/dev/null; test -s {place}/filler",
-        )  # fmt: skip
-        scene.lab.env[number]["TMPDIR"] = str(place)
-
-    return inject
-
-
-def full_folder(scene: Scene) -> Path:
-    """Return the directory that `full_temporary` fills on one host."""
-    place = scene.lab.folder / "full"
-    place.mkdir(exist_ok=True)
-    return place
-
-
-_HANG = """
-import ctypes, os, sys, time
-device = os.open("/dev/fuse", os.O_RDWR)
-options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.mount(b"server:/checkpoints", sys.argv[1].encode(), b"fuse", 0, options):
-    sys.exit(os.strerror(ctypes.get_errno()))
-print("mounted", flush=True)
-time.sleep(100000)  # nobody ever answers a request
-"""
-
-
-def hung_mount(number: int) -> Injection:
-    """Let the shared directory of one host be a file system whose server never answers."""
-
-    def inject(scene: Scene) -> None:
-        program = scene.lab.popen(
-            number, [sys.executable, "-c", _HANG, str(scene.shared)], stdout=subprocess.PIPE
-        )
-        assert program.stdout is not None
-        if program.stdout.readline().strip() != "mounted":
-            raise RuntimeError("a file system that hangs could not be mounted here")
-
-    return inject
-
-
-def older_torch(number: int) -> Injection:
-    """Let torch call itself an older one on one host; what it does stays the same."""
-
-    def inject(scene: Scene) -> None:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            raise RuntimeError("torch is not installed")
-        version = Path(spec.origin).with_name("version.py")
-        older = scene.lab.folder / "version.py"
-        older.write_text(
-            re.sub(r"__version__ = '[\d.]+", "__version__ = '2.9.1", version.read_text())
-        )
-        scene.lab.run(number, f"mount --bind {older} {version}")
-
-    return inject
-
-
-def other_script(number: int) -> Injection:
-    """Let one host see another version of the script."""
-
-    def inject(scene: Scene) -> None:
-        script = training_script(scene)
-        other = scene.lab.folder / "other.py"
-        other.write_text(script.read_text() + "\nBATCH_SIZE = 64\n")
-        scene.lab.run(number, f"mount --bind {other} {script}")
-
-    return inject
-
-
-def training_script(scene: Scene) -> Path:
-    """Return a small script that all hosts see."""
-    script = scene.lab.folder / "train.py"
-    if not script.exists():
-        script.write_text("import json\nimport os\n\nBATCH_SIZE = 32\nprint(json, os)\n")
-    return script
-
-
-def libc_has_mount() -> bool:
-    """Return whether the C library offers `mount`, which the hung file system needs."""
-    return hasattr(ctypes.CDLL(None), "mount") and os.path.exists("/dev/fuse")

@@ -11,7 +11,7 @@ Each host is a set of namespaces (network, host name, mounts, processes) with it
 switch namespace, with faults by nft, tbf and MTU; "tap" passes every frame through `TapSwitch`.
 
 It works as root, and without root in a fresh user namespace: `reexec_in_userns()`. It needs
-unshare, nsenter and ip; nft, tc and ethtool for some faults; /dev/net/tun for the tap wire.
+unshare, nsenter, ip, nft, tc and ethtool, and /dev/net/tun for the tap wire.
 """
 
 from __future__ import annotations
@@ -37,18 +37,27 @@ from tests.preflight.tap_switch import Link, TapSwitch
 Wire = Literal["veth", "tap"]
 Command = str | Sequence[str]
 _INSIDE = "RANKSCOPE_LAB_INSIDE"  # set once this process stands in its own user namespace
+_TOOLS = ("unshare", "nsenter", "ip", "nft", "tc", "ethtool")
 _COMMAND_LIMIT_S = 60.0
 # The first process of a host: it ends with the laboratory, however that ends, because then its
 # input does. The shell, while it waits, also reaps what was orphaned.
 _HOLDER = "mount -t proc proc /proc; echo up; cat > /dev/null"
-_SWITCHED_OFF = "tso off gso off gro off tx off"  # a super-packet is dropped whole, a frame alone
+
+
+def search_path() -> str:
+    """Return PATH with the places of tools that distributions keep from ordinary users."""
+    return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": search_path()}
 
 
 def unavailable() -> str | None:
     """Return why hosts cannot be built here, in one sentence; None if they can."""
     if sys.platform != "linux":
         return f"network namespaces need Linux, this is {sys.platform}"
-    missing = [tool for tool in ("unshare", "nsenter", "ip") if not shutil.which(tool)]
+    missing = [tool for tool in _TOOLS if not shutil.which(tool, path=search_path())]
     if missing:
         return f"command not found: {', '.join(missing)}"
     flags = ["-n", "-u", "-m", "-p", "--fork"]
@@ -99,7 +108,8 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run `command` to its end. Raises `RuntimeError` with its words if it fails."""
         done = subprocess.run(
-            self.argv(command), text=True, capture_output=True, input=input, env=env,
+            self.argv(command), text=True, capture_output=True, input=input,
+            env=env or _environment(),
             timeout=limit_s, errors="replace",
         )  # fmt: skip
         if check and done.returncode:
@@ -273,7 +283,9 @@ class Lab:
 
 
 def _call(argv: Sequence[str]) -> None:
-    subprocess.run(argv, check=True, capture_output=True, timeout=_COMMAND_LIMIT_S)
+    subprocess.run(
+        argv, check=True, capture_output=True, timeout=_COMMAND_LIMIT_S, env=_environment()
+    )
 
 
 def self_test(wire: Wire) -> int:

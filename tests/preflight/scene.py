@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.preflight.nslab import Lab
+from tests.preflight.nslab import Lab, search_path
 
 Mode = Literal["static", "c10d", "env"]
 MASTER_PORT = 29500
@@ -113,5 +113,5 @@ def base_environment() -> dict[str, str]:
     )  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     own = str(Path(sys.executable).parent)
-    kept["PATH"] = os.pathsep.join((own, kept.get("PATH", ""), "/usr/sbin", "/sbin"))
+    kept["PATH"] = os.pathsep.join((own, search_path()))
     return kept

@@ -12,7 +12,7 @@ from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.board.mesh import Mesh
 from rankscope.preflight.board.side import carry
-from rankscope.preflight.model import NodeReport
+from rankscope.preflight.model import NodeReport, Trouble
 from rankscope.preflight.probe.dial import hang_up
 
 
@@ -128,13 +128,11 @@ class Failing:
 
 def test_a_side_channel_that_fails_is_told_once_and_tried_again() -> None:
     async def work() -> None:
-        one, carrier = board("a"), Failing()
-        task = asyncio.ensure_future(carry(carrier, one))
+        one, carrier, told = board("a"), Failing(), list[Trouble]()
+        task = asyncio.ensure_future(carry(carrier, one, told.append))
         assert await one.wait(lambda: "b" in one.reports, 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert [t.reason for t in one.mine.troubles] == [
-            "the directory cannot be written: mount it"
-        ]
+        assert [t.reason for t in told] == ["the directory cannot be written: mount it"]
 
     asyncio.run(work())

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "rankscope"]
-LIMIT_S = 90  # of one call on a busy machine; an idle one needs some 2 s
+LIMIT_S = 200  # of one call on a machine that does much else; an idle one needs some 2 s
 
 
 @pytest.fixture
@@ -102,12 +102,13 @@ def test_ctrl_c_prints_what_is_known_and_leaves_no_port(
 
 
 def test_a_report_on_stdout_is_judged_elsewhere(tmp_path: Path, port: int) -> None:
-    emitted = call(tmp_path, "preflight", "--emit", "--quick", "--master-port", str(port))
+    nodes = ("--nodes", "127.0.0.1,192.0.2.1", "--node", "127.0.0.1", "--wait", "1000")
+    emitted = call(tmp_path, "preflight", "--emit", "--quick", "--master-port", str(port), *nodes)
     assert emitted.returncode == 0, emitted.stderr
     assert emitted.stdout.count("\n") == 1
     (tmp_path / "all.jsonl").write_text(emitted.stdout)
     judged = call(tmp_path, "preflight", "merge", "all.jsonl", "--quick")
-    assert "1 node" in judged.stdout
+    assert "1 node" in judged.stdout  # --nodes was not given to it
     assert judged.returncode in (0, 2), judged.stderr
 
 

@@ -20,7 +20,7 @@ import msgspec
 from rankscope.preflight.facts.host import clock_is_synchronised
 from rankscope.preflight.model import Finding, Verdict
 from tests.preflight.faults import BY_NAME, Expected, Fault
-from tests.preflight.injections import training_script
+from tests.preflight.injections_machine import training_script
 from tests.preflight.nslab import Lab, reexec_in_userns
 from tests.preflight.scene import Mode, Scene, base_environment
 
@@ -68,6 +68,7 @@ class Way:
 
     mode: Mode = "static"
     options: str = ""  # beside those of the fault
+    skip: tuple[str, ...] = ()  # checks to be left out
     is_user: bool = False  # as an ordinary user
     has_torch: bool = True
     num_hosts: int = 3
@@ -103,8 +104,9 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     )
     argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
     argv += ["--json", str(document), *shlex.split(given)]
-    if not clock_is_synchronised():  # true of this machine, and so of all its fake hosts
-        argv += ["--skip", "clock.sync"]
+    # what is true of this machine is true of all its fake hosts
+    skip = way.skip if clock_is_synchronised() else (*way.skip, "clock.sync")
+    argv += ["--skip", ",".join(skip)] if skip else []
     started = time.monotonic()
     environment = {**lab.environment(number), **way.environment, **_python_path(lab, number, way)}
     child = scene.start(

@@ -240,7 +240,7 @@ def asking_of(arguments: argparse.Namespace) -> Asking:
         who=who,
         options=options,
         run_id=arguments.run or "",
-        wait_s=arguments.wait,
+        wait_s=0.0 if arguments.emit else arguments.wait,  # nobody can come without a network
         timeout_s=arguments.timeout,
         command=tuple(arguments.words),
         is_mesh=not arguments.emit,

@@ -16,6 +16,8 @@ from rankscope.preflight.plan import Plan
 from rankscope.preflight.smoke.child import SmokeChild
 from rankscope.preflight.smoke.groups import group_of
 
+AGENTS_PER_CORE = 4  # each imports torch, 2 s of a core: with more it would be 8 s and longer
+
 
 class Collective:
     """The smoke test of one node: a child that waits until the paths were found open."""
@@ -25,9 +27,10 @@ class Collective:
         self._child: SmokeChild | None = None
         self._left_out = _left_out(plan)
 
-    def start(self) -> None:
-        """Start the child early: it imports torch while the paths are measured."""
-        if not self._left_out:
+    def start(self, run: Run) -> None:
+        """Start the child early: it imports torch while ports are dialled."""
+        self._left_out = self._left_out or _crowded(run)
+        if not self._left_out and not run.absent:
             self._child = SmokeChild(self._plan.system, self._plan.options)
             self._child.start()
 
@@ -115,6 +118,17 @@ def _is_wanted(options: Options) -> bool:
     if "collective" in skip or ids <= skip:
         return False
     return not only or bool(only & {"collective", *ids})
+
+
+def _crowded(run: Run) -> str:
+    """Return why not, where many agents share a machine, as containers on a laptop do."""
+    hosts = [r.facts.host for r in run.present if r.facts.host is not None]
+    machines = {host.boot_id: max(host.num_cores, 1) for host in hosts if host.boot_id}
+    for boot_id, num_cores in machines.items():
+        num = sum(host.boot_id == boot_id for host in hosts)
+        if num > AGENTS_PER_CORE * num_cores:
+            return f"{num} agents share the {num_cores} cores of one machine"
+    return ""
 
 
 def _left_out(plan: Plan) -> str:

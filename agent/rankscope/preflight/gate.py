@@ -16,6 +16,7 @@ from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
 from rankscope.preflight.report.summary import Summary, summarise
+from rankscope.preflight.report.words import clean, count
 from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
 from rankscope.preflight.system import System
@@ -32,15 +33,15 @@ def check(
     refuse_on: RefuseOn,
     nodes: tuple[str, ...] = (),
     server: str = "",
-    stream: TextIO = sys.stderr,
+    stream: TextIO | None = None,
 ) -> str:
-    """Run the preflight of `command` and print its report on `stream`.
+    """Run the preflight of `command` and print its report on `stream`, which is stderr.
 
     Returns why the launch is refused; an empty text if it may start. All ports are free again.
     Raises UsageError if the preflight itself cannot be asked so.
     """
     asking = Asking(who=Asked(nodes=nodes), options=Options(tier=tier), command=command)
-    system = System()
+    system, stream = System(), stream or sys.stderr
     try:
         plan = plan_of(asking, system, look_up(asking, system))
     except StandsAside:
@@ -65,13 +66,13 @@ def check(
 def _reason(summary: Summary) -> str:
     if not summary.exit_code:
         return ""
-    if summary.findings:
-        first = summary.findings[0]
-        more = f" (and {len(summary.findings) - 1} more)" if summary.findings[1:] else ""
-        return f"{first.title}{more}"
+    if summary.findings and summary.findings[0].status == "fail":
+        num_more = len(summary.findings) - 1
+        more = f" (and {count(num_more, 'finding')} more)" if num_more else ""
+        return f"{clean(summary.findings[0].title)}{more}"
     if summary.exit_code == EXIT_INCOMPLETE:
-        return "the preflight could not judge anything: unknown is not healthy"
-    return summary.outcome
+        return "nothing could be judged, and unknown is not healthy"
+    return f"{clean(summary.findings[0].title)}; --preflight-on fail launches in spite of warnings"
 
 
 __all__ = ["EXIT_REFUSED", "RefuseOn", "UsageError", "check"]

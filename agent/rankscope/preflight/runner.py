@@ -23,11 +23,11 @@ from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.board.discover import expected
 from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.board.side import carry, exchange
+from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
 from rankscope.preflight.facts import ports, storage
-from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Verdict
+from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Trouble, Verdict
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
@@ -37,7 +37,7 @@ from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_list
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import System
 
-TICK_S = 0.1  # changes of a node go out at most that often
+TICK_S = 0.5  # changes of a node go out at most that often, and at the end of each phase
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
 _AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
@@ -84,7 +84,11 @@ class Agent:
         self._collective = Collective(plan)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
+        self._facts = Facts()
+        self._extra: dict[str, object] = {}
+        self._troubles: list[Trouble] = []
         self._is_touched = False
+        self._judged: Verdict | None = None
         self._started = time.monotonic()
 
     async def run(self) -> Outcome:
@@ -94,10 +98,11 @@ class Agent:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self.board.publish(is_leaving=True, edges=dict(self._prober.edges))
+                self.board.publish(is_leaving=True, **self._fresh())
                 await self._part()
             else:
                 work.result()
+                self._judged = await judged_elsewhere(self._plan.carriers)
         finally:
             for task in (work, stop):
                 task.cancel()
@@ -107,10 +112,9 @@ class Agent:
 
     async def _work(self) -> None:
         self._progress.stage("facts")
-        self._collective.start()
         await self._listen()
         for carrier in self._plan.carriers:
-            self._spawn(carry(carrier, self.board))
+            self._spawn(carry(carrier, self.board, self._tell_trouble))
         await self._quick_facts()
         self._slow = [self._spawn(self._measure(part)) for part in self._slow_parts()]
         self._reach("listening")
@@ -141,7 +145,6 @@ class Agent:
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high),
-            store=self._collective.port,
         )  # fmt: skip
         self.board.publish(listening=listening)
         self._spawn(self._tick())
@@ -159,17 +162,13 @@ class Agent:
 
     async def _measure(self, part: gather.Part) -> None:
         found, trouble = await gather.measure(part)
-        mine = self.board.mine
         if trouble is not None:
-            self.board.publish(troubles=(*mine.troubles, trouble))
+            self._tell_trouble(trouble)
         elif part.name in Facts.__struct_fields__:
-            self._publish_fact(part.name, found)
+            self._facts = msgspec.structs.replace(self._facts, **{part.name: found})
         else:
-            self.board.publish(extra={**mine.extra, part.name: found})
-
-    def _publish_fact(self, name: str, found: object) -> None:
-        facts = msgspec.structs.replace(self.board.mine.facts, **{name: found})
-        self.board.publish(facts=facts)
+            self._extra[part.name] = found
+        self._touch()
 
     async def _meet(self) -> None:
         """Call everybody until all have reported; dial all ports of each as soon as it listens."""
@@ -194,7 +193,16 @@ class Agent:
             await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
         for task in calling.values():
             task.cancel()
+        self._start_collective()
         await asyncio.gather(*reaching.values(), return_exceptions=True)
+
+    def _start_collective(self) -> None:
+        """Have torch imported while ports are dialled."""
+        self._collective.start(self._merged())
+        listening = self.board.mine.listening
+        self.board.publish(
+            listening=msgspec.structs.replace(listening, store=self._collective.port)
+        )
 
     def _listening_peers(self) -> list[str]:
         return [p for p in self._whom() if is_listening(self.board.reports.get(p))]
@@ -260,12 +268,12 @@ class Agent:
     async def _run_collective(self) -> None:
         self._progress.stage("collective", f"{len(self.board.reports)} nodes")
         facts = await self._collective.run(self.board, self._merged())
-        self._publish_fact("smoke", facts)
+        self._facts = msgspec.structs.replace(self._facts, smoke=facts)
         self._reach("collective")
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        facts = self.board.mine.facts.storage
+        facts = self._facts.storage
         if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
@@ -280,9 +288,9 @@ class Agent:
             )
         )  # fmt: skip
         if trouble is None:
-            self._publish_fact("storage", found)
+            self._facts = msgspec.structs.replace(self._facts, storage=found)
         else:
-            self.board.publish(troubles=(*self.board.mine.troubles, trouble))
+            self._troubles.append(trouble)
 
     async def _part(self) -> None:
         """Let the peers hear our last word, and hear theirs."""
@@ -308,7 +316,7 @@ class Agent:
 
     def _outcome(self) -> Outcome:
         run = self._merged()
-        verdict = engine.judge(run, self._plan.foreign)
+        verdict = self._judged or engine.judge(run, self._plan.foreign)
         elapsed_ms = (time.monotonic() - self._started) * 1e3
         verdict = msgspec.structs.replace(
             verdict, elapsed_ms=elapsed_ms, coverage=schedule.coverage(run.expected),
@@ -367,13 +375,20 @@ class Agent:
             bandwidth = self._transfers.bandwidth(peer)
             edges[peer] = msgspec.structs.replace(edges[peer], bandwidth=bandwidth)
         heard = tuple(sorted(self._listener.heard | self._mesh.linked()))
-        return {"edges": edges, "heard": heard}
+        return {
+            "edges": edges, "heard": heard, "facts": self._facts, "extra": dict(self._extra),
+            "troubles": tuple(self._troubles),
+        }  # fmt: skip
+
+    def _tell_trouble(self, trouble: Trouble) -> None:
+        self._troubles.append(trouble)
+        self._touch()
 
     def _touch(self) -> None:
         self._is_touched = True
 
     async def _tick(self) -> None:
-        """Publish what was measured, not more often than ten times a second."""
+        """Publish what was measured, should somebody end this early."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._is_touched:

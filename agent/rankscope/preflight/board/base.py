@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
-from rankscope.preflight.model import NodeReport
+from rankscope.preflight.model import NodeReport, Verdict
 
 
 class CarrierError(Exception):
@@ -26,4 +26,15 @@ class Carrier(Protocol):
 
     async def close(self) -> None:
         """Leave nothing behind."""
+        ...
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """A carrier that, of many nodes, brings reports without facts: then it judges itself."""
+
+    is_judge: bool
+
+    async def verdict(self, limit_s: float) -> Verdict | None:
+        """Return its verdict, after all have ended or `limit_s`. Raises CarrierError."""
         ...

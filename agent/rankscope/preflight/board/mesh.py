@@ -18,6 +18,7 @@ from rankscope.preflight.probe.dial import Call
 from rankscope.preflight.probe.listener import Stream
 
 RELAY_PAUSE_S = 0.4
+STALE_S = 3.0  # after that, even what the peer should have heard from its author is passed on
 SEND_LIMIT_S = 5.0  # a peer that stops reading must not hold us
 
 
@@ -79,6 +80,7 @@ class _Link:
         self._sent: dict[str, int] = {}  # versions that we sent it, or that it has
         self._told: dict[str, int] = {}  # versions that it knows us to have
         self._relay_at = 0.0
+        self._stale_at = time.monotonic() + STALE_S
         self._owes_answer = False  # the peer sent reports: it learns at once that they came
         self.wake = asyncio.Event()
         self.wake.set()
@@ -96,15 +98,13 @@ class _Link:
     async def _send(self) -> None:
         while True:
             await self._woken()
-            have, mine = self._board.have(), self._board.mine
-            is_relay = time.monotonic() >= self._relay_at
-            lacking = [
-                report
-                for report in self._board.newer_than(self._sent)
-                if report.node == mine.node or (is_relay and report.node != self.peer)
-            ]
+            have, now = self._board.have(), time.monotonic()
+            is_relay = now >= self._relay_at
+            lacking = [r for r in self._board.newer_than(self._sent) if self._sends(r, now)]
             if is_relay:
-                self._relay_at = time.monotonic() + RELAY_PAUSE_S
+                self._relay_at = now + RELAY_PAUSE_S
+            if now >= self._stale_at:
+                self._stale_at = now + STALE_S
             if not lacking and not ((is_relay or self._owes_answer) and have != self._told):
                 continue
             self._owes_answer = False
@@ -114,6 +114,16 @@ class _Link:
             self._told = have
             for report in lacking:
                 self._sent[report.node] = report.version
+
+    def _sends(self, report: NodeReport, now: float) -> bool:
+        """Our own report at once; that of another after a pause, unless its author is nearer."""
+        if report.node == self._board.mine.node:
+            return True
+        if report.node == self.peer or now < self._relay_at:
+            return False
+        theirs = self._board.reports.get(self.peer)
+        is_near = theirs is not None and report.node in theirs.heard
+        return not is_near or now >= self._stale_at
 
     async def _woken(self) -> None:
         """Wait for news, or until it is time to pass on what others said."""

@@ -10,12 +10,16 @@ from rankscope.preflight.facts.edges import Datagrams
 from rankscope.preflight.probe.listener import datagram_mark
 
 NUM_SENT = 400  # 0.5 % each way loses four of them, 2 % sixteen
+MAX_IN_ALL = 3200  # of one node to all its peers: one costs it and the peer 0.1 ms of a core
+LEAST_SENT = 128
 BURST, PAUSE_S = 8, 0.008  # 1,000 a second, 64 kB/s: no queue fills by that
 WAIT_S = 0.25  # after the last one, and twice the round trip
 ENOUGH = 32  # without one answer to these UDP is closed
 
 
-async def measure(token: str, address: str, port: int, rtt_ms: float) -> Datagrams:
+async def measure(
+    token: str, address: str, port: int, rtt_ms: float, num_wanted: int = NUM_SENT
+) -> Datagrams:
     """Send and count the answers. A closed UDP port costs 0.3 s."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     mark, num_sent = datagram_mark(token).ljust(64, b"\0"), 0
@@ -27,7 +31,7 @@ async def measure(token: str, address: str, port: int, rtt_ms: float) -> Datagra
             return Datagrams(num_sent=0, num_answered=0)
         answers = _Answers(sock)
         reading = asyncio.ensure_future(answers.count())
-        while num_sent < NUM_SENT:
+        while num_sent < num_wanted:
             for _ in range(BURST):
                 with contextlib.suppress(OSError):
                     sock.send(mark)
@@ -56,3 +60,8 @@ class _Answers:
                 self.num += 1
             except ConnectionRefusedError:
                 await asyncio.sleep(0.01)
+
+
+def num_for(num_peers: int) -> int:
+    """Return how many datagrams each of so many peers is sent."""
+    return min(NUM_SENT, max(LEAST_SENT, MAX_IN_ALL // max(num_peers, 1)))

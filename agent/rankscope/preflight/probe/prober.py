@@ -222,7 +222,10 @@ class Prober:
         ports = (where.port, self._board.reports[peer].listening.udp)
         rtt = self._edge(peer).rtt
         if ports[1] and rtt is not None:
-            lost = await loss.measure(self._caller.token, where.address, ports[1], rtt.median_ms)
+            num = loss.num_for(len(self.edges))
+            lost = await loss.measure(
+                self._caller.token, where.address, ports[1], rtt.median_ms, num
+            )
             self._set(peer, datagrams=lost)
         measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
         self._set(peer, mtu=measured)

@@ -32,8 +32,9 @@ class NetDupIp:
             nodes = _distinct(run, tuple(where))
             if len(nodes) > 1:
                 groups.setdefault(nodes, []).append(address)
+        used = _used(run) if groups else frozenset()
         for nodes, addresses in groups.items():
-            yield self._finding(run, nodes, addresses, owners)
+            yield self._finding(run, nodes, addresses, owners, used)
 
     def _finding(
         self,
@@ -41,14 +42,15 @@ class NetDupIp:
         nodes: tuple[str, ...],
         addresses: list[str],
         owners: dict[str, dict[str, str]],
+        used: frozenset[str],
     ) -> Finding:
-        used = [address for address in addresses if _is_used(run, nodes, address)]
-        address = (used or addresses)[0]
+        address = next((a for a in addresses if a in used), addresses[0])
+        is_used = address in used
         where = owners[address]
         shown = [f"{node}: {address} on {where[node]}" for node in nodes[:4]]
         return Finding(
             id=self.id,
-            status="fail" if used else "warn",
+            status="fail" if is_used else "warn",
             nodes=nodes,
             title=f"{listed(nodes)} have the same address {address}",
             evidence={a: {node: owners[a][node] for node in nodes} for a in addresses},
@@ -64,10 +66,10 @@ class NetDupIp:
             ),
             would="whoever answers first is taken for the other: store time-outs, hangs of more "
             "than 30 min"
-            if used
+            if is_used
             else "nothing, as long as no library takes this interface",
-            wrong_if="" if used else "the two interfaces are in networks that never meet",
-            confidence="proven" if used else "likely",
+            wrong_if="" if is_used else "the two interfaces are in networks that never meet",
+            confidence="proven" if is_used else "likely",
         )
 
 
@@ -93,18 +95,19 @@ def _distinct(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _is_used(run: Run, nodes: tuple[str, ...], address: str) -> bool:
-    """Return whether the job would tell or dial this address."""
-    for node in nodes:
-        report = run.reports[node]
+def _used(run: Run) -> frozenset[str]:
+    """Return the addresses that the job would tell or dial."""
+    used: set[str] = set()
+    for report in run.present:
         facts = report.facts.interfaces
-        choices = [*facts.gloo, *(facts.nccl if run.backend == "nccl" else ())] if facts else []
-        if address in {choice.address for choice in choices}:
-            return True
-        if address in {edge.source_address for edge in report.edges.values()}:
-            return True
-    resolved = (edge.resolved for _, _, edge in run.edges())
-    return any(r is not None and address in r.addresses for r in resolved)
+        if facts is not None:
+            choices = (*facts.gloo, *(facts.nccl if run.backend == "nccl" else ()))
+            used.update(choice.address for choice in choices)
+    for _, _, edge in run.edges():
+        used.add(edge.source_address)
+        if edge.resolved is not None:
+            used.update(edge.resolved.addresses)
+    return frozenset(used)
 
 
 def _with_length(run: Run, node: str, address: str) -> str:

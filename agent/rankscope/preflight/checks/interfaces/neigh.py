@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Iterator
 from typing import ClassVar
@@ -26,6 +27,7 @@ class NetNeigh:
         """Warn where the nodes on the own subnet fill more than 80 % of the table."""
         yield from not_measured(self.id, run, "interfaces")
         addresses = [ipaddress.ip_address(a) for n in run.expected if (a := run.gloo_address(n))]
+        count = functools.cache(lambda network: sum(a in network for a in addresses))
         full: dict[tuple[int, int], list[str]] = {}
         unread = []
         for report in run.present:
@@ -36,8 +38,9 @@ class NetNeigh:
             if not facts.gc_thresh3:
                 unread.append(report.node)
                 continue
-            own = [ipaddress.ip_interface(text).network for text in row.addresses]
-            neighbours = sum(any(a in network for network in own) for a in addresses) - 1
+            # of one family each: gloo tells one address
+            own = {ipaddress.ip_interface(text).network for text in row.addresses}
+            neighbours = sum(count(network) for network in own) - 1
             if neighbours > _MAX_RATIO * facts.gc_thresh3:
                 full.setdefault((neighbours, facts.gc_thresh3), []).append(report.node)
         if unread:

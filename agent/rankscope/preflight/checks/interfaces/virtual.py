@@ -81,8 +81,9 @@ def _choice(report: NodeReport) -> Choice | None:
 
 def _is_reached(run: Run, node: str, choice: Choice) -> bool:
     """Return whether some peer's connection came to that address, answered by that node."""
-    for _, peer, edge in run.edges():
-        if peer != node:
+    for report in run.present:
+        edge = report.edges.get(node)
+        if edge is None:
             continue
         dials = [*edge.ephemeral, *([edge.mesh] if edge.mesh is not None else [])]
         if any(d.outcome == "ok" and d.address == choice.address for d in dials):

@@ -1,0 +1,157 @@
+"""The engine owns needs, limits, exceptions and the exit code; checks own nothing of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from rankscope.preflight import engine, gather
+from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.model import Finding, Options, Scope, Status, Tier, Verdict
+from rankscope.preflight.system import System
+from tests.preflight.synthetic import Cluster
+
+
+class Foreign:
+    """A check of another package, which says what a test wants."""
+
+    id: ClassVar[str] = "site.badge"
+    scope: ClassVar[Scope] = "node"
+    tier: ClassVar[Tier] = "quick"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def judge(self, run: Run) -> Iterable[Finding]:
+        """Say nothing: ok."""
+        return ()
+
+
+class Crashing(Foreign):
+    """Raises after its first finding."""
+
+    def judge(self, run: Run) -> Iterable[Finding]:
+        """Fail half way."""
+        yield Finding(id=self.id, status="fail", title="half a finding", nodes=("node0",))
+        raise KeyError("badge")
+
+
+class Hanging(Foreign):
+    """Never ends."""
+
+    released = threading.Event()
+
+    def judge(self, run: Run) -> Iterable[Finding]:
+        """Wait for the test's end."""
+        self.released.wait(60)
+        return ()
+
+
+def cluster(num: int = 3, **options: object) -> Run:
+    names = tuple(f"node{number}" for number in range(num))
+    return Cluster(names, options=Options(**options)).run()  # type: ignore[arg-type]
+
+
+def result(verdict: Verdict, id: str) -> tuple[Status, str]:
+    return next((r.status, r.reason) for r in verdict.results if r.id == id)
+
+
+def test_a_check_that_crashes_is_unknown_and_the_others_are_judged() -> None:
+    verdict = engine.judge(cluster(), (Crashing(),))
+    status, reason = result(verdict, "site.badge")
+    assert status == "unknown"
+    assert "KeyError" in reason
+    assert verdict.findings == ()  # half a verdict is none
+    assert result(verdict, "port.ephemeral") == ("ok", "")
+
+
+def test_a_check_that_hangs_costs_its_limit() -> None:
+    started = time.monotonic()
+    verdict = engine.judge(cluster(), (Hanging(),), limit_s=0.2)
+    Hanging.released.set()
+    assert result(verdict, "site.badge") == ("unknown", "the check did not end in 0.2 s")
+    assert time.monotonic() - started < 30  # it sleeps for 60
+
+
+def test_a_collector_that_hangs_or_crashes_is_told_with_its_reason() -> None:
+    import asyncio
+
+    released = threading.Event()
+    hang = gather.Part("site.badge", lambda: released.wait(60), 0.2)
+    crash = gather.Part("gpu", lambda: 1 // 0, 5.0)
+    _, hung = asyncio.run(gather.measure(hang))
+    _, crashed = asyncio.run(gather.measure(crash))
+    released.set()
+    assert hung is not None
+    assert crashed is not None
+    assert (hung.part, hung.reason) == ("site.badge", "not measured: no answer in 0.2 s")
+    assert "ZeroDivisionError" in crashed.reason
+
+
+def test_a_check_from_elsewhere_may_bring_its_own_facts() -> None:
+    class Collecting(Foreign):
+        """Has facts."""
+
+        def collect(self, system: System) -> dict[str, str]:
+            """Return the host's name."""
+            return {"host": system.hostname()}
+
+    (part,) = gather.foreign_parts((Foreign(), Collecting()), System())
+    assert part.collect() == {"host": System().hostname()}
+
+
+@pytest.mark.parametrize(
+    ("options", "id", "reason"),
+    [
+        ({"only": ("clock",)}, "port.ephemeral", "not among --only"),
+        ({"skip": ("ports",)}, "port.ephemeral", "left out by --skip"),
+        ({"skip": ("port.ephemeral",)}, "port.ephemeral", "left out by --skip"),
+        ({"tier": "quick"}, "net.bandwidth", "left out by --quick"),
+        ({}, "net.idle", "needs --deep"),
+        ({}, "gpu.ecc", "no GPU on any node"),
+        ({}, "ib.port", "no InfiniBand or RoCE port on any node"),
+        ({}, "fs.shared", "no --checkpoint-dir"),
+        ({}, "sw.script", "no --script"),
+    ],
+)
+def test_what_does_not_apply_is_skipped_with_its_reason(
+    options: dict[str, object], id: str, reason: str
+) -> None:
+    assert result(engine.judge(cluster(**options)), id) == ("skipped", reason)
+
+
+def test_on_a_busy_node_paths_are_not_judged_and_not_called_healthy() -> None:
+    run = cluster()
+    late = msgspec.structs.replace(run.reports["node1"], delay_p90_ms=80.0)
+    run = Run(run.run_id, run.expected, {**run.reports, "node1": late}, run.options)
+    status, reason = result(engine.judge(run), "net.bandwidth")
+    assert status == "unknown"
+    assert reason.startswith("not judged: node1 was too busy")
+
+
+def verdict_of(*statuses: Status, expected: int = 2, reported: int = 2) -> Verdict:
+    names = tuple(f"node{number}" for number in range(expected))
+    findings = tuple(Finding(id="lim.nofile", status=s, title="x") for s in statuses)
+    some = engine.judge(cluster(2))
+    return msgspec.structs.replace(
+        some, expected=names, reported=names[:reported], findings=findings
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "fail_on", "code"),
+    [
+        (verdict_of(), "fail", 0),
+        (verdict_of("warn"), "fail", 0),
+        (verdict_of("warn"), "warn", 1),
+        (verdict_of("warn", "fail"), "warn", 2),
+        (verdict_of(reported=1), "fail", 3),
+        (verdict_of("fail", reported=1), "fail", 2),
+        (msgspec.structs.replace(verdict_of(), results=()), "fail", 3),
+    ],
+)
+def test_exit_codes(verdict: Verdict, fail_on: str, code: int) -> None:
+    assert engine.exit_code(verdict, fail_on) == code
