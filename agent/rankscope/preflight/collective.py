@@ -50,6 +50,7 @@ class Collective:
         together = members(run, me)
         reason = self._left_out or blocked(run, together)
         if self._child is None:
+            reason = reason or "not all nodes had reported when torch would have been started"
             return SmokeFacts(backend=run.backend, skipped=reason)
         if reason:  # gloo's own word on its address is kept all the same
             await self._child.stop()

@@ -82,6 +82,16 @@ def test_a_closed_path_skips_it_and_leaves_no_child() -> None:
     assert (facts.skipped, facts.error, facts.backend) == ("b cannot reach c (drop)", "", "gloo")
 
 
+def test_who_comes_after_the_start_is_not_waited_for() -> None:
+    async def skipped() -> SmokeFacts:
+        collective, run = Collective(plan()), run_of()
+        late = {name: report for name, report in run.reports.items() if name != "c"}
+        collective.start(Run("7", NAMES, late))
+        return await collective.run(Board(NodeReport(node="b")), run)
+
+    assert "not all nodes had reported" in asyncio.run(skipped()).skipped
+
+
 def test_quick_leaves_it_out() -> None:
     async def skipped() -> SmokeFacts:
         collective = Collective(plan(tier="quick"))
