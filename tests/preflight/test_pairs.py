@@ -614,6 +614,17 @@ def test_slowness_that_a_second_look_does_not_confirm_is_a_stray() -> None:
     assert found(some.run()) == []
 
 
+def test_a_pair_that_jitters_is_no_second_slow_partner() -> None:
+    some = cluster(4)
+    jittery = [("node0", "node1"), ("node1", "node0")]
+    _rtt(some, jittery, 1.0, 20.0)
+    some.slow([*jittery, ("node1", "node2"), ("node2", "node1")], 50.0, 50.0)
+    found_ = {finding.id: finding for finding in found(some.run())}
+    assert set(found_) == {"net.jitter", "net.bandwidth"}
+    assert found_["net.bandwidth"].nodes == ()
+    assert set(found_["net.bandwidth"].edges) == {("node1", "node2"), ("node2", "node1")}
+
+
 @pytest.mark.parametrize("num", [2, 4])
 def test_slower_than_asked_for(num: int) -> None:
     some = cluster(num, options=Options(expect_gbps=25.0))

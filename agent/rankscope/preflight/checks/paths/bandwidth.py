@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from rankscope.preflight.blame import Blame, Path
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.paths.jitter import NetJitter
+from rankscope.preflight.checks.paths.latency import NetLatency
+from rankscope.preflight.checks.paths.loss import NetLoss
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, who
 from rankscope.preflight.facts.edges import Bandwidth
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
@@ -45,9 +48,12 @@ class NetBandwidth:
             yield Finding(id=self.id, status="skipped", title=title)
         limit = max(slow_limit(figures), wanted)
         bad = [path for path, speed in speeds.items() if _best(speed) < limit]
-        for one, nodes in blamed(bad, speeds):
-            if any(_is_confirmed(speeds[path]) for path in one.paths):
-                yield self._finding(run, one, nodes, speeds, (middle, wanted))
+        known = _known(run) if bad else set()
+        # apart: a pair that jitters is no second partner with which a node would be slow
+        for some in ([p for p in bad if p not in known], [p for p in bad if p in known]):
+            for one, nodes in blamed(some, speeds):
+                if any(_is_confirmed(speeds[path]) for path in one.paths):
+                    yield self._finding(run, one, nodes, speeds, (middle, wanted))
 
     def _finding(
         self, run: Run, one: Blame, nodes: tuple[str, ...], speeds: dict[Path, Bandwidth],
@@ -85,6 +91,14 @@ class NetBandwidth:
             ),
             wrong_if="other traffic filled the path both times",
         )  # fmt: skip
+
+
+def _known(run: Run) -> set[Path]:
+    """Return the paths whose slowness another check explains."""
+    checks = (NetLatency(), NetJitter(), NetLoss())
+    found = [one for check in checks for one in check.judge(run) if one.status == "warn"]
+    paths = {path for one in found for path in one.edges}
+    return paths | {(end, start) for start, end in paths}
 
 
 def _best(speed: Bandwidth) -> float:
