@@ -162,6 +162,19 @@ def test_a_path_is_measured_over_one_call() -> None:
     asyncio.run(work())
 
 
+def test_an_idle_connection_is_tried_again_after_its_silence() -> None:
+    async def work() -> None:
+        async with listening() as (listener, port):
+            _, call = await dial(CALLER, "127.0.0.1", port, "a", "path")
+            assert call is not None
+            assert (await path.hold(call, 0.05)).error == ""
+            await listener.close()  # as a firewall that forgets, with a reset
+            assert (await path.hold(call, 0.05)).error
+            await call.close()
+
+    asyncio.run(work())
+
+
 def test_the_mtu_of_loopback_is_that_of_its_interface() -> None:
     async def work() -> None:
         async with listening() as (listener, port):

@@ -225,6 +225,12 @@ class Agent:
             self._progress.stage("paths", f"to {len(peers)} nodes")
         self._pace.forget()
         await asyncio.gather(*(self._prober.measure(peer) for peer in peers))
+        if self._plan.options.tier == "deep":
+            self._slow += [
+                self._spawn(self._prober.hold(peer))
+                for peer in peers
+                if self.board.reports[peer].options.tier == "deep"  # others do not stay so long
+            ]
         self._reach("pairs", delay_p90_ms=self._pace.p90_ms())
         await self._everyone("pairs")
 

@@ -7,7 +7,7 @@ import os
 import struct
 import time
 
-from rankscope.preflight.facts.edges import Clock, Rtt
+from rankscope.preflight.facts.edges import Clock, Idle, Rtt
 from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.dial import Call
 
@@ -17,6 +17,7 @@ NUM_CLOCKS = 5
 LARGE_BYTES = 64 << 10
 LARGE_LIMIT_S = 2.5  # at 1 Mbit/s 64 kB there and back take 1 s; a lost one is repeated in 0.2 s
 STEP_LIMIT_S = 2.0
+IDLE_S = 65.0  # NAT and firewalls that forget an idle connection do so after 60 s at the earliest
 
 
 async def ask(call: Call, data: bytes, limit_s: float = STEP_LIMIT_S) -> bytes:
@@ -70,3 +71,15 @@ async def echo_large(call: Call) -> float | None:
     except (OSError, EOFError, TimeoutError):
         return None
     return (time.perf_counter() - started) * 1e3
+
+
+async def hold(call: Call, silent_s: float = IDLE_S) -> Idle:
+    """Say nothing for a while, then something; return whether it still came through."""
+    await asyncio.sleep(silent_s)
+    try:
+        await ask(call, b"P")
+    except TimeoutError:
+        return Idle(silent_s=silent_s, error=f"no answer in {STEP_LIMIT_S:g} s")
+    except (OSError, EOFError) as error:
+        return Idle(silent_s=silent_s, error=str(error) or type(error).__name__)
+    return Idle(silent_s=silent_s)

@@ -103,6 +103,19 @@ class Prober:
             async with asyncio.timeout(PATH_LIMIT_S), self._slots:
                 await self._ask_path(peer)
 
+    async def hold(self, peer: str) -> None:
+        """Find out whether a connection to a peer outlives a minute of silence."""
+        where = self.open_door(peer)
+        if where is None:
+            return
+        _, call = await dial(self._caller, where.address, where.port, peer, "path")
+        if call is None:
+            return
+        try:
+            self._set(peer, idle=await path.hold(call))
+        finally:
+            await call.close()
+
     async def resolve(self, name: str) -> Resolved:
         """Ask this node's resolver."""
         loop = asyncio.get_running_loop()
