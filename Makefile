@@ -6,7 +6,9 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 # Tests of one process that need no quiet machine: as many at once as there are processors.
-ALONE  := tests/analysis tests/book tests/score tests/simulator
+ALONE  := tests/analysis tests/book tests/score tests/simulator tests/preflight
+# Hosts of namespaces: several laboratories at once, by themselves.
+LAB    := tests/preflight/test_laboratory.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test versions check install system-packages bench screenshots clean
@@ -31,8 +33,9 @@ test: $(STAMP) system-packages check ## all checks and all tests (TESTS="tests/a
 ifdef TESTS
 	$(BIN)/pytest $(TESTS)
 else
-	$(BIN)/pytest --numprocesses logical --maxprocesses 8 $(ALONE)
-	$(BIN)/pytest $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest --numprocesses logical --maxprocesses 8 $(ALONE) --ignore=$(LAB)
+	$(BIN)/pytest $(LAB)
+	$(BIN)/pytest --durations=25 $(addprefix --ignore=,$(ALONE))
 endif
 
 versions: ## every path to a collective on PyTorch 2.6, 2.9, 2.13 and the newest (VERSIONS="--torch 2.9.1 --json")

@@ -101,6 +101,12 @@ def test_ctrl_c_prints_what_is_known_and_leaves_no_port(
         probe.bind(("", port))
 
 
+def test_a_limit_of_time_ends_it_with_what_is_known(tmp_path: Path, port: int) -> None:
+    done = call(tmp_path, "preflight", "--master-port", str(port), "--timeout", "0.001")
+    assert done.returncode in (2, 3), done.stderr
+    assert "interrupted" in done.stdout
+
+
 def test_a_report_on_stdout_is_judged_elsewhere(tmp_path: Path, port: int) -> None:
     nodes = ("--nodes", "127.0.0.1,192.0.2.1", "--node", "127.0.0.1", "--wait", "1000")
     emitted = call(tmp_path, "preflight", "--emit", "--quick", "--master-port", str(port), *nodes)

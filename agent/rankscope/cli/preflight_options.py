@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "       rankscope preflight [OPTION ...] merge FILE ..."
     )
     _who(parser.add_argument_group("who takes part").add_argument)
+    _ways(parser.add_argument_group("how they meet").add_argument)
     _what(parser.add_argument_group("what is checked").add_argument)
     _launch(parser.add_argument_group("the launch, where nothing tells").add_argument)
     _report(parser.add_argument_group("the answer").add_argument)
@@ -54,6 +55,23 @@ def _who(add: Callable[..., object]) -> None:
     )
     add("--hostfile", metavar="FILE", help="the nodes, one a line, as for mpirun")
     add(
+        "--wait",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="how long to wait for nodes that have not reported; default %(default)g s",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="after that, end with what is known by then; default: each part has its own limit",
+    )
+
+
+def _ways(add: Callable[..., object]) -> None:
+    add(
         "--ssh",
         action="store_true",
         help="start the others over ssh, from here, and print one "
@@ -74,20 +92,6 @@ def _who(add: Callable[..., object]) -> None:
         metavar="ID",
         help="name that all nodes of this preflight share; default: "
         "$RANKSCOPE_RUN_ID, or the scheduler's job",
-    )
-    add(
-        "--wait",
-        type=_seconds,
-        default=60.0,
-        metavar="S",
-        help="how long to wait for nodes that have not reported; default %(default)g s",
-    )
-    add(
-        "--timeout",
-        type=_seconds,
-        default=0.0,
-        metavar="S",
-        help="limit of everything after that; default: by tier and number of nodes",
     )
     add(
         "--emit",

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rankscope.preflight.checking import Check
 from rankscope.preflight.facts import (
     gpu,
@@ -26,10 +28,11 @@ from rankscope.preflight.facts import (
     software,
     storage,
 )
-from rankscope.preflight.model import Options, Trouble
+from rankscope.preflight.model import Facts, Options, Trouble
 from rankscope.preflight.system import System
 
 QUICK_LIMIT_S = 4.0  # files of /proc and /sys, one name to resolve (3 s)
+LOAD_LIMIT_S = 45.0  # with --deep: NVML and half a second of work on each of up to 8 GPUs
 SLOW_LIMIT_S = 12.0  # disks, NVML, versions: their children have limits of 3 to 10 s
 
 
@@ -75,9 +78,10 @@ def quick_parts(system: System, asked: Asked) -> list[Part]:
 def slow_parts(system: System, asked: Asked) -> list[Part]:
     """Return what may take seconds and is awaited only at the end."""
     options = asked.options
+    gpu_limit_s = LOAD_LIMIT_S if options.tier == "deep" else SLOW_LIMIT_S
     return [
         Part("software", lambda: software.collect(system, options), SLOW_LIMIT_S),
-        Part("gpu", lambda: gpu.collect(system, options), SLOW_LIMIT_S),
+        Part("gpu", lambda: gpu.collect(system, options), gpu_limit_s),
         Part("rdma", lambda: rdma.collect(system, options), SLOW_LIMIT_S),
         Part(
             "storage",
@@ -95,6 +99,43 @@ def foreign_parts(checks: Sequence[Check], system: System) -> list[Part]:
         if callable(collect):
             found.append(Part(check.id, functools.partial(collect, system), QUICK_LIMIT_S))
     return found
+
+
+class Gathered:
+    """What one node has collected so far; `on_change` is called after each part."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self.facts = Facts()
+        self.extra: dict[str, Any] = {}
+        self.troubles: list[Trouble] = []
+
+    async def add(self, part: Part) -> None:
+        """Run a collector and keep what it returns, or why it returned nothing."""
+        found, trouble = await measure(part)
+        if trouble is not None:
+            self.tell(trouble)
+        elif part.name in Facts.__struct_fields__:
+            self.set(**{part.name: found})
+        else:
+            self.extra[part.name] = found
+            self._on_change()
+
+    def set(self, **facts: Any) -> None:
+        """Keep facts that were measured elsewhere."""
+        self.facts = msgspec.structs.replace(self.facts, **facts)
+        self._on_change()
+
+    def tell(self, trouble: Trouble) -> None:
+        """Keep what could not be measured."""
+        self.troubles.append(trouble)
+        self._on_change()
+
+    def fields(self) -> dict[str, Any]:
+        """Return all of it as fields of a `NodeReport`."""
+        return {
+            "facts": self.facts, "extra": dict(self.extra), "troubles": tuple(self.troubles)
+        }  # fmt: skip
 
 
 async def measure(part: Part) -> tuple[Any, Trouble | None]:

@@ -27,7 +27,7 @@ from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
 from rankscope.preflight.facts import ports, storage
-from rankscope.preflight.model import Facts, Listening, NodeReport, Stage, Trouble, Verdict
+from rankscope.preflight.model import Listening, NodeReport, Stage, Verdict
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
@@ -84,9 +84,7 @@ class Agent:
         self._collective = Collective(plan)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
-        self._facts = Facts()
-        self._extra: dict[str, object] = {}
-        self._troubles: list[Trouble] = []
+        self._gathered = gather.Gathered(self._touch)
         self._is_touched = False
         self._judged: Verdict | None = None
         self._started = time.monotonic()
@@ -114,9 +112,9 @@ class Agent:
         self._progress.stage("facts")
         await self._listen()
         for carrier in self._plan.carriers:
-            self._spawn(carry(carrier, self.board, self._tell_trouble))
+            self._spawn(carry(carrier, self.board, self._gathered.tell))
         await self._quick_facts()
-        self._slow = [self._spawn(self._measure(part)) for part in self._slow_parts()]
+        self._slow = [self._spawn(self._gathered.add(part)) for part in self._slow_parts()]
         self._reach("listening")
         await self._meet()
         await self._pairs()
@@ -152,23 +150,13 @@ class Agent:
 
     async def _quick_facts(self) -> None:
         await asyncio.gather(
-            *(self._measure(p) for p in gather.quick_parts(self._plan.system, self._asked()))
+            *(self._gathered.add(p) for p in gather.quick_parts(self._plan.system, self._asked()))
         )
 
     def _slow_parts(self) -> list[gather.Part]:
         plan = self._plan
         parts = gather.slow_parts(plan.system, self._asked())
         return parts + gather.foreign_parts(plan.foreign, plan.system)
-
-    async def _measure(self, part: gather.Part) -> None:
-        found, trouble = await gather.measure(part)
-        if trouble is not None:
-            self._tell_trouble(trouble)
-        elif part.name in Facts.__struct_fields__:
-            self._facts = msgspec.structs.replace(self._facts, **{part.name: found})
-        else:
-            self._extra[part.name] = found
-        self._touch()
 
     async def _meet(self) -> None:
         """Call everybody until all have reported; dial all ports of each as soon as it listens."""
@@ -268,29 +256,20 @@ class Agent:
     async def _run_collective(self) -> None:
         self._progress.stage("collective", f"{len(self.board.reports)} nodes")
         facts = await self._collective.run(self.board, self._merged())
-        self._facts = msgspec.structs.replace(self._facts, smoke=facts)
+        self._gathered.set(smoke=facts)
         self._reach("collective")
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        facts = self._facts.storage
+        facts = self._gathered.facts.storage
         if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
-        found, trouble = await gather.measure(
-            gather.Part(
-                "storage",
-                lambda: storage.see_others(
-                    self._plan.system, options, self._plan.run_id, self._expected(),
-                    facts,
-                ),
-                gather.SLOW_LIMIT_S,
-            )
+        look = functools.partial(
+            storage.see_others, self._plan.system, options, self._plan.run_id, self._expected(),
+            facts,
         )  # fmt: skip
-        if trouble is None:
-            self._facts = msgspec.structs.replace(self._facts, storage=found)
-        else:
-            self._troubles.append(trouble)
+        await self._gathered.add(gather.Part("storage", look, gather.SLOW_LIMIT_S))
 
     async def _part(self) -> None:
         """Let the peers hear our last word, and hear theirs."""
@@ -375,14 +354,7 @@ class Agent:
             bandwidth = self._transfers.bandwidth(peer)
             edges[peer] = msgspec.structs.replace(edges[peer], bandwidth=bandwidth)
         heard = tuple(sorted(self._listener.heard | self._mesh.linked()))
-        return {
-            "edges": edges, "heard": heard, "facts": self._facts, "extra": dict(self._extra),
-            "troubles": tuple(self._troubles),
-        }  # fmt: skip
-
-    def _tell_trouble(self, trouble: Trouble) -> None:
-        self._troubles.append(trouble)
-        self._touch()
+        return {"edges": edges, "heard": heard, **self._gathered.fields()}
 
     def _touch(self) -> None:
         self._is_touched = True

@@ -144,10 +144,28 @@ def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended
     return asyncio.run(_run(plan, progress, stop_asked or Stop()))
 
 
+class _Clock:
+    """Passes stages on, and starts the clock of --timeout when nobody is waited for any more."""
+
+    def __init__(self, progress: Progress, start: Callable[[], object]) -> None:
+        self._progress = progress
+        self._start: Callable[[], object] | None = start
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """Tell what is being done."""
+        if name not in ("facts", "waiting") and self._start is not None:
+            self._start()
+            self._start = None
+        self._progress.stage(name, detail)
+
+
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
     from rankscope.preflight.keep import judged
     from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
 
+    loop = asyncio.get_running_loop()
+    if plan.timeout_s:
+        progress = _Clock(progress, lambda: loop.call_later(plan.timeout_s, stop))
     agent = Agent(plan, progress)
     is_interrupted = False
 
@@ -158,7 +176,6 @@ async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends it as it always would
             loop.remove_signal_handler(number)
 
-    loop = asyncio.get_running_loop()
     stop_asked.end = partial(loop.call_soon_threadsafe, stop)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)

@@ -129,6 +129,7 @@ class Hub:
             if live.verdict is not None and (is_early or live.judged_number == live.number):
                 return live.verdict
             number, run, started = live.number, live.as_run(), time.monotonic()
+            live.has_failed = True  # until it has not: it is not tried again at each tick
             verdict = await run_in_threadpool(_judge, run, live.created_ns)
             live.judged(verdict, number)
             ended = time.monotonic()
@@ -177,15 +178,21 @@ class Hub:
     def _end(self, live: Live, now_ns: int) -> None:
         """Judge a preflight that has ended, and forget it a while later: it is in the store."""
         is_over = live.is_settled or (live.is_calm and live.stored)
-        if is_over and live.judged_number != live.number and not live.judging.locked():
+        is_due = is_over and live.judged_number != live.number and not live.has_failed
+        if is_due and not live.judging.locked():
             job = asyncio.create_task(self.verdict(live))
             self._jobs.add(job)
-            job.add_done_callback(self._jobs.discard)
+            job.add_done_callback(self._ended)
         if live.is_unsaved or live.id in self._saving:
             return
         is_old = live.finished_ns and now_ns - live.finished_ns > KEPT_AFTER_END_NS
         if is_old or now_ns > live.expires_ns:
             del self._runs[live.id]
+
+    def _ended(self, job: asyncio.Task[Verdict]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and job.exception() is not None:
+            log.error("a preflight could not be judged", exc_info=job.exception())
 
     def _save_all(self) -> None:
         """Hand to the writer what changed; what it refuses is tried again."""

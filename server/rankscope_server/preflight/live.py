@@ -77,6 +77,7 @@ class Live:
     verdict: Verdict | None = None
     judged_number: int = -1
     next_verdict_s: float = 0.0  # not before, unless all have ended
+    has_failed: bool = False  # to be judged: told by who asks, not tried by itself again
     finished_ns: int = 0
     unsaved: set[str] = field(default_factory=set)  # nodes
     is_unsaved: bool = True  # anything at all
@@ -187,7 +188,7 @@ class Live:
 
     def judged(self, verdict: Verdict, number: int) -> None:
         """Take the verdict over the reports up to `number`."""
-        self.verdict, self.judged_number = verdict, number
+        self.verdict, self.judged_number, self.has_failed = verdict, number, False
         if (self.is_settled or self.is_calm) and not self.finished_ns:
             self.finished_ns = time.time_ns()
         self.is_unsaved = self._has_news = True

@@ -172,9 +172,29 @@ def test_the_node_rank_follows_from_the_rank() -> None:
     assert (seen.node_rank, seen.num_nodes, seen.errors) == (2, 3, ())
 
 
+def test_ranks_without_local_numbers_are_nodes() -> None:
+    seen = found(launch=LaunchFacts(master_addr="job-master-0", rank=2, world_size=3))
+    assert (seen.node_rank, seen.num_nodes, seen.errors) == (2, 3, ())
+
+
+@pytest.mark.parametrize(("name", "rank"), [("node0", 0), ("node1", -1), ("node2", -1)])
+def test_under_c10d_only_the_one_with_the_endpoint_has_a_rank(name: str, rank: int) -> None:
+    launch = LaunchFacts(launcher="torchrun", mode="c10d", master_addr="node0", num_nodes=3)
+    seen = found(launch=launch, name=name, own=("127.0.0.1", HOSTS[name]))
+    assert (seen.me, seen.node_rank, seen.num_nodes, seen.errors) == (name, rank, 3, ())
+    assert expected(seen, {name: rank}) == {
+        "node0": ("node0", "node-rank-1", "node-rank-2"),
+        "node1": ("node-rank-0", "node1", "node-rank-2"),
+        "node2": ("node-rank-0", "node2", "node-rank-2"),
+    }[name]  # fmt: skip
+    assert expected(seen, {"node2": -1, "node1": -1, "node0": 0}) == NODES
+    assert len(expected(seen, {"a": -1, "b": -1, "c": -1, "d": -1})) == 5
+
+
 def test_what_is_missing_is_named_with_the_remedy() -> None:
     assert "MASTER_ADDR=NODE0" in found(launch=LaunchFacts(num_nodes=3, node_rank=0)).errors[0]
-    assert "NODE_RANK" in found(launch=LaunchFacts(num_nodes=3, master_addr="node0")).errors[0]
+    ranks = LaunchFacts(master_addr="node0", rank=4, local_rank=0, world_size=8)
+    assert "LOCAL_WORLD_SIZE" in found(launch=ranks).errors[0]
     assert "NNODES" in found(launch=LaunchFacts(node_rank=1, master_addr="node0")).errors[0]
 
 

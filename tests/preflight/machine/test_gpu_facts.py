@@ -14,6 +14,7 @@ import pytest
 from rankscope.preflight.checking import Run
 from rankscope.preflight.checks import gpu as checks
 from rankscope.preflight.facts import child, gpu
+from rankscope.preflight.facts.gpu_burn import burn
 from rankscope.preflight.facts.gpu_child import VARIABLE
 from rankscope.preflight.facts.gpu_host import collect as collect_host
 from rankscope.preflight.model import Facts, NodeReport, Options
@@ -258,3 +259,28 @@ def test_the_real_nvml() -> None:
     if not facts.burn_problem:
         assert all(burn.is_correct and burn.bf16_tflops > 1 for burn in facts.burns)
     print(msgspec.json.format(msgspec.json.encode(facts), indent=1).decode())  # noqa: T201
+
+
+def test_the_load_is_told_gpu_by_gpu_and_other_lines_are_left_out() -> None:
+    class Loaded(System):
+        def run(self, argv: Any, limit_s: float = 5.0) -> Done:
+            assert argv[-2:] == [argv[-2], "2"]
+            assert argv[-2].endswith("burn_child.py")
+            row = '{"index": 0, "uuid": "GPU-0", "bf16_tflops": 788.5, "copy_gb_per_s": 55.1}'
+            return Done(0, f'torch says hello\n{row}\n{{"index": 1, "error": "out of memory"}}\n')
+
+    burns, problem = burn(Loaded(), 2)
+    assert problem == ""
+    assert [(one.index, one.bf16_tflops, one.error) for one in burns] == [
+        (0, 788.5, ""), (1, 0.0, "out of memory"),
+    ]  # fmt: skip
+
+
+def test_a_load_that_hangs_keeps_what_was_told() -> None:
+    class Hung(System):
+        def run(self, argv: Any, limit_s: float = 5.0) -> Done:
+            return Done(None, '{"index": 0, "bf16_tflops": 700.0}\n', "no answer")
+
+    burns, problem = burn(Hung(), 8)
+    assert len(burns) == 1
+    assert "did not end" in problem

@@ -148,4 +148,6 @@ def test_an_interrupted_preflight_is_no_pass() -> None:
     summary = summarise(verdict, run, is_interrupted=True)
     assert summary.exit_code == 3
     assert "interrupted" in shown(summary)
+    assert "not everything was judged, exit 3" in shown(summary)
+    assert "passed, exit" not in shown(summary)
     assert summarise(*cases.red(), is_interrupted=True).exit_code == 2

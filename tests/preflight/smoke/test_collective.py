@@ -71,7 +71,7 @@ def plan(**options: str) -> Plan:
 def test_a_closed_path_skips_it_and_leaves_no_child() -> None:
     async def skipped() -> SmokeFacts:
         collective = Collective(plan())
-        collective.start()
+        collective.start(run_of())
         run = run_of({("b", "c"): EdgeFacts(ephemeral=(dial("drop"),))})
         board = Board(NodeReport(node="b", facts=Facts()))
         facts = await collective.run(board, run)
@@ -85,7 +85,7 @@ def test_a_closed_path_skips_it_and_leaves_no_child() -> None:
 def test_quick_leaves_it_out() -> None:
     async def skipped() -> SmokeFacts:
         collective = Collective(plan(tier="quick"))
-        collective.start()
+        collective.start(run_of())
         assert collective.port == 0
         return await collective.run(Board(NodeReport(node="b")), run_of())
 

@@ -80,17 +80,21 @@ def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
 def expected(found: Discovery, node_ranks: Mapping[str, int]) -> tuple[str, ...]:
     """Return all names, node 0 first; "node-rank-2" where nobody of that rank has reported.
 
-    `node_ranks` are those of the reports, by name. Two that claim one rank are both listed.
+    `node_ranks` are those of the reports, by name. Two that claim one rank are both listed, and
+    those without one (c10d gives them out at the start) take the free places after node 0.
     """
     if found.nodes:
         return found.nodes
     by_rank: dict[int, list[str]] = {}
     for name, rank in sorted(node_ranks.items()):
         by_rank.setdefault(rank, []).append(name)
+    unranked = by_rank.pop(-1, [])
     names: list[str] = []
     for rank in range(found.num_nodes):
+        if rank not in by_rank and rank > 0 and unranked:
+            by_rank[rank] = [unranked.pop(0)]
         names += by_rank.pop(rank, [f"node-rank-{rank}"])
-    for rest in by_rank.values():
+    for rest in (unranked, *by_rank.values()):
         names += rest
     return tuple(names)
 
@@ -190,29 +194,42 @@ def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Di
     me = asked.node or system.hostname()
     master = asked.master_addr or launch.master_addr
     port = asked.master_port or launch.master_port or PORT
-    num_nodes = launch.num_nodes or 0
-    if not num_nodes and launch.world_size and launch.nproc_per_node:
-        num_nodes = -(-launch.world_size // launch.nproc_per_node)
+    num_nodes = _num_nodes(launch)
     is_local = not master or master == "localhost" or _is_loopback(master)
     if num_nodes == 1 or (num_nodes == 0 and is_local):
         return Discovery(
             nodes=(me,), me=me, node_rank=0, num_nodes=1, master_addr=master or "localhost",
             master_port=port, how="nobody named another node",
         )  # fmt: skip
+    if rank < 0 and launch.rank is not None and num_nodes == launch.world_size:
+        rank = launch.rank
     errors = []
     if not master:
         errors.append(
             f"{num_nodes} nodes, but neither their names nor MASTER_ADDR: give --nodes a,b,..., "
             "or --hostfile FILE, or MASTER_ADDR=NODE0 on every node"
         )
-    if not num_nodes:
+    elif rank < 0 and (is_local or _is_mine(system, master)):
+        rank = 0  # c10d gives ranks out at the start; node 0 is the one with the endpoint
+    if not num_nodes and launch.world_size:
+        errors.append(f"how many nodes have the {launch.world_size} ranks nobody says: set "
+                      "LOCAL_WORLD_SIZE, or give --nodes a,b,...")  # fmt: skip
+    elif not num_nodes:
         errors.append("the number of nodes is not known: give --nodes a,b,..., or set NNODES")
-    if rank < 0:
-        errors.append("which node this is nobody says: set NODE_RANK, or give --nodes a,b,...")
     return Discovery(
         me=me, node_rank=rank, num_nodes=num_nodes, master_addr=master, master_port=port,
-        how="MASTER_ADDR and the node rank", errors=tuple(errors),
+        how="MASTER_ADDR and the number of nodes", errors=tuple(errors),
     )  # fmt: skip
+
+
+def _num_nodes(launch: LaunchFacts) -> int:
+    """Return how many nodes there are; 0: nobody said."""
+    if launch.num_nodes:
+        return launch.num_nodes
+    if launch.world_size and launch.nproc_per_node:
+        return -(-launch.world_size // launch.nproc_per_node)
+    # ranks without a local number: one on each node, as operators of Kubernetes count pods
+    return launch.world_size or 0 if launch.local_rank is None else 0
 
 
 def _which(

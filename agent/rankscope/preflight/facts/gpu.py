@@ -107,6 +107,10 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     burn_problem: str = ""  # why there are none, where they were asked for
 
 
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_FACTS = msgspec.json.Decoder(GpuFacts)
+
+
 def collect(system: System, options: Options) -> GpuFacts:
     """Ask NVML and the kernel; with --deep also load every GPU for half a second.
 
@@ -114,7 +118,7 @@ def collect(system: System, options: Options) -> GpuFacts:
     """
     argv = [sys.executable, "-P", str(Path(gpu_child.__file__))]
     try:
-        facts = msgspec.json.decode(child.ask(system, argv, NVML_LIMIT_S), type=GpuFacts)
+        facts = _FACTS.decode(child.ask(system, argv, NVML_LIMIT_S))
     except child.Hung as reason:
         facts = GpuFacts(problem=f"NVML: {reason}")
     facts = msgspec.structs.replace(facts, host=collect_host(system, facts.count > 0))

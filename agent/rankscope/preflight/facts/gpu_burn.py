@@ -27,6 +27,10 @@ class Burn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
 
 
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_BURNS = msgspec.json.Decoder(Burn)
+
+
 def burn(system: System, num_gpus: int) -> tuple[tuple[Burn, ...], str]:
     """Return what each GPU did, or why nothing was measured."""
     argv = [sys.executable, "-P", str(Path(burn_child.__file__)), str(num_gpus)]
@@ -34,7 +38,7 @@ def burn(system: System, num_gpus: int) -> tuple[tuple[Burn, ...], str]:
     rows = []
     for line in done.out.splitlines():
         try:
-            rows.append(msgspec.json.decode(line, type=Burn))
+            rows.append(_BURNS.decode(line))
         except msgspec.MsgspecError:
             continue  # torch itself may print
     problem = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,17 +37,22 @@ class _Said(msgspec.Struct):
     done: bool = False
 
 
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_SAID = msgspec.json.Decoder(_Said)
+_ANSWERS = msgspec.json.Decoder(dict[str, Any])
+
+
 def collect(system: System, script: str, tries_imports: bool) -> ScriptFacts:
     """Fingerprint the script, and import what it imports in a child process."""
     program = [sys.executable, "-P", str(Path(script_child.__file__))]
     try:
         text = child.ask(system, [*program, "hash", script], HASH_LIMIT_S)
-        told = msgspec.json.decode(text, type=dict[str, object])
+        told = _ANSWERS.decode(text)
     except child.Hung as reason:
         return ScriptFacts(path=script, error=f"not read: {reason}")
     except (child.Untold, msgspec.MsgspecError) as reason:
         return ScriptFacts(path=script, untold=f"not looked at: {reason}")
-    facts = msgspec.convert({"path": script, **told}, ScriptFacts)
+    facts = ScriptFacts(path=script, **told)
     if facts.error or facts.syntax_error or not tries_imports:
         return facts
     return _imports(system, [*program, "import", script], facts)
@@ -57,7 +63,7 @@ def _imports(system: System, argv: list[str], facts: ScriptFacts) -> ScriptFacts
     errors: dict[str, str] = {}
     trying, is_done = "", False
     for line in done.out.splitlines()[1:]:  # after "started"
-        said = msgspec.json.decode(line, type=_Said)
+        said = _SAID.decode(line)
         trying, is_done = said.trying or trying, is_done or said.done
         if said.failed:
             errors[said.failed] = said.error

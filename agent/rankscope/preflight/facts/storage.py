@@ -95,6 +95,10 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return found is not None and not (found.error or found.is_hung or found.untold)
 
 
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_ANSWERS = msgspec.json.Decoder(dict[str, Any])
+
+
 def collect(system: System, options: Options, run_id: str = "", node: str = "") -> StorageFacts:
     """Look at all directories side by side, and try the checkpoint directory; 0.2 to 3 s."""
     places = _places(system, options)
@@ -217,7 +221,7 @@ def _child(
     argv = [sys.executable, "-I", "-S", str(Path(storage_child.__file__)), work]
     try:
         text = child.ask(system, [*argv, msgspec.json.encode(arguments).decode()], limit_s, times)
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return _ANSWERS.decode(text)
     except child.Hung as reason:
         return {"error": str(reason), "is_hung": True}
     except (child.Untold, msgspec.MsgspecError) as reason:

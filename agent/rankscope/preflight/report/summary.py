@@ -176,4 +176,6 @@ def _outcome(verdict: Verdict, code: int) -> str:
         parts.append(count(statuses.count("warn"), "warning"))
     if missing:
         parts.append(f"{count(missing, 'node')} not judged")
-    return f"{joined(parts, ', ') or 'nothing to complain about'}, exit {code}"
+    if not parts:
+        parts.append("not everything was judged" if code == EXIT_INCOMPLETE else "passed")
+    return f"{joined(parts, ', ')}, exit {code}"
