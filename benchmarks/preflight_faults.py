@@ -91,6 +91,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     return {
         "fault": trial.fault.name,
         "elapsed_s": round(trial.elapsed_s, 1),
+        "load": round(os.getloadavg()[0], 1),
         "nodes": {answer.node: round(answer.elapsed_s, 1) for answer in trial.answers},
         "exits": [answer.exit_code for answer in trial.answers],
         "findings": [

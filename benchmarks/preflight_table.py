@@ -33,7 +33,8 @@ and otherwise healthy. *Plain torchrun* is torch 2.13 with gloo and its default 
 a small script that meets, reduces one number and makes ten steps of a 4 MB all-reduce; a launch
 that still hung was cut at {cut_s:.0f} s, which is beyond torch's longest limit. *First hint* is the
 first line on any node that would make a reader suspect trouble. Addresses that torch prints wrongly
-are left out. *preflight* is `rankscope preflight` on the same nodes, started like the job.
+are left out. *preflight* is `rankscope preflight` on the same nodes, started like the job, with the
+collective test. All nodes share one machine, so its times grow with whatever else that does{busy}.
 
 {summary}
 
@@ -57,7 +58,9 @@ def table() -> str:
         lines += _rows(fault, launches, found.get(fault.name), healthy_ms)
     cut_s = max((row["cut_s"] for row in launches.values()), default=0.0)
     summary = "\n".join(_summary(launches, found, healthy_ms))
-    return _HEAD.format(cut_s=cut_s, summary=summary) + "\n".join(lines) + "\n"
+    loads = [row["load"] for row in found.values() if "load" in row]
+    busy = f"; its load was {min(loads):.0f} to {max(loads):.0f}" if loads else ""
+    return _HEAD.format(cut_s=cut_s, summary=summary, busy=busy) + "\n".join(lines) + "\n"
 
 
 def _healthy_ms(launches: dict[tuple[str, str], Row]) -> float:
