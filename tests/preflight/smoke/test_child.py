@@ -75,7 +75,7 @@ def nothing_is_left() -> bool:
 
 
 def test_three_nodes() -> None:
-    told = asyncio.run(launch([quick() for _ in NODES]))
+    told = asyncio.run(launch([quick(budget_s=20.0) for _ in NODES]))
     for facts in told:
         assert (facts.stage, facts.error, facts.world_size) == ("done", "", 3)
         assert [size.size_bytes for size in facts.sizes][:2] == [4, 65_536]
@@ -107,8 +107,9 @@ def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
 
 
 def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
-    slow = quick(command=spoilt(tmp_path, before="time.sleep(0.08)"))
-    told = asyncio.run(launch([quick(), slow, quick()]))
+    spoiler = spoilt(tmp_path, before="time.sleep(0.08)")
+    children = [quick(budget_s=20.0, **more) for more in ({}, {"command": spoiler}, {})]
+    told = asyncio.run(launch(children))
     took = {half.nodes: half.elapsed_ms for half in told[0].halves}
     assert took["node0", "node2"] < min(took["node0", "node1"], took["node1", "node2"])
     assert min(took["node0", "node1"], took["node1", "node2"]) >= 80
