@@ -12,6 +12,7 @@ import pytest
 
 from rankscope.preflight import engine, gather
 from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.model import Finding, Options, Scope, Status, Tier, Verdict
 from rankscope.preflight.system import System
 from tests.preflight.synthetic import Cluster
@@ -89,6 +90,15 @@ def test_a_collector_that_hangs_or_crashes_is_told_with_its_reason() -> None:
     assert crashed is not None
     assert (hung.part, hung.reason) == ("site.badge", "not measured: no answer in 0.2 s")
     assert "ZeroDivisionError" in crashed.reason
+
+
+def test_names_that_are_no_text_can_be_sent() -> None:
+    import asyncio
+
+    facts = LaunchFacts(environment={"NCCL_DEBUG_FILE": "/tmp/\udcff"})
+    found, trouble = asyncio.run(gather.measure(gather.Part("launch", lambda: facts, 5.0)))
+    assert trouble is None
+    assert found == LaunchFacts(environment={"NCCL_DEBUG_FILE": "/tmp/?"})
 
 
 def test_a_check_from_elsewhere_may_bring_its_own_facts() -> None:

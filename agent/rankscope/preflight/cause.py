@@ -25,6 +25,7 @@ class Rule:
     covers: Covers | None = None  # None: paths do not matter, the nodes decide
     only_class: str = ""  # of the symptom's dials
     always: bool = False  # whatever its nodes
+    only_failed: bool = False  # the cause must be a failure: a warning explains no failure
 
 
 def _along(cause: Finding, path: Path) -> bool:
@@ -95,6 +96,7 @@ _RULES = (
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
+    Rule(("lim.nofile", "lim.nproc", "lim.shm"), ("coll.",), always=True, only_failed=True),
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
     Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
@@ -138,6 +140,8 @@ def _cause(
         for candidate in [n for id in rule.causes for n in by_id.get(id, ())]:
             cause = findings[candidate]
             if candidate == number or _root(candidate, parents) == number:
+                continue
+            if rule.only_failed and cause.status != "fail":
                 continue
             if rule.always or _holds(rule, cause, symptom):
                 return candidate

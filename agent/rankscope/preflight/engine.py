@@ -16,6 +16,7 @@ from rankscope.preflight.model import (
     EXIT_INCOMPLETE,
     EXIT_OK,
     EXIT_WARN,
+    SCHEMA_VERSION,
     Finding,
     Result,
     Status,
@@ -49,6 +50,7 @@ def judge(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> 
     loud = fold([f for f in found if f.status in ("fail", "warn")], run)
     quiet = [f for f in found if f.status in ("skipped", "unknown")]
     return Verdict(
+        schema_version=SCHEMA_VERSION,
         run_id=run.run_id,
         expected=run.expected,
         reported=tuple(report.node for report in run.present),

@@ -138,6 +138,23 @@ class Gathered:
         }  # fmt: skip
 
 
+def sayable(value: Any) -> Any:
+    """Return `value`, its texts as they can be sent: bytes that are no text become "?"."""
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.convert(_replaced(msgspec.to_builtins(value)), type(value))
+    return value
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_replaced(key): _replaced(one) for key, one in value.items()}
+    return [_replaced(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 async def measure(part: Part) -> tuple[Any, Trouble | None]:
     """Run one collector; return its facts, or None and what went wrong."""
     loop = asyncio.get_running_loop()
@@ -154,7 +171,7 @@ async def measure(part: Part) -> tuple[Any, Trouble | None]:
     def work() -> None:
         value, failure = None, None
         try:
-            value = part.collect()
+            value = sayable(part.collect())
         except Exception as error:  # noqa: BLE001 - a broken collector is a result
             failure = error
         if not loop.is_closed():

@@ -96,7 +96,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node: str  # its name in this preflight, unique; also the key of `edges` of the others
     version: int = 0
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 0  # SCHEMA_VERSION of who wrote it; defaults do not travel
     node_rank: int = -1  # -1: nobody said
     started_unix_s: float = 0.0  # the node's wall clock
     stage: Stage = "facts"
@@ -159,7 +159,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     coverage: str = ""  # which pairs were tested, if not all of them
     is_partial: bool = False  # interrupted, or nodes are missing
     elapsed_ms: float = 0.0
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 0  # SCHEMA_VERSION of who wrote it; defaults do not travel
 
 
 EXIT_OK, EXIT_WARN, EXIT_FAIL, EXIT_INCOMPLETE, EXIT_USAGE = 0, 1, 2, 3, 64

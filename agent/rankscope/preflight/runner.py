@@ -26,8 +26,8 @@ from rankscope.preflight.board.mesh import Mesh
 from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.checking import Run
 from rankscope.preflight.collective import Collective
-from rankscope.preflight.facts import ports, storage
-from rankscope.preflight.model import Listening, NodeReport, Stage, Verdict
+from rankscope.preflight.facts import ports, rdma, storage
+from rankscope.preflight.model import SCHEMA_VERSION, Listening, NodeReport, Stage, Verdict
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
@@ -71,7 +71,8 @@ class Agent:
         who = plan.who
         self.board = Board(
             NodeReport(
-                node=who.me, node_rank=who.node_rank, started_unix_s=time.time(),
+                schema_version=SCHEMA_VERSION, node=who.me, node_rank=who.node_rank,
+                started_unix_s=time.time(),
                 options=plan.options, addresses=own_addresses(plan.system),
             )
         )  # fmt: skip
@@ -122,6 +123,7 @@ class Agent:
             await self._bandwidth()
             await self._run_collective()
         await asyncio.gather(*self._slow)
+        await self._count_again()
         await self._see_others()
         self._reach("done")
         await self._everyone("done")
@@ -266,6 +268,13 @@ class Agent:
         facts = await self._collective.run(self.board, self._merged())
         self._gathered.set(smoke=facts)
         self._reach("collective")
+
+    async def _count_again(self) -> None:
+        """See how far the errors of RDMA ports went while the paths were used."""
+        facts = self._gathered.facts.rdma
+        if facts is not None and facts.ports:
+            count = functools.partial(rdma.again, self._plan.system, facts)
+            await self._gathered.add(gather.Part("rdma", count, gather.QUICK_LIMIT_S))
 
     async def _see_others(self) -> None:
         options = self._plan.options
