@@ -7,8 +7,9 @@ STAMP  := .venv/.installed
 
 # Tests of one process that need no quiet machine: as many at once as there are processors.
 ALONE  := tests/analysis tests/book tests/score tests/simulator tests/preflight
-# Hosts of namespaces: several laboratories at once, by themselves.
-LAB    := tests/preflight/test_laboratory.py
+# Hosts of namespaces, real agents and their torch: several laboratories at once, by themselves.
+LAB    := $(addprefix tests/preflight/,test_laboratory.py test_choice_truth.py \
+	test_preflight_alive.py test_preflight_over_a_server.py smoke board/test_ssh.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test versions check install system-packages bench screenshots clean
@@ -33,7 +34,7 @@ test: $(STAMP) system-packages check ## all checks and all tests (TESTS="tests/a
 ifdef TESTS
 	$(BIN)/pytest $(TESTS)
 else
-	$(BIN)/pytest --numprocesses logical --maxprocesses 8 $(ALONE) --ignore=$(LAB)
+	$(BIN)/pytest --numprocesses logical --maxprocesses 8 $(ALONE) $(addprefix --ignore=,$(LAB))
 	$(BIN)/pytest $(LAB)
 	$(BIN)/pytest --durations=25 $(addprefix --ignore=,$(ALONE))
 endif
