@@ -16,7 +16,7 @@ from rankscope.preflight.plan import Plan
 from rankscope.preflight.smoke.child import SmokeChild
 from rankscope.preflight.smoke.groups import group_of
 
-AGENTS_PER_CORE = 4  # each imports torch, 2 s of a core: with more it would be 8 s and longer
+AGENTS_PER_CORE = 2  # each imports torch, 2 s of a core: with more it would be 4 s and longer
 
 
 class Collective:
