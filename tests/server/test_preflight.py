@@ -206,7 +206,9 @@ def test_reports_wait_for_news(start_server: Start, boards: Boards) -> None:
     agents = [Agent(boards.of(server, node), node, stage="pairs") for node in NODES[:2]]
     asyncio.run(agents[0].turn())
     path = f"{RUNS}/{agents[0].board.id}"
-    number = get(server, f"{path}/reports")["number"]
+    first = get(server, f"{path}/reports?since=0&wait=20")  # news are packed after a pause
+    assert [one["node"] for one in first["reports"]] == ["node0"]
+    number = first["number"]
     later = threading.Timer(0.4, lambda: asyncio.run(agents[1].turn()))
     started = time.monotonic()
     later.start()
