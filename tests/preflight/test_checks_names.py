@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import socket
 
+import msgspec
 import pytest
 
 from rankscope.preflight.checking import Check
@@ -36,8 +39,6 @@ def test_a_healthy_run_yields_nothing(check: Check, backend: str) -> None:
 
 @pytest.mark.parametrize("check", OWN, ids=lambda check: check.id)
 def test_facts_that_are_missing_are_not_a_pass(check: Check) -> None:
-    import msgspec
-
     from rankscope.preflight.model import Facts
 
     def bare(report: NodeReport) -> NodeReport:
@@ -125,9 +126,7 @@ def test_the_variable_heals_it_and_so_does_gloos_own_word() -> None:
     assert judged(DnsSelfLoopback(), run({"node1": having("interfaces", gloo=(named,))})) == []
 
     def asked(report: NodeReport) -> NodeReport:
-        import msgspec
-
-        smoke = SmokeFacts(backend="gloo", gloo=(Choice(address="10.77.0.2"),))
+            smoke = SmokeFacts(backend="gloo", gloo=(Choice(address="10.77.0.2"),))
         return msgspec.structs.replace(
             report, facts=msgspec.structs.replace(report.facts, smoke=smoke)
         )
@@ -201,13 +200,27 @@ def test_a_host_that_is_called_by_a_number() -> None:
     ]  # fmt: skip
 
 
-def test_a_clock_that_nobody_keeps() -> None:
+def apart(offset_ms: float) -> Callable[[NodeReport], NodeReport]:
+    """Have a node see the clocks of all its peers so far from its own."""
+    clock = Clock(offset_ms=offset_ms, uncertainty_ms=0.1)
+
+    def change(report: NodeReport) -> NodeReport:
+        edges = {
+            peer: msgspec.structs.replace(edge, clock=clock) for peer, edge in report.edges.items()
+        }
+        return msgspec.structs.replace(report, edges=edges)
+
+    return change
+
+
+def test_a_clock_that_nobody_keeps_is_told_where_clocks_are_apart() -> None:
     loose = having("host", clock_is_synchronised=False)
-    (finding,) = judged(ClockSync(), run({"node1": loose}))
+    (finding,) = judged(ClockSync(), run({"node1": both(loose, apart(-300.0))}))
     assert (finding.status, finding.nodes) == ("warn", ("node1",))
+    assert "300 ms apart" in finding.title
     assert "chrony" in commands(finding)[0]
-    one_kernel = having("host", clock_is_synchronised=False, boot_id="same")
-    assert judged(ClockSync(), run({"*": one_kernel})) == []
+    assert judged(ClockSync(), run({"node1": both(loose, apart(20.0))})) == []
+    assert judged(ClockSync(), run({"*": apart(-300.0)})) == []  # all are kept: not by this cause
 
 
 def test_a_kernel_that_does_not_tell() -> None:
