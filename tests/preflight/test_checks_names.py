@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import socket
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from rankscope.preflight.checks.names.host_dup import HostDup
 from rankscope.preflight.checks.names.master import DnsMaster
 from rankscope.preflight.checks.names.reverse import DnsReverse
 from rankscope.preflight.checks.names.self_loopback import DnsSelfLoopback
+from rankscope.preflight.facts.edges import Clock
 from rankscope.preflight.facts.interfaces import Choice
 from rankscope.preflight.facts.names import HostsLine, Resolved
 from rankscope.preflight.facts.smoke import SmokeFacts
@@ -126,7 +126,7 @@ def test_the_variable_heals_it_and_so_does_gloos_own_word() -> None:
     assert judged(DnsSelfLoopback(), run({"node1": having("interfaces", gloo=(named,))})) == []
 
     def asked(report: NodeReport) -> NodeReport:
-            smoke = SmokeFacts(backend="gloo", gloo=(Choice(address="10.77.0.2"),))
+        smoke = SmokeFacts(backend="gloo", gloo=(Choice(address="10.77.0.2"),))
         return msgspec.structs.replace(
             report, facts=msgspec.structs.replace(report.facts, smoke=smoke)
         )
