@@ -95,9 +95,13 @@ def blocked(run: Run, together: Sequence[str]) -> str:
         software = run.reports[name].facts.software
         if software is not None and not software.has_torch:
             return f"torch is not installed on {name}"
-        address = run.gloo_address(name)
-        if address.startswith("127.") or address == "::1":
-            return f"gloo on {name} would tell the others {address}"
+        reason = _unusable(run, name)
+        if reason:
+            return reason
+    told = [run.gloo_address(name) for name in together]
+    twice = next((one for one in told if one and told.count(one) > 1), "")
+    if twice:
+        return f"gloo on two nodes would tell the others {twice}"
     if not run.reports[together[0]].listening.store:
         return f"{together[0]} has no port for the store"
     inside = set(together)
@@ -109,6 +113,18 @@ def blocked(run: Run, together: Sequence[str]) -> str:
             return f"{start} cannot reach {end} ({failed[0]})"
         if edge.mtu is not None and not edge.mtu.large_ok:
             return f"large messages from {start} to {end} vanish"
+    return ""
+
+
+def _unusable(run: Run, name: str) -> str:
+    """Return why others cannot reach gloo on this node."""
+    interfaces = run.reports[name].facts.interfaces
+    for choice in interfaces.gloo if interfaces is not None else ():
+        if choice.problem and not choice.address:
+            return f"gloo on {name}: {choice.problem}"
+    address = run.gloo_address(name)
+    if address.startswith("127.") or address == "::1":
+        return f"gloo on {name} would tell the others {address}"
     return ""
 
 
