@@ -10,12 +10,14 @@ import msgspec
 from rankscope.preflight.board.board import Board
 from rankscope.preflight.checking import Run
 from rankscope.preflight.checks.collective import CHECKS
+from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Options
 from rankscope.preflight.plan import Plan
 from rankscope.preflight.smoke.child import SmokeChild
 from rankscope.preflight.smoke.groups import group_of
 
+LEAST_MBIT_PER_S = 30.0  # below, an all-reduce of 4 MB alone takes 2 s and longer
 AGENTS_PER_CORE = 2  # each imports torch, 2 s of a core: with more it would be 4 s and longer
 
 
@@ -105,14 +107,20 @@ def blocked(run: Run, together: Sequence[str]) -> str:
     if not run.reports[together[0]].listening.store:
         return f"{together[0]} has no port for the store"
     inside = set(together)
-    for start, end, edge in run.edges():
-        if not {start, end} <= inside:
-            continue
-        failed = [d.outcome for d in edge.ephemeral if d.outcome != "ok"]
-        if failed:
-            return f"{start} cannot reach {end} ({failed[0]})"
-        if edge.mtu is not None and not edge.mtu.large_ok:
-            return f"large messages from {start} to {end} vanish"
+    paths = [path for path in run.edges() if {path[0], path[1]} <= inside]
+    return next(filter(None, (_closed(*path) for path in paths)), "")
+
+
+def _closed(start: str, end: str, edge: EdgeFacts) -> str:
+    """Return why a collective cannot use this path, or would take too long on it."""
+    failed = [dial.outcome for dial in edge.ephemeral if dial.outcome != "ok"]
+    if failed:
+        return f"{start} cannot reach {end} ({failed[0]})"
+    if edge.mtu is not None and not edge.mtu.large_ok:
+        return f"large messages from {start} to {end} vanish"
+    speed = edge.bandwidth
+    if speed is not None and max(speed.mbit_per_s, speed.again_mbit_per_s) < LEAST_MBIT_PER_S:
+        return f"it would take too long: {start} sends {end} {speed.mbit_per_s:.1f} Mbit/s"
     return ""
 
 
