@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 # Tests of one process that need no quiet machine: as many at once as there are processors.
-ALONE  := tests/analysis tests/book tests/score tests/simulator tests/preflight
+ALONE  := tests/analysis tests/book tests/score tests/server tests/simulator tests/preflight
 # Hosts of namespaces, real agents and their torch: several laboratories at once, by themselves.
 LAB    := $(addprefix tests/preflight/,test_laboratory.py test_choice_truth.py \
 	test_preflight_alive.py test_preflight_over_a_server.py smoke board/test_ssh.py)
