@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rankscope.preflight.checking import Need, Run
 from rankscope.preflight.comparing import listed, not_measured
-from rankscope.preflight.model import Finding, Fix, Scope, Tier
+from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier
 
 APART_MS = 100.0  # NTP keeps machines within some ms; a tenth of what `clock.offset` warns of
 
@@ -33,17 +33,17 @@ class ClockSync:
             title = f"{listed(unknown)}: the kernel does not tell (adjtimex)"
             yield Finding(id=self.id, status="unknown", nodes=tuple(unknown), title=title)
         loose = [node for node, host in hosts.items() if host.clock_is_synchronised is False]
-        seen = [abs(e.clock.offset_ms) for _, _, e in run.edges() if e.clock is not None]
-        apart_ms = max(seen, default=0.0)
-        if not loose or apart_ms < APART_MS:
+        apart_ms = {node: _apart_ms(run.reports[node]) for node in loose}
+        loose = [node for node in loose if apart_ms[node] >= APART_MS]
+        if not loose:
             return
         yield Finding(
             id=self.id,
             status="warn",
             nodes=tuple(loose),
-            title=f"{listed(loose)}: nothing keeps the clock (STA_UNSYNC), and clocks are up to "
-            f"{apart_ms:.0f} ms apart",
-            evidence={"apart_ms": round(apart_ms, 1), "not_synchronised": loose},
+            title=f"{listed(loose)}: nothing keeps the clock (STA_UNSYNC), and it is "
+            f"{max(apart_ms[node] for node in loose):.0f} ms apart from the others",
+            evidence={node: {"apart_ms": round(apart_ms[node], 1)} for node in loose},
             told=("clocks that nobody keeps drift apart by up to some seconds a day",),
             fix=tuple(
                 Fix(node=n, command="sudo systemctl enable --now chrony", owner="admin")
@@ -53,3 +53,9 @@ class ClockSync:
             "node without a word and trains with a smaller world",
             wrong_if="the host of a virtual machine keeps its clock without telling the kernel",
         )
+
+
+def _apart_ms(report: NodeReport) -> float:
+    """Return how far the clock of a node is from the nearest one of its peers."""
+    seen = [abs(e.clock.offset_ms) for e in report.edges.values() if e.clock is not None]
+    return min(seen, default=0.0)
