@@ -1,30 +1,28 @@
-"""Compiles the native probe once for each pair of PyTorch and Python, and keeps it in a cache.
+"""Compiles the native probe where no ready-made one fits, once for each PyTorch, into a cache.
 
-Needs a C++ compiler, Python's headers and those that every PyTorch wheel carries. Where one is
-missing the probe is skipped with that reason, and a slower source is taken.
+Needs a C++ compiler, and the headers that every PyTorch wheel carries. Where one is missing the
+probe is skipped with that reason, and a slower source is taken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("probe.cpp")
+from rankscope.hooks.collectives.probe import installed, ready
+
 MODULE = "rankscope_probe"
+LIBRARIES = ("-Wl,-z,now", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10")
 TIMEOUT_SECONDS = 600
 _LOG_TAIL = 2000  # characters kept of what the compiler said
-_STANDARDS = ("c++17", "c++20")  # newer versions of PyTorch ask for the second
+STANDARDS = ("c++17", "c++20")  # newer versions of PyTorch ask for the second
 
 
 class BuildError(RuntimeError):
@@ -32,55 +30,82 @@ class BuildError(RuntimeError):
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where compiled probes lie: RANKSCOPE_CACHE, else the user's cache directory."""
+    """Return where compiled probes are kept: RANKSCOPE_CACHE, else the user's cache directory.
+
+    Raises BuildError.
+    """
     base = environ.get("RANKSCOPE_CACHE")
     if base:
         return Path(base)
-    home = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        home = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise BuildError("this user has no home directory; set RANKSCOPE_CACHE") from None
     return Path(home) / "rankscope"
 
 
-def torch_directory() -> Path:
-    """Return the directory of the installed torch, without importing it. Raises BuildError."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise BuildError("torch is not installed")
-    return Path(found.origin).parent
-
-
-def torch_version(torch: Path) -> str:
-    """Return the full version with its build, for example 2.13.0+cpu."""
-    text = (torch / "version.py").read_text()
-    for line in text.splitlines():
-        if line.startswith("__version__"):
-            return line.partition("=")[2].strip().strip("'\"")
-    raise BuildError(f"{torch / 'version.py'} names no version")
-
-
 def path_of(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the probe for this PyTorch and Python lies, or would lie. Raises BuildError.
+    """Return where the probe for this PyTorch is kept, compiled or not. Raises BuildError.
 
     The name holds everything that the binary depends on, so that an old one is never loaded.
     """
-    torch = torch_directory()
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    tag = f"{torch_version(torch)}-{sysconfig.get_config_var('SOABI')}-{platform.machine()}"
-    return cache_directory(environ) / "probe" / tag / f"{MODULE}-{digest}.so"
+    name = f"{MODULE}-{ready.sources_digest()[:12]}.so"
+    return cache_directory(environ) / "probe" / _torch().tag / name
+
+
+def _torch() -> installed.Torch:
+    try:
+        return installed.torch()
+    except installed.NoTorch as error:
+        raise BuildError(str(error)) from None
+
+
+def is_needed(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether none can be loaded yet, ready-made or compiled. Raises BuildError."""
+    path = path_of(environ)
+    if path.exists():
+        return False
+    try:
+        ready.find(_torch(), environ)
+    except ready.Unfit:
+        return True
+    return _refusal_of(path).exists()
+
+
+def remember_refusal(reason: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Note that the ready-made probe fits by its name and yet does not work here; "": it does."""
+    with contextlib.suppress(BuildError, OSError):
+        note = _refusal_of(path_of(environ))
+        if reason:
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.write_text(reason + "\n")
+        elif note.exists():
+            note.unlink(missing_ok=True)
+
+
+def _refusal_of(path: Path) -> Path:
+    return path.with_suffix(".refused")
 
 
 def missing() -> str:
     """Return what the machine lacks to build the probe, in words; empty if nothing."""
-    if platform.system() != "Linux":
-        return f"built on Linux only, this is {platform.system()}"
+    if installed.no_probe():
+        return installed.no_probe()
     if _compiler() is None:
         return "no C++ compiler (install g++, or set CXX)"
-    include = Path(sysconfig.get_paths()["include"])
-    if not (include / "Python.h").exists():
-        return f"no Python headers in {include} (install python3-dev)"
-    torch = torch_directory()
-    if not (torch / "include" / "torch" / "library.h").exists():
-        return f"no C++ headers in {torch / 'include'}"
+    include = _torch().directory / "include"
+    if not (include / "torch" / "library.h").exists():
+        return f"no C++ headers in {include}"
     return ""
+
+
+def remedy() -> str:
+    """Return what would bring a probe where none is, as a command; empty if nothing known does."""
+    if installed.no_probe():
+        return ""
+    if _compiler() is None:
+        return "install g++ and run `rankscope doctor --build`"
+    return "" if missing() or last_failure(path_of()) else "run `rankscope doctor --build`"
 
 
 def build(environ: Mapping[str, str] = os.environ) -> Path:
@@ -107,8 +132,7 @@ def build(environ: Mapping[str, str] = os.environ) -> Path:
 def build_in_background(environ: Mapping[str, str] = os.environ) -> None:
     """Compile it for the runs to come, in a process of its own that yields to everything else."""
     try:
-        path = path_of(environ)
-        if path.exists() or missing() or last_failure(path):
+        if not is_needed(environ) or missing() or last_failure(path_of(environ)):
             return
         subprocess.Popen(
             [sys.executable, "-m", __name__], env=dict(environ), start_new_session=True,
@@ -120,7 +144,7 @@ def build_in_background(environ: Mapping[str, str] = os.environ) -> None:
 
 def _compile(path: Path) -> None:
     said = ""
-    for standard in _STANDARDS:
+    for standard in STANDARDS:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             try:
@@ -161,19 +185,19 @@ def is_trusted(path: Path) -> bool:
 
 
 def _command(output: Path, standard: str) -> list[str]:
-    torch = torch_directory()
+    torch = _torch()
     return [
-        *(_compiler() or ["c++"]), f"-std={standard}", "-O2", "-fPIC", "-shared",
-        "-fvisibility=hidden", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={_new_abi(torch):d}",
-        f"-I{torch / 'include'}", f"-I{sysconfig.get_paths()['include']}",
-        str(SOURCE), "-o", str(output), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10",
+        *(_compiler() or ["c++"]), *flags(standard, torch.new_abi, torch.directory / "include"),
+        str(ready.SOURCES[0]), "-o", str(output), f"-L{torch.directory / 'lib'}", *LIBRARIES,
     ]  # fmt: skip
 
 
-def _new_abi(torch: Path) -> bool:
-    """Return which C++ ABI torch was built with: old names lack the mark of the new one."""
-    library = (torch / "lib" / "libc10.so").read_bytes()
-    return b"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_string" in library
+def flags(standard: str, new_abi: bool, include: Path) -> list[str]:
+    """Return what every compiler of the probe is told, here and for the ready-made ones."""
+    return [
+        f"-std={standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
+        f"-D_GLIBCXX_USE_CXX11_ABI={new_abi:d}", f"-I{include}",
+    ]  # fmt: skip
 
 
 def _compiler() -> list[str] | None:

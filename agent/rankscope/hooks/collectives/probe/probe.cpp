@@ -1,35 +1,35 @@
 // The native source of collectives: C++ kernels at the dispatch key BackendSelect that write the
 // same slots of the same ring as the Python recorder, without its cost.
 //
-// Compiled for one version of PyTorch and one of Python by `build.py`. Python decides (which
-// operators, which group is which, what a place in the code is called); this file only measures.
+// Compiled for one minor version of PyTorch and any Python: ready-made by `.ci/build_probes.py`, else
+// at first use by `build.py`. Python decides (which operators, which group is which, what a place in
+// the code is called); this file only measures.
 // Nothing here may throw into the caller's collective: the user's own exceptions pass, ours end
 // in the header's count of hook errors. The mapping is never unmapped, so a worker thread of the
 // backend may tell an end at any time.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python.hpp"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/ScalarType.h>
-#include <pybind11/detail/common.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/api/include/torch/version.h>
 #include <torch/library.h>
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -63,17 +63,18 @@ static_assert(sizeof(Slot) == 96);
 // Numbers of the wire that Python hands over, in the order of CONSTANTS in source.py.
 struct Constants {
   int header_bytes, head_at, heartbeat_at, step_at, hook_errors_at, blocked_at, latest_end_at,
-      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_calls_at, untracked_at;
+      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_thinned_ns_at, thinned_at;
   int issued, returned, ended, failed;
-  int flag_async, flag_p2p, flag_end_from_wait;
+  int flag_async, flag_p2p, flag_end_from_wait, flag_thinned, flag_by_engine;
   int issued_by, ended_by_future, ended_by_wait, ended_by_error;
   int num_reduce_ops;
 };
 constexpr int NUM_CONSTANTS = sizeof(Constants) / sizeof(int);
 
-constexpr uint64_t MEASURE_EVERY = 64; // calls between two readings of our own CPU time
+constexpr uint64_t MEASURE_EVERY = 17; // calls between two readings of our own CPU time: a prime
 constexpr int MAX_FRAMES = 40;
 constexpr size_t MAX_PLACES = 50000;
+constexpr size_t THREAD_WORDS_BYTES = 128; // of PyThreadState, in which the recursion is looked for
 constexpr size_t PENDING_SLOTS = 8192; // works whose wait is still to come
 constexpr size_t PENDING_WAYS = 8;
 
@@ -104,6 +105,7 @@ struct Token {
   int64_t number = -1; // -1: not recorded
   bool by_engine = false; // the autograd engine called: C++ waits, not Python
   bool on_host = false; // the end can be seen from the CPU
+  bool thinned = false; // of a thinned step: its end is seen where Python waits for it, only
 };
 
 struct Measured {
@@ -143,7 +145,7 @@ struct Probe {
   std::atomic<bool> active{false};
   std::atomic<bool> call_sites{true};
   std::vector<int> dtype_of; // torch's ScalarType -> the wire's number
-  std::shared_mutex groups_mutex;
+  std::mutex groups_mutex;
   std::unordered_map<c10d::ProcessGroup*, Group*> groups;
   std::unordered_map<int, Group*> groups_by_index; // for ever: sequences go on
   // guarded by the interpreter lock:
@@ -154,6 +156,7 @@ struct Probe {
   PyObject* name_place = nullptr; // (code, line) -> index
   PyObject* engine_code = nullptr;
   PyTypeObject* work_type = nullptr;
+  int recursion_at = -1; // offset in PyThreadState of the int32 that each call counts down, -1 unknown
   std::unique_ptr<torch::Library> c10d_library, functional_library;
   Pending pending[PENDING_SLOTS];
   std::atomic<int64_t> ends_expected{0}; // futures that have not called back yet
@@ -177,9 +180,16 @@ uint64_t thread_cpu_ns() {
   return uint64_t(time.tv_sec) * 1000000000u + uint64_t(time.tv_nsec);
 }
 
+bool is_main_thread() {
+  thread_local const bool is_main = getpid() == pid_t(syscall(SYS_gettid));
+  return is_main;
+}
+
 std::atomic<uint64_t>& header(int at) {
   return *reinterpret_cast<std::atomic<uint64_t>*>(probe->ring + at);
 }
+
+bool is_thinned() { return probe->ring[probe->is.thinned_at] != 0; }
 
 Slot& slot_of(int64_t number) {
   return *reinterpret_cast<Slot*>(
@@ -209,8 +219,7 @@ void add_blocked(int64_t number, uint64_t duration_ns) noexcept {
     Slot& slot = slot_of(number);
     if (is_still(slot, number)) slot.blocked_ns += duration_ns;
   }
-  thread_local const bool is_main = getpid() == pid_t(syscall(SYS_gettid));
-  if (is_main) // the step's time is the main thread's
+  if (is_main_thread()) // the step's time is the main thread's
     header(probe->is.blocked_at).fetch_add(duration_ns, std::memory_order_relaxed);
 }
 
@@ -278,20 +287,18 @@ class WithInterpreter {
   PyObject *type_, *value_, *trace_;
 };
 
-bool interpreter_ends() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
+int recursion_left(PyThreadState* thread) { // -1 where it is not known where that stands
+  if (probe->recursion_at < 0) return -1;
+  int32_t left;
+  std::memcpy(&left, reinterpret_cast<const char*>(thread) + probe->recursion_at, sizeof left);
+  return left;
 }
 
-int recursion_left(PyThreadState* thread) {
-#if PY_VERSION_HEX >= 0x030C0000
-  return thread->py_recursion_remaining;
-#else
-  return thread->recursion_remaining;
-#endif
+PyObject* object(PyCodeObject* code) { return reinterpret_cast<PyObject*>(code); }
+PyObject* object(PyFrameObject* frame) { return reinterpret_cast<PyObject*>(frame); }
+
+void release(PyObject* reference) {
+  if (reference != nullptr) Py_DecRef(reference);
 }
 
 Group* define(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
@@ -303,14 +310,15 @@ Group* define(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     const std::string name = group->getGroupName();
     PyObject* answer = PyObject_CallFunction(probe->define_group, "s", name.c_str());
     PyObject* list = nullptr;
-    if (answer != nullptr && answer != Py_None && PyArg_ParseTuple(answer, "iO", &index, &list))
-      for (Py_ssize_t at = 0; PyList_Check(list) && at < PyList_GET_SIZE(list); ++at)
-        ranks.push_back(int(PyLong_AsLong(PyList_GET_ITEM(list, at))));
-    Py_XDECREF(answer);
+    if (answer != nullptr && answer != &_Py_NoneStruct &&
+        PyArg_ParseTuple(answer, "iO!", &index, &PyList_Type, &list))
+      for (Py_ssize_t at = 0; at < PyList_Size(list); ++at)
+        ranks.push_back(int(PyLong_AsLong(PyList_GetItem(list, at))));
+    release(answer);
     PyErr_Clear();
   }
   if (index < 0) return nullptr;
-  std::unique_lock lock(probe->groups_mutex);
+  std::lock_guard lock(probe->groups_mutex);
   for (auto at = probe->groups.begin(); at != probe->groups.end();)
     if (at->second->weak.expired()) {
       at->second->forget();
@@ -336,7 +344,7 @@ Group* group_of(const c10::IValue& argument) {
   Group* latest = latest_group;
   if (latest != nullptr && latest->group.load(std::memory_order_relaxed) == raw) return latest;
   {
-    std::shared_lock lock(probe->groups_mutex);
+    std::lock_guard lock(probe->groups_mutex);
     auto known = probe->groups.find(raw);
     if (known != probe->groups.end()) return latest_group = known->second;
   }
@@ -347,12 +355,12 @@ Group* group_of(const c10::IValue& argument) {
 bool is_inside_torch(PyCodeObject* code) {
   auto known = probe->inside_torch.find(code);
   if (known != probe->inside_torch.end()) return known->second;
-  PyObject* answer = PyObject_CallOneArg(probe->is_inside, reinterpret_cast<PyObject*>(code));
+  PyObject* answer = PyObject_CallFunction(probe->is_inside, "O", object(code));
   bool inside = answer == nullptr || PyObject_IsTrue(answer) == 1;
-  Py_XDECREF(answer);
+  release(answer);
   PyErr_Clear();
   if (probe->inside_torch.size() < MAX_PLACES) {
-    Py_INCREF(code); // its address stays its own
+    Py_IncRef(object(code)); // its address stays its own
     probe->inside_torch[code] = inside;
   }
   return inside;
@@ -364,45 +372,47 @@ int place_of(PyFrameObject* frame, PyCodeObject* code) {
   if (known != probe->places.end()) return known->second;
   if (probe->places.size() >= MAX_PLACES) return 0;
   PyObject* answer = PyObject_CallFunction(
-      probe->name_place, "Oi", reinterpret_cast<PyObject*>(code), PyFrame_GetLineNumber(frame));
+      probe->name_place, "Oi", object(code), PyFrame_GetLineNumber(frame));
   int place = answer == nullptr ? 0 : int(PyLong_AsLong(answer));
-  Py_XDECREF(answer);
+  release(answer);
   PyErr_Clear();
   return probe->places[key] = place < 0 ? 0 : place; // inside_torch keeps the code alive
 }
 
-// Return the innermost place outside torch; `first_is_engine` tells what the top frame is.
-int users_place(PyThreadState* thread, bool& first_is_engine) {
+// Return the innermost place outside torch; `first_is_engine` tells what the top frame is, and is
+// all that is looked for if no place is `wanted`.
+int users_place(PyThreadState* thread, bool wanted, bool& first_is_engine) {
   int place = 0;
   PyFrameObject* frame = PyThreadState_GetFrame(thread);
   first_is_engine = frame == nullptr; // a thread of the engine's own
   for (int depth = 0; frame != nullptr && depth < MAX_FRAMES; ++depth) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    if (depth == 0) first_is_engine = reinterpret_cast<PyObject*>(code) == probe->engine_code;
-    bool inside = is_inside_torch(code);
-    if (!inside) place = place_of(frame, code);
-    Py_DECREF(code);
+    if (depth == 0) first_is_engine = object(code) == probe->engine_code;
+    const bool inside = wanted && is_inside_torch(code);
+    if (wanted && !inside) place = place_of(frame, code);
+    Py_DecRef(object(code));
     if (!inside) break;
     PyFrameObject* back = PyFrame_GetBack(frame);
-    Py_DECREF(frame);
+    Py_DecRef(object(frame));
     frame = back;
   }
-  Py_XDECREF(frame);
+  release(object(frame));
   return place;
 }
 
 // Find the caller's place, and whether the autograd engine called. Within a backward pass the
 // interpreter lock is taken once: later calls of the engine are known by the depth of the stack.
-int call_site(bool& by_engine) {
+int call_site(bool thinned, bool& by_engine) {
   by_engine = false;
-  if (interpreter_ends()) return 0;
-  PyThreadState* thread = PyGILState_GetThisThreadState();
+  const bool wanted = !thinned && probe->call_sites.load(std::memory_order_relaxed);
   const bool in_engine = torch::autograd::get_current_graph_task_id() >= 0;
+  if ((!wanted && !in_engine) || interpreter_ends()) return 0;
+  PyThreadState* thread = PyGILState_GetThisThreadState();
   auto& site_of_pass = header(probe->is.engine_site_at);
   uint64_t known = site_of_pass.load(std::memory_order_relaxed);
   if (in_engine && known != 0) {
     if (thread == nullptr || // a thread that never ran Python
-        (engine_pass == known && engine_depth == recursion_left(thread))) {
+        (engine_pass == known && engine_depth >= 0 && engine_depth == recursion_left(thread))) {
       by_engine = true;
       return int(known - 1);
     }
@@ -411,11 +421,10 @@ int call_site(bool& by_engine) {
     by_engine = true;
     return 0;
   }
-  if (!probe->call_sites.load(std::memory_order_relaxed) && !in_engine) return 0;
   WithInterpreter held;
   thread = PyThreadState_Get();
   bool first_is_engine = false;
-  int place = users_place(thread, first_is_engine);
+  int place = users_place(thread, !thinned, first_is_engine);
   by_engine = in_engine && first_is_engine;
   if (by_engine) {
     if (known == 0) site_of_pass.store(known = uint64_t(place) + 1, std::memory_order_relaxed);
@@ -477,17 +486,19 @@ void fill(Slot& slot, const Row& row, const c10::IValue* arguments, Group& group
   bool is_async = row.is_p2p;
   if (row.async_at >= 0 && arguments[row.async_at].isBool())
     is_async = is_async || arguments[row.async_at].toBool();
-  slot.flags = uint8_t((row.is_p2p ? is.flag_p2p : 0) | (is_async ? is.flag_async : 0));
   slot.sequence = row.is_p2p ? next_p2p(group, row.operation, peer) : ++group.sequence;
-  if (probe->ring[is.untracked_at] != 0) slot.sequence = 0; // not known any more
   slot.peer_rank = peer;
   slot.group_id = uint16_t(group.index);
   slot.num_tensors = uint16_t(std::min(std::max(result.count, input.count), 65535));
   slot.operation = uint8_t(row.operation);
   slot.dtype = uint8_t(result.dtype != 0 ? result.dtype : input.dtype);
   slot.reduce_op = row.reduce_at >= 0 ? uint8_t(reduce_op_of(arguments[row.reduce_at])) : 0;
-  slot.call_site = uint32_t(call_site(token.by_engine));
+  const int place = call_site(token.thinned, token.by_engine);
+  slot.call_site = token.thinned ? 0 : uint32_t(place);
   token.on_host = result.on_host && input.on_host;
+  slot.flags = uint8_t(
+      (row.is_p2p ? is.flag_p2p : 0) | (is_async ? is.flag_async : 0) |
+      (token.thinned ? is.flag_thinned : 0) | (token.by_engine ? is.flag_by_engine : 0));
   if (!token.by_engine) expect_wait(result.storage, token.number, token.on_host);
 }
 
@@ -522,6 +533,7 @@ Token issued(const Row& row, const c10::IValue* arguments) noexcept {
       count_error();
       return token;
     }
+    token.thinned = is_thinned();
     token.number = int64_t(header(probe->is.head_at).fetch_add(1));
     Slot& slot = slot_of(token.number);
     slot.number.store(0, std::memory_order_release);
@@ -549,6 +561,7 @@ void returned(const Row& row, const Token& token, const c10::IValue& result) noe
     auto boxed = result.toObjectRef().getSlot(0).toCapsule();
     auto* work = static_cast<c10d::Work*>(boxed.get());
     if (!token.by_engine) expect_wait(work, token.number, token.on_host);
+    if (token.thinned) return;
     // the future of device work is complete when it is enqueued: no end
     if (!row.has_future || !token.on_host || row.without_future.load(std::memory_order_relaxed))
       return;
@@ -601,8 +614,9 @@ struct Kernel final : c10::OperatorKernel {
     const uint64_t before = measured ? thread_cpu_ns() : 0;
     returned(*row, token, stack->back());
     if (measured) {
-      header(probe->is.own_ns_at).fetch_add(own_ns + thread_cpu_ns() - before);
-      header(probe->is.own_calls_at).fetch_add(1);
+      const int at = token.thinned ? probe->is.own_thinned_ns_at : probe->is.own_ns_at;
+      header(at).fetch_add(own_ns + thread_cpu_ns() - before);
+      header(at + 8).fetch_add(1); // the count of calls stands just behind
     }
   }
 };
@@ -635,15 +649,13 @@ struct WaitTensor final : c10::OperatorKernel {
 
 // Work.wait, in place of what the class had (bound as `original`): the same call, timed.
 PyObject* wait(PyObject* original, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  Token token;
   const bool is_work = probe->active.load(std::memory_order_relaxed) &&
-      PyVectorcall_NARGS(count) > 0 && PyObject_TypeCheck(arguments[0], probe->work_type);
-  if (is_work) {
-    auto* instance = reinterpret_cast<pybind11::detail::instance*>(arguments[0]);
-    if (instance->simple_layout) token = take_wait(instance->simple_value_holder[0]);
-  }
+      num_positional(size_t(count)) > 0 && PyType_IsSubtype(arguments[0]->type, probe->work_type);
+  if (!is_work) return PyObject_Vectorcall(original, arguments, size_t(count), names);
+  auto* instance = reinterpret_cast<Instance*>(arguments[0]);
+  const Token token = instance->simple_layout ? take_wait(instance->simple_value_holder[0]) : Token();
   const uint64_t began = now_ns();
-  PyObject* result = PyObject_Vectorcall(original, arguments, count, names);
+  PyObject* result = PyObject_Vectorcall(original, arguments, size_t(count), names);
   if (is_work && token.number >= 0) waited(token, began, result == nullptr);
   return result;
 }
@@ -653,30 +665,29 @@ PyMethodDef WAIT = {
     METH_FASTCALL | METH_KEYWORDS, "Wait until the operation is done (timed by Rankscope)."};
 
 bool read_constants(PyObject* tuple, Constants& into) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != NUM_CONSTANTS) return false;
+  if (PyTuple_Size(tuple) != NUM_CONSTANTS) return false;
   int* numbers = reinterpret_cast<int*>(&into);
   for (int at = 0; at < NUM_CONSTANTS; ++at)
-    numbers[at] = int(PyLong_AsLong(PyTuple_GET_ITEM(tuple, at)));
+    numbers[at] = int(PyLong_AsLong(PyTuple_GetItem(tuple, at)));
   return PyErr_Occurred() == nullptr;
 }
 
 bool map_ring(const char* path) {
   int file = open(path, O_RDWR | O_CLOEXEC);
-  struct stat facts {};
-  if (file < 0 || fstat(file, &facts) != 0) {
+  const off_t size = file < 0 ? -1 : lseek(file, 0, SEEK_END);
+  if (size < 0) {
     if (file >= 0) close(file);
     PyErr_SetFromErrnoWithFilename(PyExc_OSError, path);
     return false;
   }
-  void* memory =
-      mmap(nullptr, size_t(facts.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  void* memory = mmap(nullptr, size_t(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (memory == MAP_FAILED) {
     PyErr_SetFromErrnoWithFilename(PyExc_OSError, path);
     return false;
   }
   probe->ring = static_cast<char*>(memory);
-  probe->num_slots = (size_t(facts.st_size) - size_t(probe->is.header_bytes)) / sizeof(Slot);
+  probe->num_slots = (size_t(size) - size_t(probe->is.header_bytes)) / sizeof(Slot);
   return true;
 }
 
@@ -691,13 +702,14 @@ void after_fork() {
   own_thread_id = 0;
 }
 
-// open(path, layout, constants, dtypes, rank, define_group, is_inside, name_place, engine_code)
+// open(path, layout, constants, dtypes, rank, recursion_at, define_group, is_inside, name_place,
+//      engine_code)
 PyObject* open_ring(PyObject*, PyObject* arguments) {
   const char *path, *layout;
   PyObject *constants, *dtypes, *define_group, *is_inside, *name_place, *engine_code;
-  int rank;
-  if (!PyArg_ParseTuple(arguments, "ssOOiOOOO", &path, &layout, &constants, &dtypes, &rank,
-                        &define_group, &is_inside, &name_place, &engine_code))
+  int rank, recursion_at;
+  if (!PyArg_ParseTuple(arguments, "ssOO!iiOOOO", &path, &layout, &constants, &PyDict_Type, &dtypes,
+                        &rank, &recursion_at, &define_group, &is_inside, &name_place, &engine_code))
     return nullptr;
   if (std::string(layout) != LAYOUT) {
     PyErr_SetString(PyExc_ValueError, "the probe was built for another layout of the ring");
@@ -715,36 +727,37 @@ PyObject* open_ring(PyObject*, PyObject* arguments) {
   }
   if (probe->ring == nullptr && !map_ring(path)) return nullptr;
   {
-    std::unique_lock lock(probe->groups_mutex); // Python names them anew
+    std::lock_guard lock(probe->groups_mutex); // Python names them anew
     for (auto& known : probe->groups) known.second->forget();
     probe->groups.clear();
   }
   probe->dtype_of.assign(size_t(c10::ScalarType::NumOptions), 0);
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(dtypes, &at, &key, &value);) {
-    const char* name = PyUnicode_AsUTF8(key);
+    const char* name = PyUnicode_AsUTF8AndSize(key, nullptr);
     for (int type = 0; name != nullptr && type < int(c10::ScalarType::NumOptions); ++type)
       if (std::string(name) == c10::toString(c10::ScalarType(type)))
         probe->dtype_of[size_t(type)] = int(PyLong_AsLong(value));
   }
   probe->rank = rank;
-  for (PyObject* kept : {define_group, is_inside, name_place, engine_code}) Py_INCREF(kept);
+  probe->recursion_at =
+      recursion_at <= int(THREAD_WORDS_BYTES - sizeof(int32_t)) ? recursion_at : -1;
+  for (PyObject* kept : {define_group, is_inside, name_place, engine_code}) Py_IncRef(kept);
   probe->define_group = define_group;
   probe->is_inside = is_inside;
   probe->name_place = name_place;
   probe->engine_code = engine_code;
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  Py_RETURN_NONE;
+  return PyErr_Occurred() != nullptr ? nullptr : none();
 }
 
 void register_kernels(PyObject* rows) {
   probe->c10d_library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(rows); ++at) {
+  for (Py_ssize_t at = 0; at < PyList_Size(rows); ++at) {
     const char* name;
     auto* row = new Row; // as long as the process: a call may be inside when kernels go
     int flags[5];
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, at), "siiiiiippppp", &name, &row->operation,
+    if (!PyArg_ParseTuple(PyList_GetItem(rows, at), "siiiiiippppp", &name, &row->operation,
                           &row->group_at, &row->peer_at, &row->async_at, &row->reduce_at,
                           &row->num_arguments, flags, flags + 1, flags + 2, flags + 3, flags + 4))
       return;
@@ -774,9 +787,9 @@ PyObject* start(PyObject*, PyObject* arguments) {
   }
   PyObject* methods = PyObject_GetAttrString(work_type, "__dict__");
   PyObject* original = methods ? PyMapping_GetItemString(methods, "wait") : nullptr;
-  Py_XDECREF(methods);
+  release(methods);
   if (original == nullptr) return nullptr;
-  Py_INCREF(work_type);
+  Py_IncRef(work_type);
   probe->work_type = reinterpret_cast<PyTypeObject*>(work_type);
   try {
     register_kernels(rows);
@@ -786,14 +799,14 @@ PyObject* start(PyObject*, PyObject* arguments) {
   if (PyErr_Occurred() != nullptr) {
     probe->c10d_library.reset();
     probe->functional_library.reset();
-    Py_DECREF(original);
+    Py_DecRef(original);
     return nullptr;
   }
   probe->active = true;
-  PyObject* function = PyCFunction_New(&WAIT, original);
-  Py_DECREF(original);
+  PyObject* function = PyCMethod_New(&WAIT, original, nullptr, nullptr);
+  Py_DecRef(original);
   PyObject* method = function == nullptr ? nullptr : PyInstanceMethod_New(function);
-  Py_XDECREF(function);
+  release(function);
   return method;
 }
 
@@ -803,31 +816,75 @@ PyObject* stop(PyObject*, PyObject*) {
     probe->c10d_library.reset();
     probe->functional_library.reset();
   }
-  Py_RETURN_NONE;
+  return none();
 }
 
 PyObject* set_call_sites(PyObject*, PyObject* wanted) {
   if (probe != nullptr) probe->call_sites = PyObject_IsTrue(wanted) == 1;
-  Py_RETURN_NONE;
+  return none();
 }
 
 PyObject* ends_expected(PyObject*, PyObject*) {
   return PyLong_FromLongLong(probe == nullptr ? 0 : probe->ends_expected.load());
 }
 
+// --- does this binary fit this torch? ------------------------------------------------------------
+
+// num_owners(work) -> how many references own the C++ work of this Python object, -1 if pybind11's
+// objects are laid out in another way. The holder of a work is one pointer: that to the work.
+PyObject* num_owners(PyObject*, PyObject* work) {
+  auto* instance = reinterpret_cast<Instance*>(work);
+  void* const value = instance->simple_value_holder[0];
+  const bool is_known =
+      instance->simple_layout && value != nullptr && value == instance->simple_value_holder[1];
+  return PyLong_FromLongLong(
+      is_known ? c10::raw::intrusive_ptr::use_count(static_cast<c10d::Work*>(value)) : -1);
+}
+
+// reads_tensors() -> whether a tensor that the installed torch makes reads here as what it is
+PyObject* reads_tensors(PyObject*, PyObject*) {
+  bool right = false;
+  try {
+    const at::Tensor tensor = at::detail::empty_cpu({3, 5}, c10::ScalarType::Double);
+    const auto* body = tensor.unsafeGetTensorImpl();
+    right = tensor.is_cpu() && tensor.layout() == at::kStrided && body->numel() == 15 &&
+        body->itemsize() == 8 && !body->has_symbolic_sizes_strides() && body->has_storage() &&
+        body->storage().nbytes() == 120 && tensor.use_count() == 1;
+  } catch (...) {
+  }
+  return PyLong_FromLongLong(right);
+}
+
+// thread_words() -> the begin of this thread's PyThreadState: Python looks for the recursion in it
+PyObject* thread_words(PyObject*, PyObject*) {
+  return PyBytes_FromStringAndSize(
+      reinterpret_cast<const char*>(PyThreadState_Get()), Py_ssize_t(THREAD_WORDS_BYTES));
+}
+
 PyMethodDef METHODS[] = {
+    {"num_owners", num_owners, METH_O, "How many references own a Work; -1: no known layout."},
+    {"reads_tensors", reads_tensors, METH_NOARGS, "Whether torch's tensors read as what they are."},
+    {"thread_words", thread_words, METH_NOARGS, "Return the begin of PyThreadState."},
     {"open", open_ring, METH_VARARGS, "Map the ring of this rank."},
     {"start", start, METH_VARARGS, "Register the kernels; return the new Work.wait."},
     {"stop", stop, METH_NOARGS, "Take the kernels out again."},
-    {"ends_expected", ends_expected, METH_NOARGS,
-     "How many ends are still to be told."},
-    {"set_call_sites", set_call_sites, METH_O, "Whether places in the user's code are looked up."},
+    {"ends_expected", ends_expected, METH_NOARGS, "How many ends are still to be told."},
+    {"set_call_sites", set_call_sites, METH_O, "Whether places in the code are looked up."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "rankscope_probe", "The native source of collectives.", -1, METHODS,
-    nullptr, nullptr, nullptr, nullptr};
+    .name = "rankscope_probe", .doc = "The native source of collectives.", .size = -1,
+    .methods = METHODS};
+
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
 
 } // namespace
 
-PyMODINIT_FUNC PyInit_rankscope_probe() { return PyModule_Create(&MODULE); }
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit_rankscope_probe() {
+  PyObject* module = PyModule_Create2(&MODULE, PYTHON_ABI_VERSION);
+  if (module != nullptr)
+    PyModule_AddStringConstant(
+        module, "torch_minor", TEXT(TORCH_VERSION_MAJOR) "." TEXT(TORCH_VERSION_MINOR));
+  return module;
+}
