@@ -139,7 +139,20 @@ class Control:
                 self._start_profile(command)
             elif self._agent.clock.step >= command.at_step:
                 self._waiting.remove(command)
-                self._switch(command)
+                if command.kind == "thin":
+                    self._thin(command)
+                else:
+                    self._switch(command)
+
+    def _thin(self, command: Command) -> None:
+        """Record more or less from this step on, as all ranks do."""
+        self._agent.governor.take(command.level, is_alone=False)
+        self._answer(command, RankAnswer("done", f"from step {self._agent.clock.step} on"))
+
+    @property
+    def will_thin(self) -> bool:
+        """Whether a level has been agreed whose step is still to come."""
+        return any(command.kind == "thin" for command in self._waiting)
 
     def _switch(self, command: Command) -> None:
         """Take the hooks out, or put them in again.

@@ -31,7 +31,7 @@ _WHOLE = frozenset({"broadcast", "reduce", "send", "recv"})  # 1
 
 
 def bus_factor(operation: str, num_ranks: int) -> float | None:
-    """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md), None where it is not defined."""
+    """Return busbw / algbw (performance notes of nccl-tests), None where it is not defined."""
     if num_ranks < 2:
         return None
     share = (num_ranks - 1) / num_ranks

@@ -78,6 +78,18 @@ def file_system(path: Path, mounts: str) -> str:
     return kind
 
 
+def is_writable(path: Path) -> bool:
+    """Return whether this directory can be written, or made where it is not there yet."""
+    existing = _existing(path)
+    return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _existing(path: Path) -> Path:
+    while not os.path.exists(path) and path != path.parent:  # also where we may not look
+        path = path.parent
+    return path
+
+
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if asked := environ.get("RANKSCOPE_DIR"):
         yield Path(asked).absolute()
@@ -98,14 +110,12 @@ def _why_not(wanted: Path) -> str:
     """Return why no run can be recorded there, empty if one can."""
     if wanted.is_symlink() and wanted.lstat().st_uid != os.getuid():
         return "a link that belongs to somebody else"
-    existing = wanted
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = _existing(wanted)
     if not existing.is_dir():
         return f"{existing} is no directory"
     if existing == wanted and existing.stat().st_uid not in (os.getuid(), 0):
         return "belongs to somebody else"
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if not is_writable(existing):
         return f"{existing} is not writable"
     size = os.statvfs(existing)
     if size.f_blocks * size.f_frsize < MIN_BYTES:

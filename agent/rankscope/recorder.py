@@ -11,16 +11,18 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from rankscope import journal, ring, schema
+from rankscope.group import Group
 from rankscope.identity import RankIdentity
 from rankscope.moments import GroupMade
+from rankscope.own_costs import OwnCosts
 from rankscope.rundir import COLLECTIVES_RING, STEPS_RING, make_private
 from rankscope.settings import Settings
+from rankscope.thinning import is_thinned
 
 _BODY = struct.Struct("<" + "".join(code for _, _, code in ring.COLLECTIVE_FIELDS[1:]))
 _RETURNED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "returned_ns")
@@ -30,27 +32,15 @@ _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
 _ENDED_BY_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_by")
 _BY_ERROR = schema.ENDED_BY.index("error")
+_HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
+_pack_body = _BODY.pack_into
+_pack_head = struct.Struct("<QQ").pack_into  # slots begun, and the heartbeat behind it
+assert ring.HEARTBEAT_AT == ring.HEAD_AT + 8
 _pack_u64 = ring.U64.pack_into
 _unpack_u64 = ring.U64.unpack_from
 get_ident = threading.get_ident
 _now = time.monotonic_ns
 _MAX_CALL_SITES = 50_000
-
-
-@dataclass
-class Group:
-    """One process group of this process, and its counters."""
-
-    index: int
-    name: str
-    ranks: list[int]  # global ranks in group order
-    reference: weakref.ref[Any]
-    sequence: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    p2p: dict[tuple[int, int], itertools.count[int]] = field(default_factory=dict)
-
-    def next_p2p(self, operation: int, peer: int) -> int:
-        """Return the next number between this rank and `peer` in one direction."""
-        return next(self.p2p.setdefault((operation, peer), itertools.count(1)))
 
 
 class Recorder:
@@ -62,13 +52,19 @@ class Recorder:
         self.identity = identity
         self.active = True
         self.step = 1
-        self._head_at_step = 0
+        self._num_at_step = 0
+        # collectives that were not seen one by one: `hooks.collectives.outside`
+        self.num_outside = 0
+        self.outside_in_step: Callable[[], int] = int
+        self.step_begins: Callable[[], None] = lambda: None
+        self.waits_unknown = False  # in the step in progress
         self.on_group: Callable[[GroupMade], None] = lambda made: None
         self.journal = journal.JournalWriter(directory)
         self._ring = self._open_ring(
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
         )
         self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
+        self._num_slots = self._ring.num_slots
         self._threads: dict[int, int] = {}
         self._numbers = itertools.count(self._ring.begun)
         self._step_numbers = itertools.count(self._steps.begun)
@@ -78,7 +74,9 @@ class Recorder:
         self._group_lock = threading.Lock()
         self._call_sites: dict[tuple[Any, int], int] = {}
         self._is_alone = False
+        self.thinning = 0
         self.buffer = self._ring.buffer
+        self.costs = OwnCosts(self._ring)
 
     def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
         who = self.identity
@@ -115,21 +113,19 @@ class Recorder:
     ) -> int:
         """Record that a collective was entered; return its slot number, the token."""
         number = next(self._numbers)
-        at = self._ring.offset(number)
+        at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
         buffer = self.buffer
-        if buffer[ring.UNTRACKED_AT]:
-            sequence = 0
-        arrived = _now()
         thread = self._threads.get(get_ident()) or self._native_id()
         _pack_u64(buffer, at, 0)
-        _BODY.pack_into(
+        arrived = _now()
+        _pack_body(
             buffer, at + 8, arrived, 0, 0, 0, input_bytes, output_bytes, 0, sequence, self.step,
-            thread, peer_rank, call_site, group.index, min(num_tensors, 65535), operation,
+            thread, peer_rank, call_site, group.index,
+            num_tensors if num_tensors < 65536 else 65535, operation,
             schema.ISSUED, dtype, flags, reduce_op, issued_by, 0, 0,
         )  # fmt: skip
         _pack_u64(buffer, at, number + 1)
-        _pack_u64(buffer, ring.HEAD_AT, number + 1)
-        _pack_u64(buffer, ring.HEARTBEAT_AT, arrived)
+        _pack_head(buffer, ring.HEAD_AT, number + 1, arrived)
         return number
 
     def _native_id(self) -> int:
@@ -138,7 +134,7 @@ class Recorder:
 
     def returned(self, number: int) -> None:
         """Record that the call of a collective came back (it may still run)."""
-        at = self._ring.offset(number)
+        at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
         buffer = self.buffer
         if _unpack_u64(buffer, at)[0] == number + 1:
             now = _now()
@@ -180,13 +176,18 @@ class Recorder:
 
     @property
     def num_collectives(self) -> int:
-        """Number of collectives recorded so far."""
-        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0])
+        """Number of collectives so far, without those of `outside_in_step`."""
+        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0]) + self.num_outside
 
     @property
     def collectives_in_step(self) -> int:
-        """Number of collectives recorded since `begin_step`."""
-        return self.num_collectives - self._head_at_step
+        """Number of collectives since `begin_step`."""
+        return self.num_collectives - self._num_at_step + self.outside_in_step()
+
+    @property
+    def callers(self) -> Collection[int]:
+        """Identities of the threads that ever called a collective."""
+        return self._threads.keys()
 
     def thread_blocked(self, duration_ns: int) -> None:
         """Add time for which the main thread was blocked in a wait; the step clock takes it."""
@@ -205,20 +206,27 @@ class Recorder:
         _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
         _pack_u64(self.buffer, ring.ENGINE_SITE_AT, 0)
 
-    def own_cost(self) -> tuple[int, int]:
-        """Return (CPU ns inside our own code, calls) of the collectives that were measured."""
-        ns: int = _unpack_u64(self.buffer, ring.OWN_NS_AT)[0]
-        calls: int = _unpack_u64(self.buffer, ring.OWN_CALLS_AT)[0]
-        return ns, calls
+    def leave_thinned(self) -> None:
+        """Thin the step in progress, though it should be whole: it cannot be."""
+        self.buffer[ring.THINNED_AT] = True
 
-    def add_own_cost(self, cpu_ns: int) -> None:
-        """Add the measured cost of recording one collective."""
-        self._ring.add(ring.OWN_NS_AT, cpu_ns)
-        self._ring.add(ring.OWN_CALLS_AT)
+    def thin(self, level: int) -> None:
+        """Put a level of thinning in force, from the step in progress on."""
+        self.thinning = level
+        self.buffer[ring.THINNING_AT] = level
+        self.buffer[ring.THINNED_AT] = is_thinned(self.step, level)
 
-    def untrack(self) -> None:
-        """Say that not every collective is seen any more: the peers must not wait for this rank."""
-        self.buffer[ring.UNTRACKED_AT] = 1
+    @property
+    def is_thinned(self) -> bool:
+        """Whether the collectives of the step in progress are only counted."""
+        return bool(self.buffer[ring.THINNED_AT])
+
+    @property
+    def step_flags(self) -> int:
+        """Flags of the step in progress that say how much of it is recorded."""
+        if self.waits_unknown:
+            return schema.STEP_THINNED | schema.STEP_WAITS_UNKNOWN
+        return schema.STEP_THINNED * self.is_thinned
 
     def engine_site(self) -> int:
         """Return the call site of this backward pass, -1 if nobody has looked it up."""
@@ -244,7 +252,8 @@ class Recorder:
         if number == 0:
             return 0
         _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
-        latest = _unpack_u64(self.buffer, ring.LATEST_END_AT)[0]
+        # of a thinned step no bucket's end is known: the last one ended shortly before now
+        latest = now_ns if self.is_thinned else _unpack_u64(self.buffer, ring.LATEST_END_AT)[0]
         arrived = _unpack_u64(self.buffer, ring.ENGINE_ARRIVED_AT)[0]
         blocked_ns: int = max(0, min(latest, now_ns) - arrived)
         self.blocked(number - 1, blocked_ns)
@@ -261,6 +270,11 @@ class Recorder:
             return known
         with self._group_lock:
             return self._define(process_group.group_name, process_group)
+
+    def has_group(self, process_group: Any) -> bool:
+        """Return whether a process group was used."""
+        known = self._groups_by_id.get(id(process_group))
+        return known is not None and known.reference() is process_group
 
     def _define(self, name: str, process_group: Any) -> Group:
         known = self._groups_by_id.get(id(process_group))
@@ -343,8 +357,10 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Publish the number of the step that begins."""
         self.step = step
-        self._head_at_step = self.num_collectives
+        self.step_begins()
+        self._num_at_step = self.num_collectives
         _pack_u64(self.buffer, ring.STEP_AT, step)
+        self.buffer[ring.THINNED_AT] = is_thinned(step, self.thinning)
 
     # --- journal and header --------------------------------------------------------------
 

@@ -41,8 +41,14 @@ ENGINE_NUMBER_AT = 216  # u64: slot number + 1 of the last collective that autog
 ENGINE_ARRIVED_AT = 224  # u64: its arrival, monotonic ns
 ENGINE_SITE_AT = 232  # u64: call site of this backward pass + 1, 0 = not looked up yet
 OWN_NS_AT = 240  # u64: CPU ns inside our own code, of the calls that were measured
-OWN_CALLS_AT = 248  # u64: how many calls were measured
-UNTRACKED_AT = 256  # u8: 1 = not every collective is seen any more, sequences mean nothing
+OWN_CALLS_AT = 248  # u64, just behind: how many calls were measured
+THINNED_AT = 257  # u8: 1 = the step in progress is thinned: collectives are counted, no ends
+THINNING_WANTED_AT = 258  # u8: level that this rank needs to keep its budget
+THINNING_AT = 259  # u8: level in force: 0 all, 1 no call sites, 2, 3, 4 ... one step in 2, 4, 8 ...
+OWN_THINNED_NS_AT = 264  # u64: as OWN_NS_AT, of calls in thinned steps
+OWN_THINNED_CALLS_AT = 272  # u64, just behind
+OWN_SWITCH_NS_AT = 280  # u64: CPU ns of taking kernels out for thinned steps, and putting them in
+OWN_SWITCHES_AT = 288  # u64, just behind: how often
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
 DROP_REASONS: tuple[str, ...] = (
     "overwritten", "disk full", "journal full", "hook failed", "too many alike",

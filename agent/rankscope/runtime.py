@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope import environment, flight, identity, kinship, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
@@ -32,6 +32,9 @@ from rankscope.redaction import clean
 from rankscope.settings import Settings
 from rankscope.sheet import Sheet
 from rankscope.steps import EndedStep, StepClock
+
+if TYPE_CHECKING:
+    from rankscope.hooks.collectives.outside import Outside
 
 _WATCH_COLLECTOR_SECONDS = 5.0
 
@@ -60,6 +63,7 @@ class Agent:
         self.is_off = False
         self.control = Control(self)
         self.governor = Governor(self)
+        self.outside: Outside | None = None  # of a source that leaves out thinned steps
         self._staying: set[str] = set()  # hooks that stay in while it is off
         self._times_on = 0
         self._kept_patches: set[tuple[Any, str]] = set()  # the script has wrapped these
@@ -181,13 +185,6 @@ class Agent:
         self._staying.clear()
         self.sources = dict.fromkeys(self.sources, "removed")
 
-    def stop_collectives(self) -> None:
-        """Take only the source of collectives out; its sequences are unknown from now on."""
-        if self.recorder is not None:
-            self.recorder.untrack()
-        while self.undo_collectives:
-            self.undo_collectives.pop()()
-
     def switch_off(self) -> None:
         """Record nothing any more, but where the rank is. Between two steps, in the main thread."""
         self.is_off = True
@@ -264,6 +261,8 @@ class Agent:
         self.governor.at_boundary()
         if self.settings.commands:
             self.control.at_boundary()
+        if self.outside is not None:
+            self.outside.at_boundary()
 
     def describe(self, **facts: Any) -> None:
         """Register this rank again with more facts, for example its pipeline stage."""

@@ -64,12 +64,21 @@ FLAG_COALESCED = 4
 FLAG_END_IS_UPPER_BOUND = 8  # ended_ns is when a callback ran, up to a few ms late
 FLAG_END_FROM_WAIT = 16  # ended_ns is when Work.wait returned: not before the true end
 FLAG_COMPILED = 32  # called from compiled code
+FLAG_THINNED = 64  # of a thinned step: no call site, no end; stays on its node, never in a chunk
+FLAG_BY_ENGINE = 128  # the autograd engine itself called (DDP's reducer): C++ waits, not Python
 
 # flags of a step
 STEP_SKIPPED = 1  # the optimizer did not step (gradient scaler)
 STEP_CHECKPOINT = 2
 STEP_EVALUATION = 4
 STEP_FIRST = 8  # first step of this process: includes start-up work
+# Its collectives were counted but not recorded, to keep what recording costs below the budget.
+# `num_collectives` is right; blocked time comes from waits alone and may be too long by what DDP
+# does after its last bucket. All ranks thin the same steps once that is agreed.
+STEP_THINNED = 16
+# Waits inside C++ (DDP's) were not seen at all: blocked time is a lower bound, and what is left of
+# the step without it is not the rank's self time. Only with STEP_THINNED.
+STEP_WAITS_UNKNOWN = 32
 
 COMMAND_ENDED = "command ended"  # an event of a launcher, as RunStarted is of its begin
 
@@ -137,6 +146,8 @@ class RankState(Record, frozen=True, tag="state"):
     alive: bool = True
     # False: switched off, or so switched on that its sequences do not match those of its peers
     is_recording: bool = True
+    thinning: int = 0  # level in force: see rankscope.thinning
+    thinning_wanted: int = 0  # level that this rank needs to keep its budget
     groups: list[GroupState] = []
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
@@ -288,8 +299,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     chunks: list[Chunk] = []
 
 
-CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
-COMMAND_KINDS: tuple[CommandKind, ...] = ("stacks", "profile", "agent_off", "agent_on")
+# what people ask for; "thin" is asked by the collector or the server, to keep the budget
+AskedKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
+CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on", "thin"]
+COMMAND_KINDS: tuple[AskedKind, ...] = ("stacks", "profile", "agent_off", "agent_on")
 MAX_PROFILE_STEPS = 20
 MAX_TRACE_BYTES = 64 << 20  # compressed
 # A collector that sends this header finds commands in the answers to its batches.
@@ -311,8 +324,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asked_by: str  # "user", or "finding 7"
     expires_in_seconds: float
     num_steps: int = 3  # of a profile
-    at_step: int = 0  # off and on: before which step, the same in every rank; 0 the next
-    is_everyone: bool = False  # off and on: every rank of the attempt is asked
+    level: int = 0  # of thinning
+    at_step: int = 0  # off, on, thin: before which step, the same in every rank; 0 the next
+    is_everyone: bool = False  # off, on, thin: every rank of the attempt is asked
 
 
 # Columns of each chunk kind. int64 unless named in FLOAT_COLUMNS or STRING_COLUMNS.

@@ -36,7 +36,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
     Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
     Setting("flight_recorder", "auto", "Times of NCCL from Flight Recorder: auto, on, off."),
-    Setting("probe_build", True, "Compile the native probe at first use, where a compiler is."),
+    Setting("probe_build", True, "Compile the native probe at first use, if none is ready-made."),
     Setting("overhead_percent", 0.5, "Most of the training thread's time for collectives."),
     Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
     Setting("collective_slots", 16384, "Slots of the ring of collectives, 96 bytes each."),

@@ -280,7 +280,8 @@ class StepClock:
             blocked[FORWARD], blocked[BACKWARD], blocked[OPTIMIZER],
             blocked[OTHER] + blocked[DATA] + blocked[CHECKPOINT] + blocked[EVALUATION],
             cpu, process_cpu, self.gc_ns, self.copy_ns,
-            self.step, self._microbatches, recorder.collectives_in_step, self._flags,
+            self.step, self._microbatches, recorder.collectives_in_step,
+            self._flags | recorder.step_flags,
             *(count & _U32 for count in usage),
         ))  # fmt: skip
         recorder.begin_step(self.step + 1)

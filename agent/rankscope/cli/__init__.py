@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import ClassVar, NoReturn, Protocol
 
-EXIT_USAGE = 64
+EXIT_USAGE, EXIT_INTERRUPTED = 64, 130
 
 _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.demo", "DemoCommand"),
@@ -48,6 +49,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without a sign must not end us
+            stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if argv is None else argv)
     # What another command imports must not slow this one down: preflight runs on busy nodes.
     chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]

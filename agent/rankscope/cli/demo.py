@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +21,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from rankscope import demo as demo_module
-from rankscope.demo import Demo, DemoFailed, View
+from rankscope import place
+from rankscope.cli import EXIT_INTERRUPTED
+from rankscope.demo import plan as plans
+from rankscope.demo.processes import Demo, DemoFailed
+from rankscope.demo.result import Recording, recording, result
+from rankscope.demo.watch import View, Watch
 
 _SEVERITY = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -37,8 +43,11 @@ class DemoCommand:
       rankscope demo --fault none --ranks 2  a clean run: nothing is to be found
       rankscope demo --once --json           for scripts: one JSON object, then the end
 
-    Exit codes: 0 the verdict is right, 1 it is not (or a part did not start), 64 usage,
-    130 Ctrl-C.
+    RANKSCOPE_CACHE, RANKSCOPE_COLLECTIVES, RANKSCOPE_OVERHEAD_PERCENT and
+    RANKSCOPE_PROBE_BUILD say how to record; other settings of the environment are left out.
+
+    Exit codes: 0 the verdict is right, also where Ctrl-C ends the demo after that; 1 it is
+    wrong, or there is none to judge, or a part did not start; 64 usage; 130 Ctrl-C before.
     """
 
     name: ClassVar[str] = "demo"
@@ -47,7 +56,7 @@ class DemoCommand:
         """Add the flags."""
         parser.add_argument(
             "--fault",
-            choices=(*demo_module.FAULTS, "random", "none"),
+            choices=(*plans.FAULTS, "random", "none"),
             default="slow_compute",
             help="what goes wrong (default: slow_compute)",
         )
@@ -55,7 +64,7 @@ class DemoCommand:
             "--ranks", type=_ranks, default=4, help="ranks to train on (default: 4)"
         )
         parser.add_argument(
-            "--strategy", choices=tuple(demo_module.STEPS), default="ddp", help="(default: ddp)"
+            "--strategy", choices=tuple(plans.STEPS), default="ddp", help="(default: ddp)"
         )
         parser.add_argument("--once", action="store_true", help="end when the verdict stands")
         parser.add_argument(
@@ -64,7 +73,9 @@ class DemoCommand:
         parser.add_argument("--seed", type=int, help="draw the same rank and step again")
         parser.add_argument("--port", type=int, default=0, help="of the server (default: any free)")
         parser.add_argument(
-            "--data-dir", type=Path, default=_data_directory(), help="(default: %(default)s)"
+            "--data-dir",
+            type=Path,
+            help="(default: the user's data folder; where there is none, a temporary one)",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -79,50 +90,53 @@ class DemoCommand:
                     f"The demo needs pip install 'rankscope\\[all]' ({extra} is missing)."
                 )
                 return 1
-        plan = demo_module.draw(
-            arguments.fault, arguments.ranks, arguments.strategy, arguments.seed
-        )
+        plan = plans.draw(arguments.fault, arguments.ranks, arguments.strategy, arguments.seed)
         signal.signal(signal.SIGTERM, _as_interrupt)
+        directory = arguments.data_dir or _data_directory()
+        demo = Demo(plan, directory.absolute(), arguments.port)
+        watch = Watch(demo, arguments.once)
         try:
-            with Demo(plan, arguments.data_dir.absolute(), arguments.port) as demo:
-                return _run(demo, console, once=arguments.once, as_json=arguments.json)
-        except DemoFailed as error:
+            with demo:
+                return _run(demo, watch, console, once=arguments.once, as_json=arguments.json)
+        except (DemoFailed, OSError) as error:
             console.print(Text(str(error), style="red"))
             return 1
         except KeyboardInterrupt:
             console.print("Stopped: server, ranks and collector have ended.")
-            return 130
+            if result(demo, watch, Recording())["match"]:
+                return 0
+            return 1 if watch.is_over else EXIT_INTERRUPTED
 
 
-def _run(demo: Demo, console: Console, *, once: bool, as_json: bool) -> int:
+def _run(demo: Demo, watch: Watch, console: Console, *, once: bool, as_json: bool) -> int:
     demo.start_server()
     plan = demo.plan
     console.print(
         Text.assemble(
             ("Rankscope ", "bold"),
-            f"watches {plan.ranks} ranks ({plan.strategy}, {plan.steps} steps).\n",
+            f"watches {plan.ranks} ranks ({plan.strategy}, {plan.steps} steps or more).\n",
             f"  dashboard  {demo.url}\n  data       {demo.directory}\n",
             f"  logs       {demo.log_directory}",
         ),
         soft_wrap=True,
     )
     demo.start_training()
-    view = _show(demo, console, once)
-    result = demo_module.result(demo, view)
-    _print_verdict(console, view, result)
+    _show(demo, watch, console)
+    found = result(demo, watch, recording(demo.api, demo.run_id))
+    _print_verdict(console, watch.last, found)
     if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
     if not once:
         stuck = "The stuck ranks stay as they are. " if not demo.training_ended() else ""
         console.print(f"\n{stuck}Look around: {demo.url}\nCtrl-C ends everything.", soft_wrap=True)
         while True:
             time.sleep(3600)
-    return 0 if result["match"] else 1
+    return 0 if found["match"] else 1
 
 
-def _show(demo: Demo, console: Console, once: bool) -> View | None:
-    """Draw progress until the run is over; return the last view."""
+def _show(demo: Demo, watch: Watch, console: Console) -> None:
+    """Draw progress until the watch is over."""
     progress = Progress(
         TextColumn("step {task.completed:>4.0f} of {task.total:.0f}"),
         BarColumn(),
@@ -131,10 +145,10 @@ def _show(demo: Demo, console: Console, once: bool) -> View | None:
         console=console,
     )
     task = progress.add_task("", total=demo.plan.steps, numbers="starting the ranks")
-    view, began = None, (time.monotonic(), 0)
+    began = (time.monotonic(), 0)
     pace = 0.0
     with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
-        for view in demo_module.watch(demo, once):
+        for view in watch.views():
             now = time.monotonic()
             if now - began[0] >= 2.0:
                 pace = (view.step - began[1]) / (now - began[0])
@@ -142,11 +156,11 @@ def _show(demo: Demo, console: Console, once: bool) -> View | None:
             loss = "" if view.loss is None else f"loss {view.loss:.3f}  "
             progress.update(
                 task,
-                completed=min(view.step, demo.plan.steps),
+                completed=view.step,
+                total=max(view.step, demo.plan.steps),
                 numbers=f"{loss}{pace:.1f} steps/s" if view.step else "",
             )
             live.update(Group(progress, _findings(view)))
-    return view
 
 
 def _findings(view: View) -> Table | Text:
@@ -160,8 +174,8 @@ def _findings(view: View) -> Table | Text:
     return table
 
 
-def _print_verdict(console: Console, view: View | None, result: dict[str, Any]) -> None:
-    verdict, truth = result["verdict"], result["truth"]
+def _print_verdict(console: Console, view: View | None, found: dict[str, Any]) -> None:
+    verdict, truth = found["verdict"], found["truth"]
     if verdict is None:
         body = Text(view.answer if view is not None else "No data reached the server.")
     else:
@@ -172,13 +186,21 @@ def _print_verdict(console: Console, view: View | None, result: dict[str, Any]) 
             ("Next: ", "bold"), verdict["next"],
             "" if cost is None else f"\nCost: {cost:.0%} of the throughput",
         )  # fmt: skip
-    console.print(Panel(body, title="verdict", border_style="green" if result["match"] else "red"))
+    console.print(Panel(body, title="verdict", border_style="green" if found["match"] else "red"))
     if truth is None:
         told = "no fault was injected"
     else:
         told = f"{truth['fault']} on rank {truth['rank']} from step {truth['start_step']}"
-    word = "right" if result["match"] else "wrong"
-    console.print(f"The truth: {told}. The verdict is {word}.")
+    if found["not_judged"]:
+        judged = f"Not judged: {found['not_judged']}."
+    else:
+        judged = f"The verdict is {'right' if found['match'] else 'wrong'}."
+    lines = [f"The truth: {told}. {judged}"]
+    if found["better_source"]:
+        lines.append(f"Collectives by {found['collectives']}. Better: {found['better_source']}.")
+    if found["thinned"]:
+        lines.append(f"Thinned: {found['thinned']}.")
+    console.print(Text("\n".join(lines)))
 
 
 def _ranks(text: str) -> int:
@@ -188,8 +210,13 @@ def _ranks(text: str) -> int:
 
 
 def _data_directory() -> Path:
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "rankscope"
+    """Return the user's folder for data, or a new temporary one if none can be written."""
+    with contextlib.suppress(RuntimeError):  # a user without an entry has no home
+        home = Path(os.environ.get("HOME", Path.home()))
+        base = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+        if base.is_absolute() and place.is_writable(base):
+            return base / "rankscope"
+    return Path(tempfile.mkdtemp(prefix="rankscope-"))
 
 
 def _as_interrupt(number: int, frame: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -44,7 +45,8 @@ class DoctorCommand:
 
     Looks at PyTorch, the sources of collectives, every hook, the sources of machine samples, the
     directory for the records and the server. It changes nothing, unless you ask it to compile
-    the native probe, which makes recording a collective cost about 1 us.
+    the native probe, which makes recording a collective cost about 1 us. Most versions of PyTorch
+    need no compiling: their probe is ready-made.
 
     Examples:
       rankscope doctor
@@ -60,7 +62,9 @@ class DoctorCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Describe the options."""
         parser.add_argument(
-            "--build", action="store_true", help="compile the native probe first (once, some 20 s)"
+            "--build",
+            action="store_true",
+            help="compile the native probe first, where none is ready-made (some 20 s)",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -114,25 +118,42 @@ def _torch() -> Row:
 
 def _collectives(settings: Settings) -> Iterator[Row]:
     from rankscope.hooks import HookSkipped, collectives
+    from rankscope.hooks.collectives.probe import source as probe
 
     part, taken = "collectives", False
     if not _has_torch():
         yield Row(part, "", "skipped", "no torch")
         return
     collectives.check_name(settings.collectives)
+    better = ""
     for source in collectives.SOURCES:
-        about = (source.__doc__ or "").strip().splitlines()[0]
+        about = (source.__doc__ or "").strip().splitlines()[0].rstrip(".")
         try:
             source.check()
         except HookSkipped as reason:
-            can_build = source.name == "probe" and str(reason).startswith(("not built", "the comp"))
+            is_probe = source.name == "probe"
+            can_build = is_probe and str(reason).startswith(("not compiled", "the comp"))
+            better = better or (_better(source.outside_us) if is_probe else "")
             yield Row(part, source.name, "advice" if can_build else "skipped", str(reason))
             continue
+        if source.name == "probe":
+            about = f"{probe.load().origin}: {about}"
         used = not taken and settings.collectives in ("auto", source.name)
         taken = taken or used
-        yield Row(part, source.name, "used" if used else "ready", about)
+        yield Row(part, source.name, "used" if used else "ready", about + better * used)
     if not taken:
         yield Row(part, settings.collectives, "fails", "no source can be used")
+
+
+def _better(cost_us: float) -> str:
+    """Return what would be better than a source other than the probe, and how to get it."""
+    from rankscope.hooks.collectives.probe import build
+
+    try:
+        remedy = build.remedy()
+    except build.BuildError:
+        remedy = ""
+    return f"; better: probe, about {cost_us:.0f} us: {remedy}" if remedy else ""
 
 
 def _has_torch() -> bool:
@@ -200,8 +221,14 @@ def _server(settings: Settings) -> Row:
 
 
 def _build(console: Console) -> None:
-    from rankscope.hooks.collectives.probe import build
+    from rankscope.hooks import HookSkipped
+    from rankscope.hooks.collectives.probe import build, source
 
+    with contextlib.suppress(HookSkipped):
+        loaded = source.load()
+        if not loaded.not_ready:
+            console.print(f"rankscope: nothing to compile: the native probe is {loaded.origin}")
+            return
     try:
         with console.status("compiling the native probe, once for this version of PyTorch ..."):
             path = build.build()

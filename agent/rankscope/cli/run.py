@@ -125,12 +125,11 @@ def _gate(
 
 
 def _prepare_probe(settings: Settings, say: Callable[[str], None]) -> None:
-    """Compile the native probe before the ranks start: once for each version of PyTorch."""
+    """Compile the native probe before the ranks start, where no ready-made one fits."""
     if not settings.probe_build or settings.collectives not in ("auto", "probe"):
         return
     try:
-        path = build.path_of()
-        if path.exists() or build.missing() or build.last_failure(path):
+        if not build.is_needed() or build.missing() or build.last_failure(build.path_of()):
             return  # another source is taken; `rankscope doctor` says why
         say("compiling the native probe for this version of PyTorch, once (about 20 s) ...")
         build.build()

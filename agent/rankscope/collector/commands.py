@@ -81,7 +81,7 @@ class CommandDesk:
         self._to_delete: list[Path] = []
 
     def received(self, commands: list[Command]) -> None:
-        """Take what came in an answer of the server."""
+        """Take what came in an answer of the server, or what this collector asks itself."""
         self._came.put(commands)
 
     def answered(self) -> list[str]:
@@ -247,6 +247,8 @@ class CommandDesk:
     def _say(
         self, one: OpenCommand, state: State, reason: str, trace: TraceResult | None = None
     ) -> None:
+        if one.command.id < 0:  # this collector's own: the server knows nothing of it
+            return
         self._record(
             CommandAnswer(
                 attempt=one.command.attempt,

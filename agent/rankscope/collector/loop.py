@@ -28,7 +28,8 @@ from rankscope.collector.ranks import FollowedRank, rank_directories
 from rankscope.collector.sampling import Sampling
 from rankscope.collector.sources.base import News, RankProcess
 from rankscope.collector.sources.process import ProcessSampler
-from rankscope.collector.stacks import StackTaker
+from rankscope.collector.stacks import Look, StackTaker
+from rankscope.collector.thinning import Agreement
 from rankscope.collector.traces import TraceWorker
 from rankscope.rundir import STACKS
 from rankscope.settings import Settings
@@ -79,6 +80,7 @@ class Collector:
         self.commands = CommandDesk(
             outbox.record, offsets.said, self.traces, is_enabled=settings.commands
         )
+        self._agreement = Agreement(self.commands.received)
         self._said: set[str] = set(offsets.said) - set(self.commands.answered())
         self._next_state = 0.0
         self._next_flush = 0.0
@@ -236,6 +238,10 @@ class Collector:
                     "journal", "no server: old segments deleted", 1,
                     attempt=followed.rank.attempt, rank=followed.rank.rank,
                 )  # fmt: skip
+        ranks = {key: followed.rank for key, followed in self._followed.items()}
+        self._agreement.turn(
+            (ranks[key].attempt, ranks[key].rank, look) for key, look in self._looks().items()
+        )
         self._sampling.watch(
             RankProcess(followed.rank.attempt, followed.rank.rank, followed.rank.pid)
             for followed in self._followed.values()
@@ -250,14 +256,17 @@ class Collector:
             items, reason = self.refused.get()
             self._ledger.add("upload", reason, items)
 
-    def _take_stacks(self) -> bool:
-        any_taken = False
-        now = time.monotonic_ns()
-        looks = {
+    def _looks(self) -> dict[str, Look]:
+        return {
             key: look
             for key, followed in self._followed.items()
             if not followed.life.is_gone and (look := followed.rank.look()) is not None
         }
+
+    def _take_stacks(self) -> bool:
+        any_taken = False
+        now = time.monotonic_ns()
+        looks = self._looks()
         hang_ns = self._settings.hang_stack_seconds * 1e9
         is_stuck = any(
             look.oldest_open_ns and now - look.oldest_open_ns > hang_ns for look in looks.values()

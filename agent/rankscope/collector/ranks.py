@@ -215,6 +215,10 @@ class FollowedRank:
             heartbeat_ns=reader.u64(ring.HEARTBEAT_AT),
             oldest_open_ns=tracker.oldest_open_ns,
             oldest_inside_ns=tracker.oldest_inside_ns,
+            step=self.last_step,
+            world_size=reader.world_size,
+            thinning=reader.u8(ring.THINNING_AT),
+            thinning_wanted=reader.u8(ring.THINNING_WANTED_AT),
         )
 
     def state(self, processes: ProcessSampler | None, *, alive: bool) -> schema.RankState | None:
@@ -244,7 +248,8 @@ class FollowedRank:
             phase_since_ns=to_wall(reader.u64(ring.PHASE_SINCE_AT)),
             heartbeat_ns=to_wall(reader.u64(ring.HEARTBEAT_AT)),
             alive=alive,
-            is_recording=reader.u8(ring.UNTRACKED_AT) == 0,
+            thinning=reader.u8(ring.THINNING_AT),
+            thinning_wanted=reader.u8(ring.THINNING_WANTED_AT),
             groups=self._collectives.tracker.states(
                 self.journal.names.groups, self.journal.names.call_sites, to_wall
             ),

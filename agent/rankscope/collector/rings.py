@@ -20,6 +20,7 @@ _KEEP_RATIO = 0.75  # an open slot is taken as it is before the ring comes round
 _MANY_OPEN = 2000  # more than that are looked at every fifth turn only
 _SLOW_TURNS = 5
 _MAX_HEAD = 1 << 48
+_BY_NONE = schema.ISSUED_BY.index("")
 
 
 class CollectiveFollower:
@@ -44,8 +45,9 @@ class CollectiveFollower:
     ) -> tuple[Any, int, bool]:
         """Return (slots that are final, how many were overwritten unread, whether there is more).
 
-        A slot whose group is not in `known_groups` waits for the journal; None: wait no longer.
-        `gone`: the process has ended, everything is final.
+        Those of thinned steps are followed for the standing of the groups and not returned, but for
+        what a rank was in when it died. A slot whose group is not in `known_groups` waits for the
+        journal; None: wait no longer. `gone`: the process has ended, everything is final.
         """
         head = self._head(gone)
         lost = max(0, head - self.reader.num_slots - self._read_to)
@@ -58,6 +60,7 @@ class CollectiveFollower:
         slots, state = self.reader.read(numbers)
         whole = state == 1
         self._ends.apply(slots, numbers)
+        self._close_thinned(slots)
         self.tracker.update(slots[whole])
         final = whole & self._final(slots, numbers, now_ns, head, gone)
         if known_groups is not None and final.any():
@@ -72,7 +75,36 @@ class CollectiveFollower:
         lost += int((state == -1).sum()) + (int((state == 0).sum()) if gone else 0)
         taken = slots[final]
         self._ends.finish(taken, numbers[final])
-        return taken, lost, upto < head
+        return self._to_send(taken, gone=gone), lost, upto < head
+
+    def _to_send(self, slots: Any, *, gone: bool) -> Any:
+        """Leave out the calls of thinned steps, but for those in which a rank died.
+
+        A wrong call may end all ranks at once: then no later state tells what each of them called.
+        """
+        is_thinned = (slots["flags"] & schema.FLAG_THINNED) != 0
+        if not gone or self.reader.u8(ring.ENDED_AT) not in (ring.RUNNING, ring.EXCEPTION):
+            return slots[~is_thinned]
+        is_seen = slots["issued_by"] != _BY_NONE  # else what was called is not known
+        is_last = is_thinned & is_seen & self._is_of_this_step(slots)
+        slots["flags"][is_last] &= ~np.uint8(schema.FLAG_THINNED)
+        is_without_end = is_last & (slots["ended_ns"] == 0)
+        slots["state"][is_without_end] = np.minimum(slots["state"][is_without_end], schema.RETURNED)
+        return slots[~is_thinned | is_last]
+
+    def _close_thinned(self, slots: Any) -> None:
+        """End what DDP called in thinned steps when its backward pass is over: none is reported."""
+        called = schema.FLAG_THINNED | schema.FLAG_BY_ENGINE
+        if self.reader.u64(ring.ENGINE_NUMBER_AT):  # a backward pass that has called is under way
+            phase = self.reader.u8(ring.PHASE_AT)
+            is_backward = phase == schema.PHASES.index("backward")
+            since = self.reader.u64(ring.PHASE_SINCE_AT) if is_backward else 0
+            is_over = ~self._is_of_this_step(slots)
+            is_over |= slots["arrived_ns"] < since
+        else:
+            is_over = np.ones(len(slots), dtype=bool)
+        ended = is_over & ((slots["flags"] & called) == called)
+        slots["state"][ended & (slots["state"] < schema.ENDED)] = schema.ENDED
 
     def save(self, offsets: RankOffsets) -> None:
         """Write how far this ring has been read."""
@@ -106,7 +138,12 @@ class CollectiveFollower:
             slots["ended_ns"].astype(np.int64) + SETTLE_NS <= now_ns
         )
         too_old = numbers < head - int(self.reader.num_slots * _KEEP_RATIO)
-        return ended | too_old | self._endless(slots, numbers, now_ns)
+        # nothing tells the end of a thinned call: that of its step does
+        is_held = ((slots["flags"] & schema.FLAG_THINNED) != 0) & self._is_of_this_step(slots)
+        return too_old | ((ended | self._endless(slots, numbers, now_ns)) & ~is_held)
+
+    def _is_of_this_step(self, slots: Any) -> Any:
+        return slots["step"] == self.reader.u64(ring.STEP_AT)
 
     def _endless(self, slots: Any, numbers: Any, now_ns: int) -> Any:
         collectives, p2p = self.tracker.endless_groups()

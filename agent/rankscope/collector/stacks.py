@@ -21,6 +21,7 @@ from rankscope.ring import process_start_ticks
 MAX_PER_INCIDENT = 3  # of those that nobody of flesh and blood asked for
 BETWEEN_NS = 2_000_000_000
 CALM_NS = 60_000_000_000  # from the last stacks of an incident to the first of the next
+OWN_THREAD = ("rankscope/hooks/collectives/standing.py", "rankscope-standing")  # file, name
 _WRITE_NS = 2_000_000_000  # a handler has this long to write
 _MAX_TEXT = 250_000
 
@@ -36,6 +37,10 @@ class Look:
     heartbeat_ns: int
     oldest_open_ns: int  # 0 none
     oldest_inside_ns: int  # 0 none
+    step: int = 0
+    world_size: int = 0
+    thinning: int = 0  # level in force
+    thinning_wanted: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,20 @@ class StackTaker:
         with self._path.open("rb") as file:
             file.seek(self.offset)
             text = file.read(size - self.offset)[-_MAX_TEXT:].decode(errors="replace").strip()
+            text = _without_ours(text)
         self.offset = size
         self._answer(asked_for, "done")
         if text == self._last_text and not asked_for:
             return None
         self._last_text = text
         return Taken(text, self._reason_text, asked_for)
+
+
+def _without_ours(text: str) -> str:
+    """Leave out the agent's own thread of a rank, which would stand before the script's."""
+    threads = text.split("\n\n")
+    kept = [one for one in threads if not any(mark in one for mark in OWN_THREAD)]
+    return "\n\n".join(kept or threads)
 
 
 def send_stack_signal(pid: int, start_ticks: int, number: int, proc: Path = PROC) -> bool:

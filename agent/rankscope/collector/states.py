@@ -14,6 +14,7 @@ MAX_GROUPS = 256  # in one RankState: the ones last used
 MAX_PEERS = 64  # of one group in one RankState
 _SENT, _SENT_ENDED, _RECEIVED, _RECEIVED_ENDED = range(4)  # places in the counts of a peer
 _PROBE, _BY_PROBE = schema.ISSUED_BY.index("probe"), schema.ENDED_BY.index("probe")
+_NOBODY = schema.ISSUED_BY.index("")
 _ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
 
 
@@ -28,6 +29,7 @@ class _Standing:
     dtype: int = 0
     reduce_op: int = 0
     root: int = -1
+    is_seen: bool = True  # the last one, by a source
     told: set[int] = field(default_factory=set)  # operations whose ends the probe tells
     peers: dict[int, list[int]] = field(default_factory=dict)
     p2p_issued: int = 0  # highest sequence with any one peer
@@ -73,6 +75,7 @@ class GroupTracker:
             standing.call_site = int(last["call_site"])
             standing.dtype, standing.reduce_op = int(last["dtype"]), int(last["reduce_op"])
             standing.root = int(last["peer_rank"])
+            standing.is_seen = bool(_is_seen(last))
         ended = slots["sequence"][slots["state"] >= schema.ENDED]
         if len(ended):
             standing.ended = max(standing.ended, int(ended.max()))
@@ -138,11 +141,11 @@ class GroupTracker:
                 group=groups.get(group_id) or f"group {group_id}",
                 issued=group.issued,
                 ended=min(group.ended, before.get(group_id, group.ended)),
-                operation=_operation(group.operation) if group.issued else "",
+                operation=_called(group.operation, group.is_seen) if group.issued else "",
                 size_bytes=group.size_bytes,
                 issued_ns=to_wall(group.arrived_ns) if group.arrived_ns else 0,
                 call_site=call_sites.get(group.call_site, ""),
-                dtype=_word(schema.DTYPES, group.dtype) if group.issued else "",
+                dtype=_dtype(group.dtype, group.is_seen) if group.issued else "",
                 reduce_op=_word(schema.REDUCE_OPS, group.reduce_op),
                 root=max(group.root, -1),
                 peers=[_peer(peer, counts) for peer, counts in group.peers.items()],
@@ -177,11 +180,13 @@ class GroupTracker:
         slots = self._open[(self._open["flags"] & schema.FLAG_P2P) == 0]
         groups = [self._groups[group] for group in slots["group_id"].tolist()]
         is_last = slots["sequence"] > np.array([group.ended for group in groups], np.int64)
-        would_tell = [
+        is_told = [
             operation in group.told
             for group, operation in zip(groups, slots["operation"].tolist(), strict=True)
         ]
-        slots = slots[is_last | (np.array(would_tell, bool) & (slots["issued_by"] == _PROBE))]
+        would_tell = np.array(is_told, bool) & (slots["issued_by"] == _PROBE)
+        would_tell &= (slots["flags"] & schema.FLAG_THINNED) == 0
+        slots = slots[is_last | would_tell]
         slots = slots[np.argsort(slots["sequence"], kind="stable")]
         distinct, first = np.unique(slots["group_id"], return_index=True)
         pairs = zip(distinct.tolist(), first.tolist(), strict=True)
@@ -196,11 +201,11 @@ class GroupTracker:
         size_bytes = max(int(slot["input_bytes"]), int(slot["output_bytes"]))
         return {
             "open_sequence": min(int(slot["sequence"]), 1 << 61),
-            "open_operation": _operation(int(slot["operation"])),
+            "open_operation": _called(int(slot["operation"]), bool(_is_seen(slot))),
             "open_bytes": min(size_bytes, 1 << 61),
             "open_ns": to_wall(min(int(slot["arrived_ns"]), 1 << 61)),
             "open_call_site": call_sites.get(int(slot["call_site"]), ""),
-            "open_dtype": _word(schema.DTYPES, int(slot["dtype"])),
+            "open_dtype": _dtype(int(slot["dtype"]), bool(_is_seen(slot))),
             "open_reduce_op": _word(schema.REDUCE_OPS, int(slot["reduce_op"])),
             "open_root": max(int(slot["peer_rank"]), -1),
         }
@@ -233,3 +238,16 @@ def _word(words: tuple[str, ...], index: int) -> str:
 
 def _operation(index: int) -> str:
     return _word(schema.OPERATIONS, index)
+
+
+def _is_seen(slot: Any) -> Any:
+    """Return whether a source saw the call; else only that there was one is known."""
+    return (slot["issued_by"] != _NOBODY) | ((slot["flags"] & schema.FLAG_THINNED) == 0)
+
+
+def _called(operation: int, is_seen: bool) -> str:
+    return _operation(operation) if is_seen or operation else "collective"
+
+
+def _dtype(dtype: int, is_seen: bool) -> str:
+    return _word(schema.DTYPES, dtype) if is_seen else ""  # then calls are not compared

@@ -25,8 +25,8 @@ class Source(Protocol):
     name: ClassVar[str]
     outside_us: ClassVar[float]  # cost of one call outside our own code, in real training
 
-    def cheaper(self) -> str:
-        """Leave something out; return what, in words, or nothing when nothing is left to leave."""
+    def set_call_sites(self, wanted: bool) -> None:
+        """Say from now on where in the user's code a call stands, or not."""
 
     @staticmethod
     def check() -> None:
@@ -63,6 +63,8 @@ class Collectives:
         def before(group_size: int, group_rank: int, global_ranks: list[int], *_: Any) -> None:
             agent.has_group = True
             self._install_source(agent)
+            if agent.outside is not None:
+                agent.outside.new_group()
             if not global_ranks:  # the default group: now the rank is known in any case
                 agent.world_known(group_rank, group_size)
                 _count_world(agent)
@@ -86,6 +88,7 @@ class Collectives:
             agent.governor.govern(source)
         except HookSkipped as skipped:
             agent.sources[self.name] = f"skipped: {skipped}"
+            agent.on_recorder(lambda recording: recording.describe())  # no group will do it
             return
         for name, reason in reasons.items():
             agent.sources[f"{self.name}/{name}"] = f"skipped: {reason}"

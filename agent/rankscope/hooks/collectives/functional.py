@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rankscope.guard import guarded
 
 if TYPE_CHECKING:
+    from rankscope.hooks.collectives.outside import Registrations
     from rankscope.runtime import Agent
 
 _MOST_WAITING = 1024  # results that nobody waited for are forgotten, the oldest first
-_DISPATCH_KEY = "BackendSelect"
 _now = time.monotonic_ns
 WaitEnded = Callable[[int, bool, int, bool], None]  # slot number, on the host, duration, failed
 
@@ -45,15 +45,15 @@ class Results:
         return self._places.pop(tensor.data_ptr(), None)
 
 
-def patch_wait_tensor(agent: Agent, results: Results, wait_ended: WaitEnded) -> None:
+def patch_wait_tensor(
+    agent: Agent, results: Results, wait_ended: WaitEnded, registrations: Registrations
+) -> None:
     """Time the operator by a kernel of our own in front of torch's."""
     import torch
 
     packet = getattr(torch.ops._c10d_functional, "wait_tensor", None)
-    if packet is None or torch._C._dispatch_has_kernel_for_dispatch_key(
-        "_c10d_functional::wait_tensor", _DISPATCH_KEY
-    ):
-        agent.sources["collectives/wait_tensor"] = "skipped: missing, or watched by another library"
+    if packet is None:
+        agent.sources["collectives/wait_tensor"] = "skipped: missing in this version"
         return
     redispatch, after = packet.default.redispatch, torch._C.DispatchKey.BackendSelect
     plain = torch.Tensor
@@ -77,6 +77,5 @@ def patch_wait_tensor(agent: Agent, results: Results, wait_ended: WaitEnded) -> 
             ended(*known, _now() - began, False)
         return result
 
-    library = torch.library.Library("_c10d_functional", "IMPL")
-    library.impl("wait_tensor", wait_tensor, _DISPATCH_KEY, with_keyset=True)
-    agent.undo.append(library._destroy)  # keeps it alive, and with it the kernel
+    if not registrations.add("_c10d_functional", "wait_tensor", wait_tensor):
+        agent.sources["collectives/wait_tensor"] = "skipped: watched by another library"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rankscope import schema
-from rankscope.guard import guarded
+from rankscope import ring, schema
+from rankscope.guard import guarded, guarded_one, guarded_two
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.operators import (
     MEASURE_EVERY,
@@ -21,35 +21,39 @@ from rankscope.hooks.collectives.operators import (
     Places,
     places,
 )
+from rankscope.hooks.collectives.outside import Outside, Registrations
 from rankscope.hooks.collectives.watch import Token, Watch, patch_wait
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
-_DISPATCH_KEY = "BackendSelect"
 _thread_cpu_ns = time.thread_time_ns
 
 
 class Kernels:
-    """Python kernels at the dispatcher: every path, every version, some 20 us a call."""
+    """Python kernels at the dispatcher: every path, every version, some 20 us a call.
+
+    On gloo they leave the dispatcher for thinned steps, which then cost nothing.
+    """
 
     name: ClassVar[str] = "kernels"
-    outside_us: ClassVar[float] = 100.0
+    outside_us: ClassVar[float] = 70.0
 
     def __init__(self) -> None:
         self._watch: Watch | None = None
 
-    def cheaper(self) -> str:
-        """Leave out call sites."""
-        return "" if self._watch is None else self._watch.leave_out()
+    def set_call_sites(self, wanted: bool) -> None:
+        """Say from now on where in the user's code a call stands, or not."""
+        if self._watch is not None:
+            self._watch.has_call_sites = wanted
 
     @staticmethod
     def check() -> None:
         """Raise HookSkipped where this source cannot work."""
         import torch
 
-        if not hasattr(torch.library.Library, "_destroy"):
-            raise HookSkipped("torch.library.Library cannot be taken back in this version")
+        if not hasattr(torch._C, "_dispatch_library"):
+            raise HookSkipped("kernels cannot be taken back in this version")
 
     def install(self, agent: Agent) -> str:
         """Register the kernels."""
@@ -57,21 +61,20 @@ class Kernels:
 
         watch = Watch(agent, "kernel", depth=3)  # issued, the guard, the kernel
         self._watch = watch
-        library = torch.library.Library("c10d", "IMPL")
+        registrations = Registrations()
         for operator in OPERATORS:
             packet = getattr(torch.ops.c10d, operator.operator, None)
             if packet is None:
                 continue  # this version of torch does not have it
-            name = f"c10d::{operator.operator}"
-            if torch._C._dispatch_has_kernel_for_dispatch_key(name, _DISPATCH_KEY):
+            kernel = _kernel(operator, packet.default, watch)
+            if not registrations.add("c10d", operator.operator, kernel):
                 agent.sources[f"collectives/{operator.operation}"] = (
                     "skipped: another library watches this operator"
                 )
-                continue
-            kernel = _kernel(operator, packet.default, watch)
-            library.impl(operator.operator, kernel, _DISPATCH_KEY, with_keyset=True)
-        agent.undo.append(library._destroy)  # keeps it alive, and with it the kernels
-        patch_wait(agent, watch)
+        patch_wait(agent, watch, registrations)
+        registrations.put_in()
+        agent.undo.append(registrations.take_out)
+        Outside(agent, registrations).install()
         return "kernels at BackendSelect; ends from futures and Work.wait"
 
 
@@ -80,11 +83,11 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
     import torch
 
     after = torch._C.DispatchKey.BackendSelect
-    redispatch = overload.redispatch
+    redispatch = overload._handle.redispatch_boxed  # what `overload.redispatch` calls
     where = places(overload._schema)
     work_in_tuple = where.work_in_tuple
-    issued, failed = guarded(_issuer(operator, where, watch)), watch.failed
-    returned = guarded(_returner(watch))
+    issued, failed = guarded_one(_issuer(operator, where, watch)), watch.failed
+    returned = guarded_two(_returner(watch))
 
     calls, cost = itertools.count(1), guarded(watch.cost)
 
@@ -112,7 +115,8 @@ def _issuer(
     operator: Operator, where: Places, watch: Watch
 ) -> Callable[[tuple[Any, ...]], Token | None]:
     """Return what runs before one operator: it records the call and returns its token."""
-    agent, measure = watch.agent, watch.measure
+    agent, measure, call_site = watch.agent, watch.measure, watch.call_site
+    engine_reduces: dict[int, int] = {}  # by group: to ask a boxed ReduceOp runs an interpreter
     unbox_group, reduce_op = watch.unbox_group, _reduce_op
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
@@ -126,6 +130,14 @@ def _issuer(
             return None
         group = recorder.group(unbox_group(args[group_at]))
         output = measure(args[0])
+        is_whole = not recorder.buffer[ring.THINNED_AT]
+        site, by_engine = call_site(recorder, is_whole)
+        if by_engine:  # DDP's: the same for all buckets of a model
+            reduces = engine_reduces.get(group.index)
+            if reduces is None:
+                reduces = engine_reduces[group.index] = reduce_op(args, reduce_at)
+        else:
+            reduces = reduce_op(args, reduce_at)
         token = issue(
             recorder,
             operation,
@@ -133,10 +145,13 @@ def _issuer(
             measure(args[1]) if group_at == 2 else output,
             output,
             args[peer_at] if peer_at >= 0 else -1,
-            reduce_op(args[reduce_at]) if 0 < reduce_at < len(args) else 0,
+            reduces,
             args[async_at] if 0 <= async_at < len(args) else async_default,
+            site,
+            by_engine,
+            is_whole,
         )
-        if functional and not token[1]:
+        if functional and not by_engine:
             tensors = args[0]
             results.note(tensors if isinstance(tensors, list) else (tensors,), token[0], token[2])
         return token
@@ -153,12 +168,14 @@ def _returner(watch: Watch) -> Callable[[Token, Any], None]:
     return unboxed
 
 
-def _reduce_op(boxed: Any) -> int:
-    """Return the index of a boxed ReduceOp; its number is that of torch's enum.
+def _reduce_op(args: tuple[Any, ...], at: int) -> int:
+    """Return the index of a call's ReduceOp; its number is that of torch's enum.
 
-    0, unknown, in versions whose box Python cannot open (2.6 and 2.9).
+    0, unknown, without one, and in versions whose box Python cannot open (2.6 and 2.9).
     """
-    read = getattr(boxed, "op", None)
+    if not 0 < at < len(args):
+        return 0
+    read = getattr(args[at], "op", None)
     if read is None:
         return 0
     number: int = read()

@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rankscope import schema
-from rankscope.guard import guarded
+from rankscope import ring, schema
+from rankscope.guard import guarded, guarded_one
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.operators import MEASURE_EVERY, OPERATORS, Operator
+from rankscope.hooks.collectives.outside import Registrations
 from rankscope.hooks.collectives.watch import Token, Watch, patch_wait
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class Official:
     def __init__(self) -> None:
         self._watch: Watch | None = None
 
-    def cheaper(self) -> str:
-        """Leave out call sites."""
-        return "" if self._watch is None else self._watch.leave_out()
+    def set_call_sites(self, wanted: bool) -> None:
+        """Say from now on where in the user's code a call stands, or not."""
+        if self._watch is not None:
+            self._watch.has_call_sites = wanted
 
     @staticmethod
     def check() -> None:
@@ -100,7 +102,10 @@ class Official:
         logger = logging.getLogger(_ERROR_LOGGER)
         logger.addHandler(handler)
         agent.undo.append(lambda: logger.removeHandler(handler))
-        patch_wait(agent, watch)
+        registrations = Registrations()
+        patch_wait(agent, watch, registrations)
+        registrations.put_in()
+        agent.undo.append(registrations.take_out)
         return "official hooks; ends from futures and waits; reduce op not known"
 
 
@@ -117,8 +122,8 @@ class _Hooks:
     def attach(self, group: Any) -> None:
         """Register both hooks with a group, in the thread that made it: its tables have no lock."""
         reference = weakref.ref(group)  # the hooks must not keep their group alive
-        group.register_pre_hook(HOOK_ID, guarded(self._before(reference)))
-        group.register_post_hook(HOOK_ID, guarded(self._after(id(group))))
+        group.register_pre_hook(HOOK_ID, guarded_one(self._before(reference)))
+        group.register_post_hook(HOOK_ID, guarded_one(self._after(id(group))))
         self._groups = [known for known in self._groups if known() is not None] + [reference]
 
     def detach(self) -> None:
@@ -139,6 +144,7 @@ class _Hooks:
     def _before(self, reference: weakref.ref[Any]) -> Callable[[Any], None]:
         agent, watch, rows, calls_open = self._watch.agent, self._watch, self._rows, self._open
         measure, results, calls = watch.measure, watch.results, self._calls
+        call_site = watch.call_site
         get_ident = threading.get_ident
 
         def before(event: Any) -> None:
@@ -159,11 +165,13 @@ class _Hooks:
             if operator.group_at == 1:  # in place: torch names the tensors once
                 outputs = outputs or inputs
                 result = handed_in = result if result[1] else handed_in
+            is_whole = not recorder.buffer[ring.THINNED_AT]
+            site, by_engine = call_site(recorder, is_whole)
             token = issue(
                 recorder, operation, recorder.group(group), handed_in, result, peer, 0,
-                event.async_op,
+                event.async_op, site, by_engine, is_whole,
             )  # fmt: skip
-            if operator.functional and not token[1]:
+            if operator.functional and not by_engine:
                 results.note(outputs, token[0], token[2])
             own_ns = max(1, _thread_cpu_ns() - began) if began else 0
             calls_open[thread] = (id(group), event.op_id, token, own_ns)

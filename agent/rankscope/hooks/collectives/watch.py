@@ -25,7 +25,9 @@ from rankscope.hooks.collectives.last_calls import drain
 from rankscope.hooks.collectives.operators import Operator
 
 if TYPE_CHECKING:
-    from rankscope.recorder import Group, Recorder
+    from rankscope.group import Group
+    from rankscope.hooks.collectives.outside import Registrations
+    from rankscope.recorder import Recorder
     from rankscope.runtime import Agent
 
 _MAX_FRAMES = 40
@@ -54,8 +56,8 @@ class Watch:
         self.work_class = Work
         self.failed = guarded(self._failed)
         self.wait_ended = guarded(self._wait_ended)
-        self._depth = 2 + depth
-        self._is_lean = False
+        self._depth = 1 + depth
+        self.has_call_sites = True
         self._issued_by = schema.ISSUED_BY.index(issued_by)
         self._dtypes = dtype_numbers()
         self._tensor = torch.Tensor
@@ -69,17 +71,10 @@ class Watch:
         # a child that let go of the parent's work would wait for the parent's threads for ever
         os.register_at_fork(before=self._let_go)
 
-    def leave_out(self) -> str:
-        """Do less from now on; return what is left out, empty if that was done before."""
-        if self._is_lean:
-            return ""
-        self._is_lean = True
-        return "without call sites"
-
     def cost(self, cpu_ns: int) -> None:
         """Add what recording one collective took of this thread's CPU."""
         if self.agent.recorder is not None:
-            self.agent.recorder.add_own_cost(cpu_ns)
+            self.agent.recorder.costs.add_call(cpu_ns)
 
     def issuer(self, operator: Operator, *, knows_async: bool) -> Callable[..., Token]:
         """Return what writes the slot of one operator's call; `peer` is a rank of the group."""
@@ -87,11 +82,12 @@ class Watch:
         has_future = operator.has_future
         is_p2p, one_way, is_barrier = operator.is_p2p, operator.one_way, operator.is_barrier
         always = schema.FLAG_P2P | schema.FLAG_ASYNC if is_p2p else 0
-        issued_by, call_site = self._issued_by, self._call_site
+        issued_by = self._issued_by
 
         def issue(
             recorder: Recorder, operation: int, group: Group, handed_in: Measured,
-            result: Measured, peer: int, reduce_op: int, is_async: bool,
+            result: Measured, peer: int, reduce_op: int, is_async: bool, site: int,
+            by_engine: bool, is_whole: bool,
         ) -> Token:  # fmt: skip
             peer_rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
             if is_barrier:  # its tensor is torch's own
@@ -102,7 +98,11 @@ class Watch:
                     input_bytes = 0
                 else:
                     output_bytes = 0
-            site, by_engine = call_site(recorder)
+            flags = always | schema.FLAG_ASYNC if is_async else always
+            if by_engine:
+                flags |= schema.FLAG_BY_ENGINE
+            if not is_whole:
+                flags |= schema.FLAG_THINNED
             number = recorder.issued(
                 operation,
                 group,
@@ -113,19 +113,15 @@ class Watch:
                 max(handed_in[1], result[1]),
                 peer_rank,
                 reduce_op,
-                always | schema.FLAG_ASYNC if is_async else always,
+                flags,
                 site,
                 issued_by,
             )
             if by_engine:
                 recorder.engine_issued(number)
             on_host = result[3] and handed_in[3]  # on a device a future ends when it is enqueued
-            return (
-                number,
-                by_engine,
-                on_host,
-                on_host and (asks or (has_future and (by_engine or is_async))),
-            )
+            asks_future = asks or (has_future and (by_engine or is_async))
+            return number, by_engine, on_host, is_whole and on_host and asks_future
 
         return issue
 
@@ -175,6 +171,9 @@ class Watch:
         known = self._waiting.pop(id(work), None)
         if known is not None and known[0]() is work:
             self.waited(known[1], known[2], _now() - began_ns, failed)
+        elif self.agent.recorder is not None and self.agent.recorder.waits_unknown:
+            if self.agent.clock.is_ours():  # the call itself was not recorded
+                self.agent.recorder.thread_blocked(_now() - began_ns)
 
     def waited(self, number: int, on_host: bool, duration: int, failed: bool) -> None:
         """Note that this thread was blocked in a wait for so many ns, until the end came."""
@@ -205,19 +204,23 @@ class Watch:
             on_host = on_host and part_on_host
         return size_bytes, count, dtype, on_host
 
-    def _call_site(self, recorder: Recorder) -> tuple[int, bool]:
+    def call_site(self, recorder: Recorder, is_whole: bool) -> tuple[int, bool]:
         """Return the innermost frame outside torch, and whether the autograd engine called.
 
-        Calls from the engine share one place per backward pass, found once.
+        Calls from the engine share one place per backward pass, found once. A step that is not
+        recorded whole has no call sites.
         """
-        if self._is_lean and self.agent.engine_code is None:
+        wants_site = is_whole and self.has_call_sites
+        if not wants_site and self.agent.engine_code is None:
             return 0, False
         try:
             frame: Any = sys._getframe(self._depth)
         except ValueError:  # C++ called in a thread without Python frames: the engine's
             return max(recorder.engine_site(), 0), True
         if frame.f_code is not self.agent.engine_code:
-            return 0 if self._is_lean else self._users_frame(recorder, frame), False
+            return self._users_frame(recorder, frame) if wants_site else 0, False
+        if not wants_site:
+            return 0, True
         site = recorder.engine_site()
         if site < 0:
             site = self._users_frame(recorder, frame)
@@ -262,7 +265,7 @@ def dtype_numbers() -> dict[Any, int]:
     }
 
 
-def patch_wait(agent: Agent, watch: Watch) -> None:
+def patch_wait(agent: Agent, watch: Watch, registrations: Registrations) -> None:
     """Time Work.wait on its class, and what functional collectives have instead.
 
     From __dict__: a bound original would break the method.
@@ -284,4 +287,4 @@ def patch_wait(agent: Agent, watch: Watch) -> None:
 
     wait.__doc__ = original.__doc__
     agent.patch(watch.work_class, "wait", wait)
-    patch_wait_tensor(agent, watch.results, watch.waited)
+    patch_wait_tensor(agent, watch.results, watch.waited, registrations)
