@@ -25,7 +25,7 @@ from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.settings import Settings
 from rankscope_server.store.baselines import earlier_runs
-from rankscope_server.store.commands import ask_in_hangs
+from rankscope_server.store.commands import ask_in_hangs, ask_to_thin
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.looks import Outcome, keep_failure, keep_look
 from rankscope_server.store.replay import newest_batch, replay
@@ -54,6 +54,7 @@ class LiveRun:
     waiting: deque[Fed] = field(default_factory=deque)
     last_batch: int = 0
     last_news: float = field(default_factory=time.monotonic)
+    looked: float = 0.0  # when the newest look that was stored began
     outcome: Outcome = field(default_factory=Outcome)
     failure: str = ""
     failure_logged: float = 0.0
@@ -91,6 +92,11 @@ class AnalysisLoop:
     def num_runs(self) -> int:
         """Return how many runs are in memory."""
         return len(self._runs)
+
+    @property
+    def num_behind(self) -> int:
+        """Return how many of them have stored batches that no look has seen yet."""
+        return sum(run.last_news >= run.looked for run in list(self._runs.values()))
 
     def feed(
         self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[JudgedChunk]
@@ -140,18 +146,20 @@ class AnalysisLoop:
                     del self._runs[run_id]
 
     def _look(self, run_id: str, run: LiveRun) -> None:
+        began = time.monotonic()
         try:
             state = self._advance(run_id, run)
             look = state.look(self._clock())
-            outcome = run.outcome
+            outcome, level = run.outcome, state.thinning_to_ask()
 
             def work(unit: Any) -> Outcome:
                 kept = keep_look(unit, run_id, look, outcome)
-                if ask_in_hangs(unit, run_id, kept.known or {}):
+                is_asked = level is not None and ask_to_thin(unit, run_id, level)
+                if ask_in_hangs(unit, run_id, kept.known or {}) or is_asked:
                     return dataclasses.replace(kept, changed=kept.changed | {"commands"})
                 return kept
 
-            run.outcome, run.failure = self._writer.run(work), ""
+            run.outcome, run.failure, run.looked = self._writer.run(work), "", began
         except StoreUnavailableError as error:
             log.warning("the findings of %s wait: %s", run_id, error)
             return

@@ -18,6 +18,7 @@ export interface Answer {
   text: string;
   detail: string;
   deciding: string[];
+  notes: string[];
 }
 
 /** One (re)start of a run. */
@@ -140,12 +141,13 @@ export interface Collectives {
 /** What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.      It comes with every such answer until each rank's `CommandAnswer` is final: the same `id`     twice is one command. */
 export interface Command {
   id: number;
-  kind: 'agent_off' | 'agent_on' | 'profile' | 'stacks';
+  kind: 'agent_off' | 'agent_on' | 'profile' | 'stacks' | 'thin';
   attempt: number;
   ranks: number[];
   asked_by: string;
   expires_in_seconds: number;
   num_steps: number;
+  level: number;
   at_step: number;
   is_everyone: boolean;
 }
@@ -164,7 +166,7 @@ export interface CommandRank {
 /** What was asked of ranks, by whom, and what became of it. */
 export interface CommandRow {
   id: number;
-  kind: 'agent_off' | 'agent_on' | 'profile' | 'stacks';
+  kind: 'agent_off' | 'agent_on' | 'profile' | 'stacks' | 'thin';
   attempt: number;
   asked_by: string;
   finding_id: number | null;
@@ -202,6 +204,7 @@ export interface Coverage {
   refused: number;
   missing_batches: number;
   text: string;
+  notes: string[];
 }
 
 /** Whether a detector could look. */
@@ -991,7 +994,7 @@ export interface SilentRank {
   step: number;
 }
 
-/** The agent went over to another source in one rank, and why. */
+/** One rank began to record less of its collectives, or more, and why. */
 export interface SourceChange {
   time_ms: number;
   rank: number;

@@ -35,6 +35,7 @@ class Answer:
     text: str
     detail: str = ""
     deciding: tuple[str, ...] = ()  # measurements without which there is no verdict
+    notes: tuple[str, ...] = ()  # what is recorded in part, or on some ranks alone; coverage
 
 
 @dataclass(frozen=True, slots=True)

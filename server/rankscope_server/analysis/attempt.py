@@ -30,6 +30,7 @@ from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.declared_work import DeclaredWork
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
+from rankscope_server.detectors.gaps import Gap
 from rankscope_server.detectors.line_table import LineTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.operation_times import OperationTimes
@@ -82,6 +83,7 @@ class AttemptState:
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
         self.results: list[DetectorResult] = []
+        self.gaps: tuple[Gap, ...] = ()  # of the last look
         self.is_news = True  # something came since the last look
         self._layers: dict[int, tuple[int, float]] = {}  # layer -> time of the word, ms
         self._errors: dict[tuple[int, int, str, str], ErrorRaised] = {}
@@ -169,6 +171,8 @@ class AttemptState:
         if record.time_ns >= self._group_ns.get(key, 0) and len(self.groups) < _MAX_GROUPS:
             self._group_ns[key] = record.time_ns
             ranks = tuple(record.ranks)
+            if ranks not in self._members:
+                self.steps.know_group(ranks)
             # One tuple for all members: 8,192 of the world's would take half a gigabyte.
             self.groups[key] = self._members.setdefault(ranks, ranks)
             self.calls.define(record.group, len(record.ranks))

@@ -1,8 +1,8 @@
 """Where a step goes: parts that add up to the step, for the median rank and for the culprit.
 
 Time blocked on peers is split by what all peers of the role share: the shortest block among them
-in the same step is what communication takes when nobody is late (detection.md 1.2: the last one
-to arrive waits least); the rest is waiting for others.
+in the same step is what communication takes when no rank is late (the last to arrive
+waits least); the rest is waiting for others.
 """
 
 from __future__ import annotations

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rankscope_server.analysis.answers import Coverage, LossRow, RunStatus, SilentRank
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.detectors.finding import Finding
 from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.words import ranks_text
+from rankscope_server.detectors.thinning import thinning_notes
+from rankscope_server.detectors.words import percent_text, ranks_text
 
 _MAX_SILENT = 256
 
@@ -48,6 +51,15 @@ def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Co
         losses=losses,
         text=text,
     )
+
+
+def notes_of(attempt: AttemptState) -> tuple[str, ...]:
+    """Return what is recorded in part, or of some ranks alone, a sentence each."""
+    notes = thinning_notes(attempt.facts.thinning)
+    share = float(np.mean(attempt.steps.is_thinned().any(axis=0))) if attempt.steps.num_steps else 0
+    if not notes and share:
+        notes = (f"Of {percent_text(share)} of the steps single collectives are not recorded",)
+    return (*notes, *(gap.text for gap in attempt.gaps))
 
 
 def _silent(attempt: AttemptState, rank: int) -> SilentRank:

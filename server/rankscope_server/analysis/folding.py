@@ -280,7 +280,7 @@ RULES: tuple[Rule, ...] = (
         _ended_it,
     ),
     Rule(("crash",), ("hang",), "the same rank, or the hang began when it ended", _left_behind),
-    Rule(("crash",), _GPU_FAULTS, "the driver tells of the program's own error", _told_after),
+    Rule(("crash",), _GPU_FAULTS, "the driver reports the program's own error", _told_after),
     Rule(_STOPS, ("straggler",), "the slow steps are the last ones before the stop", _last_steps),
     Rule(("nan",), (*_TRAINING, "outliers", "replicas"), "NaN came first", _numbers),
     Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections import OrderedDict
 
@@ -10,12 +11,14 @@ from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.analysis.coverage import coverage_of, status_of
+from rankscope_server.analysis.coverage import coverage_of, notes_of, status_of
 from rankscope_server.analysis.folding import fold
+from rankscope_server.analysis.thinning import level_to_ask
 from rankscope_server.analysis.verdict import answer_of, verdict_of
 from rankscope_server.detectors import DETECTORS
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
+from rankscope_server.detectors.gaps import gaps_of
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.sample_table import KINDS, SampleTable
@@ -81,6 +84,7 @@ class RunState:
         coverage = coverage_of(newest, now_ns, self._policy)
         status, status_text = status_of(newest, findings, coverage)
         answer = answer_of(newest, verdict, mine, coverage, self._policy)
+        answer = _with_notes(answer, newest)
         return Look(
             findings=findings,
             detectors=_statuses(newest),
@@ -92,6 +96,13 @@ class RunState:
             attempt=newest.attempt if newest is not None else 0,
             step=newest.step if newest is not None else 0,
         )
+
+    def thinning_to_ask(self) -> int | None:
+        """Return the level of thinning to ask all ranks for, None where there is nothing to."""
+        newest = self._newest()
+        if newest is None:
+            return None
+        return level_to_ask(newest.ranks, newest.states, newest.world_size)
 
     def _attempt(self, number: int) -> AttemptState | None:
         attempt = self._attempts.get(number)
@@ -120,6 +131,7 @@ class RunState:
             window = attempt.window(
                 now_ns, past, self.earlier, usual_lines=self.usual_lines, is_newest=is_newest
             )
+            attempt.gaps = gaps_of(window)
             attempt.results = []
             for detector in DETECTORS:
                 result = detector.look(window)
@@ -160,8 +172,16 @@ def _statuses(newest: AttemptState | None) -> list[DetectorStatus]:
     ]
 
 
+def _with_notes(answer: Answer, newest: AttemptState | None) -> Answer:
+    """Say what is recorded in part: in the coverage, and beside an answer that is no verdict."""
+    notes = () if newest is None else notes_of(newest)
+    told = [] if answer.state == "culprit" else [note for note in notes if note not in answer.text]
+    detail = "; ".join(text for text in (answer.detail, *told) if text)
+    return dataclasses.replace(answer, notes=notes, detail=detail)
+
+
 def _with_attempt(answer: Answer, newest: AttemptState | None) -> Answer:
     """Say which attempt an answer is about when it is not the first."""
     if newest is None or newest.attempt == 0 or answer.state == "culprit":
         return answer
-    return Answer(answer.state, f"{answer.text} (attempt {newest.attempt})", answer.detail)
+    return dataclasses.replace(answer, text=f"{answer.text} (attempt {newest.attempt})")

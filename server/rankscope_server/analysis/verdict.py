@@ -24,6 +24,9 @@ from rankscope_server.detectors.words import percent_text, ranks_text
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
 _SURE = 0.85  # high: a second signal agrees
+# Of the newest steps a rank may lack so much and still be called healthy, with a word on it: a
+# fault that lasts shows in the others. Beyond, also its peers lose what they are compared with.
+_HEALTHY_SHARE = 0.10
 # Which detectors could confirm or refute a finding of a kind, if they had their input.
 _TELLS_MORE: Mapping[str, tuple[str, ...]] = {
     "crash": ("gpu-events", "memory-growth", "desync", "hang", "clock"),
@@ -137,15 +140,20 @@ def answer_of(
             "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail,
             _lacks(attempt.results, _CORE),
         )  # fmt: skip
-    if any(status.name in _CORE for status in skipped):
-        reasons = "; ".join(f"{s.name}: {s.reason}" for s in skipped if s.name in _CORE)
-        return Answer("unknown", f"No verdict: {reasons}", detail, _lacks(attempt.results, _CORE))
+    unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in _CORE]
+    unknown += [gap.text for gap in attempt.gaps if gap.share > _HEALTHY_SHARE]
+    unknown += [text for result in attempt.results for text in result.not_known]
+    if unknown:
+        remedies = dict.fromkeys(gap.remedy for gap in attempt.gaps)
+        deciding = (*_lacks(attempt.results, _CORE), *remedies)
+        return Answer("unknown", f"No verdict: {'; '.join(unknown)}", detail, deciding)
     ran = len(attempt.results) - len(skipped)
     if skipped:
         names = ", ".join(status.name for status in skipped)
         notes.append(f"not looked at, for lack of input: {names}")
         detail = "; ".join(notes)
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
+    lost += "".join(f"; {gap.text}" for gap in attempt.gaps)
     over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     if over:
         detail = "; ".join([*notes, *(f"over: {f.what}" for f in over[:3])])

@@ -1,4 +1,4 @@
-"""How one sequence of calls came out of another: skipped, inserted, swapped, replaced (D3 3).
+"""How one sequence of calls came out of another: skipped, inserted, swapped, replaced.
 
 Optimal string alignment (Damerau-Levenshtein without overlapping swaps), with both ends open:
 calls that have not happened yet are no edit. Of equally short explanations the one counts that

@@ -1,4 +1,4 @@
-"""How likely each failure is the one that began it: the points of D15.
+"""How likely each failure is the one that began it, in points.
 
 3 for a failure that begins by itself, 2 for a rank that others waited for or that called something
 else than the others, 2 for an end by a signal or the first end, 1 for an error that few ranks have,

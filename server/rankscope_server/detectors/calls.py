@@ -1,4 +1,4 @@
-"""What each rank called as number n of each group, kept as fingerprints (D3 1, 2).
+"""What each rank called as number n of each group, kept as fingerprints.
 
 A number that all members have called alike is one entry; only what is incomplete or differs is
 kept by rank. So a healthy job of a thousand ranks holds a few hundred numbers per group.
@@ -71,8 +71,13 @@ class Track:
     newest: int = 0
     broken: int = _NEVER  # first number in which more than the place in the code differs
     given_up: int = 0  # numbers up to this one are not looked at any more
+    # Of the open numbers, those known from states alone: in a thinned step no chunk completes them
+    from_states: set[int] = field(default_factory=set)
+    forget_at: int = 2 * KEPT  # how many of them there are when old ones are forgotten
 
-    def put(self, rank: int, number: int, code: int, when: tuple[int, int]) -> bool:
+    def put(
+        self, rank: int, number: int, code: int, when: tuple[int, int], *, is_state: bool = False
+    ) -> bool:
         """Take one call, made at (step, ns); return whether its number differs now.
 
         The same call again changes nothing.
@@ -80,6 +85,10 @@ class Track:
         if number <= self.given_up or number in self.agreed or number > self.broken + _AFTER:
             return False
         row = self.open.setdefault(number, {})
+        if not is_state:
+            self.from_states.discard(number)
+        elif not row:
+            self.from_states.add(number)
         bit = 1 << rank
         if any(ranks & bit for ranks in row.values()):
             return False
@@ -118,14 +127,14 @@ class Track:
 
     def agree(self, number: int, code: int) -> None:
         """Note that a number was called alike by all, or that how it differs is harmless."""
-        self.open.pop(number, None)
-        self.odd.discard(number)
-        self.first.pop(number, None)
+        self._drop(number)
         self.agreed[number] = code
         if len(self.agreed) > 2 * KEPT:
             for old in sorted(self.agreed)[:-KEPT]:
                 del self.agreed[old]
                 self.given_up = max(self.given_up, old)
+        if len(self.from_states) > self.forget_at:
+            self._forget_states(number)
 
     def uneven_splits(self) -> tuple[int, dict[int, tuple[int, int]]] | None:
         """Return the first all_to_all whose members send more or less than they expect."""
@@ -146,12 +155,26 @@ class Track:
             if not others and ranks.bit_count() == num_members:
                 self.agree(number, code)
 
+    def _forget_states(self, agreed: int) -> None:
+        """Forget what states said of numbers before one that all have called, but for the last.
+
+        A rank sends its states before its later calls: nothing more comes of those numbers.
+        """
+        for number in sorted(one for one in self.from_states if one < agreed)[:-KEPT]:
+            if number not in self.odd:
+                self._drop(number)
+        self.forget_at = 2 * max(KEPT, len(self.from_states))
+
     def _give_up(self) -> None:
         for number in sorted(self.open)[: MAX_OPEN // 4]:
-            del self.open[number]
-            self.odd.discard(number)
-            self.first.pop(number, None)
+            self._drop(number)
             self.given_up = max(self.given_up, number)
+
+    def _drop(self, number: int) -> None:
+        self.open.pop(number, None)
+        self.odd.discard(number)
+        self.from_states.discard(number)
+        self.first.pop(number, None)
 
 
 class CallTable:
@@ -224,11 +247,13 @@ class CallTable:
             ):
                 if key[0] and key[2] and number > 0 and time_ns >= self._since_ns:
                     track = self.tracks.setdefault(group.group, Track())
-                    self._put(track, state.rank, number, self._code(key), state.step, time_ns)
+                    code = self._code(key)
+                    self._put(track, state.rank, number, code, state.step, time_ns, is_state=True)
 
     def _put(
-        self, track: Track, rank: int, number: int, code: int, step: int, time_ns: int
-    ) -> None:
+        self, track: Track, rank: int, number: int, code: int, step: int, time_ns: int, *,
+        is_state: bool = False,
+    ) -> None:  # fmt: skip
         if code == _TOO_MANY:
             return
         self.num_taken += 1
@@ -236,7 +261,8 @@ class CallTable:
         if known is None:
             known = track.sites[rank] = set()
         known.add(self.calls[code].site)
-        if track.put(rank, number, code, (step, time_ns)) and number < track.broken:
+        differs = track.put(rank, number, code, (step, time_ns), is_state=is_state)
+        if differs and number < track.broken:
             kinds = {self._hard[one] for one in track.open[number]}
             if len(kinds) > 1:
                 track.broken = number

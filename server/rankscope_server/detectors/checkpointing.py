@@ -1,4 +1,4 @@
-"""How often to save: Young's and Daly's interval, waste, and how often a job fails (D14).
+"""How often to save: Young's and Daly's interval, waste, and how often a job fails.
 
 Times in one unit of the caller's choice. delta is what a save takes from training, M the mean
 time between failures of this job, R detection, restart and reload together.

@@ -1,4 +1,4 @@
-"""Processes whose clock is not that of the others on their machine (detection.md D17)."""
+"""Processes whose clock is not that of the others on their machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks of hosts that are apart, with a band that holds (detection.md D17)."""
+"""Clocks of hosts that are apart, with a band that holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When collectives began and ended on each host: what the clocks are aligned by (D17)."""
+"""When collectives began and ended on each host: what the clocks are aligned by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the clocks of hosts are apart, with bounds that hold (detection.md D17).
+"""How far the clocks of hosts are apart, with bounds that hold.
 
 A host's clock shows true time + theta. Nobody ends a synchronising collective before the last one
 has begun it, so start_i - end_j <= theta_i - theta_j for all pairs of hosts and all operations:
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-WINDOW = 100  # operations (D17 4)
+WINDOW = 100  # operations
 _MIN_WINDOW = 6
 _MAX_PIVOTS = 128  # shortest paths over more hosts go by way of a sample: wider, yet true
 _MAX_LIKELY = 256  # hosts; beyond, the middle of the bounds must do

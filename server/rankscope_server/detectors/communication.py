@@ -1,4 +1,4 @@
-"""Communication-bound steps, low bus bandwidth, and what would help (detection.md D5)."""
+"""Communication-bound steps, low bus bandwidth, and what would help."""
 
 from __future__ import annotations
 

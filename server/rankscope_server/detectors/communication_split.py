@@ -1,7 +1,7 @@
 """How much of a step communication takes, how much of it shows, and what would make it less.
 
 Exposed communication is what the step would be shorter by if transfers took no time: a replay
-with zero transfers, so that waiting for late ranks does not count (detection.md D5).
+with zero transfers, so that waiting for late ranks does not count.
 """
 
 from __future__ import annotations

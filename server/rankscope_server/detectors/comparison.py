@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope_server.detectors.finding import NOT_HERE
 from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import percent_text, ranks_text
 
 
 def lack_of(window: Window) -> tuple[str, str] | None:
@@ -17,24 +18,34 @@ def lack_of(window: Window) -> tuple[str, str] | None:
         return "one rank has nobody to be compared with", NOT_HERE
     if not table.num_steps:
         return "no step has ended yet", "wait, or call rankscope.step() once a step"
-    steps = table.num_steps + table.dropped_steps
+    seen = np.flatnonzero(table.seen())
+    steps = len(seen) + table.dropped_steps
     if steps < policy.min_steps:
-        return f"needs {policy.min_steps} steps, has {steps}", "wait"
+        whole = "" if len(seen) == table.num_steps else " whose waits are known"
+        return f"needs {policy.min_steps} steps{whole}, has {steps}", "wait"
     if len(table.ranks) < 2:
         return "only one rank reports steps", "attach the agent to all ranks"
-    recent = table.get("own", max(0, table.num_steps - policy.recent_steps))
-    missing = float(np.mean(np.isnan(recent)))
-    if missing > policy.max_missing_share:
+    recent = table.get("own")[:, seen[-policy.recent_steps :]]
+    missing = np.mean(np.isnan(recent), axis=1)
+    if float(np.mean(missing)) > policy.max_missing_share:
+        lacking = [r for r, share in zip(table.ranks, missing, strict=True)
+                   if share > policy.max_missing_share]  # fmt: skip
         return (
-            f"{100 * missing:.0f} % of the steps of the reporting ranks are missing",
-            "see the losses under coverage",
+            f"of {ranks_text(lacking)} {percent_text(float(np.mean(missing[missing > 0])))} of the "
+            "newest steps cannot be compared: they are missing, or what the ranks waited is not "
+            "known",
+            "see the agent page: sources and losses of these ranks",
         )
     return None
 
 
 def roles_of(window: Window) -> dict[int, Hashable]:
-    """Return the role of each rank: ranks of different roles are never compared."""
-    return {
+    """Return the role of each rank: ranks of different roles are never compared.
+
+    The role of a rank that never registered is not known: it is compared with itself alone.
+    """
+    unknown = {rank: ("rank", rank) for rank in window.steps.ranks if rank not in window.ranks}
+    return unknown | {
         rank: (known.role, known.stage, known.num_stages, known.num_microbatches)
         for rank, known in window.ranks.items()
     }

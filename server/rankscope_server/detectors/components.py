@@ -1,4 +1,4 @@
-"""Which NIC, host, leaf or pod makes groups slow: pure functions over transfer times (D4).
+"""Which NIC, host, leaf or pod makes groups slow: pure functions over transfer times.
 
 A transfer time is the duration of the last arriver on its own clock. What is needed of the
 topology is which groups cross which component.

@@ -1,4 +1,4 @@
-"""Batches that the script itself found damaged, by a checksum of its own (detection.md D12).
+"""Batches that the script itself found damaged, by a checksum of its own.
 
 A script that checks its data says so: `rankscope.log_metrics(step, corrupt_batches=total)`, the
 number of damaged batches that this rank has drawn since its start.

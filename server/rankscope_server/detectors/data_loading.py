@@ -1,4 +1,4 @@
-"""Steps that wait for data on all ranks, or now and then on one, and why (detection.md D8).
+"""Steps that wait for data on all ranks, or now and then on one, and why.
 
 A rank that always waits longer than its peers is the straggler detector's; here it is the loader
 that all ranks share, or waits that come in a pattern.
@@ -141,7 +141,7 @@ def saved_ms(own: Array, data: Array, roles: list[object]) -> Array:
     """Return what each step would be shorter without waiting for data, ranks x steps -> steps.
 
     The slowest of a role decides: a wait that fits into the time for which the rank would wait
-    for a peer anyway is no loss (the shortcut of detection.md 1.5 for plain data parallel). Of
+    for a peer anyway is no loss. Of
     several roles the one that loses most counts; a pipeline may hide a part of it.
     """
     best = np.zeros(own.shape[1])

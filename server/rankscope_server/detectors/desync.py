@@ -1,4 +1,4 @@
-"""Desync: ranks of a group that call different collectives, also where no error says so (D3)."""
+"""Desync: ranks of a group that call different collectives, also where no error says so."""
 
 from __future__ import annotations
 

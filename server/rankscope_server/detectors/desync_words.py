@@ -26,10 +26,12 @@ _SHOWN_CALLS = 5
 def desync_finding(window: Window, found: Difference) -> Finding:
     """Return the finding of a group's first difference."""
     edit = found.edits[0] if found.edits else Edit("replaced", 0, 0)
-    accused = (*found.culprits.ranks, *(found.others.ranks if found.is_tie else ()))
-    ranks = tuple(sorted(accused))
+    everyone = tuple(sorted((*found.culprits.ranks, *found.others.ranks)))
+    ranks = everyone if found.is_tie else found.culprits.ranks
     confidence, reasons = _confidence(found)
     name = "+".join(str(rank) for rank in ranks[:16])
+    if found.is_tie and found.num_present < found.num_members:
+        ranks = ()  # the calls of the other members, who could tell, never came
     return Finding(
         key=f"{window.attempt}/desync/desync/{found.group}/{name}",
         detector="desync",
@@ -50,7 +52,7 @@ def desync_finding(window: Window, found: Difference) -> Finding:
         ruled_out=_ruled_out(found),
         would_be_wrong_if=_wrong_if(found),
         policy_hash=window.policy.hash,
-        victims=() if found.is_tie else found.others.ranks,
+        victims=found.others.ranks if not found.is_tie else () if ranks else everyone,
     )
 
 

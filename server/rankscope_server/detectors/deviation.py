@@ -38,6 +38,10 @@ class View:
     short: Matrix
     long: Matrix
 
+    def only(self, columns: NDArray[np.bool_]) -> View:
+        """Return the view of some columns."""
+        return View(self.raw[:, columns], self.short[:, columns], self.long[:, columns])
+
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
@@ -47,6 +51,7 @@ class Deviation:
     peers: NDArray[np.bool_]  # per row: compared with peers
     roles: tuple[Hashable, ...]  # per row
     first_column: int  # columns before it are warm-up
+    seen: NDArray[np.bool_]  # columns whose waits were seen; windows pass over the others
 
     @property
     def own(self) -> View:
@@ -79,7 +84,7 @@ def deviation(table: StepTable, roles: Mapping[int, Hashable], policy: Policy) -
     if first < table.num_steps:
         _renew(table, views, base, row_roles, peers, warmup, policy)
         table.mark_clean()
-    return Deviation(views, peers, row_roles, max(0, warmup - table.dropped_steps))
+    return Deviation(views, peers, row_roles, max(0, warmup - table.dropped_steps), table.seen())
 
 
 def _renew(
@@ -92,7 +97,8 @@ def _renew(
     policy: Policy,
 ) -> None:
     """Compute the columns that are not clean."""
-    first = table.clean_columns
+    first, seen = table.clean_columns, table.seen()
+    later, num_before = first + np.flatnonzero(seen[first:]), int(seen[:first].sum())
     usual = _normal_steps(table, "own", first, warmup)
     reference = _reference(usual, base["own"], base["own"], usual, roles, peers)
     for name, view in views.items():
@@ -104,8 +110,12 @@ def _renew(
         )
         view.raw[:, first:] = np.log(np.fmax(1.0 + (work - expected) / reference, _LEAST))
         view.raw[:, first:][np.isnan(work - expected)] = np.nan
-        view.short[:, first:] = rolling_median(view.raw, policy.short_window, first)
-        view.long[:, first:] = rolling_median(view.raw, policy.long_window, first)
+        for medians, window in (
+            (view.short, policy.short_window),
+            (view.long, policy.long_window),
+        ):
+            medians[:, first:] = np.nan
+            medians[:, later] = rolling_median(view.raw[:, seen], window, num_before)
 
 
 def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_]:

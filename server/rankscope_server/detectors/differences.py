@@ -37,6 +37,7 @@ class Difference:
     is_foretold: bool  # of equal sides, the culprits are those that do not go on as before
     is_site_only: bool
     num_present: int
+    num_members: int  # 0 not known
 
 
 def differences(window: Window) -> list[Difference]:
@@ -66,8 +67,14 @@ def _first(window: Window, table: CallTable, group: str, track: Track) -> Differ
 
 
 def _comparable(window: Window, group: str, row: Mapping[int, int]) -> dict[int, int]:
-    """Return the calls of ranks that mean the same group by this name."""
+    """Return the calls of ranks that mean the same group by this name.
+
+    A rank whose own word of the group is missing means the one in which others count it.
+    """
+    told = Counter(members for (_, name), members in window.groups.items() if name == group)
     meant = {rank: window.groups.get((rank, group)) for rank in row}
+    for rank in [rank for rank, members in meant.items() if members is None]:
+        meant[rank] = next((one for one, _ in told.most_common() if rank in one), None)
     if len(set(meant.values())) == 1:
         return dict(row)
     usual = Counter(members for members in meant.values() if members).most_common(1)
@@ -141,6 +148,8 @@ def _judge(
     site_only: bool,
 ) -> Difference:  # fmt: skip
     usual, is_sure = _majority(row)
+    # With whom members agree whose calls never came is not known.
+    is_sure = is_sure and 2 * list(row.values()).count(usual) >= track.num_members
     is_foretold = False
     if not is_sure:
         expected = foretell(_before(track, number), 1)
@@ -178,6 +187,7 @@ def _judge(
         is_foretold=not is_sure and is_foretold,
         is_site_only=site_only,
         num_present=len(row),
+        num_members=track.num_members,
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks that run on something else than the others: versions, variables, hardware (D10)."""
+"""Ranks that run on something else than the others: versions, variables, hardware."""
 
 from __future__ import annotations
 

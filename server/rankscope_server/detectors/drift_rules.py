@@ -1,7 +1,7 @@
 """How bad it is when ranks differ on a fact of their environment, and when two values are equal.
 
-First match wins. Sources of the levels: detection.md D10; of the single variables NCCL's and
-PyTorch's documentation of their environment variables.
+First match wins. Levels of single variables follow NCCL's and PyTorch's documentation of their
+environment variables.
 """
 
 from __future__ import annotations

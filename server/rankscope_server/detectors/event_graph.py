@@ -2,7 +2,7 @@
 
 Nodes are stretches of a rank's own work, and transfers: collectives and exchanges. A rank does its
 work in program order; a transfer begins when the last member has issued it; a rank that joins a
-transfer goes on when it has ended (detection.md 1.5). A node ends at the latest end of what it
+transfer goes on when it has ended. A node ends at the latest end of what it
 follows plus its own duration, so a replay is one pass over the nodes in topological order, for
 many columns (steps, or variants of one) at once.
 """

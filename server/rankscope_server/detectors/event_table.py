@@ -18,6 +18,7 @@ Array: TypeAlias = NDArray[Any]
 # 63 bytes a row, 260 MB when full: 400 steps of 1,024 ranks with 10 operations a step.
 CAPACITY = 1 << 22
 _FIRST_ROWS = 4096
+_BLOCK = 1024  # steps
 _MS = 1e-6
 _TYPES: dict[str, Any] = {
     "rank": np.int32,
@@ -52,6 +53,7 @@ class EventTable:
         self._cells = {name: np.zeros(_FIRST_ROWS, kind) for name, kind in _TYPES.items()}
         self._words: dict[str, dict[str, int]] = {name: {} for name in _WORDS}
         self._rows_of_step: dict[int, int] = {}
+        self._seen: dict[tuple[int, int], int] = {}  # rank, block -> steps with a row, one bit each
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -71,6 +73,8 @@ class EventTable:
         self.num_rows += count
         for step, rows in zip(*np.unique(news["step"][keep], return_counts=True), strict=True):
             self._rows_of_step[int(step)] = self._rows_of_step.get(int(step), 0) + int(rows)
+            block, place = divmod(int(step), _BLOCK)
+            self._seen[rank, block] = self._seen.get((rank, block), 0) | 1 << place
 
     def _rows(self, rank: int, columns: Mapping[str, Column]) -> dict[str, Array]:
         rows: dict[str, Array] = {
@@ -122,6 +126,8 @@ class EventTable:
             cells[: len(kept)] = cells[kept]
         self.num_rows = len(kept)
         self.first_step = middle + 1
+        first = self.first_step // _BLOCK
+        self._seen = {key: bits for key, bits in self._seen.items() if key[1] >= first}
         self._rows_of_step = {s: n for s, n in self._rows_of_step.items() if s > middle}
 
     # --- reading -----------------------------------------------------------------------------
@@ -134,6 +140,11 @@ class EventTable:
     def count(self, steps: Array) -> int:
         """Return how many rows some steps have; it changes when one more comes."""
         return sum(self._rows_of_step.get(int(step), 0) for step in steps)
+
+    def is_seen(self, rank: int, steps: Array) -> Array:
+        """Return of which of some steps, from `first_step` on, a rank has a row."""
+        places = (divmod(step, _BLOCK) for step in steps.tolist())
+        return np.array([self._seen.get((rank, block), 0) >> at & 1 for block, at in places], bool)
 
     def words(self, name: str) -> list[str]:
         """Return the words of "group", "operation" or "dtype", by number."""

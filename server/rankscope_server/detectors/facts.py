@@ -11,6 +11,7 @@ from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.memory_table import MemoryTable
 from rankscope_server.detectors.number_table import NumberTable
 from rankscope_server.detectors.resume import ScriptSteps
+from rankscope_server.detectors.thinning import THINNING_CHANGED, Thinning, thinning_of
 from rankscope_server.detectors.time_sums import TimeSums
 from rankscope_server.detectors.version_table import VersionTable
 
@@ -39,6 +40,7 @@ class Facts:
     memory: MemoryTable = field(default_factory=MemoryTable)
     versions: VersionTable = field(default_factory=VersionTable)
     sums: TimeSums = field(default_factory=TimeSums)
+    thinning: dict[int, Thinning] = field(default_factory=dict)  # the newest word of each rank
     loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
@@ -80,6 +82,10 @@ class Facts:
             self.saves[key] = Save(event.rank, event.step, event.time_ns, seconds, how)
             if len(self.saves) > _MAX_SAVES:
                 del self.saves[min(self.saves)]
+        elif event.name == THINNING_CHANGED:
+            said, known = thinning_of(event), self.thinning.get(event.rank)
+            if said is not None and (known is None or said > known):
+                self.thinning[event.rank] = said
         elif event.name == COMMAND_ENDED:
             self.left_ns = max(self.left_ns, event.time_ns)
         else:

@@ -114,7 +114,10 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
     if (ended.exit_code or 0) - 128 in _STOP_SIGNALS:  # it took the signal and left in order
         text = f"left on {signal_name((ended.exit_code or 0) - 128)}"
         return Failure(*who, "teardown", text, ended.last_step, ended=ended)
-    if ended.reason in ("exit_code", "exception") and ended.exit_code != 0:
+    if ended.reason == "exception":  # what it raised never came: it may be an echo like any
+        text = "ended on an exception that was not recorded"
+        return Failure(*who, "cascade", text, ended.last_step, ended=ended)
+    if ended.reason == "exit_code" and ended.exit_code != 0:
         code = "" if ended.exit_code is None else f" with code {ended.exit_code}"
         text = f"exited{code} without an exception that was seen"
         return Failure(*who, "initiating", text, ended.last_step, ended=ended, is_weak=True)

@@ -76,6 +76,8 @@ class DetectorResult:
     status: DetectorStatus
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = field(default=())  # what was compared and found equal
+    # What could not be judged for lack of data, a sentence each: then nobody may say "healthy"
+    not_known: tuple[str, ...] = field(default=())
 
 
 class Named(Protocol):
@@ -98,7 +100,10 @@ def ran(
     findings: Iterable[Finding] = (),
     checked: Iterable[str] = (),
     note: str = "",
+    not_known: Iterable[str] = (),
 ) -> DetectorResult:
-    """Return what a detector found, and what it compared and found in order."""
+    """Return what a detector found, what it found in order, and what it could not judge."""
+    unknown = tuple(not_known)
+    note = "; ".join(text for text in (note, *unknown) if text)
     status = DetectorStatus(detector.name, str(detector.__doc__), "ran", note)
-    return DetectorResult(status, tuple(findings), tuple(checked))
+    return DetectorResult(status, tuple(findings), tuple(checked), unknown)

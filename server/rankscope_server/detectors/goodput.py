@@ -1,4 +1,4 @@
-"""Where the time of a run went, and whether it saves at the right distance (detection.md D14)."""
+"""Where the time of a run went, and whether it saves at the right distance."""
 
 from __future__ import annotations
 

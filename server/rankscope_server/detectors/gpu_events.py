@@ -1,4 +1,4 @@
-"""Xid errors and their like: what the driver and the kernel say of GPUs (detection.md D9.1)."""
+"""Xid errors and their like: what the driver and the kernel say of GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that throttle, whose memory fails, that are unlike the others, or idle (D9.2 to D9.5)."""
+"""GPUs that throttle, whose memory fails, that are unlike the others, or idle."""
 
 from __future__ import annotations
 

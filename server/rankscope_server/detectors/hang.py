@@ -1,4 +1,4 @@
-"""Hangs: who has not arrived, and who only waits because of that (detection.md D2)."""
+"""Hangs: who has not arrived, and who only waits because of that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.schema import RankState
 from rankscope_server.detectors.differences import differences
-from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, DetectorStatus, Finding
+from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, Finding, ran, skipped
 from rankscope_server.detectors.flow_place import place_of_stuck
 from rankscope_server.detectors.flow_words import at_place
 from rankscope_server.detectors.hang_words import HangCase, hang_finding
@@ -33,18 +33,19 @@ class Hang:
     def look(self, window: Window) -> DetectorResult:
         """Return the roots of every tangle that has not moved for too long."""
         if window.world_size == 1:
-            return self._skipped("one rank waits for nobody", NOT_HERE)
+            return skipped(self, "one rank waits for nobody", NOT_HERE)
         if not window.states:
-            return self._skipped("no rank has said yet where it is", "wait, or see coverage")
+            return skipped(self, "no rank has said yet where it is", "wait, or see coverage")
         unmatched = [rank for rank, state in window.states.items() if not state.is_recording]
         if unmatched:
-            return self._skipped(
+            return skipped(
+                self,
                 f"{capital(ranks_text(unmatched))} cannot be compared with the others: switched "
                 "off, or switched on alone",
                 "switch recording on in all ranks at once, or restart the run",
             )
         if not window.groups:
-            return self._skipped("no process group is known yet", "wait for init_process_group")
+            return skipped(self, "no process group is known yet", "wait for init_process_group")
         patience = Patience(window)
         still = [
             rank for rank in window.states if patience.is_still(rank) and not patience.is_gone(rank)
@@ -59,15 +60,26 @@ class Hang:
                     findings.append(_placed(window, case, hang_finding(window, case)))
         findings = [finding for finding in findings if not _follows_failure(window, finding)]
         findings = _with_memory(window, findings)
-        return DetectorResult(
-            DetectorStatus(self.name, str(self.__doc__), "ran"),
-            tuple(findings),
-            () if findings else (_nothing_waits(window, patience),),
-        )
+        checked = () if findings else (_nothing_waits(window, patience),)
+        return ran(self, findings, checked, not_known=() if findings else _untold(window, still))
 
-    def _skipped(self, reason: str, remedy: str) -> DetectorResult:
-        status = DetectorStatus(self.name, str(self.__doc__), "skipped", reason, remedy)
-        return DetectorResult(status)
+
+def _untold(window: Window, still: Sequence[int]) -> list[str]:
+    """Return that ranks have not moved for too long, where nothing is known of what they are in."""
+    patience, unclear = Patience(window), build(window, still).unclear
+    quiet = [
+        rank for rank in still
+        if (rank in unclear or not window.states[rank].groups)
+        and patience.idle_seconds(rank) >= patience.seconds(rank, "", "", 0)
+    ]  # fmt: skip
+    if not quiet:
+        return []
+    seconds = max(patience.idle_seconds(rank) for rank in quiet)
+    have = "have" if len(quiet) > 1 else "has"
+    return [
+        f"{capital(ranks_text(quiet))} {have} not moved for {seconds:.0f} s, and the collectives "
+        "of their groups are not known"
+    ]
 
 
 class Patience:
@@ -129,7 +141,7 @@ class Patience:
 
 
 def _explained(window: Window, found: list[Tangle]) -> list[Tangle]:
-    """Name, of ranks that wait for each other, those that called something else (D2 3, D3)."""
+    """Name, of ranks that wait for each other, those that called something else."""
     if not any(tangle.is_cycle for tangle in found):
         return found
     wrong = {r for one in differences(window) if not one.is_tie for r in one.culprits.ranks}
@@ -211,7 +223,19 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         silent=tuple(root for root in roots if patience.is_silent(root)),
         is_cycle=tangle.is_cycle,
         is_certain=tangle.is_certain,
+        is_open=tangle.is_cycle and not _is_told(window, roots),
     )
+
+
+def _is_told(window: Window, ranks: Sequence[int]) -> bool:
+    """Return whether the calls of some ranks before they stopped are known as well as any."""
+    events, is_thinned = window.replays.events, bool(window.steps.is_thinned().any())
+    steps = np.array([window.states[rank].step if rank in window.states else 0 for rank in ranks])
+    now = np.array([events.is_seen(rank, steps) for rank in window.ranks or ranks])
+    if now.any():
+        return all(events.is_seen(rank, steps).all() for rank in ranks)
+    # Where nothing is thinned, a step without rows is one in which no operation has ended.
+    return not is_thinned and all(events.is_seen(rank, steps - 1).all() for rank in ranks)
 
 
 def _placed(window: Window, case: HangCase, finding: Finding) -> Finding:
@@ -229,7 +253,7 @@ def _is_overdue(
     window: Window, graph: WaitGraph, tangle: Tangle, root: int, patience: Patience
 ) -> bool:
     """Return whether a root keeps somebody waiting for too long and does not move itself."""
-    longest = 0.0
+    longest, began_ns = 0.0, 0
     allowed = window.policy.hang_ceiling_seconds
     for rank in tangle.ranks:
         operation = graph.waits.get(rank)
@@ -237,12 +261,15 @@ def _is_overdue(
             continue
         waited = (patience.now_ns(rank) - graph.since_ns[rank]) / _SECOND
         if waited > longest:
-            longest = waited
+            longest, began_ns = waited, graph.since_ns[rank]
             allowed = patience.seconds(root, operation.group, operation.name, operation.size_bytes)
     if longest < allowed:
         return False
-    if root not in window.states or patience.is_gone(root) or patience.is_silent(root):
+    if root not in window.states or patience.is_gone(root):
         return True
+    if patience.is_silent(root):  # not if its records stopped long before anybody waited
+        late = (began_ns - window.states[root].time_ns) / _SECOND
+        return late < window.policy.silent_seconds
     return patience.idle_seconds(root) >= allowed
 
 

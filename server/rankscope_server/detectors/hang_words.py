@@ -39,6 +39,7 @@ class HangCase:
     silent: tuple[int, ...]
     is_cycle: bool
     is_certain: bool
+    is_open: bool = False  # of a circle: what its ranks called is not known, so none is named
 
 
 def hang_finding(window: Window, case: HangCase) -> Finding:
@@ -52,8 +53,8 @@ def hang_finding(window: Window, case: HangCase) -> Finding:
         kind="hang",
         severity="critical",
         attempt=window.attempt,
-        ranks=case.roots,
-        hosts=window.hosts(case.roots),
+        ranks=() if case.is_open else case.roots,
+        hosts=() if case.is_open else window.hosts(case.roots),
         group=case.operation.group,
         onset_step=onset_step,
         onset_ms=onset_ms,
@@ -69,7 +70,7 @@ def hang_finding(window: Window, case: HangCase) -> Finding:
         ruled_out=_ruled_out(window, case),
         would_be_wrong_if=_wrong_if(case),
         policy_hash=window.policy.hash,
-        victims=case.waiters,
+        victims=tuple(sorted({*case.waiters, *case.roots})) if case.is_open else case.waiters,
     )
 
 
@@ -101,7 +102,10 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
     many = len(case.roots) > 1
     if case.is_cycle:
         who = who if many else f"{who} and its peers"
-        return f"{who} wait for each other{in_step}: their operations come in different orders"
+        why = "which of them called otherwise is not known" if case.is_open else (
+            "their operations come in different orders"
+        )  # fmt: skip
+        return f"{who} wait for each other{in_step}: {why}"
     if set(case.gone) == set(case.roots):
         return f"{who} {'are' if many else 'is'} gone{in_step}, and others still wait"
     if set(case.silent) == set(case.roots):

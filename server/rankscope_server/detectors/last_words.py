@@ -1,4 +1,4 @@
-"""What the log of a rank says of its end: libraries print what no exception tells (D15).
+"""What the log of a rank says of its end: libraries print what no exception tells.
 
 NCCL, gloo and the watchdogs of torch write to stderr and leave; the kernel writes to its own log.
 """

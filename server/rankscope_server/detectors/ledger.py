@@ -6,12 +6,12 @@ by attempt. Steps that a later attempt did again are lost with all their parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.schema import STEP_CHECKPOINT, STEP_FIRST
+from rankscope.schema import STEP_CHECKPOINT, STEP_FIRST, STEP_WAITS_UNKNOWN
 from rankscope_server.detectors.resume import Start, first_done_again
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.time_sums import RankTime
@@ -134,6 +134,11 @@ def _of_rank(
     values = _parts_of(sums, wait_for_saves_ns)
     for part in ("start-up", "first steps"):
         total.add(part, values.pop(part))
+    unseen = values["productive"] * _unseen_share(one.steps, rank)
+    values["productive"] -= total.add("not recorded", unseen)
+    waits = min(_hidden_waits(one.steps, rank, values), values["productive"])
+    values["productive"] -= waits
+    values["blocked"] += waits
     for name, part in _OF_SUM.items():
         gone = min(lost.get(name, 0.0), values[name])
         total.add(part, values[name] - gone)
@@ -145,6 +150,31 @@ def _of_rank(
     total.add("after the end" if clean and not is_running else
               "not recorded" if is_running else "stuck or failing", tail)  # fmt: skip
     return max(end, sums.last_end_ns), lost_steps
+
+
+def _unseen_share(table: StepTable, rank: int) -> float:
+    """Return in which share of its steps a rank's waits were not recorded: they look like work."""
+    row = table.row_of.get(rank)
+    if row is None or not table.num_steps:
+        return 0.0
+    unseen = np.isnan(table.get("own")[row]) & (table.get("calls")[row] == 0)
+    return float(unseen.sum()) / max(1, int(np.sum(~np.isnan(table.get("duration")[row]))))
+
+
+def _hidden_waits(table: StepTable, rank: int, values: Mapping[str, float]) -> float:
+    """Return how much of a rank's work is waiting that thinned steps did not see, ns.
+
+    All its steps are taken to wait as much as those whose waits were seen.
+    """
+    row = table.row_of.get(rank)
+    if row is None:
+        return 0.0
+    seen = (table.flags()[row] & STEP_WAITS_UNKNOWN) == 0
+    own, blocked = (float(np.nansum(table.get(name)[row][seen])) for name in ("own", "blocked"))
+    if seen.all() or own + blocked == 0.0:
+        return 0.0
+    work_and_waits = values["productive"] + values["blocked"]
+    return max(0.0, blocked / (own + blocked) * work_and_waits - values["blocked"])
 
 
 def _parts_of(sums: RankTime, wait_for_saves_ns: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Ranks that went on, or ended well, without collectives that the others wait in (D3).
+"""Ranks that went on, or ended well, without collectives that the others wait in.
 
 A script that swallows an exception goes on to later steps, or to its end, and leaves out what the
 others call: nothing that it called differs, it called less.

@@ -1,4 +1,4 @@
-"""Memory that grows with the steps, and when it will be full (detection.md D11)."""
+"""Memory that grows with the steps, and when it will be full."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _fragmentation(window: Window) -> list[Finding]:
 
 
 def _filled(table: MemoryTable, name: str, rows: int) -> NDArray[np.float64]:
-    """Return the newest values by row, 0 where a rank, or every rank, never told."""
+    """Return the newest values by row, 0 where a rank, or every rank, never reported one."""
     values = np.zeros(rows)
     known = table.last.get(name, values)[:rows]
     values[: len(known)] = known

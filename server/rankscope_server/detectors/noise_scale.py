@@ -1,4 +1,4 @@
-"""Gradient noise scale: how far a larger batch, and so more ranks, still saves steps (D16)."""
+"""Gradient noise scale: how far a larger batch, and so more ranks, still saves steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinity: which rank brought it in, at which step (detection.md D12.1).
+"""NaN and infinity: which rank brought it in, at which step.
 
 After the reduction every rank looks guilty, so only what a rank flagged before it counts: its own
 loss, and its own gradients where they were sampled.

@@ -1,6 +1,6 @@
 """One rank's loss or local gradient norm far from the others': odd data or silent corruption.
 
-The numbers are those before the reduction (detection.md D12.3). Each rank is compared with the
+The numbers are those before the reduction. Each rank is compared with the
 median of the others of its role, less what it usually differs: ranks may read different data.
 """
 

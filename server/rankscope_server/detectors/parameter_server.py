@@ -1,4 +1,4 @@
-"""Parameter servers against all_reduce, and backup workers: pure formulas (D7.4, D7.5)."""
+"""Parameter servers against all_reduce, and backup workers: pure formulas."""
 
 from __future__ import annotations
 

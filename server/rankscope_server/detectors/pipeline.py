@@ -1,4 +1,4 @@
-"""Pipelines: how much they idle, why, and what an even split would give (detection.md D6)."""
+"""Pipelines: how much they idle, why, and what an even split would give."""
 
 from __future__ import annotations
 

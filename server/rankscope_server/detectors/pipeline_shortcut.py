@@ -1,4 +1,4 @@
-"""What a pipeline idles and which stage is uneven, where its steps cannot be replayed (D6).
+"""What a pipeline idles and which stage is uneven, where its steps cannot be replayed.
 
 Own work of the stages stands for their compute, and the schedule's idle share is that of even
 stages: (p - 1) / (m + p - 1) for p stages and m microbatches (GPipe, arXiv 1811.06965, section
@@ -76,6 +76,8 @@ def stages_of(window: Window, microbatches: int) -> Stages | None:
             return None
         ranks.append(members)
         work.append(median(own[[table.row_of[rank] for rank in members]], 0))
+        if float(np.mean(np.isnan(work[-1]))) > policy.max_missing_share:
+            return None
     said = max((known.num_microbatches for known in window.ranks.values()), default=0)
     counted = median(median(table.get("microbatches")[:, columns], 1))
     count = microbatches or said or int(np.nan_to_num(counted))
@@ -84,7 +86,7 @@ def stages_of(window: Window, microbatches: int) -> Stages | None:
 
 
 def uneven_finding(window: Window, stages: Stages) -> Finding | None:
-    """Return the finding on a stage that works more than a tenth longer than the others (D1.6)."""
+    """Return the finding on a stage that works more than a tenth longer than the others."""
     usual, policy = stages.usual_ms, window.policy
     stage = int(np.argmax(usual))
     others = np.delete(usual, stage)

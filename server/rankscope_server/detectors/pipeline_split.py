@@ -1,4 +1,4 @@
-"""Where a pipeline's idle time goes: schedule, imbalance, transfers and the rest (detection D6).
+"""Where a pipeline's idle time goes: schedule, imbalance, transfers and the rest.
 
 Own work of stages and spans are means over ranks, because one rank's timers can fall below the
 ideal. Each part is the difference of two replays, so the parts add up to the whole.

@@ -1,4 +1,4 @@
-"""Where the members of each group stand, and what the operation of one of them lacks (D2 1, 2)."""
+"""Where the members of each group stand, and what the operation of one of them lacks."""
 
 from __future__ import annotations
 
@@ -87,6 +87,8 @@ class Places:
         if not group.p2p_operation or peer < 0 or peer not in self._heard:
             return None
         is_send = group.p2p_operation == "send"
+        if self._is_untold(peer, group):
+            return None
         is_there = self._peer_has_come(rank, peer, group)
         lack: Lack = "takes nothing" if is_send else "sends nothing"
         operation = Operation(
@@ -102,6 +104,12 @@ class Places:
             is_weak=(is_send or is_there) and not self.runs_on_device(rank),
         )
         return operation, group.p2p_issued_ns
+
+    def _is_untold(self, peer: int, group: GroupState) -> bool:
+        """Return whether a peer says nothing of a group in which it has had exchanges before."""
+        is_first = group.p2p_sequence == 1
+        silent = (peer, group.group) not in self._states and peer in self._window.states
+        return silent and not is_first and self._has_stepped(peer)
 
     def _members(self, rank: int, group: str) -> tuple[int, ...]:
         """Return the ranks of a group as this rank defined it; empty where nobody did."""
@@ -154,8 +162,31 @@ class Places:
         key = (group, id(members))
         if key not in self._groups:
             known = len(members) > 1 and self._heard.issuperset(members)
+            known = known and not self._untold(group, members)
             self._groups[key] = _Standing(self._states, group, members) if known else None
         return self._groups[key]
+
+    def _untold(self, group: str, members: tuple[int, ...]) -> list[int]:
+        """Return the members that say nothing of a group though they have been in it.
+
+        Others have ended a collective of it, and these have ended a step since they came up: their
+        collectives were not recorded, which does not mean that they have not entered one.
+        """
+        places = [self._states.get((member, group)) for member in members]
+        if not any(place is not None and place.ended for place in places):
+            return []
+        return [
+            member
+            for member, place in zip(members, places, strict=True)
+            if place is None and member in self._window.states and self._has_stepped(member)
+        ]
+
+    def _has_stepped(self, rank: int) -> bool:
+        table = self._window.steps
+        row, step = table.row_of.get(rank), self._window.states[rank].step
+        if row is None:  # its steps are missing, too: as far as the others
+            return step > 1 and table.num_steps > 0
+        return not bool(np.isnan(table.get("duration")[row]).all())
 
 
 class _Standing:

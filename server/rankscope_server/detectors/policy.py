@@ -17,16 +17,16 @@ class Policy:
 
     # --- cost: what is worth a person's attention -----------------------------------------
     # Below 1 % of job throughput a change drowns in the drift of a healthy job (run-to-run
-    # CV of the median step 0.13 %, p90 0.64 %, detection.md D13); below 2 % nobody acts on it.
+    # CV of the median step 0.13 %, p90 0.64 %); below 2 % nobody acts on it.
     cost_silent_ratio: float = 0.01
     cost_info_ratio: float = 0.02
     # A tenth of a cluster is worth waking somebody for.
     cost_critical_ratio: float = 0.10
 
     # --- straggler ------------------------------------------------------------------------
-    # A peer comparison needs the median to survive one bad member: three others (1.4).
+    # A peer comparison needs the median to survive one bad member: three others.
     min_role_size: int = 4
-    # First steps hold allocation, compilation and cold caches (1.4); the rest of the warm-up
+    # First steps hold allocation, compilation and cold caches; the rest of the warm-up
     # ends when three steps in a row agree within 10 %, and is cut where a noisy host never does.
     warmup_steps: int = 5
     warmup_max_steps: int = 20
@@ -37,10 +37,10 @@ class Policy:
     # long enough that its median scatters by sigma * 1.25 / sqrt(30) = 0.23 sigma.
     baseline_steps: int = 30
     baseline_min_steps: int = 15
-    # Rolling medians: transient and persistent (D1.2).
+    # Rolling medians: transient and persistent.
     short_window: int = 5
     long_window: int = 20
-    # A fixed floor under the noise-derived entry level (D1.3). Leave at half the level.
+    # A fixed floor under the noise-derived entry level. Leave at half the level.
     ln_entry_floor: float = math.log(1.08)
     leave_share: float = 0.5
     # Steps for which the scatter of a rank is estimated: enough for a stable MAD, recent enough
@@ -49,24 +49,24 @@ class Policy:
     # Two stretches of a rank with at most one long window between them are one spell if they
     # are about equally bad; else the second is another thing that happens to follow.
     same_size_share: float = 0.6
-    # Events shorter than this are dropped (D1.4).
+    # Events shorter than this are dropped.
     min_spell_steps: int = 3
     # An accusation above info needs one long window of bad steps *and* this much time: bursts of
     # other work on a shared host hit one rank for seconds, and two of them may follow each other.
     persistent_steps: int = 20
     persistent_seconds: float = 15.0
-    # D1's own rule, 50 steps, where it stands far out of the noise. Measured on 4 ranks sharing 2
-    # cores: spells of healthy ranks reach 1.6 entry levels, a rank slowed by +60 % 6 to 7.
+    # More steps in less time suffice where the excess is far above the noise. Measured on 4 ranks
+    # sharing 2 cores: spells of healthy ranks reach 1.6 entry levels, one slowed by +60 % 6 to 7.
     clear_steps: int = 50
     clear_seconds: float = 8.0
     clear_strength: float = 4.0
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
     # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
     consistent_share: float = 0.80
-    # More missing samples than this among the newest steps: no conclusion (1.4).
+    # More missing samples than this among the newest steps: no conclusion.
     recent_steps: int = 100
     max_missing_share: float = 0.30
-    # Onsets of more ranks than this at once are global, no rank is accused (D1).
+    # Onsets of more ranks than this at once are global, no rank is accused.
     global_share: float = 0.25
     # Cost and phases of a long spell are those of its last steps: what it costs now.
     cost_steps: int = 512
@@ -111,7 +111,7 @@ class Policy:
     same_cpu_ratio: float = 1.15
 
     # --- hang -----------------------------------------------------------------------------
-    # An operation is late after 3 x its p99 (D2.6). The floor is D2's 2 s plus the second that a
+    # An operation is late after 3 x its p99. The floor is 2 s plus the second that a
     # state may be old, which leaves the 10 s to a named culprit three reports of slack.
     hang_p99_multiple: float = 3.0
     # A rank may also compute for a whole slow step. Of steps the p95 counts: they are few, and
@@ -131,15 +131,15 @@ class Policy:
 
     # --- desync ---------------------------------------------------------------------------
     # A chunk of a rank is sent after some seconds, and what was sent again after an outage comes
-    # 5 s late (3.2): what was not said by then, in the time of those who did say it, is lost.
+    # 5 s late: what was not said by then, in the time of those who did say it, is lost.
     desync_wait_seconds: float = 10.0
-    # What breaks off because of a wrong call does so at once (gloo: 0.01-0.3 s, D3) or when its
+    # What breaks off because of a wrong call does so at once (gloo: 0.01-0.3 s) or when its
     # victims are seen to wait; both orders of clocks and looks allowed for.
     desync_echo_seconds: float = 60.0
 
     # --- clocks ---------------------------------------------------------------------------
-    # Two clocks without a time service run apart by the error of their crystals: +-50 ppm each
-    # (D17's test), so 100 ppm is what an offset may change by before a clock was set.
+    # Two clocks without a time service run apart by the error of their crystals: +-50 ppm
+    # each, so 100 ppm is what an offset may change by before a clock was set.
     clock_drift_ratio: float = 100e-6
     # Hosts under a time service agree within a millisecond or two on a local network. Ten is
     # what begins to show in the order of log lines; a second is what breaks tokens and leases.
@@ -148,7 +148,7 @@ class Policy:
 
     # --- root cause -----------------------------------------------------------------------
     # Two failures on different hosts within this band have no order: clocks of hosts under
-    # time service differ by less (D17 puts a shifted test clock at 0.2 s).
+    # time service differ by less.
     clock_band_seconds: float = 0.5
     # On one host the order is known but for the reaction time of the reporter.
     same_host_band_seconds: float = 0.02
@@ -168,35 +168,35 @@ class Policy:
     # half of them is new.
     replay_steps: int = 64
     replay_min_steps: int = 10
-    # A model of who waits for whom must give back what was recorded (1.5).
+    # A model of who waits for whom must give back what was recorded.
     replay_error_ratio: float = 0.02
     # Hooks see a little less of a wait than the step clock; a tenth of it may be elsewhere.
     replay_blocked_ratio: float = 0.10
 
     # --- pipeline -------------------------------------------------------------------------
-    # Below 5 % of the span an uneven split is not worth a change of the model's code (D6).
+    # Below 5 % of the span an uneven split is not worth a change of the model's code.
     imbalance_ratio: float = 0.05
-    # Without a replay: a stage a tenth above the others (D1.6), beyond how layers scatter.
+    # Without a replay: a stage a tenth above the others, beyond how layers scatter.
     uneven_stage_ratio: float = 1.10
     # A pipeline that idles a third by its schedule has less than 2 (p - 1) microbatches; 5 % is
-    # where more of them gain nothing worth smaller kernels (D6).
+    # where more of them gain nothing worth smaller kernels.
     bubble_share: float = 1 / 3
     bubble_goal: float = 0.05
 
     # --- communication --------------------------------------------------------------------
-    # A step is communication-bound where more than a fifth of it is exposed (D5.2).
+    # A step is communication-bound where more than a fifth of it is exposed.
     exposed_ratio: float = 0.20
-    # Of the step: data wait, and own work, beyond which they bound it (D5.2).
+    # Of the step: data wait, and own work, beyond which they bound it.
     data_bound_ratio: float = 0.10
     compute_bound_ratio: float = 0.85
-    # Below 1 MB latency rules, and a group seen less than 50 times has no usual time (D5).
+    # Below 1 MB latency rules, and a group seen less than 50 times has no usual time.
     min_message_bytes: int = 1 << 20
     min_group_seen: int = 50
-    # Bus bandwidth is judged on messages that fill a link; 70 % of the best 5 % seen (D5.3).
+    # Bus bandwidth is judged on messages that fill a link; 70 % of the best 5 % seen.
     busbw_message_bytes: int = 16 << 20
     busbw_ratio: float = 0.70
     busbw_best_share: float = 0.05
-    # A change of settings below 3 % is not worth advice (D5.5).
+    # A change of settings below 3 % is not worth advice.
     advice_gain: float = 0.03
     # A prediction is given with at least so much to each side: a share of it, or points of
     # throughput. Simulation, 100 random jobs with 63 pieces of advice: median error 0.8 % of the
@@ -208,26 +208,26 @@ class Policy:
     cast_bytes_per_second: float = 4e9
 
     # --- drift ----------------------------------------------------------------------------
-    # A difference that goes with the ranks in trouble counts for more (D10): one in a hundred.
+    # A difference that goes with the ranks in trouble counts for more: one in a hundred.
     drift_fisher_p: float = 0.01
 
     # --- numbers of training --------------------------------------------------------------
     # A loss scaler overflows by design when it probes a larger scale; six in a row halve it 64
-    # times more than probing does (D12).
+    # times more than probing does.
     max_skipped_overflows: int = 5
-    # Spikes are judged against the last 200 recorded values, after 50 of them (D12): the MAD of
+    # Spikes are judged against the last 200 recorded values, after 50 of them: the MAD of
     # 50 values is right within 15 %.
     spike_window: int = 200
     spike_min_history: int = 50
-    # ln of the gradient norm is near normal; 8 sigma also covers its heavier tail (D12).
+    # ln of the gradient norm is near normal; 8 sigma also covers its heavier tail.
     spike_norm_z: float = 8.0
-    # Losses: three values in a row beyond 6 sigma (D12).
+    # Losses: three values in a row beyond 6 sigma.
     spike_loss_z: float = 6.0
     spike_loss_values: int = 3
     # A spike that is still on after so many recorded values does not recover by itself.
     divergence_values: int = 20
     # One rank against the others: at least so many values of a healthy rank before it is judged,
-    # and so many outliers before it is more than one odd batch (D12: "repeated").
+    # and so many outliers before it is more than one odd batch.
     outlier_min_history: int = 20
     outlier_repeats: int = 3
     # And beyond what any other rank reached: of equal tails the largest of three ranks is beyond
@@ -244,27 +244,27 @@ class Policy:
     loss_sigma_floor: float = 0.002
 
     # --- memory ---------------------------------------------------------------------------
-    # The allocator fills its caches in the first steps (D11).
+    # The allocator fills its caches in the first steps.
     memory_skip_steps: int = 50
-    # Growth below 16 MiB is within what allocators round and cache (D11).
+    # Growth below 16 MiB is within what allocators round and cache.
     memory_least_bytes: float = 16 * 2**20
     memory_over_steps: int = 200
-    # One false alarm in a thousand series without a trend (D11); half of 24 points still lets
+    # One false alarm in a thousand series without a trend; half of 24 points still lets
     # Mann-Kendall reach it (10 do).
     memory_trend_p: float = 1e-3
     memory_min_points: int = 24
-    # A forecast is worth a warning when there is time to act but not to wait (D11).
+    # A forecast is worth a warning when there is time to act but not to wait.
     oom_warning_steps: float = 2000.0
     oom_warning_seconds: float = 7200.0
     oom_critical_seconds: float = 900.0  # about a save and a restart
     # A forecast reaches no further than ten times what was seen: a cache that begins to fill
     # looks like a leak.
     oom_reach: float = 10.0
-    # Held by the allocator and used by no tensor, as a share of the GPU (D11).
+    # Held by the allocator and used by no tensor, as a share of the GPU.
     fragmentation_share: float = 0.30
 
     # --- waiting for data -----------------------------------------------------------------
-    # Shares of the step that are lost to it (D8.3).
+    # Shares of the step that are lost to it.
     data_info_share: float = 0.05
     data_warning_share: float = 0.10
     data_steps: int = 512
@@ -274,27 +274,27 @@ class Policy:
     data_min_spikes: int = 3
     # A tenth of all processor time spent waiting for disks: reading is the limit.
     iowait_share: float = 0.10
-    # Loader workers that use so much of their cores have no time left (D8.2).
+    # Loader workers that use so much of their cores have no time left.
     workers_busy_share: float = 0.90
 
     # --- GPUs -----------------------------------------------------------------------------
     # One finding per GPU, code and ten minutes; channels that end up to a minute after another
-    # Xid are its echo (D9).
+    # Xid are its echo.
     xid_burst_seconds: float = 600.0
     xid_echo_seconds: float = 60.0
-    # Held down for more than 5 % of 5 min, and 5 % below the peers' clock (D9.2): single samples
+    # Held down for more than 5 % of 5 min, and 5 % below the peers' clock: single samples
     # of a bit are common, and clocks of healthy GPUs differ by 1 to 2 %.
     throttle_seconds: float = 300.0
     throttle_share: float = 0.05
     throttle_clock_share: float = 0.05
     throttle_min_stretches: int = 6  # a minute of work: a job that starts draws power in bursts
     gpu_idle_ratio: float = 0.05
-    # Corrected errors: ten times the peers' (D9.3), and more than ten.
+    # Corrected errors: ten times the peers', and more than ten.
     ecc_rate_multiple: float = 10.0
-    # Little to do over ten minutes (D9.4): below a third, most of the time is not computing.
+    # Little to do over ten minutes: below a third, most of the time is not computing.
     low_activity_seconds: float = 600.0
     low_activity_ratio: float = 0.30
-    # Far from the fleet on two metrics, three times in a row (D9.5).
+    # Far from the fleet on two metrics, three times in a row.
     fleet_z: float = 6.0
     fleet_stretches: int = 3
     fleet_min_gpus: int = 8
@@ -305,11 +305,11 @@ class Policy:
     noise_window: int = 256
     # A standard error of ln B_noise beyond this is a factor of two at 90 %: not worth telling.
     noise_max_error: float = 0.42
-    # Zones of B / B_noise (D16.2), and by how much predictions are off either way (D16.3).
+    # Zones of B / B_noise, and by how much predictions are off either way.
     noise_free_ratio: float = 0.3
     noise_waste_ratio: float = 3.0
     noise_error_factor: float = 2.0
-    # A shard with more than twice its share of requests is hot (D7.3).
+    # A shard with more than twice its share of requests is hot.
     hot_shard_multiple: float = 2.0
 
     # --- goodput, checkpoints -------------------------------------------------------------
@@ -317,9 +317,9 @@ class Policy:
     # that were started again.
     ledger_min_seconds: float = 60.0
     ledger_told_seconds: float = 600.0
-    # From three failures on a run's own rate says more than another cluster's (D14).
+    # From three failures on a run's own rate says more than another cluster's.
     own_failures: int = 3
-    # Detect, restart and reload where this run never did it (worked example of D14).
+    # Detect, restart and reload where this run never did it.
     restart_seconds: float = 300.0
     # Saves that are judged by their last few, against those before; twice is another disk.
     recent_saves: int = 3
@@ -330,11 +330,11 @@ class Policy:
     # --- regression -----------------------------------------------------------------------
     steady_steps: int = 30
     baseline_runs: int = 10
-    # Calibrated on repeats of identical configurations (D13): 2 %, and what one more run of n
+    # Calibrated on repeats of identical configurations: 2 %, and what one more run of n
     # exceeds by chance in 2 % of cases where runs scatter more: t of n - 1 degrees of freedom times
-    # sqrt(1 + 1/n). With ten runs that is 2.5 sigma and not D13's 3, with five 3.3. On the law of
-    # D13 (median CV 0.13 %, p90 0.64 %; simulation, 40,000 runs): false alarms 0.13 % for 0.07 %,
-    # recall of 3 % 95.5 % for 94.5 %; the mark is 0.5 % and 95 %.
+    # sqrt(1 + 1/n). With ten runs that is 2.5 sigma, with five 3.3. Simulation of 40,000 runs whose
+    # CV has a median of 0.13 % and a p90 of 0.64 %, against a fixed 3 sigma: false alarms 0.13 %
+    # for 0.07 %, recall of 3 % 95.5 % for 94.5 %; the bar is 0.5 % and 95 %.
     regression_share: float = 0.02
     regression_t: tuple[float, ...] = (
         15.89, 4.849, 3.482, 2.999, 2.757, 2.612, 2.517, 2.449, 2.398,
@@ -343,7 +343,7 @@ class Policy:
     regression_p: float = 1e-3
     # Below four runs a standard deviation may be small by chance: 3 % with three, 4 % with two.
     regression_min_runs: int = 4
-    # Within a run (D13.4): blocks of 40 steps, a shift of 3 %, at least three blocks on each side,
+    # Within a run: blocks of 40 steps, a shift of 3 %, at least three blocks on each side,
     # and far out of how blocks scatter: the load of a shared host wanders by itself.
     slowdown_block: int = 40
     slowdown_share: float = 0.03
@@ -353,7 +353,7 @@ class Policy:
     # Other work on a shared host comes and goes within a minute or two.
     slowdown_seconds: float = 120.0
 
-    # --- slow links (D4) ------------------------------------------------------------------
+    # --- slow links ------------------------------------------------------------------
     link_min_operations: int = 20
     # Steps that are looked at: half of them must be slow for a median to be, so that a slow link is
     # found some twenty steps late; also where a group has one operation a step.

@@ -4,7 +4,7 @@ Of each operation a rank says when it entered the call, how long until the end, 
 main thread was blocked for it. So the points of a step are known on the rank's own clock: where an
 operation was issued, where the rank began to wait for it, where the wait was over. Between points
 lies own work. No two clocks are compared: of a transfer, every member knows how long it took, and
-the last to arrive waited least (detection.md 1.2).
+the last to arrive waited least.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slower than earlier runs of the same job, or than the same run was before (detection.md D13)."""
+"""Slower than earlier runs of the same job, or than the same run was before."""
 
 from __future__ import annotations
 
@@ -105,9 +105,11 @@ def summary_of(window: Window) -> RunSummary | None:
     table = window.steps
     columns = np.flatnonzero(np.isin(table.steps, steps[-MAX_TIMES:]))
     cells = np.ix_(_some_rows(table), columns)
-    phases = {
-        name: float(np.nanmean(median(table.get(name)[cells].astype(float), 0))) for name in PHASES
-    }
+    phases = {}
+    for name in PHASES:
+        usual = median(table.get(name)[cells].astype(float), 0)
+        if not np.isnan(usual).all():  # waits of no rank may be known
+            phases[name] = float(np.nanmean(usual))
     facts = dict(next(iter(window.facts.environments.records.values())).facts) if (
         window.facts.environments.records
     ) else {}  # fmt: skip

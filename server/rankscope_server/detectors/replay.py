@@ -1,7 +1,7 @@
 """What-if answers: how long would the steps take if this rank, kind or stage were as it should be?
 
 Ideal durations and the measures S, S_t, S_w, M_W and M_S are those of ByteDance's straggler
-analysis (OSDI 2025, arXiv 2505.05713), as detection.md 1.5 words them.
+analysis (OSDI 2025, arXiv 2505.05713).
 """
 
 from __future__ import annotations

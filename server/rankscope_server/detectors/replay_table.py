@@ -46,7 +46,8 @@ class ReplayTable:
         total = steps.num_steps + steps.dropped_steps
         stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
         stop = steps.num_steps - total % stride
-        columns = usable_columns(steps, max(0, stop - policy.replay_steps), stop, policy)
+        begin = begin_of(steps, stop, policy.replay_steps)
+        columns = usable_columns(steps, begin, stop, policy)
         return self.of(columns, steps, ranks, groups, policy)
 
     def of(
@@ -88,7 +89,8 @@ class ReplayTable:
         if any("nccl" in known.backend for known in registered.values()):
             raise NoReplay("on NCCL the host does not say when a rank waits")
         if len(columns) < policy.replay_min_steps:
-            raise NoReplay(f"needs {policy.replay_min_steps} steps, has {len(columns)}")
+            which = " that are whole on all ranks" if steps.is_thinned().any() else ""
+            raise NoReplay(f"needs {policy.replay_min_steps} steps{which}, has {len(columns)}")
         numbers = steps.steps[columns]
         rows = self.events.select(numbers)
         started, duration = (
@@ -102,11 +104,13 @@ class ReplayTable:
         words, operations = self.events.words("group"), self.events.words("operation")
         programs = programs_of(rows, operations, ranks, numbers, started, duration, stage)
         _check_waits(programs, steps.get("blocked")[:, columns], policy)
+        defined = {word: members for (_, word), members in groups.items()}
         members = {
-            (rank, number): groups[rank, word]
+            (rank, number): known
             for number, word in enumerate(words)
             for rank in ranks
-            if (rank, word) in groups
+            # A rank whose own word of the group is missing is in the one that counts it.
+            if (known := groups.get((rank, word), defined.get(word))) and rank in known
         }
         replay, programs = replay_of_programs(
             programs,
@@ -121,18 +125,25 @@ class ReplayTable:
         return replay, programs
 
 
+def begin_of(steps: StepTable, stop: int, count: int) -> int:
+    """Return from where on `count` columns before `stop` were recorded whole by all ranks."""
+    whole = np.flatnonzero(~np.any(steps.is_thinned()[:, :stop], axis=0))
+    return int(whole[-count]) if len(whole) >= count else 0
+
+
 def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> Array:
-    """Return the columns in a range that most ranks have ended, without special steps."""
+    """Return the columns in a range that most ranks have ended, without special or thinned ones."""
+    whole = ~np.any(steps.is_thinned(begin)[:, : stop - begin], axis=0)
     known = ~np.isnan(steps.get("duration", begin)[:, : stop - begin])
     enough = np.mean(known, axis=0) >= 1.0 - policy.max_missing_share if len(known) else known
-    return begin + np.flatnonzero(enough & ~steps.special(begin)[: stop - begin])
+    return begin + np.flatnonzero(enough & whole & ~steps.special(begin)[: stop - begin])
 
 
 def _check_waits(programs: Sequence[Program], blocked_ms: Array, policy: Policy) -> None:
     """Raise NoReplay unless the waits of operations are the time that ranks were blocked."""
     told, total = 0.0, 0.0
     for program in programs:
-        known = ~np.isnan(program.issued[..., 0])
+        known = ~np.isnan(program.issued[..., 0]) & ~np.isnan(blocked_ms[program.rows])
         told += float(np.nansum(program.blocked[known]))
         total += float(np.nansum(blocked_ms[program.rows][known]))
     if abs(told - total) > policy.replay_blocked_ratio * max(told, total):

@@ -1,4 +1,4 @@
-"""Copies of the parameters that should be equal bit for bit, and are not (detection.md D12.4)."""
+"""Copies of the parameters that should be equal bit for bit, and are not."""
 
 from __future__ import annotations
 
@@ -85,34 +85,40 @@ def replica_sets(window: Window, checks: Mapping[int, Mapping[int, float]]) -> l
     overlap, if each of its groups agreed then; a family whose groups differ tells them apart.
     """
     by_role: dict[object, set[int]] = defaultdict(set)
+    groups = {frozenset(ranks) for ranks in window.groups.values() if len(ranks) > 1}
     everyone = set().union(*(set(values) for values in checks.values()))
+    if window.ranks:  # whose replica a rank is that never registered is not known
+        everyone &= set(window.ranks)
     for rank in everyone:
         known = window.ranks.get(rank)
         by_role[(known.role, known.stage) if known else ""].add(rank)
-    groups = {frozenset(ranks) for ranks in window.groups.values() if len(ranks) > 1}
+    silent = set().union(*groups, set()) - everyone
     found: list[frozenset[int]] = []
     for role in by_role.values():
         first = next(
             (values for values in checks.values() if role <= set(values)),
             max(checks.values(), key=len),
         )
-        found += _sets_of(role, first, groups)
+        found += _sets_of(role, first, groups, silent)
     return found
 
 
 def _sets_of(
-    role: set[int], first: Mapping[int, float], groups: set[frozenset[int]]
+    role: set[int], first: Mapping[int, float], groups: set[frozenset[int]], silent: set[int]
 ) -> list[frozenset[int]]:
-    if _largest_class(role, first) * 2 > len(role & set(first)):
+    """Return the sets within a role; of `silent` ranks no checksum is known."""
+    if _largest_class(role, first) * 2 > len(role) + len(silent):
         return [frozenset(role)]
-    inside = sorted((group for group in groups if group < role), key=len, reverse=True)
+    inside = sorted((group for group in groups if group - silent < role), key=len, reverse=True)
     for size in dict.fromkeys(len(group) for group in inside):
-        family = [group for group in inside if len(group) == size]
+        family = [group - silent for group in inside if len(group) == size and group - silent]
         # several axes of a mesh have groups of one size: take those that agree within
-        agreeing = [group for group in family if _largest_class(group, first) == len(group)]
+        agreeing = [
+            group for group in family if _largest_class(group, first) == len(group & set(first))
+        ]
         if sum(map(len, agreeing)) == len(role) and len(frozenset().union(*agreeing)) == len(role):
             return agreeing
-    return [frozenset(role)]
+    return [] if silent or not role <= set(first) else [frozenset(role)]
 
 
 def _largest_class(ranks: set[int] | frozenset[int], values: Mapping[int, float]) -> int:

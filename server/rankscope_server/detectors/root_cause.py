@@ -1,4 +1,4 @@
-"""Root cause among the errors of many ranks: who failed first, who echoes it (D15)."""
+"""Root cause among the errors of many ranks: who failed first, who echoes it."""
 
 from __future__ import annotations
 

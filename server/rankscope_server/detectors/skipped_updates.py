@@ -1,4 +1,4 @@
-"""Ranks that go on with the others and no longer update their weights (detection.md D12.4).
+"""Ranks that go on with the others and no longer update their weights.
 
 A step ends with the optimizer. A rank that calls the same collectives as its group while its step
 does not end leaves its updates out: its copy of the weights stays behind, checked or not.

@@ -1,4 +1,4 @@
-"""A slow link, adapter, host or switch, by the groups and pairs that cross it (detection.md D4)."""
+"""A slow link, adapter, host or switch, by the groups and pairs that cross it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rankscope.formulas import throughput_loss
 from rankscope_server.detectors.components import Slow, locate, slow_groups
 from rankscope_server.detectors.deviation import warmup_columns
 from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
-from rankscope_server.detectors.replay_table import usable_columns
+from rankscope_server.detectors.replay_table import begin_of, usable_columns
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.slow_link_words import (
     Found,
     located_finding,
@@ -33,7 +34,7 @@ from rankscope_server.detectors.transfers import (
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
-_WALK = 4  # blocks, as far as a straggler's onset is walked back (detection.md D1)
+_WALK = 4  # blocks, as far as a straggler's onset is walked back
 
 
 class SlowLink:
@@ -93,7 +94,7 @@ def _columns(window: Window) -> Array:
     steps, size = window.steps, window.policy.link_steps
     total = steps.num_steps + steps.dropped_steps
     stop = steps.num_steps - total % (size // 4)
-    return usable_columns(steps, max(0, stop - size), stop, window.policy)
+    return usable_columns(steps, begin_of(steps, stop, size), stop, window.policy)
 
 
 def _measured(
@@ -159,8 +160,9 @@ def _found(
     lost_ms = max(extra.values(), default=0.0)
     rows = [table.row_of[rank] for rank in extra if rank in table.row_of]
     blocked = table.get("blocked")[rows][:, columns] if rows else np.zeros((0, 0))
-    if blocked.size and float(np.nanmax(blocked)) > 0:
-        lost_ms = min(lost_ms, float(np.nanmax(np.nanmedian(blocked, axis=1))))
+    waited = median(blocked)  # NaN of a rank whose waits are not known
+    if (waited > 0).any():
+        lost_ms = min(lost_ms, float(np.nanmax(waited)))
     bound = min(1.0, lost_ms / step_ms)
     onset = _onset(paths, by_path, times, table.steps[columns])
     if onset is None:
@@ -201,7 +203,8 @@ def _onset_before(
     size, events = window.policy.link_steps, window.replays.events
     sizes = {name: len(ranks) for (_, name), ranks in window.groups.items()}
     for end in range(stop - size // 4, max(size, stop - _WALK * size) - 1, -(size // 4)):
-        columns = usable_columns(window.steps, end - size, end, window.policy)
+        begin = begin_of(window.steps, end, size)
+        columns = usable_columns(window.steps, begin, end, window.policy)
         numbers = window.steps.steps[columns]
         if not len(columns) or not events.count(numbers):
             return None

@@ -1,4 +1,4 @@
-"""Transfers that became slower at some step, where too few groups tell in which part (D4).
+"""Transfers that became slower at some step, where too few groups tell in which part.
 
 What is left of a step beyond the own work of its slowest rank is waiting for transfers. If that
 part grows and own work does not, the network is slow, or what feeds it; one group of all ranks

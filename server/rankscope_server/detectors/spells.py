@@ -1,12 +1,12 @@
 """Spells: stretches of steps in which a rank lies above its reference.
 
-Entry and exit come from rolling medians (D1.2-1.4); where a spell begins and ends is then read
+Entry and exit come from rolling medians: where a spell begins and ends is then read
 from the raw steps, because a rolling median is late by half its window.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,9 +90,12 @@ def _pooled(sigma: Array) -> Array:
 def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Spell]:
     """Return the proved spells of all rows; where views overlap, the one that shows it best."""
     found: list[Spell] = []
-    for name, view in deviation.views.items():
-        levels = entry_levels(view, deviation.peers, deviation.first_column, num_steps, policy)
-        found += _spells_in(name, view, levels, deviation.first_column, policy)
+    seen = deviation.seen
+    first_column = int(seen[: deviation.first_column].sum())
+    for name, every in deviation.views.items():
+        view = every if seen.all() else every.only(seen)
+        levels = entry_levels(view, deviation.peers, first_column, num_steps, policy)
+        found += _spells_in(name, view, levels, first_column, policy)
     # A few steps in a phase that is calm otherwise are strong, but must not hide the long spell.
     main = [
         spell
@@ -103,6 +106,8 @@ def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Sp
     for spell in sorted(main, key=lambda spell: -spell.strength):
         if not any(_overlap(spell, other) for other in kept):
             kept.append(spell)
+    at = np.flatnonzero(seen)
+    kept = [replace(one, first=int(at[one.first]), last=int(at[one.last])) for one in kept]
     return sorted(kept, key=lambda spell: (spell.row, spell.first))
 
 

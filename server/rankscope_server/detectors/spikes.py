@@ -1,4 +1,4 @@
-"""Loss and gradient norm of the whole job: spikes that pass, and divergence (D12.2)."""
+"""Loss and gradient norm of the whole job: spikes that pass, and divergence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients applied to parameters that have moved on, and shards that all wait for (D7)."""
+"""Gradients applied to parameters that have moved on, and shards that all wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks whose steps stall now and then, while most are as fast as ever (detection.md D1.6, bursts).
+"""Ranks whose steps stall now and then, while most are as fast as ever.
 
 Medians do not see them, and in a synchronous job each such step is late for all ranks. A stall is
 counted against the counts of the other ranks: what a shared host does to all is nobody's fault.

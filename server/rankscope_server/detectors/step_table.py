@@ -2,21 +2,34 @@
 
 Cells may come in any order and any number of times. Memory is bounded: the newest `CAPACITY`
 step numbers are kept, and the first `HEAD` for ever, because they are a rank's own reference.
+
+A rank whose collectives were not recorded in a step looks as if it had waited for nobody. So what
+rests on waiting is not known (NaN) where a rank of some group counted no collective though another
+one did, where none did for many steps though they do in others, and in steps that were thinned on
+some ranks and whole on others: there, waits are measured in two ways. Nor where a rank says that
+it has not seen its waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.chunk import Column
-from rankscope.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST
+from rankscope.schema import (
+    STEP_CHECKPOINT,
+    STEP_EVALUATION,
+    STEP_FIRST,
+    STEP_THINNED,
+    STEP_WAITS_UNKNOWN,
+)
 
 CAPACITY = 4096
 HEAD = 64
+SILENCE = 20  # steps without any collective: ranks of a group seldom accumulate over more
 _MS = 1e-6
 _FIRST_COLUMNS, _FIRST_ROWS = 256, 8
 SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
@@ -33,7 +46,8 @@ SIGNALS: dict[str, tuple[str, float]] = {
     "involuntary_switches": ("involuntary_switches", 1.0),
     "microbatches": ("microbatches", 1.0),
 }
-METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", *OWN_PHASES, *SIGNALS)
+METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", "calls", *OWN_PHASES, *SIGNALS)
+_REST_ON_WAITS = ("own", "blocked", *(phase for phase in OWN_PHASES if phase != "data"))
 
 
 class StepTable:
@@ -46,6 +60,9 @@ class StepTable:
         self.dropped_steps = 0  # columns that left for lack of room
         self.clean_columns = 0  # leading columns unchanged since `mark_clean`
         self.reference: Any = None  # what the derived arrays were compared with
+        self._grouped: set[int] = set()  # ranks of a group of two or more
+        self._hidden_columns = 0  # leading columns in which nothing is left to hide
+        self._has_calls = False  # any rank of a group ever counted a collective
         self._steps = np.zeros(min(_FIRST_COLUMNS, capacity), np.int64)
         shape = (_FIRST_ROWS, len(self._steps))
         self._cells: dict[str, NDArray[Any]] = {
@@ -70,11 +87,13 @@ class StepTable:
 
     def get(self, metric: str, first_column: int = 0) -> Matrix:
         """Return a view of one metric, ranks x steps, from `first_column` on."""
+        self._hide()
         cells: Matrix = self._cells[metric][: len(self.row_of), first_column : self.num_steps]
         return cells
 
     def head(self, metric: str) -> Matrix:
         """Return the first `HEAD` steps of the attempt, also when the table has moved on."""
+        self._hide()
         if self.dropped_steps:
             rows = self._head[metric]
             return rows[: len(self.row_of)]
@@ -116,7 +135,29 @@ class StepTable:
         """Note that the derived arrays are of no use: what they rest on has changed."""
         self.clean_columns = 0
 
+    def is_thinned(self, first_column: int = 0) -> NDArray[np.bool_]:
+        """Return in which steps of ranks collectives were counted, not recorded."""
+        found: NDArray[np.bool_] = (self.flags()[:, first_column:] & STEP_THINNED) != 0
+        return found
+
+    def seen(self, first_column: int = 0) -> NDArray[np.bool_]:
+        """Return all steps but those that every rank thinned, some without seeing their waits.
+
+        Of such a step nobody's self time need be known; were it whole on a rank, it would be.
+        """
+        flags, known = self.flags()[:, first_column:], ~np.isnan(self.get("duration", first_column))
+        thinned = np.all((flags & STEP_THINNED != 0) | ~known, axis=0)
+        found: NDArray[np.bool_] = ~(thinned & np.any(flags & STEP_WAITS_UNKNOWN != 0, axis=0))
+        return found
+
     # --- writing -----------------------------------------------------------------------------
+
+    def know_group(self, ranks: Iterable[int]) -> None:
+        """Note the ranks of a process group: where one counts collectives, all should."""
+        members = set(ranks)
+        if len(members) > 1 and not members <= self._grouped:
+            self._grouped |= members
+            self._hidden_columns = self.clean_columns = 0
 
     def put(self, rank: int, columns: Mapping[str, Column]) -> None:
         """Take the steps of one rank; of a step that comes twice the later start counts."""
@@ -128,8 +169,10 @@ class StepTable:
         row = self._row(rank)
         if self.dropped_steps:
             self._put_into(self._head, self._head_steps, row, steps, cells)
+            self._hidden_columns = min(self._hidden_columns, self.num_steps - 1)
         touched = self._put_into(self._cells, self.steps, row, steps, cells)
         self.clean_columns = min(self.clean_columns, touched)
+        self._hidden_columns = min(self._hidden_columns, touched)
 
     def _put_into(
         self,
@@ -182,8 +225,10 @@ class StepTable:
         self._steps[: len(merged)] = merged[order]
         self.num_steps = len(merged)
         self.clean_columns = min(self.clean_columns, first)
+        self._hidden_columns = min(self._hidden_columns, first)
 
     def _drop(self, count: int) -> None:
+        self._hide()
         if not self.dropped_steps:
             self._head = {name: cells[:, :HEAD].copy() for name, cells in self._cells.items()}
             self._head_steps = self.steps[:HEAD].copy()
@@ -195,6 +240,27 @@ class StepTable:
         self.num_steps = kept
         self.dropped_steps += count
         self.clean_columns = max(0, self.clean_columns - count)
+        self._hidden_columns = kept
+
+    def _hide(self) -> None:
+        """Make what rests on waits unknown where the waits are.
+
+        What is hidden once stays so, whatever comes later: more ranks only show more of it.
+        """
+        first = self._hidden_columns
+        if first >= self.num_steps:
+            return
+        self._hidden_columns = self.num_steps
+        rows = [row for rank, row in self.row_of.items() if rank in self._grouped]
+        if len(rows) < 2:
+            return
+        if not self._has_calls and bool(
+            (self._cells["calls"][rows, first : self.num_steps] > 0).any()
+        ):
+            self._has_calls, first = True, 0
+        _hide_in(self._cells, rows, slice(max(0, first - SILENCE), self.num_steps), self._has_calls)
+        if self._head:
+            _hide_in(self._head, rows, slice(0, len(self._head_steps)), self._has_calls)
 
     def _grow(self, rows: int = 0, columns: int = 0) -> None:
         for name, cells in self._cells.items():
@@ -204,6 +270,33 @@ class StepTable:
         for name, cells in self._head.items():
             self._head[name] = np.pad(cells, ((0, rows), (0, 0)), constant_values=_blank(cells))
         self._steps = np.pad(self._steps, (0, columns))
+
+
+def _hide_in(
+    target: dict[str, NDArray[Any]], rows: list[int], columns: slice, has_calls: bool
+) -> None:
+    """Hide what is not known; `has_calls`: silence of all ranks means that none recorded."""
+    known = ~np.isnan(target["duration"][rows, columns])
+    calls = target["calls"][rows, columns]
+    none = known & (calls == 0)
+    thinned = (target["flags"][rows, columns] & STEP_THINNED) != 0
+    is_mixed = np.any(known & thinned, axis=0) & np.any(known & ~thinned, axis=0)
+    is_called = np.any(calls > 0, axis=0)
+    unseen = (target["flags"][rows, columns] & STEP_WAITS_UNKNOWN) != 0
+    unknown = unseen | (none & (is_called | (has_calls & _long_runs(~is_called)))) | is_mixed
+    if unknown.any():
+        at = np.ix_(rows, range(columns.start, columns.stop))
+        for name in _REST_ON_WAITS:
+            target[name][at] = np.where(unknown, np.nan, target[name][at])
+
+
+def _long_runs(is_silent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which columns are of at least `SILENCE` in a row that are silent."""
+    edges = np.flatnonzero(np.diff(np.r_[False, is_silent, False]))
+    found = np.zeros(len(is_silent), bool)
+    for begin, end in edges.reshape(-1, 2).tolist():
+        found[begin:end] = end - begin >= SILENCE
+    return found
 
 
 def _blank(cells: NDArray[Any]) -> Any:
@@ -231,6 +324,7 @@ def _cells_of(columns: Mapping[str, Column], keep: NDArray[np.int64]) -> dict[st
     for phase in OWN_PHASES:
         waited = blocked.get(f"{phase}_blocked_ns", 0.0)
         cells[phase] = np.maximum(ms(f"{phase}_ns") - waited, 0.0)
+    cells["calls"] = ns("num_collectives").astype(np.float64)
     cells["cpu"] = np.where(ns("cpu_ns") > 0, ns("cpu_ns") * _MS, np.nan)
     for name, (column, scale) in SIGNALS.items():
         if column in columns:

@@ -1,4 +1,4 @@
-"""Fail-slow ranks: who, since which step, in which phase, at what cost (detection.md D1)."""
+"""Fail-slow ranks: who, since which step, in which phase, at what cost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import numpy as np
 
 from rankscope_server.detectors.comparison import lack_of, roles_of
 from rankscope_server.detectors.deviation import Deviation, deviation
-from rankscope_server.detectors.finding import (
-    DetectorResult,
-    DetectorStatus,
-    Finding,
-    Severity,
-)
+from rankscope_server.detectors.finding import DetectorResult, Finding, Severity, ran, skipped
+from rankscope_server.detectors.gaps import without_calls
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.spells import Spell, find_spells, turning_point
 from rankscope_server.detectors.step_table import StepTable
@@ -33,6 +29,7 @@ from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_
 from rankscope_server.detectors.straggler_replay import near_rows, replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import capital, ranks_text
 
 Kind: TypeAlias = Literal["slow_compute", "slow_data"]
 _MAX_FINDINGS = 32
@@ -58,42 +55,77 @@ class Straggler:
         table, policy = window.steps, window.policy
         lack = lack_of(window)
         if lack is not None:
-            return DetectorResult(DetectorStatus(self.name, str(self.__doc__), "skipped", *lack))
+            return skipped(self, *lack)
         roles = roles_of(window)
         found = deviation(table, roles, policy)
         num_steps = table.num_steps + table.dropped_steps
-        spells = [
-            spell
-            for spell in find_spells(found, num_steps, policy)
-            if _is_covered(table, spell, policy)
-        ]
-        events, notes = _without_global(_events(spells, policy), found, policy)
+        every = find_spells(found, num_steps, policy)
+        spells = [spell for spell in every if _is_covered(table, spell, policy)]
+        unknown = _not_known(table, found, [one for one in every if one not in spells], policy)
+        events, notes = _without_global(_events(spells, found, policy), found, policy)
         cases = [
             case for event in events if (case := _case(window, found, event, spells)) is not None
         ]
         cases.sort(key=lambda case: -case.cost.ratio)
+        cases, untold = _told(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
         cases = [_explained(window, found, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _with_memory(window, self.name, findings)
-        status = DetectorStatus(self.name, str(self.__doc__), "ran", "; ".join(notes))
-        return DetectorResult(status, tuple(findings), _equal(found, findings))
+        return ran(self, findings, _equal(found, findings), "; ".join(notes), unknown + untold)
 
 
 def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:
-    missing = np.isnan(table.get("own")[spell.row, spell.columns])
-    return float(missing.mean()) <= policy.max_missing_share
+    missing = np.isnan(table.get("own")[spell.row, spell.columns][table.seen()[spell.columns]])
+    return bool(len(missing)) and float(missing.mean()) <= policy.max_missing_share
 
 
-def _events(spells: Sequence[Spell], policy: Policy) -> list[list[Spell]]:
+def _not_known(
+    table: StepTable, found: Deviation, uncovered: Sequence[Spell], policy: Policy
+) -> list[str]:
+    """Return of which ranks too little is known to say that they are not slow."""
+    rows = {spell.row for spell in uncovered}
+    first = max(found.first_column, table.num_steps - policy.recent_steps)
+    usual = ~table.special(first) & table.seen(first)
+    apart = np.isnan(found.own.raw[:, first:][:, usual])
+    if usual.sum() >= policy.min_steps:
+        # Where all lack a reference it is early; else their peers or first steps are missing.
+        lack = apart.mean(axis=1) > policy.max_missing_share
+        rows |= set(np.flatnonzero(lack).tolist()) if not lack.all() else set()
+    if not rows:
+        return []
+    ranks = sorted(table.ranks[row] for row in rows)
+    return [f"{capital(ranks_text(ranks))} cannot be compared: too little is known of their steps"]
+
+
+def _told(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """Leave out ranks whose collectives are unknown while those of others are known.
+
+    What looks like work may be waiting that nobody saw.
+    """
+    kept, unknown = [], []
+    for case in cases:
+        blind = without_calls(window, case.ranks, case.columns)
+        if blind and not window.steps.is_thinned()[:, case.columns].all():
+            unknown.append(
+                f"{capital(ranks_text(case.ranks))} may be slow since step {case.onset_step:,}, "
+                f"but the collectives of {ranks_text(blind)} are not known, those of others are"
+            )
+        else:
+            kept.append(case)
+    return kept, unknown
+
+
+def _events(spells: Sequence[Spell], found: Deviation, policy: Policy) -> list[list[Spell]]:
     """Group spells that began together: ranks that one cause makes slow."""
+    place = np.cumsum(found.seen)  # of a column, among those that tell something
     events: list[list[Spell]] = []
     for spell in sorted(spells, key=lambda spell: (spell.first, spell.row)):
         near = [
             event
             for event in events
-            if abs(spell.first - event[0].first) <= policy.short_window
-            and abs(spell.last - event[0].last) <= policy.long_window
+            if abs(place[spell.first] - place[event[0].first]) <= policy.short_window
+            and abs(place[spell.last] - place[event[0].last]) <= policy.long_window
         ]
         if near:
             near[-1].append(spell)
@@ -158,7 +190,7 @@ def _case(
         ratio=float(np.exp(middle(found.own.raw[worst.row, worst.columns]))),
         cost=cost,
         company=tuple(sorted({table.ranks[spell.row] for spell in company})),
-        severity=_severity(cost, worst, seconds, policy),
+        severity=_severity(cost, worst, (_num_known(table, worst), seconds), policy),
     )
 
 
@@ -217,7 +249,9 @@ def _replayed(window: Window, case: Case) -> Case | None:
         case,
         cost=cost,
         cost_text=f"by {found.text}",
-        severity=_severity(cost, case.spell, case.seconds, window.policy),
+        severity=_severity(
+            cost, case.spell, (_num_known(window.steps, case.spell), case.seconds), window.policy
+        ),
     )
 
 
@@ -242,9 +276,14 @@ def _explained(window: Window, found: Deviation, case: Case) -> Case:
     return replace(case, cause=cause, severity=case.severity if is_fault else "info")
 
 
-def _severity(cost: Cost, spell: Spell, seconds: float, policy: Policy) -> Severity:
-    """Return info for what is small, short or not in every step."""
-    steps = spell.last - spell.first + 1
+def _num_known(table: StepTable, spell: Spell) -> int:
+    """Return how many steps of a spell say something: all but those whose waits nobody saw."""
+    return int(np.sum(table.seen()[spell.columns]))
+
+
+def _severity(cost: Cost, spell: Spell, lasted: tuple[int, float], policy: Policy) -> Severity:
+    """Return info for what is small, short (in steps and seconds) or not in every step."""
+    steps, seconds = lasted
     lasting = spell.consistent >= policy.consistent_share and (
         (steps >= policy.persistent_steps and seconds >= policy.persistent_seconds)
         or (

@@ -19,7 +19,7 @@ from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
 Array = NDArray[Any]
 _STEP_ROWS = 64
 _MEANS = 2.0  # standard errors within which two means are the same
-_CLIP = 5.0  # beyond it a step is special (detection.md 1.4)
+_CLIP = 5.0  # beyond it a step is special
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def cost_of(
     """Return what the ranks of `spells` cost over `columns`; `near` are the others of their hosts.
 
     Two estimates, of which the smaller holds. What their excess explains: by how much they are
-    later, against their peers, than any other rank in the same step; for plain data parallel that
-    is the shortcut of detection.md 1.5, and in a pipeline, too, the latest is waited for; ranks
+    later, against their peers, than any other rank in the same step; in plain data
+    parallel all wait for the latest, and in a pipeline, too; ranks
     of the same host that became faster meanwhile would be as slow again without it. And what the
     job lost: its step time against that before the onset, changed as the work of the other
     ranks changed. Where hiccups of many ranks make about every second step long, a median tells one

@@ -1,4 +1,4 @@
-"""Why a rank is slow, where a second signal besides step times tells (detection.md D1.6).
+"""Why a rank is slow, where a second signal besides step times tells.
 
 A signal counts if it differs from that of the rank's reference: its peers in the same steps, or
 its own steps before. Without the signal nothing is said: the kind stays that of the phase.
@@ -71,7 +71,7 @@ def _mean(values: Array) -> float:
 
 
 def _more_work(window: Window, suspect: Suspect) -> Cause | None:
-    """It was given more: then it is not slow (D1.6, sequence-length imbalance)."""
+    """It was given more: then it is not slow: longer sequences, for example."""
     steps = window.steps.steps
     first, last = int(steps[suspect.columns.start]), int(steps[suspect.columns.stop - 1])
     mine = window.work.mean(suspect.rank, first, last)

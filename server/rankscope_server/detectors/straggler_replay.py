@@ -1,4 +1,4 @@
-"""What a slow rank costs, from a replay of the steps without its excess (detection.md D1.7)."""
+"""What a slow rank costs, from a replay of the steps without its excess."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.formulas import throughput_loss
 from rankscope_server.detectors.recorded_program import NoReplay
-from rankscope_server.detectors.replay_table import usable_columns
+from rankscope_server.detectors.replay_table import begin_of, usable_columns
 from rankscope_server.detectors.straggler_cost import Excess
 from rankscope_server.detectors.window import Window
 
@@ -43,9 +43,11 @@ def replayed(
     policy, table = window.policy, window.steps
     stride = policy.replay_steps // 2
     stop = columns.stop
-    if stop - columns.start > policy.replay_steps:  # else every look would need another replay
+    if (
+        begin_of(table, stop, policy.replay_steps) > columns.start
+    ):  # else every look would need another replay
         stop -= (stop + table.dropped_steps) % stride
-    begin = max(columns.start, stop - policy.replay_steps)
+    begin = max(columns.start, begin_of(table, stop, policy.replay_steps))
     chosen = usable_columns(table, begin, stop, policy)
     try:
         replay, _ = window.replays.of(chosen, table, window.ranks, window.groups, policy)

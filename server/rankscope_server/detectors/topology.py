@@ -1,4 +1,4 @@
-"""Which parts of the network a transfer crosses: adapter, pair of hosts, host, switch (D4)."""
+"""Which parts of the network a transfer crosses: adapter, pair of hosts, host, switch."""
 
 from __future__ import annotations
 

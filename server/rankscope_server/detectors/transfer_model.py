@@ -1,8 +1,8 @@
 """How long a collective of some size takes, and what other buckets would do to a DDP step.
 
-t(S) = alpha + beta S per group and operation (detection.md D5.4). In a ring of n ranks,
-alpha = 2 (n-1) latencies and beta = 2 (n-1)/n over the link's bandwidth (nccl-tests,
-doc/PERFORMANCE.md); an all_gather or reduce_scatter needs half of it.
+t(S) = alpha + beta S per group and operation. In a ring of n ranks,
+alpha = 2 (n-1) latencies and beta = 2 (n-1)/n over the link's bandwidth (from the
+performance notes of NVIDIA's nccl-tests); an all_gather or reduce_scatter needs half of it.
 """
 
 from __future__ import annotations

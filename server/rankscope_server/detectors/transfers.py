@@ -1,4 +1,4 @@
-"""How long the transfers of each group take: what is left when late ranks are removed (D4.1)."""
+"""How long the transfers of each group take: what is left when late ranks are removed."""
 
 from __future__ import annotations
 

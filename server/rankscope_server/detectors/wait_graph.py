@@ -1,4 +1,4 @@
-"""Who waits for whom: a graph over what each rank last said about its groups (D2 1-5).
+"""Who waits for whom: a graph over what each rank last said about its groups.
 
 A waiter is in one operation, and the operation lacks some ranks. Following that from rank to rank
 ends at ranks that wait for nobody: the roots. One look at one group is not enough, because in

@@ -1,6 +1,6 @@
 """Traces of PyTorch's profiler, one of each rank, as the steps and collectives of an agent.
 
-Waiting is found without clocks (detection.md 1.2): of one collective, the rank that arrives last
+Waiting is found without clocks: of one collective, the rank that arrives last
 has the shortest time; what others take longer they waited. Only what no computation covers counts
 as blocked. Ranks are matched in the steps that all of them have, by the order of a group's
 operations within a step.

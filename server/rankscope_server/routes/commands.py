@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from rankscope.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, CommandKind
+from rankscope.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
 from rankscope_server.problems import Problem, not_found, request_id
 from rankscope_server.replies import documented, send
 from rankscope_server.routes.ingest import read_body
@@ -33,7 +33,7 @@ Rank = Annotated[int, Path(ge=0, le=MAX_RANK)]
 class Ask(msgspec.Struct):
     """What a person asks of ranks; without ranks all, of a profile the first of each node."""
 
-    kind: CommandKind
+    kind: AskedKind
     ranks: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]] = []
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROFILE_STEPS)] = 3
 

@@ -135,6 +135,10 @@ def metrics(request: Request) -> Response:
             "Runs that the analysis holds in memory.",
             service.analysis.num_runs,
         ),
+        "rankscope_runs_behind": (
+            "Those of them with stored batches that no look has seen yet.",
+            service.analysis.num_behind,
+        ),
         "rankscope_streams_open": ("Open event streams.", service.broker.subscribers),
     }
     for full, (text, value) in gauges.items():

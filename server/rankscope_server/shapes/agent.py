@@ -22,7 +22,7 @@ class SourceRow(Shape, frozen=True):
 
 
 class SourceChange(Shape, frozen=True):
-    """The agent went over to another source in one rank, and why."""
+    """One rank began to record less of its collectives, or more, and why."""
 
     time_ms: float
     rank: int

@@ -79,6 +79,7 @@ class Coverage(Shape, frozen=True):
     refused: int
     missing_batches: int
     text: str
+    notes: list[str] = msgspec.field(default_factory=list)  # recorded in part, or unequally
 
 
 class Answer(Shape, frozen=True):
@@ -88,6 +89,7 @@ class Answer(Shape, frozen=True):
     text: str
     detail: str
     deciding: list[str] = msgspec.field(default_factory=list)  # what would decide
+    notes: list[str] = msgspec.field(default_factory=list)  # of coverage
 
 
 class Evidence(Shape, frozen=True):

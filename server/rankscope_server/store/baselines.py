@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST
+from rankscope.schema import (
+    STEP_CHECKPOINT,
+    STEP_EVALUATION,
+    STEP_FIRST,
+    STEP_WAITS_UNKNOWN,
+)
 from rankscope_server import tables
 from rankscope_server.detectors.baseline import MAX_TIMES, RunSummary
 from rankscope_server.detectors.policy import POLICY, Policy
@@ -89,7 +94,10 @@ def _summary(
         return None
     own = {name: cells[name] - np.nan_to_num(cells[f"{name}_blocked"]) for name in _OWN}
     parts = own | {"data": cells["data"], "blocked": cells["blocked"]}
-    phases = {name: float(np.nanmean(median(values[:, good], 0))) for name, values in parts.items()}
+    seen = good[(flags[good] & STEP_WAITS_UNKNOWN) == 0]
+    if not len(seen):
+        return None
+    phases = {name: float(np.nanmean(median(values[:, seen], 0))) for name, values in parts.items()}
     recent = times[good]
     return RunSummary(run_id, (), float(np.median(recent)), phases, recent, facts)
 

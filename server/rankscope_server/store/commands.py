@@ -31,7 +31,9 @@ _LIFETIMES_NS: dict[CommandKind, int] = {
     "profile": 600 * 10**9,
     "agent_off": 600 * 10**9,
     "agent_on": 600 * 10**9,
+    "thin": 30 * 10**9,
 }
+_THINNING_PAUSE_NS = 15 * 10**9  # for the states of the ranks to say that it was done
 _MOST_RANKS: dict[CommandKind, int] = {"stacks": 64, "profile": 16}
 _LEAST_MARGIN_STEPS = 2
 _MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
@@ -52,7 +54,7 @@ class Asked:
 
     kind: CommandKind
     ranks: list[int] = field(default_factory=list)
-    num_steps: int = 3
+    num_steps: int = 3  # of a profile; of thinning the level
     asked_by: str = "user"
     finding_id: int | None = None
 
@@ -65,7 +67,8 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
     alive = [rank for rank, row in known.items() if row.ended_ns is None]
     if not alive:
         raise CommandRefusedError("no rank of this run lives", "ranks", "commands need a live run")
-    if asked.finding_id is None and _num_open(unit, run_id) >= MAX_OPEN:
+    is_users = asked.finding_id is None and asked.kind != "thin"
+    if is_users and _num_open(unit, run_id) >= MAX_OPEN:
         raise CommandRefusedError(
             f"{MAX_OPEN} requests of this run are open", "kind", "wait until one is done"
         )
@@ -80,7 +83,7 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
         raise CommandRefusedError(
             f"no rank {missing[0]} in this attempt", "ranks", f"ranks are 0 to {max(known)}"
         )
-    switches = asked.kind in ("agent_off", "agent_on")
+    switches = asked.kind in ("agent_off", "agent_on", "thin")
     pace = _steps_per_second(connection, run_id, run.attempt) if switches else 0.0
     margin = _LEAST_MARGIN_STEPS + int(_MARGIN_SECONDS * pace)
     lifetime = _LIFETIMES_NS[asked.kind] + (int(2 * margin / pace * 1e9) if pace else 0)
@@ -89,7 +92,7 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
             run_id=run_id, attempt=run.attempt, kind=asked.kind, asked_by=asked.asked_by,
             finding_id=asked.finding_id, created_ns=unit.now_ns,
             expires_ns=unit.now_ns + lifetime,
-            num_steps=asked.num_steps if asked.kind == "profile" else 0,
+            num_steps=asked.num_steps if asked.kind in ("profile", "thin") else 0,
             at_step=max(known[rank].step for rank in alive) + margin if switches else 0,
             is_everyone=int(switches and set(alive) <= set(ranks)),
         )
@@ -182,6 +185,21 @@ def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]
         if attempt == newest
     ]
     return any(number is not None for number in asked)
+
+
+def ask_to_thin(unit: Unit, run_id: str, level: int) -> bool:
+    """Ask all ranks for a level of thinning, unless that has just been done."""
+    table = tables.command.c
+    newest = unit.connection.scalar(
+        sa.select(sa.func.max(table.created_ns)).where(table.run_id == run_id, table.kind == "thin")
+    )
+    if newest is not None and unit.now_ns - newest < _THINNING_PAUSE_NS:
+        return False
+    try:
+        create(unit, run_id, Asked("thin", num_steps=level, asked_by="budget"))
+    except CommandRefusedError:  # the run has just ended
+        return False
+    return True
 
 
 def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -> int | None:
@@ -291,6 +309,7 @@ def _num_open(unit: Unit, run_id: str) -> int:
             .where(
                 table.c.run_id == run_id,
                 table.c.finding_id.is_(None),
+                table.c.kind != "thin",
                 table.c.expires_ns > unit.now_ns,
                 parts.c.state.in_(OPEN_STATES),
             )
@@ -322,6 +341,7 @@ def _on_the_wire(command: sa.Row[Any], ranks: list[int], now_ns: int) -> schema.
         asked_by=command.asked_by,
         expires_in_seconds=(command.expires_ns - now_ns) / 1e9,
         num_steps=command.num_steps,
+        level=command.num_steps if command.kind == "thin" else 0,
         at_step=command.at_step,
         is_everyone=bool(command.is_everyone),
     )

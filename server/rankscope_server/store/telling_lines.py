@@ -47,7 +47,7 @@ def telling_lines(
 
 
 def usual_lines(connection: sa.Connection, earlier: Sequence[RunSummary]) -> frozenset[str]:
-    """Return what the newest of some earlier runs said although they ended well (D15)."""
+    """Return what the newest of some earlier runs said although they ended well."""
     table = tables.run.c
     ended = connection.scalars(
         sa.select(table.run_id)

@@ -13,6 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.chunk import Column
+from rankscope.schema import STEP_WAITS_UNKNOWN
 from rankscope_server import tables
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
@@ -55,6 +56,8 @@ def metrics_of_steps(columns: dict[str, Column]) -> dict[str, Array]:
     blocked = np.nansum([values[name] for name in BLOCKED_METRICS], axis=0).astype("<f4")
     values["blocked"] = np.where(np.isnan(values["step"]), np.nan, blocked).astype("<f4")
     values["own_work"] = np.maximum(values["step"] - values["blocked"], 0).astype("<f4")
+    unseen = (numbers["flags"].astype(np.int64) & STEP_WAITS_UNKNOWN) != 0
+    values["own_work"][unseen] = values["blocked"][unseen] = np.nan  # not 0
     for name in ("microbatches", "num_collectives", "flags"):
         values[name] = numbers[name].astype("<f4")
     values[STARTED] = np.maximum(numbers["started_ns"], 0)

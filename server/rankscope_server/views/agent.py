@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope import schema
+from rankscope import schema, thinning
 from rankscope_server import tables
 from rankscope_server.shapes import AgentAnswer, SourceChange, SourceRow, SourceState
 from rankscope_server.views.names import plural, rank_list
 from rankscope_server.views.overview import losses, rank_rows
 
 MAX_CHANGES = 100
-SOURCE_CHANGED = "source_changed"
+THINNING_CHANGED = "thinning_changed"
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
 _PREFIXES: tuple[tuple[str, SourceState], ...] = (
     ("skipped", "skipped"), ("waits", "waits"), ("failed", "failed"), ("switched off", "off"),
@@ -95,7 +95,7 @@ def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
     table = tables.event
     rows = connection.execute(
         sa.select(table)
-        .where(table.c.run_id == run.run_id, table.c.name == SOURCE_CHANGED)
+        .where(table.c.run_id == run.run_id, table.c.name == THINNING_CHANGED)
         .order_by(table.c.time_ns.desc(), table.c.id.desc())
         .limit(MAX_CHANGES)
     )
@@ -107,8 +107,8 @@ def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
                 time_ms=row.time_ns / 1e6,
                 rank=row.rank,
                 step=row.step,
-                old=str(fields.get("from", "")),
-                new=str(fields.get("to", "")),
+                old=_level(fields.get("from_level")),
+                new=_level(fields.get("level")),
                 why=_why(fields),
                 overhead_ratio=_ratio(fields.get("overhead_ratio")),
                 budget_ratio=_ratio(fields.get("budget_ratio")),
@@ -117,9 +117,14 @@ def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
     return found
 
 
+def _level(text: Any) -> str:
+    return thinning.words(int(text)) if str(text).isdecimal() else ""
+
+
 def _why(fields: dict[str, str]) -> str:
     each_us = fields.get("us_per_collective")
-    return str(fields.get("why") or (f"{each_us} us for each collective" if each_us else ""))
+    costs = f"{fields.get('source', '')}: {each_us} us for each collective" if each_us else ""
+    return "; ".join(part for part in (str(fields.get("why", "")), costs) if part)
 
 
 def _ratio(text: Any) -> float | None:

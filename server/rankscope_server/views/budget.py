@@ -15,7 +15,7 @@ from rankscope_server.views.overview import rank_rows
 from rankscope_server.views.steps import BASELINE_STEPS, WARM_UP_STEPS, load_range
 
 MAX_STEPS = 5_000
-_METRICS = ("step", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
+_METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRICS)
 
 
 def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
@@ -34,6 +34,7 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
         earlier = load_range(connection, run.run_id, _METRICS, first, onset - 1)
         planes = _beside(earlier, planes)
         before = slice(0, earlier["step"].shape[1])
+    planes = _seen(planes)
     height = len(planes["step"])
     total = planes["step"].shape[1]
     stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
@@ -60,6 +61,18 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
         parts=list(PARTS),
         text=found.text + ".",
     )
+
+
+def _seen(planes: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the cells of ranks whose collectives were not counted while those of others were.
+
+    Their waits would look like work, and make the shortest wait of their role nothing.
+    """
+    counted = planes["num_collectives"]
+    unseen = (counted == 0) & np.any(counted > 0, axis=0)
+    return planes | {
+        name: np.where(unseen, np.nan, planes[name]) for name in ("step", "blocked")
+    }  # fmt: skip
 
 
 def _beside(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:

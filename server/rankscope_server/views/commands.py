@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 import sqlalchemy as sa
 
+from rankscope import thinning
 from rankscope.schema import OperatorTime
 from rankscope_server import tables
 from rankscope_server.problems import not_found
@@ -159,5 +160,7 @@ def _text(row: sa.Row[Any], ranks: list[CommandRank]) -> str:
         return f"Stacks of {who}"
     if row.kind == "profile":
         return f"Profile of {plural(row.num_steps, 'step')} on {who}"
+    if row.kind == "thin":
+        return f"In {who} from step {row.at_step:,} on: {thinning.words(row.num_steps)}"
     what = "off" if row.kind == "agent_off" else "on"
     return f"Recording {what} in {who} before step {row.at_step:,}"

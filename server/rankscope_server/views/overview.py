@@ -95,6 +95,7 @@ def coverage(
         losses=lost,
         refused=run.refused,
         missing_batches=int(missing or 0),
+        notes=finding_views.answer(run).notes,
         text=_coverage_text(expected, reporting, silent, lost, int(missing or 0)),
     )
 

@@ -120,6 +120,7 @@ def not_measured(coverage: Coverage, detectors: list[Detector]) -> list[str]:
         f"{f', rank {row.rank}' if row.rank >= 0 else ''}: {row.count:,} lost, {row.reason}"
         for row in coverage.losses
     ]
+    rows += coverage.notes
     rows += [f"{one.name}: {one.reason}" for one in detectors if one.state == "skipped"]
     return rows
 

@@ -180,15 +180,15 @@ function Changes({ data }) {
   return el(
     Card,
     {
-      title: 'Changes of source',
-      note: 'the agent measures what it costs and goes over to a cheaper source',
+      title: 'What was left out',
+      note: 'above their budget all ranks record one step in 2, 4, 8 … whole, the same ones',
     },
     t.div(
       {
         class: 'scroll short',
         tabIndex: 0,
         role: 'region',
-        'aria-label': 'Changes of source',
+        'aria-label': 'What was left out',
       },
       t.table(
         { class: 'table' },
@@ -214,8 +214,8 @@ function Changes({ data }) {
               t.td({ class: 'nowrap' }, dateTime(one.time_ms)),
               t.td({ class: 'num' }, count(one.step)),
               t.td({ class: 'num' }, one.rank < 0 ? 'node' : one.rank),
-              t.td(null, t.code(null, one.old)),
-              t.td(null, t.code(null, one.new)),
+              t.td(null, one.old),
+              t.td(null, one.new),
               t.td({ class: 'num nowrap' }, one.overhead_ratio === null ? '–' : percent(one.overhead_ratio)),
               t.td({ class: 'num nowrap' }, one.budget_ratio === null ? '–' : percent(one.budget_ratio)),
               t.td({ class: 'wide' }, one.why),

@@ -44,12 +44,14 @@ export function AnswerCard({ answer, coverage, run }) {
 
 /** Who reports, and what was lost on the way. @param {{coverage: Coverage, run: string}} props */
 export function CoverageLine({ coverage, run }) {
-  const { silent, losses, refused } = coverage;
-  const partial = silent.length > 0 || losses.length > 0 || refused > 0 || coverage.missing_batches > 0;
+  const { silent, losses, refused, notes } = coverage;
+  const partial =
+    silent.length > 0 || losses.length > 0 || refused > 0 || notes.length > 0 || coverage.missing_batches > 0;
   return t.div(
     { class: `coverage ${partial ? 'partial' : ''}` },
     t.span({ class: 'hatchmark', 'aria-hidden': 'true' }),
     t.span(null, coverage.text),
+    notes.map((note) => t.span({ key: note }, note)),
     silent.length > 0
       ? t.a(
           { href: runPath(run, 'ranks', ...(silent.length === 1 ? [String(silent[0].rank)] : [])) },
