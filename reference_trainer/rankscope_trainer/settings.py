@@ -43,6 +43,12 @@ class Settings:
         "ddp", "How the model is spread over the ranks.", choices=tuple(STRATEGIES)
     )
     steps: int = _setting(200, "Train up to this step, counted from 1.", minimum=1)
+    least_seconds: float = _setting(
+        0.0,
+        "Train on past `steps` until the first step is so long ago; all ranks agree; 0: never.",
+        minimum=0.0,
+        below=1e6,
+    )
     seed: int = _setting(1, "Decides the first weights, the order of the data and dropout.")
 
     layers: int = _setting(8, "Transformer blocks of the model.", minimum=1)

@@ -21,6 +21,7 @@ from rankscope_trainer.data import (
     read_standard_library,
     split_text,
 )
+from rankscope_trainer.duration import Duration
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.fault import PLACES_OF_LOADING, Place
 from rankscope_trainer.faults.injector import Injector
@@ -103,6 +104,7 @@ class Trainer:
         Returns the signal for which all ranks left before that, or 0.
         """
         step = self._saved = self._resume()
+        self._duration = Duration(self.settings.least_seconds, step, self.world.device)
         supply = self._build_supply()
         with (
             contextlib.closing(self.strategy),
@@ -111,7 +113,7 @@ class Trainer:
             contextlib.closing(self.faults),
             self.strategy.uneven(),
         ):
-            while step < self._last_steps[self.world.rank] and not self.patience.is_exhausted:
+            while self._has_more(step) and not self.patience.is_exhausted:
                 step += 1
                 self.times.begin()
                 self.faults.begin_step(step)
@@ -127,6 +129,15 @@ class Trainer:
                 self.times.end(step)
             self.strategy.settle()
         return supply.must_leave
+
+    def _has_more(self, step: int) -> bool:
+        """Tell whether a step follows this one; at the last, all ranks agree on some more."""
+        last = self._last_steps[self.world.rank]
+        if step == last:
+            more = self._duration.steps_left(step)
+            self._last_steps = [last + more for last in self._last_steps]
+            last += more
+        return step < last
 
     def _build_supply(self) -> Supply:
         return Supply(

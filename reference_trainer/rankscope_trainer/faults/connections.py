@@ -59,6 +59,16 @@ def lose_arriving(connection: socket.socket, share: float) -> None:
         )
 
 
+def filter_refusal() -> str:
+    """Return why no filter can be attached here; empty where one can."""
+    with socket.socket() as unconnected:
+        try:
+            _attach(unconnected, [KEEP])
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 def lose_nothing(connection: socket.socket) -> None:
     """Take the filter away, if there is one."""
     with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.faults.connections import connections, lost_segments
+from rankscope_trainer.faults.connections import connections, filter_refusal, lost_segments
 from rankscope_trainer.faults.fault import Fault, FaultContext, Place
 
 if TYPE_CHECKING:
@@ -20,13 +20,20 @@ class LinkFault(Fault, ABC):
 
     place: ClassVar[Place] = Place.STEP
     has_peer: ClassVar[bool] = True
+    has_filter: ClassVar[bool] = False  # it attaches a socket filter, which not all machines allow
 
     def check(self, settings: Settings, world_size: int) -> None:
-        """The socket options are those of Linux, and one rank has no link."""
+        """The socket options are those of Linux, filters may be refused, one rank has no link."""
         if sys.platform != "linux":
             raise SettingError("fault", f"{self.name} needs Linux", "Leave it out")
         if world_size < 2:
             raise SettingError("fault", f"{self.name}: one rank has no link", "Start two or more")
+        refusal = filter_refusal() if self.has_filter else ""
+        if refusal:
+            raise SettingError(
+                "fault", f"{self.name} needs socket filters, which are refused here ({refusal})",
+                "Run as root or outside the sandbox, or leave it out",
+            )  # fmt: skip
 
     def fire(self, context: FaultContext) -> None:
         """Change each connection; in every step, as a group that is made later brings more."""

@@ -15,6 +15,7 @@ class LossyLink(LinkFault):
     finding: ClassVar[str] = "slow_link"
     default_size: ClassVar[Magnitude | None] = Magnitude(share=0.1)
     size_is: ClassVar[str] = "share of the segments"
+    has_filter: ClassVar[bool] = True
 
     def harm(self, connection: socket.socket, context: FaultContext) -> None:
         """Throw segments away by lot."""

@@ -13,6 +13,7 @@ class StoppedLink(LinkFault):
 
     name: ClassVar[str] = "stopped_link"
     finding: ClassVar[str] = "hang"
+    has_filter: ClassVar[bool] = True
 
     def harm(self, connection: socket.socket, context: FaultContext) -> None:
         """Throw every segment away, acknowledgements too."""

@@ -19,7 +19,7 @@ def ddp(settings: Settings, world_size: int) -> None:
     """Ranks without batches mirror plain reductions only. Raises SettingError."""
     others = (
         "comm_hook", "static_graph", "global_batch", "patience", "check_batches", "grace_seconds",
-        "data_path",
+        "data_path", "least_seconds",
     )  # fmt: skip
     for name in others if settings.uneven_ratio else ():
         if getattr(settings, name) not in ("none", "", 0):
@@ -180,7 +180,7 @@ def parameter_server(settings: Settings, world_size: int) -> None:
             raise SettingError(
                 name, f"{settings.consistency} has no common step", "Choose --consistency sync"
             )
-    for name in ("check_batches", "grace_seconds", "data_path", "patience"):
+    for name in ("check_batches", "grace_seconds", "data_path", "patience", "least_seconds"):
         if settings.backup_workers and getattr(settings, name):
             raise SettingError(
                 name,
