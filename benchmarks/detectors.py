@@ -3,7 +3,7 @@
     python benchmarks/detectors.py [--ranks 1024] [--stages 1] [--microbatches 8] [--seconds 96]
 
 A small job is simulated and repeated over the ranks. Prints the CPU seconds of each second of the
-job (feeding and looking), and the peak memory. The budget is one core and 2 GB (detection.md 3.5).
+job (feeding and looking), and the peak memory. The budget is one core and 2 GB.
 """
 
 from __future__ import annotations

@@ -9,8 +9,12 @@ it), and the wall time beside it, which on shared cores is noisy. Peers run in t
 torch.profiler always on, TraceML (`pip install traceml-ai`) where it is there, and bare against
 bare, which shows what the method itself cannot tell apart.
 
-Then one rank alone calls all_reduce, hot (in a tight loop) and cold (a matrix product and a pass
-over 24 MB before each call), with each source of collectives.
+Then one rank alone, and four ranks, call all_reduce, hot (in a tight loop) and cold (a matrix
+product and a pass over 24 MB before each call), with each source of collectives and without in
+turn: CPU that a call costs the calling thread more. `floor` is what PyTorch itself takes to call a
+Python kernel that does nothing; the rest of `kernels` is ours. `--counts ""` leaves the jobs out:
+
+    python benchmarks/overhead.py --counts "" --call-ranks 4 --variants probe,kernels,floor
 """
 
 from __future__ import annotations
@@ -29,19 +33,19 @@ from typing import Any
 from overhead_rank import VARIANTS, spread
 
 RANK = Path(__file__).with_name("overhead_rank.py")
-SOURCES = ("probe", "official", "kernels")
+CALLS = ("probe", "official", "kernels", "floor")
 
 
 def start_rank(
-    arguments: argparse.Namespace, job: str, variant: str, collectives: int = 1
+    arguments: argparse.Namespace, job: str, variant: str, collectives: int = 1, ranks: int = 1
 ) -> dict[str, Any]:
     """Run one configuration and return what its rank 0 printed."""
     launcher = [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks),
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
-            [sys.executable, *(launcher if job == "worker" else []), str(RANK), job,
+            [sys.executable, *(launcher if job == "worker" or ranks > 1 else []), str(RANK), job,
              "--variant", variant, "--pairs", str(arguments.pairs),
              "--batch", str(arguments.batch), "--collectives", str(collectives)],
             env=os.environ | {"RANKSCOPE_DIR": directory, "OMP_NUM_THREADS": "1", "RANKSCOPE": "0"},
@@ -57,7 +61,7 @@ def start_rank(
 def measure(arguments: argparse.Namespace, variant: str, collectives: int) -> dict[str, Any]:
     """Return medians and quartiles of one variant over its pairs of blocks."""
     row: dict[str, Any] = {"variant": variant, "collectives_per_step": collectives}
-    found = start_rank(arguments, "worker", variant, collectives)
+    found = start_rank(arguments, "worker", variant, collectives, arguments.ranks)
     if "skipped" in found:
         return row | {"skipped": found["skipped"]}
     pairs = found["pairs"]
@@ -81,7 +85,9 @@ def text(values: dict[str, float], digits: int) -> str:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the table of the jobs."""
+    """Print the table of the jobs, if there were any."""
+    if not rows:
+        return
     print(f"{'variant':<10}{'n':>4}{'step ms':>9}  {'main us/collective':<26}"
           f"{'main CPU ratio':<26}{'process CPU':>12}{'wall':>8}")  # fmt: skip
     for row in rows:
@@ -95,6 +101,29 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
               f"{row['wall_ratio']['median']:>8.3f}")  # fmt: skip
 
 
+def measure_calls(arguments: argparse.Namespace, variants: list[str]) -> list[dict[str, Any]]:
+    """Measure one call with each source on each number of ranks; print the rows as they come."""
+    rows = []
+    out = sys.stderr if arguments.json else sys.stdout
+    print(f"{'all_reduce':<12}{'ranks':>5}  {'hot us':<24}{'cold us':<26}"
+          f"{'bare hot':>9}{'bare cold':>10}", file=out)  # fmt: skip
+    for ranks in map(int, arguments.call_ranks.split(",")):
+        for variant in (name for name in CALLS if name in variants):
+            found = start_rank(arguments, "micro", variant, ranks=ranks)
+            rows.append({"ranks": ranks, "variant": variant} | found)
+            print(call_text(rows[-1]), file=out, flush=True)
+    return rows
+
+
+def call_text(row: dict[str, Any]) -> str:
+    """Return what one call costs more, and what it costs without."""
+    head = f"{row['variant']:<12}{row['ranks']:>5}"
+    if "skipped" in row:
+        return f"{head}  skipped: {row['skipped']}"
+    bare = f"{row['bare_hot_us']['median']:>9.1f}{row['bare_cold_us']['median']:>10.1f}"
+    return f"{head}  {text(row['hot_us'], 1):<24}{text(row['cold_us'], 1):<26}{bare}"
+
+
 def main() -> None:
     """Measure each variant at each number of collectives and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -104,28 +133,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--variants", default=",".join(VARIANTS), help="comma separated")
     parser.add_argument("--counts", default="1,3,10,40,300", help="collectives per step")
+    parser.add_argument("--call-ranks", default="1,4", help="ranks of the measured single calls")
     arguments = parser.parse_args()
     import torch
 
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "machine": platform.machine()}
-    counts = [int(count) for count in arguments.counts.split(",")]
+    counts = [int(count) for count in arguments.counts.split(",") if count]
     variants = arguments.variants.split(",")
     rows = [measure(arguments, variant, count) for count in counts for variant in variants]
-    calls = {
-        source: start_rank(arguments, "micro", source) for source in SOURCES if source in variants
-    }
+    one_call = measure_calls(arguments, variants)
     taken = start_rank(arguments, "memory", "agent")
     if arguments.json:
-        print(json.dumps({"machine": machine, "rows": rows, "one_call": calls, "memory": taken}))
+        print(json.dumps({"machine": machine, "rows": rows, "one_call": one_call, "memory": taken}))
         return
     print(f"{machine['cores']} cores, {arguments.ranks} ranks, torch {machine['torch']}, medians "
           f"(quartiles) of {arguments.pairs} pairs of blocks")  # fmt: skip
     print_rows(rows)
-    for source, found in calls.items():
-        said = found.get("skipped") or (
-            f"hot {text(found['hot_us'], 1)} us, cold {text(found['cold_us'], 1)} us"
-        )
-        print(f"one all_reduce alone, {source}: {said}")
     print("memory of the agent in a rank: " + ", ".join(
         f"{name.removesuffix('_bytes')} {size / (1 << 20):.1f} MiB" for name, size in taken.items()
     ))  # fmt: skip

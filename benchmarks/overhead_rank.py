@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -29,6 +30,7 @@ VARIANTS: dict[str, tuple[str, dict[str, str] | None]] = {
         {"hooks": "collectives", "collectives": "official"},
     ),
     "kernels": ("collectives, portable", {"hooks": "collectives", "collectives": "kernels"}),
+    "floor": ("Python kernels that do nothing: what PyTorch takes to call ours", None),
     "profiler": ("torch.profiler, CPU", None),
     "traceml": ("TraceML, trace_step", None),
 }
@@ -53,6 +55,8 @@ def switch_for(variant: str, model: Any) -> Callable[[], contextlib.AbstractCont
         return lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     if variant == "traceml":
         return traceml_switch(model)
+    if variant == "floor":
+        return empty_kernels
     return contextlib.nullcontext
 
 
@@ -74,6 +78,31 @@ def agent_switch(settings: dict[str, str]) -> Callable[[], contextlib.AbstractCo
             agent.remove_hooks()
 
     return inside
+
+
+@contextlib.contextmanager
+def empty_kernels() -> Iterator[None]:
+    """Register kernels where the source `kernels` does, which only pass the call on."""
+    import torch
+
+    from rankscope.hooks.collectives.operators import OPERATORS
+
+    after = torch._C.DispatchKey.BackendSelect
+    library = torch.library.Library("c10d", "IMPL")
+    for operator in OPERATORS:
+        packet = getattr(torch.ops.c10d, operator.operator, None)
+        if packet is None:
+            continue  # this version of torch does not have it
+        redispatch = packet.default.redispatch
+
+        def kernel(keyset: Any, *args: Any, redispatch: Callable[..., Any] = redispatch) -> Any:
+            return redispatch(keyset.remove(after), *args)
+
+        library.impl(operator.operator, kernel, "BackendSelect", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def traceml_switch(model: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -125,6 +154,13 @@ def worker(arguments: argparse.Namespace) -> None:
         out = {"pairs": pairs, "num_collectives": num_collectives(step, settings, switch)}
     except Unavailable as reason:
         out = {"skipped": str(reason)}
+    report(out)
+
+
+def report(out: dict[str, Any]) -> None:
+    """Print the figures on rank 0 and take the process group down."""
+    import torch.distributed as dist
+
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(out) + "\n")
         sys.stdout.flush()
@@ -241,27 +277,51 @@ def memory(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-# --- one rank alone, hot and cold ----------------------------------------------------------------
+# --- one call, hot and cold ----------------------------------------------------------------------
 
 
 def micro(arguments: argparse.Namespace) -> None:
-    """Print what one all_reduce costs more with a source than without, hot and cold, in us."""
+    """Print what one all_reduce costs the calling thread more with a source than without, in us.
+
+    Alone, or on every rank of a torchrun job, whose figures are put together.
+    """
     import torch
     import torch.distributed as dist
 
     import rankscope
-    from rankscope.attach import start
 
-    rankscope.init(
-        collector=False, hooks="collectives", collectives=arguments.variant, **NO_GOVERNOR
-    )
+    settings = VARIANTS[arguments.variant][1]
+    if settings is not None:
+        rankscope.init(collector=False, **settings, **NO_GOVERNOR)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    agent = start.agent()
-    assert agent is not None
-    if "skipped" in agent.sources["collectives"]:
-        sys.stdout.write(json.dumps({"skipped": agent.sources["collectives"]}) + "\n")
-        return
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    measures = calls()
+    out: dict[str, Any] = {}
+    try:
+        switch = switch_for(arguments.variant, None)
+        for measure in measures.values():  # what is done once for a run is not the cost of a call
+            with switch():
+                measure()
+        extra, bare = pairs_of(measures, switch, arguments.pairs)
+        out = {name: spread(values) for name, values in gathered(extra).items()}
+        out |= {f"bare_{name}": spread(values) for name, values in gathered(bare).items()}
+    except Unavailable as reason:
+        out = {"skipped": str(reason)}
+    report(out)
+
+
+Measures = dict[str, Callable[[], float]]
+Values = dict[str, list[float]]
+
+
+def calls() -> Measures:
+    """Return by name what measures the CPU of one call, in us: the mean of many calls."""
+    import torch
+    import torch.distributed as dist
+
     small, matrix, large = torch.ones(1000), torch.ones(180, 180), torch.ones(6_000_000)
 
     def hot() -> float:
@@ -280,21 +340,33 @@ def micro(arguments: argparse.Namespace) -> None:
             total += time.thread_time_ns() - began
         return total / 30e3
 
-    found: dict[str, list[float]] = {"hot_us": [], "cold_us": []}
-    bare: dict[str, list[float]] = {"hot_us": [], "cold_us": []}
-    hot()
-    for _ in range(arguments.pairs):
-        seen = {"hot_us": hot(), "cold_us": cold()}
-        agent.remove_hooks()
-        for name, measure in (("hot_us", hot), ("cold_us", cold)):
-            without = measure()
-            bare[name].append(without)
-            found[name].append(seen[name] - without)
-        agent.install_hooks()
-    rows = {name: spread(values) for name, values in found.items()}
-    rows |= {f"bare_{name}": spread(values) for name, values in bare.items()}
-    sys.stdout.write(json.dumps(rows) + "\n")
-    dist.destroy_process_group()
+    return {"hot_us": hot, "cold_us": cold}
+
+
+def pairs_of(
+    measures: Measures, switch: Callable[[], contextlib.AbstractContextManager[Any]], number: int
+) -> tuple[Values, Values]:
+    """Measure with and without, in turn; return the differences and what it is without."""
+    extra: Values = {name: [] for name in measures}
+    bare: Values = {name: [] for name in measures}
+    for pair in range(number):
+        seen: dict[bool, dict[str, float]] = {}
+        for is_with in (True, False) if pair % 2 else (False, True):
+            with switch() if is_with else contextlib.nullcontext():
+                seen[is_with] = {name: measure() for name, measure in measures.items()}
+        for name in measures:
+            bare[name].append(seen[False][name])
+            extra[name].append(seen[True][name] - seen[False][name])
+    return extra, bare
+
+
+def gathered(values: Values) -> Values:
+    """Return the values of all ranks together."""
+    import torch.distributed as dist
+
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, values)
+    return {name: [one for part in parts for one in part[name]] for name in values}
 
 
 def spread(values: list[float]) -> dict[str, float]:

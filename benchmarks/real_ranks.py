@@ -26,8 +26,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rankscope_trainer.faults import FAULTS
@@ -42,6 +44,7 @@ from tests.score.real import (  # noqa: E402
     NO_FAULT,
     NOT_FIRED,
     RIGHT,
+    FirstNamed,
     RealRun,
     is_named,
     judge,
@@ -172,38 +175,46 @@ def findings_of(server: Server, run_id: str) -> list[dict[str, Any]]:
     return [*answer.get("open", []), *answer.get("recovered", [])]
 
 
+def run_name(case: Case, seed: int, *, is_planted: bool = True) -> str:
+    """Return the id of a run, and the name of its folder."""
+    return f"{case.fault}-{case.strategy}-{seed}" + ("" if is_planted else "-without")
+
+
 def run_case(
-    server: Server, case: Case, seed: int, directory: Path, *, is_planted: bool = True
-) -> RealRun:
+    server: Server, case: Case, seed: int, directory: Path, *, is_planted: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> RealRun:  # fmt: skip
     """Run the trainer once and ask the server what it says.
 
     Where it is not planted, the fault is left out of a run that is the same in all else.
+    The run has this `environment`, beside what is there and is none of our settings.
     """
     chance = random.Random(f"{case.fault} {case.strategy} {seed}")
     rank = EVERYBODY if case.everybody else chance.choice(case.among or range(case.ranks))
     kind = next((fault.finding for fault in FAULTS if fault.name == case.fault), "")
     outcome = RealRun(case.fault, case.strategy, seed, rank, case.ranks, kind)
-    run_id = f"{case.fault}-{case.strategy}-{seed}" + ("" if is_planted else "-without")
+    run_id = run_name(case, seed, is_planted=is_planted)
     folder = directory / run_id
     folder.mkdir()
     command = _command(server, case, rank, chance, run_id, folder, is_planted)
+    first = FirstNamed(outcome)
     began = time.monotonic()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, start_new_session=True,
-            env=_environment(),
+            env={**_environment(), **environment},
         )  # fmt: skip
     try:
-        _watch(server, outcome, run_id, process, comes_again=bool(case.launcher))
+        _watch(server, first, run_id, process, comes_again=bool(case.launcher))
     finally:
         _end(process, run_id)
     outcome.fired = _fired(folder / "manifest", case.fault)
-    findings = _settled(server, run_id)
-    outcome.found = findings
+    outcome.found = _settled(server, first, run_id)
     outcome.verdict = server.get(f"runs/{run_id}").get("verdict")
-    opened = [one["opened_ms"] for one in findings if is_named(outcome, one)]
-    if opened and outcome.fired and "start_time_ns" in outcome.fired:
-        outcome.named_after_seconds = min(opened) / 1e3 - outcome.fired["start_time_ns"] / 1e9
+    fired_ns = (outcome.fired or {}).get("start_time_ns")
+    is_still_named = any(is_named(outcome, one) for one in outcome.found)
+    if fired_ns is not None and is_still_named and first.at_seconds is not None:
+        outcome.named_after_seconds = first.at_seconds - fired_ns / 1e9
     outcome.wall_seconds = time.monotonic() - began
     outcome.judgement = judge(outcome)
     return outcome
@@ -244,7 +255,7 @@ def _environment() -> dict[str, str]:
 
 
 def _watch(
-    server: Server, outcome: RealRun, run_id: str, process: subprocess.Popen[bytes], *,
+    server: Server, first: FirstNamed, run_id: str, process: subprocess.Popen[bytes], *,
     comes_again: bool,
 ) -> None:  # fmt: skip
     """Wait for the end of the run, or until a run that is stuck has been named for a while."""
@@ -255,7 +266,9 @@ def _watch(
         now = time.monotonic()
         if step != last_step:
             last_step, moved_at = step, now
-        loud = [one for one in findings_of(server, run_id) if one["severity"] != "info"]
+        findings = findings_of(server, run_id)
+        first.look(findings, time.time())
+        loud = [one for one in findings if one["severity"] != "info"]
         named_at = (named_at or now) if loud else 0.0
         is_stuck = not comes_again and now - moved_at > 2 * STANDS_SECONDS
         if is_stuck and named_at and now - named_at > STANDS_SECONDS:
@@ -279,11 +292,12 @@ def _end(process: subprocess.Popen[bytes], run_id: str) -> None:
     process.wait()
 
 
-def _settled(server: Server, run_id: str) -> list[dict[str, Any]]:
+def _settled(server: Server, first: FirstNamed, run_id: str) -> list[dict[str, Any]]:
     """Return the findings when they have not changed for some looks after the end."""
     deadline, before, same = time.monotonic() + SETTLE_SECONDS, "", 0
     while True:
         findings = findings_of(server, run_id)
+        first.look(findings, time.time())
         now = json.dumps([[one["kind"], one["ranks"], one["severity"]] for one in findings])
         same = same + 1 if now == before else 0
         if same >= 6 or time.monotonic() > deadline:

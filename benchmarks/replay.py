@@ -2,7 +2,7 @@
 
     python benchmarks/replay.py [--ranks 1024] [--steps 2000] [--stages 1] [--microbatches 8]
 
-Prints seconds and the peak memory of the process. The budget is 10 s (detection.md 1.5).
+Prints seconds and the peak memory of the process. The budget is 10 s.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 FAULTS = ("slow_compute", "slow_data", "hang", "crash")
@@ -27,14 +29,17 @@ RIGHT_SHARE = 19 / 20
 HANG_SECONDS = 10.0
 
 
-def run_once(fault: str, strategy: str, seed: int) -> dict[str, Any]:
+def run_once(
+    fault: str, strategy: str, seed: int, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Run one demo and return its JSON with what this benchmark adds."""
     with tempfile.TemporaryDirectory(prefix="rankscope-verdicts-") as directory:
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "rankscope", "demo", "--once", "--json", "--fault", fault,
              "--strategy", strategy, "--seed", str(seed), "--data-dir", directory, "--port", "0"],
-            capture_output=True, text=True, check=False, timeout=400,
+            capture_output=True, text=True, check=False, timeout=900,
+            env={**os.environ, **environment},
         )  # fmt: skip
         if done.returncode not in (0, 1):
             raise SystemExit(f"demo failed ({done.returncode}): {done.stderr[-2000:]}")
