@@ -8,9 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope import guard
+from tests import capabilities
 
 # In the background of a shell this process ignores Ctrl-C, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture: what the machine lacks is the reason why a test is skipped."""
+    for mark in item.iter_markers("needs"):
+        capabilities.need(*mark.args)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,10 @@ import pytest
 
 from rankscope.hooks import HOOKS
 from rankscope.hooks.collectives import SOURCES
-from rankscope.hooks.collectives.probe import build
+from rankscope.hooks.collectives.probe import build, installed, ready
+from tests import capabilities
+
+COMPILED = {ready.SWITCH: "0"}  # as if none were ready-made
 
 
 def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
@@ -32,7 +34,9 @@ def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str]
 
 
 def test_names_every_source_and_hook(tmp_path: Path) -> None:
-    build.build()
+    if build.is_needed():
+        capabilities.need("compiler")
+        build.build()
     code, rows = doctor(RANKSCOPE_DIR=str(tmp_path))
     assert code in (0, 1)
     assert rows["collectives", "probe"]["state"] == "used"
@@ -45,7 +49,7 @@ def test_names_every_source_and_hook(tmp_path: Path) -> None:
 
 def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    code, rows = doctor(RANKSCOPE_CACHE=str(tmp_path), PATH=str(tmp_path / "bin"))
+    code, rows = doctor(RANKSCOPE_CACHE=str(tmp_path), PATH=str(tmp_path / "bin"), **COMPILED)
     assert rows["collectives", "probe"]["state"] == "skipped"
     assert "no C++ compiler" in rows["collectives", "probe"]["detail"]
     states = {name: row["state"] for (part, name), row in rows.items() if part == "collectives"}
@@ -53,14 +57,32 @@ def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:
         ["official"],
         ["kernels"],
     )
+    (used,) = (
+        row for row in rows.values() if row["part"] == "collectives" and row["state"] == "used"
+    )
+    assert (
+        "better: probe, about 2 us: install g++ and run `rankscope doctor --build`"
+        in used["detail"]
+    )
     assert code in (0, 1)
+
+
+def test_with_a_ready_made_probe_nothing_is_compiled(tmp_path: Path) -> None:
+    try:
+        ready.find(installed.torch(), {})
+    except ready.Unfit as reason:
+        pytest.skip(str(reason))
+    _, rows = doctor("--build", RANKSCOPE_CACHE=str(tmp_path / "cache"), CXX="/bin/false")
+    assert rows["collectives", "probe"]["state"] == "used"
+    assert rows["collectives", "probe"]["detail"].startswith("ready-made for PyTorch 2.")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    _, rows = doctor("--build", RANKSCOPE_CACHE=str(tmp_path), CXX=str(compiler))
+    _, rows = doctor("--build", RANKSCOPE_CACHE=str(tmp_path), CXX=str(compiler), **COMPILED)
     assert rows["collectives", "probe"]["state"] == "advice"
     assert "no such thing" in rows["collectives", "probe"]["detail"]
     monkeypatch.setenv("CXX", str(compiler))
@@ -74,6 +96,7 @@ def test_a_server_that_is_away_is_advice(tmp_path: Path) -> None:
     assert "cannot be reached" in rows["server", "http://127.0.0.1:9"]["detail"]
 
 
+@pytest.mark.needs("compiler")
 def test_built_once_however_many_ask(tmp_path: Path) -> None:
     environ = {"RANKSCOPE_CACHE": str(tmp_path)}
     with ThreadPoolExecutor(3) as pool:
@@ -82,19 +105,21 @@ def test_built_once_however_many_ask(tmp_path: Path) -> None:
     assert path.stat().st_size > 50_000
     made_ns = path.stat().st_mtime_ns
     assert build.build(environ).stat().st_mtime_ns == made_ns
-    assert str(sysconfig.get_config_var("SOABI")) in str(path)
+    assert installed.torch().tag in str(path)
 
 
+@pytest.mark.needs("compiler")
 def test_what_others_could_have_written_is_not_loaded(tmp_path: Path) -> None:
     path = build.path_of({"RANKSCOPE_CACHE": str(tmp_path)})
     path.parent.mkdir(parents=True)
     path.write_bytes(build.build().read_bytes())
     path.chmod(0o777)
-    _, rows = doctor(RANKSCOPE_CACHE=str(tmp_path))
+    _, rows = doctor(RANKSCOPE_CACHE=str(tmp_path), **COMPILED)
     assert rows["collectives", "probe"]["state"] == "skipped"
     assert "not loaded" in rows["collectives", "probe"]["detail"]
 
 
+@pytest.mark.needs("compiler")
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

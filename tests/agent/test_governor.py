@@ -1,40 +1,98 @@
-"""The governor in a real process: above the budget the source steps down, and says so."""
+"""The governor in real processes: above the budget steps are thinned, alike on every rank."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rankscope import schema
+from rankscope import ring, schema, thinning
 from rankscope.hooks.collectives.probe import build
+from tests import capabilities
 from tests.agent import recorded
+
+TINY = {"RANKSCOPE_OVERHEAD_PERCENT": "0.000001"}
 
 
 def changes(rank: recorded.Recorded) -> list[schema.Event]:
-    return [event for event in rank.of(schema.Event) if event.name == "source_changed"]
+    return [event for event in rank.of(schema.Event) if event.name == "thinning_changed"]
+
+
+def thinned(rank: recorded.Recorded) -> set[int]:
+    """Return the steps whose collectives were only counted."""
+    steps = rank.steps["step"][(rank.steps["flags"] & schema.STEP_THINNED) != 0]
+    return {int(step) for step in steps}
+
+
+def check_nothing_is_missing(rank: recorded.Recorded) -> None:
+    """Every collective has its place in the sequence, and is there unless its step says not."""
+    steps = rank.steps
+    unseen = (steps["flags"] & schema.STEP_WAITS_UNKNOWN) != 0
+    last = np.cumsum(steps["num_collectives"])
+    expected = [
+        number for step, end in zip(steps[~unseen], last[~unseen], strict=True)
+        for number in range(int(end) - int(step["num_collectives"]) + 1, int(end) + 1)
+    ]  # fmt: skip
+    sequences = rank.collectives["sequence"].tolist()
+    assert sequences[: len(expected)] == expected
+    flags = rank.collectives["flags"]
+    of_thinned = np.isin(rank.collectives["step"], sorted(thinned(rank)))
+    ended = np.isin(rank.collectives["step"], rank.steps["step"])  # the last one is not over
+    assert ((flags[ended] & schema.FLAG_THINNED) != 0).tolist() == of_thinned[ended].tolist()
+    assert (rank.collectives["operation"] > 0).all()
+    assert (rank.collectives["output_bytes"] > 0).all()
+
+
+pytestmark = pytest.mark.quiet
 
 
 @pytest.mark.parametrize("source", ["probe", "kernels"])
-def test_steps_down_and_in_the_end_stops(tmp_path: Path, source: str) -> None:
-    if source == "probe":
+def test_thins_alone_where_nobody_answers_and_is_never_off(tmp_path: Path, source: str) -> None:
+    if source == "probe" and build.is_needed():
+        capabilities.need("compiler")
         build.build()
-    more = {"RANKSCOPE_OVERHEAD_PERCENT": "0.000001", "RANKSCOPE_COLLECTIVES": source}
-    done = recorded.run(tmp_path, "steps_and_collectives.py", "14", ranks=1, **more)
+    more = {**TINY, "RANKSCOPE_COLLECTIVES": source}
+    done = recorded.run(tmp_path, "steps_and_collectives.py", "26", "1", ranks=1, **more)
     assert done.returncode == 0, done.stderr
     assert "rankscope:" not in done.stderr
     (rank,) = recorded.read(tmp_path)
-    first, second = changes(rank)
-    assert first.fields["to"] == "without call sites"
-    assert second.fields["to"] == "collectives are not recorded any more"
+    first = changes(rank)[0]
     assert float(first.fields["overhead_ratio"]) > float(first.fields["budget_ratio"])
-    steps = rank.collectives["step"]
-    assert (rank.collectives["call_site"][steps < first.step - 1] > 0).all()
-    assert (rank.collectives["call_site"][(steps > first.step) & (steps < second.step)] == 0).all()
-    assert steps.max() <= second.step + 1
-    assert len(rank.steps) == rank.steps["step"].max()  # steps go on being recorded
-    assert rank.steps["step"].max() > second.step + 10
-    assert "budget" in rank.of(schema.RankRegistered)[-1].sources["collectives"]
+    assert "this rank alone" in first.fields["why"]
+    level, every = int(first.fields["level"]), int(first.fields["every"])
+    assert level >= 2
+    assert every == thinning.every(level)
+    check_nothing_is_missing(rank)
+    steps = rank.steps["step"]
+    assert len(steps) == steps.max()  # steps go on being recorded
+    later = {int(step) for step in steps if step > first.step}
+    assert len(later) > 20
+    assert {step for step in later if step % every} <= thinned(rank)
+    assert any(step not in thinned(rank) for step in later)
+    assert not thinned(rank) & set(range(first.step))
+    if source == "kernels":  # with nothing at the dispatcher they cost nothing
+        unseen = rank.steps["flags"] & schema.STEP_WAITS_UNKNOWN != 0
+        assert unseen.sum() > 0.8 * len(thinned(rank))
+        header = ring.RingReader(rank.directory / "collectives.ring", ring.COLLECTIVE_FIELDS)
+        assert header.u64(ring.OWN_SWITCH_NS_AT) > 0
+    said = rank.of(schema.RankRegistered)[-1].sources["collectives"]
+    assert "is recorded whole" in said
+    assert "RANKSCOPE_OVERHEAD_PERCENT" in said
+
+
+def test_all_ranks_of_a_node_thin_the_same_steps(tmp_path: Path) -> None:
+    more = {**TINY, "RANKSCOPE_COLLECTIVES": "kernels", "RANKSCOPE_COLLECTOR": "1"}
+    done = recorded.run(tmp_path, "steps_and_collectives.py", "22", "1", ranks=3, **more)
+    assert done.returncode == 0, done.stderr
+    ranks = recorded.read(tmp_path)
+    assert len(ranks) == 3
+    for rank in ranks:
+        assert thinned(rank) == thinned(ranks[0])
+        check_nothing_is_missing(rank)
+        assert all("agreed for all ranks" in event.fields["why"] for event in changes(rank))
+    assert len(thinned(ranks[0])) > 20
+    assert len({tuple(event.step for event in changes(rank)) for rank in ranks}) == 1
 
 
 def test_within_the_budget_nothing_changes(tmp_path: Path) -> None:
@@ -43,4 +101,7 @@ def test_within_the_budget_nothing_changes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (rank,) = recorded.read(tmp_path)
     assert not changes(rank)
+    assert not thinned(rank)
     assert len(rank.collectives) >= rank.steps["step"].max()
+    header = ring.RingReader(rank.directory / "collectives.ring", ring.COLLECTIVE_FIELDS)
+    assert header.u8(ring.THINNING_WANTED_AT) == 0

@@ -186,3 +186,15 @@ def test_the_users_sitecustomize_still_runs(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["ran", "True"]
+
+
+def test_a_source_that_cannot_work_here_is_registered_with_its_reason(tmp_path: Path) -> None:
+    if torch_version() >= (2, 14):
+        pytest.skip("this PyTorch has the hooks of the official source")
+    done = recorded.run(
+        tmp_path, "steps_and_collectives.py", "0.1", ranks=1, RANKSCOPE_COLLECTIVES="official"
+    )
+    assert done.returncode == 0, done.stderr
+    (rank,) = recorded.read(tmp_path)
+    said = rank.of(schema.RankRegistered)[-1].sources["collectives"]
+    assert said.startswith("skipped: official: this PyTorch has no hooks")

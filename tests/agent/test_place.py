@@ -10,6 +10,7 @@ import pytest
 from rankscope import place
 from rankscope.collector.start import take_lock
 from rankscope.rundir import run_directory
+from tests import capabilities
 
 
 def mounts(*lines: tuple[str, str]) -> str:
@@ -81,12 +82,13 @@ def test_nowhere_says_why_of_each_place(tmp_path: Path) -> None:
         place.choose(environ, mounts(("/", "nfs4")))
 
 
+@pytest.mark.needs("root")
 def test_a_directory_of_somebody_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / f"rankscope-{os.getuid() + 1}"
     own.mkdir()
-    os.chown(own, os.getuid() + 2, -1) if os.getuid() == 0 else pytest.skip("needs root")
+    os.chown(own, os.getuid() + 2, -1)
     uid = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: uid)
     assert place.choose({"TMPDIR": str(tmp_path)}, mounts()).base != own
@@ -97,9 +99,8 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, as some containers have at /dev/shm."""
     directory = tmp_path / "tiny"
     directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root and the right to mount")
+    capabilities.need("mount")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)], check=True)
     yield directory
     subprocess.run(["umount", "-l", str(directory)], check=True)
 

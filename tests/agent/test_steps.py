@@ -17,6 +17,7 @@ class FakeRecorder:
 
     active = True
     collectives_in_step = 0
+    step_flags = 0
     thread_blocked_ns = 0
 
     def __init__(self) -> None:

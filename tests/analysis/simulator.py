@@ -264,6 +264,7 @@ class Recording:
             "step": step + self.job.first_step - 1,
             "started_ns": self.clock_ns(rank.number, started),
             "duration_ns": int(total * MS),
+            "num_collectives": sum(one.step == step for one in rank.issued),
             "cpu_ns": int(0.4 * self.job.step_ms * MS),
         }
         if step == 1:

@@ -1,4 +1,4 @@
-"""Twelve planted causes on a random rank among echoes, late and with shifted clocks (D15)."""
+"""Twelve planted causes on a random rank among echoes, late and with shifted clocks."""
 
 from __future__ import annotations
 

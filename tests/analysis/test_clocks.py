@@ -1,4 +1,4 @@
-"""Clocks: the band covers the truth always, and is as narrow as D17 asks."""
+"""Clocks: the band covers the truth always, and is no wider than it must be."""
 
 from __future__ import annotations
 

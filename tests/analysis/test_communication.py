@@ -1,4 +1,4 @@
-"""Communication (D5): exposed share, advice with its gain, bandwidth, and silence. Simulation."""
+"""Communication: exposed share, advice with its gain, bandwidth, and silence. Simulation."""
 
 from __future__ import annotations
 

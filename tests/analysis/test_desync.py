@@ -13,7 +13,7 @@ from rankscope import schema
 from rankscope.chunk import Column
 from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.detectors.alignment import Edit, align, foretell
-from rankscope_server.detectors.calls import MAX_OPEN, CallTable
+from rankscope_server.detectors.calls import KEPT, MAX_OPEN, CallTable
 from tests.analysis.test_straggler import say
 
 MS = 1_000_000
@@ -360,6 +360,46 @@ def test_a_rank_that_says_nothing_fills_no_memory() -> None:
     assert len(track.open) <= MAX_OPEN
     assert track.given_up > 0
     assert not track.odd
+
+
+def state_of(rank: int, number: int, operation: str = "all_reduce") -> schema.RankState:
+    """Return the state of a rank that has just entered a collective of group "world"."""
+    now = START_NS + number * 50 * MS
+    group = schema.GroupState(
+        group="world", issued=number, ended=number - 1, operation=operation, dtype="float32",
+        reduce_op="sum", size_bytes=4096, issued_ns=now,
+    )  # fmt: skip
+    return schema.RankState(
+        attempt=0, rank=rank, time_ns=now, step=number // 8, phase="backward", phase_since_ns=now,
+        heartbeat_ns=now, thinning=8, groups=[group],
+    )  # fmt: skip
+
+
+def test_states_of_thinned_steps_fill_no_memory_and_still_show_who_differs() -> None:
+    """100,000 states, and one step in 128 whole: numbers of the others come in no chunk."""
+    num_ranks, per_round, rounds = 8, 128 * 8, 782
+    chance, table = random.Random(5), CallTable()
+    table.define("world", num_ranks)
+    track = table.tracks["world"]
+    whole = [Made(site="") for _ in range(8)]
+    most = 0
+    for begin in range(0, rounds * per_round, per_round):
+        for number in sorted(chance.sample(range(begin + 1, begin + per_round - 8), 16)):
+            for rank in range(num_ranks):  # they are not asked in the same moment
+                table.add_state(state_of(rank, max(begin + 1, number - chance.randrange(8))))
+        for rank in range(num_ranks):
+            table.add(rank, chunk(rank, whole, begin + per_round - 7, "world")[1])
+        most = max(most, len(track.open))
+    assert table.num_taken > 100_000
+    assert most < 4 * KEPT
+    assert track.newest == max(track.agreed) == rounds * per_round
+    assert not track.odd
+    number = track.newest + 100
+    for rank in range(num_ranks):
+        table.add_state(state_of(rank, number, "broadcast" if rank == 3 else "all_reduce"))
+    assert track.odd == {number}
+    called = track.row(number)
+    assert [rank for rank in called if called[rank] != called[0]] == [3]
 
 
 @pytest.mark.parametrize("dying", [(1, 2, 3), (1,), (0, 3)])

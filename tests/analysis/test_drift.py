@@ -41,7 +41,7 @@ BASE = {
     "env.WORLD_SIZE": "64",
     "env.MASTER_ADDR": "10.0.0.1",
 }
-# fact, another value, the level that detection.md D10 gives it
+# fact, another value, its level
 PLANTS = [
     ("nccl", "2.27.3", "critical"), ("torch", "2.12.1", "critical"),
     ("torch.cuda", "12.8", "critical"), ("torch.cuda", "13.1", "warning"),

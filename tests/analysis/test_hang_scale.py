@@ -1,4 +1,4 @@
-"""Hangs of 1,024 to 8,192 ranks in nested groups: exact roots, within a second (D2, simulation)."""
+"""Hangs of 1,024 to 8,192 ranks in nested groups: exact roots, within a second (simulation)."""
 
 from __future__ import annotations
 

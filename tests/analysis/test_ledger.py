@@ -4,6 +4,8 @@ and where a run went on after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import pytest
 
@@ -100,7 +102,7 @@ class Run:
     def ns(seconds: float) -> int:
         return START_NS + int(seconds * SECOND)
 
-    def steps(self, rank: int, **seconds: list[float]) -> None:
+    def steps(self, rank: int, *, unseen: Container[int] = (), **seconds: list[float]) -> None:
         """Give the steps of a rank from second 10 on, by phase; `forward` is all of it."""
         duration = np.array(seconds.pop("duration"))
         columns = {name: np.zeros(len(duration), np.int64) for name in schema.STEP_COLUMNS}
@@ -112,6 +114,9 @@ class Run:
             columns[f"{name}_ns"] = (np.array(values) * SECOND).astype(np.int64)
         columns["flags"][0] = schema.STEP_FIRST
         columns["flags"][columns["checkpoint_ns"] > 0] |= schema.STEP_CHECKPOINT
+        columns["num_collectives"][:] = 1
+        is_unseen = np.array([step in unseen for step in columns["step"].tolist()])
+        columns["flags"][is_unseen] |= schema.STEP_THINNED | schema.STEP_WAITS_UNKNOWN
         chunk = schema.Chunk(
             kind="steps", attempt=0, rank=rank, host="", count=len(duration),
             time_lo_ns=self.ns(10), time_hi_ns=self.ns(10 + duration.sum()), data=b"%d" % rank,
@@ -178,3 +183,15 @@ def test_who_waits_for_the_rank_that_saves_is_saving_too() -> None:
     assert book.parts["checkpoint"] == pytest.approx(2 * 15)
     assert book.parts["communication and waiting"] == pytest.approx(0)
     assert book.parts["productive"] == pytest.approx(2 * 20)
+
+
+def test_waits_that_thinned_steps_did_not_see_are_taken_for_as_long_as_the_others() -> None:
+    run = Run()
+    unseen = [step for step in range(1, 41) if step % 4]
+    waits = [0.0 if step in unseen else 0.5 for step in range(1, 41)]
+    for rank in range(2):
+        run.steps(rank, unseen=unseen, duration=[1.0] * 40, backward_blocked=waits)
+    run.end(50)
+    book = run.book()
+    assert book.parts["communication and waiting"] == pytest.approx(2 * 20, rel=0.02)
+    assert book.parts["productive"] == pytest.approx(2 * 20, rel=0.02)

@@ -1,4 +1,4 @@
-"""Pipelines (D6): the split of the bubble, the even split, and silence. Simulation."""
+"""Pipelines: the split of the bubble, the even split, and silence. Simulation."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.regression import slowdown_of, slower_than
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
-# ln of the run-to-run CV: median 0.13 %, p90 0.64 % (detection.md D13)
+# ln of the run-to-run CV: median 0.13 %, p90 0.64 %, as in policy.py
 CV_MEDIAN, CV_SIGMA = 0.0013, np.log(0.64 / 0.13) / 1.2816
 
 

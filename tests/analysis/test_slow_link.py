@@ -1,4 +1,4 @@
-"""Slow adapters, hosts and leaves through the whole analysis: the right part or none (D4)."""
+"""Slow adapters, hosts and leaves through the whole analysis: the right part or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of a straggler through the whole analysis, against the same job without it (D1.7)."""
+"""The cost of a straggler through the whole analysis, against the same job without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds that need a second signal (D1.6): proved by it, and not claimed without it. Simulation."""
+"""Kinds that need a second signal: proved by it, and not claimed without it. Simulation."""
 
 from __future__ import annotations
 

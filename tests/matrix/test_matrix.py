@@ -16,6 +16,7 @@ import pytest
 from rankscope.hooks import HookSkipped
 from rankscope.hooks.collectives import SOURCES
 from rankscope.hooks.collectives.probe import build
+from tests import capabilities
 from tests.matrix.launch import RANKS, Cell, launch, torch_version
 
 FAMILIES = (
@@ -42,7 +43,7 @@ Launched = Callable[[str], dict[str, list[Cell]]]
 def available(source: Any) -> str:
     """Return why a source cannot run here, or nothing; the probe is compiled first."""
     try:
-        if source.name == "probe":
+        if source.name == "probe" and build.is_needed():
             build.build()
         source.check()
     except (HookSkipped, build.BuildError) as reason:
@@ -65,6 +66,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
 
 @pytest.fixture(params=SOURCES, ids=lambda source: source.name)
 def source(request: pytest.FixtureRequest) -> str:
+    if request.param.name == "probe" and build.is_needed():
+        capabilities.need("compiler")
     reason = available(request.param)
     if reason:
         pytest.skip(reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -212,11 +211,6 @@ def clockshift_library() -> Path:
         check=True, capture_output=True,
     )  # fmt: skip
     return target
-
-
-def has_compiler() -> bool:
-    """Return whether `clockshift_library` can be built."""
-    return shutil.which("cc") is not None
 
 
 def clock(number: int, seconds: float) -> Injection:

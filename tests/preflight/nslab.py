@@ -4,14 +4,14 @@
 
     with Lab(3, wire="tap") as lab:
         lab.link(0, 1).delay = 0.05            # seconds, one way
-        print(lab.run(0, "ping -c1 node1").stdout)
+        print(lab.run(0, "getent hosts node1").stdout)
 
 Each host is a set of namespaces (network, host name, mounts, processes) with its own eth0, name,
 /etc/hosts, /etc/resolv.conf, /proc and /sys. Two kinds of wire: "veth" is a kernel bridge in a
 switch namespace, with faults by nft, tbf and MTU; "tap" passes every frame through `TapSwitch`.
 
-It works as root, and without root in a fresh user namespace: `reexec_in_userns()`. It needs
-unshare, nsenter, ip, nft, tc and ethtool, and /dev/net/tun for the tap wire.
+It works as root, and without root in a fresh user namespace: `reexec_in_userns()`. What it needs
+are the capabilities "namespaces" and, for the tap wire, "tun".
 """
 
 from __future__ import annotations
@@ -32,49 +32,27 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.capabilities import IN_USER_NAMESPACE, lacks, search_path
 from tests.preflight.tap_switch import Link, TapSwitch
 
 Wire = Literal["veth", "tap"]
 Command = str | Sequence[str]
-_INSIDE = "RANKSCOPE_LAB_INSIDE"  # set once this process stands in its own user namespace
-_TOOLS = ("unshare", "nsenter", "ip", "nft", "tc", "ethtool")
 _COMMAND_LIMIT_S = 60.0
 # The first process of a host: it ends with the laboratory, however that ends, because then its
 # input does. The shell, while it waits, also reaps what was orphaned.
 _HOLDER = "mount -t proc proc /proc; echo up; cat > /dev/null"
 
 
-def search_path() -> str:
-    """Return PATH with the places of tools that distributions keep from ordinary users."""
-    return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-
-
 def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": search_path()}
 
 
-def unavailable() -> str | None:
-    """Return why hosts cannot be built here, in one sentence; None if they can."""
-    if sys.platform != "linux":
-        return f"network namespaces need Linux, this is {sys.platform}"
-    missing = [tool for tool in _TOOLS if not shutil.which(tool, path=search_path())]
-    if missing:
-        return f"command not found: {', '.join(missing)}"
-    flags = ["-n", "-u", "-m", "-p", "--fork"]
-    flags = flags if os.geteuid() == 0 else ["-U", "-r", *flags]
-    done = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True)
-    if done.returncode:
-        return f"unshare {' '.join(flags)} is refused: {done.stderr.strip()}"
-    return None
-
-
 def reexec_in_userns() -> None:
     """Without root, start this program again as "root" of a user and a network namespace."""
-    if os.geteuid() == 0 or os.environ.get(_INSIDE):
+    if os.geteuid() == 0:
         return
-    os.environ[_INSIDE] = "1"
-    flags = ["-U", "-r", "-n", "-m", "--propagation", "private"]
-    os.execvp("unshare", ["unshare", *flags, sys.executable, *sys.orig_argv[1:]])
+    words = [*IN_USER_NAMESPACE, sys.executable, *sys.orig_argv[1:]]
+    os.execvp(words[0], words)
 
 
 class Host:
@@ -342,11 +320,12 @@ def _dial(lab: Lab) -> tuple[str, float]:
 
 def main() -> int:
     """Test the laboratory itself."""
-    reason = None if os.environ.get(_INSIDE) else unavailable()
-    if reason is not None:
+    if os.geteuid() and not lacks("user-namespaces"):
+        reexec_in_userns()
+    reason = lacks("namespaces") or lacks("tun")
+    if reason:
         sys.stderr.write(f"skipped: {reason}\n")
         return 77
-    reexec_in_userns()
     misses = self_test("veth") + self_test("tap")
     sys.stdout.write(f"{misses} steps failed\n" if misses else "all ok\n")
     return 1 if misses else 0

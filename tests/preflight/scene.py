@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.preflight.nslab import Lab, search_path
+from tests.capabilities import search_path
+from tests.preflight.nslab import Lab
 
 Mode = Literal["static", "c10d", "env"]
 MASTER_PORT = 29500

@@ -12,17 +12,43 @@ import itertools
 import os
 import random
 import select
+import stat
 import struct
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.capabilities import TUN
 
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+_TUN_DEVICE = os.makedev(10, 200)
 _ETHERNET_HEADER_BYTES = 14
 _QUEUE_S = 0.4  # of a link with a rate: longer waits are dropped, as a router's buffer would
 _BURST = 64  # frames of one port before the others have their turn
 _numbers = itertools.count()  # taps of one process have distinct names until they are moved
+
+
+def open_tun() -> int:
+    """Open the device of taps; root makes one of its own where the system shows none."""
+    flags = os.O_RDWR | os.O_NONBLOCK
+    path = os.environ.get(TUN, "/dev/net/tun")
+    if os.path.exists(path) or os.geteuid():
+        return os.open(path, flags)
+    with tempfile.TemporaryDirectory(prefix="tun.") as folder:
+        return os.open(make_tun(Path(folder) / "tun"), flags)
+
+
+def make_tun(path: Path) -> Path:
+    """Make the device of taps at `path`, open to everybody. Needs root and leave to make it."""
+    os.mknod(path, stat.S_IFCHR | 0o666, _TUN_DEVICE)
+    path.chmod(0o666)  # whatever the umask
+    return path
 
 
 @dataclass(slots=True)
@@ -59,7 +85,7 @@ class TapSwitch(threading.Thread):
 
     def add_port(self, number: int) -> str:
         """Make a tap in the caller's namespace and return its name, for it to be moved."""
-        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        descriptor = open_tun()
         name = f"t{os.getpid() % 100_000}x{next(_numbers) % 10_000}"
         request = struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI)
         fcntl.ioctl(descriptor, _TUNSETIFF, request)

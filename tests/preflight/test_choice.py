@@ -125,7 +125,7 @@ def test_nccl_takes_the_subnet_of_its_comm_id(tmp_path: Path) -> None:
 def test_nccl_reads_its_files_and_the_environment_wins(tmp_path: Path) -> None:
     write(tmp_path, {
         "/etc/nccl.conf": "# NCCL_SOCKET_IFNAME=ib0\nNCCL_SOCKET_IFNAME==eth0\nNCCL_X=1\n",
-        "/root/.nccl.conf": "NCCL_SOCKET_IFNAME==eth1\n",
+        "/home/ann/.nccl.conf": "NCCL_SOCKET_IFNAME==eth1\n",
         "/site.conf": "NCCL_SOCKET_IFNAME=lo\n",
     })  # fmt: skip
     links = (LO, ETH0, ETH1)
@@ -134,6 +134,6 @@ def test_nccl_reads_its_files_and_the_environment_wins(tmp_path: Path) -> None:
         return choice.nccl(machine(tmp_path, links, **environ), links)[0].interface
 
     assert first() == "eth0"
-    assert first(HOME="/root") == "eth1"
-    assert first(HOME="/root", NCCL_SOCKET_IFNAME="eth0") == "eth0"
-    assert first(HOME="/root", NCCL_CONF_FILE="/site.conf") == "lo"
+    assert first(HOME="/home/ann") == "eth1"
+    assert first(HOME="/home/ann", NCCL_SOCKET_IFNAME="eth0") == "eth0"
+    assert first(HOME="/home/ann", NCCL_CONF_FILE="/site.conf") == "lo"

@@ -49,7 +49,7 @@ _NICS = (
 )
 
 
-@pytest.mark.usefixtures("laboratory")
+@pytest.mark.needs("namespaces")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_gloo_takes_what_we_say_it_takes() -> None:
     with Lab(1, base=base_environment()) as lab:

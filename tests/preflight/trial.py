@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.model import Finding, Verdict
+from tests.capabilities import NOBODY, is_root
 from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections_machine import training_script
 from tests.preflight.nslab import Lab, reexec_in_userns
@@ -88,7 +89,7 @@ def attempt(fault: Fault, way: Way | None = None) -> Trial:
         if not way.has_torch:
             _make_light(lab)
         if way.is_user:
-            reveal(lab, Path(sys.base_prefix))
+            reveal(lab)
         present = [number for number in scene.everywhere if number not in scene.missing]
         with ThreadPoolExecutor(len(present)) as pool:
             answers = list(pool.map(lambda number: _ask(scene, number, fault, way), present))
@@ -156,24 +157,41 @@ def _make_light(lab: Lab) -> None:
             (site / libraries.name).symlink_to(libraries)
 
 
-def reveal(lab: Lab, folder: Path) -> None:
-    """Let ordinary users of the laboratory reach `folder`, below a directory closed to them."""
-    closed = [parent for parent in reversed(folder.parents) if not parent.stat().st_mode & 0o001]
-    if not closed:
-        return
-    kept = lab.folder / "kept"
-    kept.mkdir(exist_ok=True)
+def reveal(lab: Lab) -> None:
+    """Let ordinary users of the laboratory reach this Python and this checkout.
+
+    Where one lies below a directory that is closed to them, another is laid over that one.
+    """
+    lines = []
+    for number, folder in enumerate(dict.fromkeys((Path(sys.base_prefix), ROOT))):
+        kept = lab.folder / f"kept{number}"
+        kept.mkdir(exist_ok=True)
+        lines.append((folder, kept, _closed(folder)))
+    commands = [f"mount --bind {quote(folder)} {quote(kept)}" for folder, kept, _ in lines]
+    for closed in dict.fromkeys(closed for _, _, closed in lines if closed is not None):
+        commands.append(f"mount -t tmpfs -o mode=755 tmpfs {quote(closed)}")
+    for folder, kept, closed in lines:
+        if closed is not None:
+            commands.append(
+                f"mkdir -p {quote(folder)} && mount --bind {quote(kept)} {quote(folder)}"
+            )
     for host in lab.hosts:
-        host.run(
-            f"mount --bind {folder} {kept} && mount -t tmpfs -o mode=755 tmpfs {closed[0]}"
-            f" && mkdir -p {folder} && mount --bind {kept} {folder}"
-        )
+        host.run(" && ".join(commands))
+
+
+def quote(path: Path) -> str:
+    """Return a path as one word of a shell."""
+    return shlex.quote(str(path))
+
+
+def _closed(folder: Path) -> Path | None:
+    """Return the first directory above `folder` that ordinary users may not pass."""
+    parents = reversed(folder.parents)
+    return next((parent for parent in parents if not parent.stat().st_mode & 0o001), None)
 
 
 def _as_user(way: Way) -> list[str]:
-    if not way.is_user or os.geteuid() != 0:
-        return []
-    return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+    return list(NOBODY) if way.is_user and is_root() else []
 
 
 def misses(trial: Trial) -> list[str]:

@@ -28,7 +28,7 @@ from tests.scenarios.elastic import WAIT_SECONDS, ElasticRun, kill_one_after_the
 RUN_ID = "killed"
 # A sleep needs no core: the steps of all ranks are as long as on a machine of their own.
 LAYER_SECONDS = "0.005"
-MAX_SUM_ERROR = 0.005  # of the wall time (detection.md D14)
+MAX_SUM_ERROR = 0.005  # of the wall time
 MAX_ETTR_ERROR = 0.01
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -36,15 +35,6 @@ SwitchType=switch/none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
-NEEDED = ("slurmctld", "slurmd", "srun", "sinfo")
-
-
-def missing() -> str:
-    """Return why no Slurm can be started here, an empty text where it can."""
-    absent = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
-    if absent:
-        return f"needs Slurm: {', '.join(absent)} not installed"
-    return "" if os.getuid() == 0 else "needs root to run Slurm's daemons"
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ def _measured(*arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
+
+
 @pytest.mark.parametrize("number", ["2", "4"])
 def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(number: str) -> None:
     rows = _measured("--ranks", number, "--microbatches", number)
@@ -36,7 +38,6 @@ def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(number: str) -> Non
         assert row["idle_ratio"]["median"] == pytest.approx(formula, abs=TOLERANCE), row
 
 
-@pytest.mark.multiproc
 def test_without_a_pipeline_all_ranks_but_one_idle() -> None:
     (row,) = _measured("--ranks", "2", "--schedules", "model_parallel")
     assert row["idle_ratio"]["median"] == pytest.approx(1 / 2, abs=TOLERANCE), row

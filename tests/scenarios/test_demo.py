@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -16,25 +20,31 @@ import pytest
 
 from tests.scenarios.conftest import processes_of
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "rankscope", "demo", "--data-dir", str(tmp_path / "data"),
          *arguments],
-        env=os.environ | {"HOME": str(tmp_path), "DEMO_OF": str(tmp_path)},
+        env=os.environ | environment | {"HOME": str(tmp_path), "DEMO_OF": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
-def run_once(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    process = start(tmp_path, "--once", "--json", *arguments)
+def run_once(
+    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    process = start(tmp_path, "--once", "--json", *arguments, environment=environment)
     out, err = process.communicate(timeout=280)
     assert process.returncode in (0, 1), err
     answer: dict[str, Any] = json.loads(out)  # the only thing on standard output
     assert process.returncode == (0 if answer["match"] else 1)
-    assert set(answer) >= {"truth", "verdict", "match", "url"}
+    assert set(answer) >= {"truth", "verdict", "match", "url", "not_judged", "collectives"}
+    assert answer["not_judged"] == ""
+    assert answer["collectives"]
     assert not _left(tmp_path)
     return answer
 
@@ -68,6 +78,17 @@ def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
         assert answer["named_after_seconds"] < 10
 
 
+def test_a_source_that_is_not_the_best_is_named_with_its_remedy(tmp_path: Path) -> None:
+    """The caller's choice of a source and of a budget reaches the ranks."""
+    choice = {"RANKSCOPE_COLLECTIVES": "kernels", "RANKSCOPE_OVERHEAD_PERCENT": "0.05",
+              "RANKSCOPE_RUN_ID": "another", "RANKSCOPE": "0"}  # fmt: skip
+    answer = run_once(tmp_path, "--fault", "crash", "--seed", "1", environment=choice)
+    assert answer["match"], json.dumps(answer, indent=1)
+    assert answer["collectives"] == "kernels"
+    assert answer["better_source"].startswith("probe ")
+    assert "RANKSCOPE_OVERHEAD_PERCENT" in answer["thinned"]
+
+
 def test_a_clean_run_has_no_finding(tmp_path: Path) -> None:
     answer = run_once(tmp_path, "--fault", "none", "--ranks", "2")
     assert answer["truth"] is None
@@ -89,6 +110,39 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "have ended" in out
     assert not _left(tmp_path)
+
+
+def test_ctrl_c_after_a_right_verdict_is_a_success_for_make_too(tmp_path: Path) -> None:
+    """On a terminal, where all of make's group gets the signal; one that knows only ASCII."""
+    makefile = tmp_path / "Makefile"
+    makefile.write_text(
+        f"demo:\n\t@'{sys.executable}' -m rankscope demo --fault crash --seed 1 "
+        f"--data-dir '{tmp_path / 'with blanks'}'\n"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "dumb",
+             "HOME": "", "DEMO_OF": str(tmp_path)}  # fmt: skip
+    output = _on_a_terminal(["make", "-f", str(makefile)], plain, "Ctrl-C ends")
+    assert "The verdict is right." in output
+    assert output.rstrip().endswith("have ended."), output  # make has nothing to add
+    assert output.isascii()
+    assert not _left(tmp_path)
+
+
+def _on_a_terminal(command: list[str], environment: dict[str, str], until: str) -> str:
+    """Run a command on a terminal of its own, press Ctrl-C at some words; return all it wrote."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, os.environ | environment)
+    output, is_pressed = b"", False
+    with contextlib.suppress(OSError):  # what a terminal without a program answers
+        while part := os.read(terminal, 65536):
+            output += part
+            if until.encode() in output and not is_pressed:
+                is_pressed = True
+                os.write(terminal, b"\x03")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    return output.decode()
 
 
 def test_ctrl_c_ends_a_rank_that_does_not_listen(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.scenarios.elastic import (
     repeated_steps,
 )
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
 
 BATCH_SIZE, GLOBAL_BATCH = 4, 12  # three microbatches: two and one on two ranks, three on one
 

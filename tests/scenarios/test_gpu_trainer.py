@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from rankscope import schema
 from tests.agent import recorded
@@ -17,7 +16,7 @@ STEPS = 40
 
 @pytest.mark.gpu
 @pytest.mark.multiproc
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.needs("gpu")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
 def test_device_times_are_recorded(tmp_path: Path, strategy: str) -> None:
     arguments = ["--strategy", strategy, "--device", "cuda", "--steps", str(STEPS)]

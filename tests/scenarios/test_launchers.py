@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None
         assert operations(run, rank)["all_reduce"] == starts.STEPS
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI (openmpi-bin)")
+@pytest.mark.needs("mpirun")
 def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
     command = ("mpirun", "--oversubscribe", "-np", "2", PYTHON, SCRIPT)
     run = launch(server, tmp_path, *command, **MPI_ROOT, **port())
@@ -89,7 +88,7 @@ def test_mpirun(tmp_path: Path, server: ServerProcess) -> None:
     assert run.get()["run"]["launcher"] == "mpirun"
 
 
-@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "there")
+@pytest.mark.needs("root", "slurm")
 def test_srun(tmp_path: Path, server: ServerProcess) -> None:
     """One `rankscope run` before srun, and one in each of its tasks."""
     with slurm.cluster(tmp_path / "slurm") as variables:
@@ -110,7 +109,7 @@ def test_srun(tmp_path: Path, server: ServerProcess) -> None:
     assert said == {"trained as 0": 0, "trained as 1": 1}
 
 
-@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "there")
+@pytest.mark.needs("root", "slurm")
 def test_a_rank_of_srun_that_dies_before_its_group(tmp_path: Path, server: ServerProcess) -> None:
     with slurm.cluster(tmp_path / "slurm") as variables:
         run = launch(server, tmp_path, "srun", "-n", "2", PYTHON, SCRIPT, "dies", code=1,

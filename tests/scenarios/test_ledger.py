@@ -8,8 +8,9 @@ import pytest
 
 from tests.scenarios.accounts import MAX_ETTR_ERROR, MAX_SUM_ERROR, killed_job
 
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
 
-@pytest.mark.multiproc
+
 def test_the_ledger_of_a_job_that_is_killed(tmp_path: Path) -> None:
     """More kills and the parts: `python benchmarks/ledger.py`."""
     found = killed_job(tmp_path, kills=1, steps_between=50)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.scenarios.torture.harness import Case, Torture, memory_cgroup_root
+from tests import capabilities
+from tests.scenarios.torture.harness import Case, Torture
 from tests.scenarios.torture.ways import WAYS, Way
 
 pytestmark = pytest.mark.multiproc
@@ -24,8 +25,8 @@ def torture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torture]:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_the_record_is_right(torture: Torture, way: Way) -> None:
-    if way.name == "oom-killer" and memory_cgroup_root() is None:
-        pytest.skip("no memory cgroup can be made here")
+    if way.name == "oom-killer":
+        capabilities.need("memory-cgroup")
     case = Case(way, seed=1, attempt=WAYS.index(way))
     problems = torture.run(case)
     logs = sorted(torture.directory.glob(f"{case.attempt}.*.log"))

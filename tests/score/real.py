@@ -129,6 +129,22 @@ def is_named(run: RealRun, finding: dict[str, Any]) -> bool:
     return bool(finding["severity"] != "info" and finding["ranks"] == [run.rank])
 
 
+class FirstNamed:
+    """When a run's fault was first named.
+
+    A finding may open as info and become a warning later, so its opening is not that moment.
+    """
+
+    def __init__(self, run: RealRun) -> None:
+        self._run = run
+        self.at_seconds: float | None = None
+
+    def look(self, findings: Iterable[dict[str, Any]], now_seconds: float) -> None:
+        """Take the findings of one moment."""
+        if self.at_seconds is None and any(is_named(self._run, one) for one in findings):
+            self.at_seconds = now_seconds
+
+
 def judge(run: RealRun) -> str:
     """Return "right", or what is wrong."""
     loud = [finding for finding in run.found if finding["severity"] != "info"]

@@ -1,4 +1,4 @@
-"""What must change nothing, for all detectors on a run of each kind of fault (detection.md 3.4).
+"""What must change nothing, for all detectors on a run of each kind of fault.
 
 Ranks by other names, other clocks, all times longer, items doubled, late and in any order, and
 looks on the way: the findings stay the same, with ranks and times mapped.

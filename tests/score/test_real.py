@@ -55,6 +55,21 @@ def test_what_a_run_is_judged() -> None:
     assert real.judge(run("none", 1, finding("drift", 1))) == "false alarm: drift drift (1,)"
 
 
+def test_a_fault_is_named_when_a_finding_above_info_names_its_rank_and_not_before() -> None:
+    slow = RealRun("slow_compute", "ddp", 1, 2, 4, "slow_compute")
+    first = real.FirstNamed(slow)
+    for second, found in (
+        (10.0, []),
+        (20.0, [finding("slow_compute", 2, severity="info")]),
+        (30.0, [finding("slow_compute", 1)]),
+    ):
+        first.look(found, second)
+        assert first.at_seconds is None
+    for second in (40.0, 50.0):
+        first.look([finding("slow_compute", 2, severity="warning")], second)
+    assert first.at_seconds == 40.0
+
+
 def test_rows_count_the_runs_and_a_fault_that_did_not_fire_counts_for_nothing() -> None:
     clean = [run("none", seed, *([finding("hang", 1)] * (seed == 3))) for seed in range(1, 5)]
     pairs = [CostPair("hang", "ddp", seed, 4, 100, 80, 100, 0.2, said)

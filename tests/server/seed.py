@@ -104,6 +104,23 @@ def seed_run(base_url: str, token: str = "", **choices: Any) -> str:
     return seed_with(send, **choices)
 
 
+def wait_until_judged(base_url: str, timeout_seconds: float = 60.0) -> None:
+    """Wait until a look has seen every stored batch; before, findings still change.
+
+    Raises:
+        TimeoutError: looks did not catch up in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        with urllib.request.urlopen(f"{base_url}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        if "rankscope_runs_behind 0" in lines:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"stored batches wait for a look after {timeout_seconds:.0f} s")
+        time.sleep(0.1)
+
+
 def seed_with(send: Callable[[bytes], object], **choices: Any) -> str:
     """Give the batches of a run, zstd packed, to `send`; return its run id."""
     plan = Plan(**choices)

@@ -67,6 +67,9 @@ class FakeState:
             status_text="running", coverage=Coverage(0, 0, 0, (), (), ""),
         )  # fmt: skip
 
+    def thinning_to_ask(self) -> None:
+        """Nothing is asked of these runs."""
+
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
@@ -89,6 +92,24 @@ def run(script: Script, sender: Sender) -> Sender:
 
 def history(run: Sender, finding_id: int) -> list[str]:
     return [event["event"] for event in run.get(f"/findings/{finding_id}")["history"]]
+
+
+def test_a_run_is_behind_until_a_look_has_seen_its_batches(
+    client: TestClient, run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    def behind() -> str:
+        lines = client.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith("rankscope_runs_behind "))
+
+    assert behind().endswith(" 1")
+    script.failure = RuntimeError("broken")
+    look()
+    assert behind().endswith(" 1")  # a look that failed has seen nothing
+    script.failure = None
+    look()
+    assert behind().endswith(" 0")
+    run.send(log_line("more"))
+    assert behind().endswith(" 1")
 
 
 def test_the_life_of_a_finding(run: Sender, script: Script, look: Callable[[], None]) -> None:
@@ -162,7 +183,7 @@ def test_the_verdict_names_findings_by_their_ids(
     assert effect["explained_by"] == ids["the cause"]
     assert page["run"]["verdict"]["what"] == "the cause"
     assert page["answer"] == {
-        "state": "healthy", "text": "All is well", "detail": "", "deciding": [],
+        "state": "healthy", "text": "All is well", "detail": "", "deciding": [], "notes": [],
     }  # fmt: skip
 
 

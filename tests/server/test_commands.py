@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,9 +211,10 @@ def test_the_agents_page_folds_equal_sources(client: TestClient) -> None:
         node.take(registered(rank, sources=sources), state(rank, is_recording=rank != 2))
     node.take(
         schema.Event(
-            attempt=0, rank=1, time_ns=NOW, name="source_changed", step=9,
-            fields={"from": "probe", "to": "kernel", "overhead_ratio": "0.008",
-                    "budget_ratio": "0.005", "why": "above its budget"},
+            attempt=0, rank=1, time_ns=NOW, name="thinning_changed", step=9,
+            fields={"from_level": "0", "level": "3", "overhead_ratio": "0.008",
+                    "budget_ratio": "0.005", "why": "agreed for all ranks",
+                    "source": "kernels", "us_per_collective": "130.0"},
         ),
         schema.Loss(attempt=0, rank=0, time_ns=NOW, source="journal", reason="full", count=3),
     )  # fmt: skip
@@ -224,7 +226,9 @@ def test_the_agents_page_folds_equal_sources(client: TestClient) -> None:
     assert rows["x", "waits"]["ranks"] == [0, 1, 2]
     assert rows["x", "off"]["ranks_text"] == "rank 3"
     (change,) = agent["changes"]
-    assert (change["old"], change["new"], change["overhead_ratio"]) == ("probe", "kernel", 0.008)
+    assert (change["old"], change["overhead_ratio"]) == ("everything is recorded", 0.008)
+    assert change["new"].startswith("one step in 4 is recorded whole")
+    assert change["why"] == "agreed for all ranks; kernels: 130.0 us for each collective"
     assert [(row["reason"], row["count"]) for row in agent["losses"]] == [("full", 3)]
     assert agent["text"].startswith("Switched off in rank 3")
 
@@ -235,3 +239,31 @@ def test_answers_of_strangers_change_nothing(node: Node, client: TestClient) -> 
     stranger.take(answer(made["id"], 1, "done"))
     assert node.states(made) == {1: "pending"}
     assert msgspec.json.decode(msgspec.json.encode(node.get("/commands")))["commands"][0]["is_open"]
+
+
+def test_ranks_on_two_nodes_are_asked_for_the_level_that_the_neediest_wants(
+    node: Node, client: TestClient
+) -> None:
+    look: Callable[[], None] = client.app.state.service.analysis.look_now  # type: ignore[attr-defined]
+    other = Node(client, producer="node-b")
+    node.take(state(0, step=40), state(1, step=41, thinning_wanted=2))
+    other.take(state(2, step=40, thinning_wanted=3), state(3, step=40))
+    look()
+    (command,) = node.take(state(0, step=42))
+    assert (command["kind"], command["level"], command["is_everyone"]) == ("thin", 3, True)
+    assert command["at_step"] > 42
+    (same,) = other.take(state(2, step=42))
+    assert (same["id"], same["at_step"]) == (command["id"], command["at_step"])
+    look()
+    assert len(node.take(state(0, step=43))) == 1  # asked once
+    (shown,) = node.get("/commands")["commands"]
+    assert "one step in 4 is recorded whole" in shown["text"]
+    assert "error" in node.ask(422, kind="thin")
+
+
+def test_a_run_whose_ranks_are_on_one_node_is_its_collectors_to_ask(client: TestClient) -> None:
+    node = Node(client, producer="node-a")
+    node.take(*(registered(rank) for rank in range(4)))
+    node.take(*(state(rank, thinning_wanted=2) for rank in range(4)))
+    client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
+    assert node.take(state(0)) == []

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import ServerProcess
-from tests.server.seed import seed_run
+from tests.server.seed import seed_run, wait_until_judged
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., ServerProcess]
@@ -173,12 +173,12 @@ def test_killed_and_restarted_it_knows_what_it_knew(start_server: Start) -> None
     paths = ["/findings", "/map", "/ranks", "/logs", "/collectives", "/errors", "/environment"]
     first = start_server()
     seed_run(first.url, steps=200, end=False)
-    time.sleep(2.5)
+    wait_until_judged(first.url)
     before = {path: get(first, f"/api/v1/runs/demo-run{path}") for path in paths}
     verdict = get(first, "/api/v1/runs/demo-run")["verdict"]
     first.end(signal.SIGKILL)
     second = start_server()
-    time.sleep(2.5)
+    wait_until_judged(second.url)
     after = {path: get(second, f"/api/v1/runs/demo-run{path}") for path in paths}
     for answer in (before, after):
         for finding in answer["/findings"]["open"]:

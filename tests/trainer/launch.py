@@ -1,4 +1,4 @@
-"""Start the trainer under torchrun, small enough for a test."""
+"""Start the trainer, small enough for a test: under torchrun, or by the fork server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.trainer.fork_server import server
 
 COUNTED_TRAINER = Path(__file__).with_name("counted_trainer.py")
 RECORDED_TRAINER = Path(__file__).with_name("recorded_trainer.py")
@@ -57,14 +59,11 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
 def start(
     folder: Path, ranks: int, arguments: list[str], program: Path = COUNTED_TRAINER
 ) -> subprocess.Popen[str]:
-    """Start a run whose files all go into `folder`."""
-    folder.mkdir(exist_ok=True)
+    """Start a run under torchrun; all its files go into `folder`."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", str(ranks), str(program), str(folder)]
-    command += [*SMALL, *arguments, "--losses", str(folder / "losses.jsonl")]
-    command += ["--fault-manifest", str(folder / "manifest.jsonl")]
+    command = [*launcher, "--nproc-per-node", str(ranks), str(program)]
     return subprocess.Popen(
-        command,
+        [*command, *_arguments(folder, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,8 +71,24 @@ def start(
     )
 
 
-def run(folder: Path, ranks: int, *arguments: str, program: Path = COUNTED_TRAINER) -> Finished:
-    """Run to the end."""
-    with start(folder, ranks, list(arguments), program) as process:
+def launched(folder: Path, ranks: int, *arguments: str) -> Finished:
+    """Run to the end under torchrun."""
+    with start(folder, ranks, list(arguments)) as process:
         output, _ = process.communicate(timeout=300)
     return Finished(process.returncode, output, folder, [*SMALL, *arguments])
+
+
+def run(folder: Path, ranks: int, *arguments: str, program: Path = COUNTED_TRAINER) -> Finished:
+    """Run to the end, with ranks that need not import PyTorch first."""
+    words = _arguments(folder, list(arguments))
+    output = folder / "output.txt"
+    output.unlink(missing_ok=True)
+    code = server().run(program, ranks, words, output)
+    return Finished(code, output.read_text(), folder, [*SMALL, *arguments])
+
+
+def _arguments(folder: Path, arguments: list[str]) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    files = ["--losses", str(folder / "losses.jsonl")]
+    files += ["--fault-manifest", str(folder / "manifest.jsonl")]
+    return [str(folder), *SMALL, *arguments, *files]

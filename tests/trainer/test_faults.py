@@ -18,7 +18,7 @@ from rankscope_trainer.faults.fault import Fault, FaultContext, Magnitude, Place
 from rankscope_trainer.faults.injector import COMPUTE_PER_FORWARD, Injector
 from rankscope_trainer.faults.manifest import Manifest
 from rankscope_trainer.faults.plan import FaultPlan, parse_fault
-from tests.trainer.launch import read_manifest, run, start
+from tests.trainer.launch import launched, read_manifest, run, start
 
 README = Path(__file__).parents[2] / "reference_trainer/README.md"
 ALWAYS = "rank=0,start=1"
@@ -316,7 +316,7 @@ def test_slow_faults_slow_a_real_run_down(tmp_path: Path) -> None:
 
 @pytest.mark.multiproc
 def test_a_crash_ends_the_run_and_says_who_it_was(tmp_path: Path) -> None:
-    finished = run(tmp_path, 2, "--steps", "9", "--fault", "crash:rank=1,start=4")
+    finished = launched(tmp_path, 2, "--steps", "9", "--fault", "crash:rank=1,start=4")
     assert finished.code == 1
     assert "[rank1]: rankscope_trainer.faults.crash.FaultInjectedError: rank 1" in finished.output
     assert "[rank0]: rankscope_trainer.faults.crash" not in finished.output

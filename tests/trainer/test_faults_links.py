@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.connections import (
+    SO_ATTACH_FILTER,
     UNLIMITED,
     limit_rate,
     lose_arriving,
     lose_nothing,
     lost_segments,
 )
-from tests.trainer.launch import run
+from rankscope_trainer.faults.link import LinkFault
+from rankscope_trainer.faults.lossy_link import LossyLink
+from rankscope_trainer.faults.slow_link import SlowLink
+from rankscope_trainer.faults.stopped_link import StoppedLink
+from rankscope_trainer.settings import Settings
+from tests.trainer.launch import launched
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="pacing and socket filters are Linux's"
@@ -32,6 +42,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
+@pytest.mark.needs("socket-filters")
 def test_all_that_arrives_can_be_lost_and_comes_later() -> None:
     one, other = _pair()
     with one, other:
@@ -46,6 +57,7 @@ def test_all_that_arrives_can_be_lost_and_comes_later() -> None:
         assert other.recv(4) == b"lost"  # TCP had it sent again
 
 
+@pytest.mark.needs("socket-filters")
 def test_part_of_what_arrives_can_be_lost() -> None:
     one, other = _pair()
     with one, other:
@@ -77,14 +89,42 @@ def test_what_is_sent_can_be_paced() -> None:
         limit_rate(one, UNLIMITED)
 
 
+@pytest.mark.parametrize("fault", [LossyLink(), StoppedLink()], ids=lambda fault: fault.name)
+def test_a_fault_that_needs_socket_filters_is_refused_where_they_are(
+    fault: LinkFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.socket.setsockopt
+
+    def refuse(self: socket.socket, level: int, option: int, value: Any) -> None:
+        if option == SO_ATTACH_FILTER:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        real(self, level, option, value)
+
+    monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+    with pytest.raises(SettingError) as refused:
+        fault.check(Settings(), 2)
+    assert str(refused.value) == (
+        f"setting `fault`: {fault.name} needs socket filters, which are refused here (Operation "
+        "not permitted). Run as root or outside the sandbox, or leave it out."
+    )
+    SlowLink().check(Settings(), 2)  # it needs none
+
+
+@pytest.mark.needs("socket-filters")
+@pytest.mark.parametrize("fault", [LossyLink(), StoppedLink()], ids=lambda fault: fault.name)
+def test_where_filters_are_allowed_it_is_not_refused(fault: LinkFault) -> None:
+    fault.check(Settings(), 2)
+
+
 @pytest.mark.multiproc
+@pytest.mark.needs("socket-filters")
 def test_links_of_a_rank_are_slow_then_lossy_then_dead(tmp_path: Path) -> None:
     faults = [
         "--fault", "slow_link:rank=1,peer=0,start=2,steps=4,size=0.1MiB/s",
         "--fault", "lossy_link:rank=1,start=6,steps=3,size=0.2",
         "--fault", "stopped_link:rank=1,start=11",
     ]  # fmt: skip
-    finished = run(tmp_path, 3, "--steps", "14", "--timeout-seconds", "15", *faults)
+    finished = launched(tmp_path, 3, "--steps", "14", "--timeout-seconds", "15", *faults)
     assert finished.code == 1, finished.output
     assert max(finished.losses()) == 10  # no step ends any more
     assert "imed out" in finished.output

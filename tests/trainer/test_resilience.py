@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rankscope_trainer import report
 from rankscope_trainer.data import Batches, ByteWindows, Sample, checksum
+from rankscope_trainer.duration import Duration
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.learning_rate import learning_rate
 from rankscope_trainer.patience import Patience
@@ -235,6 +236,38 @@ def test_training_ends_when_validation_does_not_improve(world: World, tmp_path: 
     again = _trainer(world, *common, "--steps", "100")
     again.run()
     assert again._saved == stopped  # it remembers, and trains no further
+
+
+def test_a_run_that_is_too_short_trains_on(world: World, tmp_path: Path) -> None:
+    times = tmp_path / "times.jsonl"
+    common = ["--steps", "3", "--step-times", str(times)]
+
+    def steps(*more: str) -> tuple[list[int], float]:
+        times.unlink(missing_ok=True)
+        _trainer(world, *common, *more).run()
+        lines = [json.loads(line) for line in times.read_text().splitlines()]
+        seconds = (lines[-1]["ended_ns"] - lines[0]["began_ns"]) / 1e9
+        return [line["step"] for line in lines], seconds
+
+    numbers, seconds = steps()
+    assert numbers == [1, 2, 3]
+    least = 10 * seconds
+    numbers, seconds = steps("--least-seconds", str(least))
+    assert seconds > 0.8 * least
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) > 3
+
+
+def test_the_steps_that_fill_a_run_are_counted_by_its_own_pace(world: World) -> None:
+    now = [100.0]
+    duration = Duration(10.0, 20, world.device, lambda: now[0])
+    now[0] += 4.0
+    assert duration.steps_left(28) == 12  # 8 steps took 4 s, and 6 s are left
+    now[0] += 5.0
+    assert duration.steps_left(40) == 3  # they took 0.45 s each
+    now[0] += 2.0
+    assert duration.steps_left(43) == 0
+    assert Duration(0.0, 0, world.device).steps_left(5) == 0
 
 
 def test_ranks_that_do_not_know_the_loss_stop_with_the_others(world: World) -> None:

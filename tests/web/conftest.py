@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.server.seed import seed_run
+from tests import capabilities
+from tests.server.seed import seed_run, wait_until_judged
 
-CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-dev-shm-usage",  # which may be of 64 MB
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 START_SECONDS = 40.0
@@ -91,22 +92,17 @@ def seed_all(site: Site) -> None:
     )  # fmt: skip
     seed_run(site.url, run_id=CRASH, ranks=4, steps=120, fault="crash", steps_per_batch=60)
     seed_run(site.url, run_id=FRESH, ranks=4, steps=4, fault="none", end=False)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:  # until the detectors have looked at everything
-        told = [site.ask(f"runs/{run}")["answer"]["state"] for run in (SLOW, HEALTHY)]
-        if "waiting" not in told:
-            return
-        time.sleep(0.5)
+    wait_until_judged(site.url)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not installed: apt-get install chromium")
+    capabilities.need("chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        program = capabilities.find("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield browser
         browser.close()
 

@@ -14,21 +14,19 @@ import pytest
 
 from rankscope import schema
 from rankscope.collector.start import collector_environment
+from tests import capabilities
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import FAKE_RANK, wait_for
 from tests.agent.collector.receiver import Receiver
 
-CONTAINER = ["unshare", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
 BYSTANDER = "654321"  # seconds: nobody else sleeps so long
 
 
 @pytest.fixture
 def containers() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes in namespaces of their own; they end with the test."""
-    tried = subprocess.run([*CONTAINER, "/bin/true"], check=False, capture_output=True)
-    if tried.returncode:
-        pytest.skip(f"making namespaces needs root: {tried.stderr.decode().strip()}")
+    capabilities.need("containers")
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
@@ -37,7 +35,7 @@ def containers() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def contain(script: str, *words: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
     """Run a shell script as the first process of a container."""
-    command = [*CONTAINER, "sh", "-c", script, "sh", *words]
+    command = [*capabilities.CONTAINER, "sh", "-c", script, "sh", *words]
     return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
 
 

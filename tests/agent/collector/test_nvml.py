@@ -18,6 +18,7 @@ from rankscope.collector.sources.gpu_health import GpuHealthSource
 from rankscope.collector.sources.machine import Machine
 from rankscope.gpu_words import THROTTLE_WORDS, throttle_words, xid_words
 from rankscope.sample_columns import SAMPLE_COLUMNS
+from tests import capabilities
 from tests.agent.collector import processes
 from tests.agent.collector.processes import ensure, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
@@ -29,13 +30,11 @@ MIB = 1 << 20
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a libnvidia-ml.so.1 with known answers."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: the NVML sources are not tested")
+    capabilities.need("compiler")
     directory = tmp_path_factory.mktemp("nvml")
     target = directory / "libnvidia-ml.so.1"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", str(target), str(HERE / "fake_nvml.c")], check=True
+        ["cc", "-shared", "-fPIC", "-o", str(target), str(HERE / "fake_nvml.c")], check=True
     )
     return directory
 

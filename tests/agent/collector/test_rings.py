@@ -190,3 +190,68 @@ def test_steps(fake: FakeRank) -> None:
     of.save(offsets)
     assert offsets.steps_to == 1500
     assert np.all(slots["ended_ns"] > slots["started_ns"])
+
+
+BY_ENGINE = schema.FLAG_THINNED | schema.FLAG_BY_ENGINE
+
+
+def backward(fake: FakeRank, *, engine_number: int) -> None:
+    """Say in the header that a backward pass is under way whose last call was this slot."""
+    ring.U64.pack_into(fake.ring.buffer, ring.PHASE_SINCE_AT, time.monotonic_ns())
+    fake.ring.buffer[ring.PHASE_AT] = schema.PHASES.index("backward")
+    ring.U64.pack_into(fake.ring.buffer, ring.STEP_AT, 1)
+    ring.U64.pack_into(fake.ring.buffer, ring.ENGINE_NUMBER_AT, engine_number + 1)
+
+
+def test_what_ddp_called_in_a_thinned_step_is_open_until_its_backward_pass_is_over(
+    fake: FakeRank,
+) -> None:
+    of = follower(fake)
+    before = fake.issue(state=schema.RETURNED, flags=BY_ENGINE)
+    backward(fake, engine_number=before + 2)
+    for _ in range(2):
+        fake.issue(state=schema.RETURNED, flags=BY_ENGINE)
+    assert read(of) == ([], 0)
+    (standing,) = of.tracker.states(GROUPS, {}, lambda time_ns: time_ns)
+    assert (standing.issued, standing.ended, standing.open_sequence) == (3, 1, 2)
+    assert of.tracker.oldest_open_ns > 0
+    ring.U64.pack_into(fake.ring.buffer, ring.ENGINE_NUMBER_AT, 0)
+    assert read(of) == ([], 0)
+    (standing,) = of.tracker.states(GROUPS, {}, lambda time_ns: time_ns)
+    assert (standing.issued, standing.ended, standing.open_sequence) == (3, 3, 0)
+    assert of.tracker.oldest_open_ns == 0
+
+
+def test_calls_of_thinned_steps_tell_where_a_rank_is_and_stay_on_the_node(fake: FakeRank) -> None:
+    of = follower(fake)
+    whole, thinned = fake.issue(), fake.issue(flags=schema.FLAG_THINNED)
+    (standing,) = (read(of), of.tracker.states(GROUPS, {}, lambda time_ns: time_ns))[1]
+    assert (standing.issued, standing.open_sequence, standing.operation) == (2, 1, "all_reduce")
+    fake.end(whole)
+    assert read(of) == ([1], 0)
+    (standing,) = of.tracker.states(GROUPS, {}, lambda time_ns: time_ns)
+    assert (standing.open_sequence, standing.open_operation) == (2, "all_reduce")
+    fake.end(thinned)
+    assert read(of) == ([], 0)
+    (standing,) = of.tracker.states(GROUPS, {}, lambda time_ns: time_ns)
+    assert (standing.issued, standing.ended) == (2, 2)
+
+
+@pytest.mark.parametrize("end", [ring.RUNNING, ring.EXCEPTION, ring.CLEAN])
+def test_of_a_thinned_step_only_what_a_rank_died_in_is_sent(fake: FakeRank, end: int) -> None:
+    """A wrong call may end all ranks at once: what each of them called is known from its ring."""
+    of = follower(fake)
+    seen = {"issued_by": 1, "state": schema.RETURNED, "flags": BY_ENGINE}
+    fake.issue(**seen)
+    ring.U64.pack_into(fake.ring.buffer, ring.STEP_AT, 2)
+    for _ in range(2):
+        fake.issue(step=2, **seen)
+    fake.issue(step=2, **seen | {"issued_by": 0})  # what was called is not known
+    assert read(of) == ([], 0)  # its backward pass broke off, the process still lives
+    fake.ring.buffer[ring.ENDED_AT] = end
+    slots, _, _ = of.read(later(), GROUPS, gone=True)
+    is_dead = end != ring.CLEAN
+    assert slots["sequence"].tolist() == ([2, 3] if is_dead else [])
+    assert set(slots["flags"].tolist()) == ({schema.FLAG_BY_ENGINE} if is_dead else set())
+    assert set(slots["state"].tolist()) == ({schema.RETURNED} if is_dead else set())
+    assert read(of, gone=True) == ([], 0)  # once

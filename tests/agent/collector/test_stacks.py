@@ -59,6 +59,14 @@ def test_three_per_incident_two_seconds_apart_equal_ones_once(tmp_path: Path) ->
     assert [taken.text for taken in rank.run(later, 4)] == ["File b.py line 2"]
 
 
+def test_our_own_thread_is_left_out(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    ours = 'Thread 1:\n  File "/x/rankscope/hooks/collectives/standing.py", line 9 in _run\n'
+    rank.answer = f"{ours}\nCurrent thread 2:\n  File a.py line 1\n"
+    (taken,) = rank.run(STUCK, 4)
+    assert taken.text == "Current thread 2:\n  File a.py line 1"
+
+
 def test_a_new_stack_is_only_the_new_part(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     rank.run(STUCK, 1)

@@ -96,3 +96,23 @@ def test_exchanges_are_counted_for_each_peer_and_direction() -> None:
     ]
     assert (group.p2p_operation, group.p2p_peer, group.p2p_sequence) == ("recv", 0, 1)
     assert (group.issued, group.open_sequence) == (0, 0)
+
+
+def test_what_no_source_saw_has_a_number_and_is_not_compared() -> None:
+    tracker = GroupTracker()
+    rows = slots(
+        {"sequence": 7, "state": schema.ISSUED, "flags": schema.FLAG_THINNED},
+        {"sequence": 3, "state": schema.ISSUED, "flags": schema.FLAG_THINNED, "group_id": 2,
+         "operation": number(schema.OPERATIONS, "barrier")},
+    )  # fmt: skip
+    tracker.update(rows)
+    tracker.set_open(rows)
+    groups = {group.group: group for group in tracker.states({1: "dp", 2: "tp"}, {}, int)}
+    assert (groups["dp"].issued, groups["dp"].operation, groups["dp"].dtype) == (
+        7,
+        "collective",
+        "",
+    )
+    assert groups["dp"].open_operation == "collective"
+    assert groups["dp"].open_dtype == ""
+    assert (groups["tp"].operation, groups["tp"].dtype) == ("barrier", "")

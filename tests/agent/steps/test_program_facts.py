@@ -104,7 +104,8 @@ def test_a_script_without_loader_is_described_too(watching: Watching) -> None:
 
 def test_code_is_that_of_the_main_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    main, script = sys.modules["__main__"], str(tmp_path / "train.py")
+    monkeypatch.setattr(main, "__file__", script, raising=False)  # a worker of xdist has none
     environment._program_facts.cache_clear()
     facts = environment.snapshot({})
     environment._program_facts.cache_clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
 import os
 import shlex
@@ -23,6 +22,7 @@ import pytest
 from rankscope.preflight.board.base import CarrierError
 from rankscope.preflight.board.ssh import SSH, SshBoard
 from rankscope.preflight.model import NodeReport
+from tests import capabilities
 
 # An agent that knows nothing but its carrier: it is done when it has heard of two others.
 AGENT = """
@@ -56,9 +56,7 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """Run an sshd that lets this user in by a throw-away key."""
-    sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-    if sshd is None or shutil.which("ssh") is None:
-        pytest.skip("no sshd on this machine")
+    capabilities.need("sshd")
     tmp_path.chmod(0o700)
     for name in ("host", "user"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
@@ -71,10 +69,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         f"AuthorizedKeysFile {tmp_path}/user.pub\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin yes\n"
     )
-    with contextlib.suppress(OSError):  # as root it wants this directory, and packages make it
-        Path("/run/sshd").mkdir(mode=0o755)
     with (tmp_path / "log").open("wb") as log:
-        daemon = subprocess.Popen([sshd, "-D", "-e", "-f", str(config)], stderr=log)
+        daemon = subprocess.Popen(
+            [str(capabilities.find("sshd")), "-D", "-e", "-f", str(config)], stderr=log
+        )
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
     ssh = (
@@ -93,7 +91,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def _wait_for(port: int, daemon: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(100):
         if daemon.poll() is not None:
-            pytest.skip(f"sshd does not run here: {log.read_text().strip()[-200:]}")
+            pytest.fail(f"sshd does not run: {log.read_text().strip()[-200:]}")
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return

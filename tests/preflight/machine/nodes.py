@@ -79,7 +79,7 @@ def storage(node: str, names: list[str]) -> StorageFacts:
             msgspec.convert({"role": "checkpoint", "path": "/ckpt", **room, **nas}, Folder),
             msgspec.convert({"role": "data", "path": "/data", **room, **nas}, Folder),
             msgspec.convert({"role": "TMPDIR", "path": "/tmp", **room, **local}, Folder),
-            Folder(role="HF_HOME", path="/root/hf", error="ENOENT: No such file or directory"),
+            Folder(role="HF_HOME", path="/scratch/hf", error="ENOENT: No such file or directory"),
         ),
         written=Written(written_bytes=64 << 20, elapsed_s=0.2),
         locked=Locked(),

@@ -17,6 +17,7 @@ import pytest
 from rankscope.preflight.facts import storage
 from rankscope.preflight.model import Options
 from rankscope.preflight.system import Done, System
+from tests import capabilities
 
 NODES = ("node0", "node1", "node2")
 
@@ -107,7 +108,7 @@ def test_a_missing_directory_is_told_and_nothing_is_tried(system: System, tmp_pa
     storage.clean(system, asked, "run", "node0")  # does nothing, says nothing
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.needs("ordinary-user")
 def test_a_directory_of_another_is_not_writable(system: System) -> None:
     facts = storage.collect(system, options(Path("/etc")), "run", "node0")
     assert facts.token_error.startswith("EACCES")
@@ -125,18 +126,14 @@ def test_names_of_nodes_are_no_paths(system: System, tmp_path: Path) -> None:
 @pytest.fixture
 def hung_mount(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system in user space whose server never answers."""
+    capabilities.need("fuse")
     folder = tmp_path / "hung"
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        server = os.open("/dev/fuse", os.O_RDWR)
-    except OSError as error:
-        pytest.skip(f"no FUSE: {error}")
+    server = os.open("/dev/fuse", os.O_RDWR)
     told = f"fd={server},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     target = str(folder).encode()
-    if libc.mount(b"hung", target, b"fuse", 0, told.encode()) != 0:
-        os.close(server)
-        pytest.skip(f"may not mount: {os.strerror(ctypes.get_errno())}")
+    assert libc.mount(b"hung", target, b"fuse", 0, told.encode()) == 0
     try:
         yield folder
     finally:
@@ -162,13 +159,13 @@ def test_a_hung_mount_does_not_hang_us(
     assert took < 30  # not for ever: the mount never answers
 
 
+@pytest.mark.needs("mount")
 def test_a_full_disk_is_told(tmp_path: Path, system: System) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     folder = tmp_path / "full"
     folder.mkdir()
     target = str(folder).encode()
-    if libc.mount(b"full", target, b"tmpfs", 0, b"size=8m") != 0:
-        pytest.skip(f"may not mount: {os.strerror(ctypes.get_errno())}")
+    assert libc.mount(b"full", target, b"tmpfs", 0, b"size=8m") == 0
     try:
         facts = storage.collect(system, options(folder), "run", "node0")
     finally:
@@ -181,13 +178,13 @@ def test_a_full_disk_is_told(tmp_path: Path, system: System) -> None:
     assert checkpoint.total_bytes == 8 << 20
 
 
+@pytest.mark.needs("mount")
 def test_a_read_only_mount_is_told(tmp_path: Path, system: System) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     folder = tmp_path / "ro"
     folder.mkdir()
     target, read_only = str(folder).encode(), 1
-    if libc.mount(b"ro", target, b"tmpfs", read_only, b"") != 0:
-        pytest.skip(f"may not mount: {os.strerror(ctypes.get_errno())}")
+    assert libc.mount(b"ro", target, b"tmpfs", read_only, b"") == 0
     try:
         facts = storage.collect(system, options(folder), "run", "node0")
     finally:

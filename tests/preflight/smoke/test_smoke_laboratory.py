@@ -22,7 +22,9 @@ from tests.preflight import injections as broken
 from tests.preflight.nslab import Lab
 from tests.preflight.scene import Scene, base_environment
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.multiproc, pytest.mark.timeout(400), pytest.mark.needs("namespaces"),
+]  # fmt: skip
 ROOT = Path(__file__).parents[3]
 # One node: the first tells its port by a file; `alone` only asks gloo for its address.
 AGENT = """
@@ -78,7 +80,7 @@ def told(scene: Scene, address: str) -> Run:
 
 
 @pytest.fixture
-def scene(laboratory: None) -> Callable[[], Scene]:
+def scene() -> Callable[[], Scene]:
     return lambda: Scene(Lab(3, base=base_environment()))
 
 

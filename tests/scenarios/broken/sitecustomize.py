@@ -48,7 +48,7 @@ def write_names() -> None:
         file.writelines(f"{name}\n" for name in fired)
 
 
-guard.guarded = breaking
+guard.guarded = guard.guarded_one = guard.guarded_two = breaking
 guard.MAX_FAILURES = 1 << 60
 guard._LOG_EVERY_SECONDS = 1e9
 atexit.register(write_names)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rankscope import schema
 from rankscope.collector import launchers
+from tests import capabilities
 from tests.agent import recorded
 from tests.agent.collector.processes import is_alive
 from tests.agent.collector.receiver import Receiver
@@ -274,35 +275,15 @@ def _wants_group(case: Case) -> bool:
     return case.way.name == "oom-killer"
 
 
-def memory_cgroup_root() -> Path | None:
-    """Return the memory cgroup of this process if children of it can be made, else None."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        root = Path("/sys/fs/cgroup") / controllers
-        if controllers in ("", "memory") and os.access(root / path.lstrip("/"), os.W_OK):
-            place = root / path.lstrip("/")
-            if (place / "memory.limit_in_bytes").exists() or "memory" in _subtree(place):
-                return place
-    return None
-
-
-def _subtree(place: Path) -> str:
-    try:
-        return (place / "cgroup.subtree_control").read_text()
-    except OSError:
-        return ""
-
-
 @contextlib.contextmanager
 def memory_group(case: Case) -> Iterator[Path]:
     """Make a cgroup with little memory for the time of one case."""
-    root = memory_cgroup_root()
+    root = capabilities.memory_cgroup()
     assert root is not None
     group = root / f"rankscope-torture-{os.getpid()}-{case.attempt}"
     group.mkdir()
     try:
-        limit = group / "memory.limit_in_bytes"
-        (limit if limit.exists() else group / "memory.max").write_text(str(_MEMORY_BYTES))
+        capabilities.limit_memory(group, _MEMORY_BYTES)
         yield group
     finally:
         deadline = time.monotonic() + 10

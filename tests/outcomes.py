@@ -1,0 +1,92 @@
+"""What became of each test, written as it happens, so that a group that dies leaves what it knew.
+
+    pytest -p tests.outcomes --outcomes FILE
+
+One JSON object a line. A test may have several lines (a failure after it passed): the worst holds.
+The last line is empty of facts: without it pytest did not come to its end, whatever its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+import pytest
+
+State = Literal["passed", "skipped", "failed"]
+_END = "{}"
+_BADNESS: dict[State, int] = {"passed": 0, "skipped": 1, "failed": 2}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one test, or of a whole command that is counted as one."""
+
+    name: str
+    state: State
+    reason: str = ""  # why it was skipped, or did not even start
+    is_unsteady: bool = False  # it failed before it passed
+
+
+class Writer:
+    """Writes what pytest reports."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._write(report.nodeid, "failed")
+        elif report.skipped:
+            # an expected failure is reported as skipped: it did what was said
+            is_expected = hasattr(report, "wasxfail")
+            self._write(report.nodeid, "passed" if is_expected else "skipped", _reason(report))
+        elif report.when == "call":
+            self._write(report.nodeid, "passed")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(report.nodeid, "failed", "it cannot be collected")
+        elif report.skipped:
+            self._write(report.nodeid, "skipped", _reason(report))
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write(_END + "\n")
+        self._file.flush()
+
+    def _write(self, name: str, state: State, reason: str = "") -> None:
+        self._file.write(json.dumps({"name": name, "state": state, "reason": reason}) + "\n")
+        self._file.flush()
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return told.removeprefix("Skipped: ")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, help="write what became of each test into this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--outcomes")
+    if path is not None and not hasattr(config, "workerinput"):  # the workers' chief hears of all
+        file = path.open("w", encoding="utf-8")
+        config.add_cleanup(file.close)
+        config.pluginmanager.register(Writer(file), "outcomes")
+
+
+def read(path: Path) -> tuple[list[Outcome], bool]:
+    """Return one outcome for each test of a file, and whether pytest came to its end."""
+    worst: dict[str, Outcome] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        if line == _END:
+            continue
+        outcome = Outcome(**json.loads(line))
+        before = worst.setdefault(outcome.name, outcome)
+        if _BADNESS[outcome.state] > _BADNESS[before.state]:
+            worst[outcome.name] = outcome
+    return list(worst.values()), _END in lines
