@@ -9,11 +9,12 @@ from rankscope.secret_names import holds_secret, is_plain
 
 SECRET = """
 --token --hub_token --hub-token --hf_token --hf-token --huggingface_token --hf_api_token
---auth_token --auth-token --access_token --access-token --refresh_token --api_token --bearer_token --id_token
---session_token --csrf_token --oauth_token --github_token --gitlab_token --slack_token --bot_token
---wandb_token --comet_token --neptune_api_token --mlflow_tracking_token --dagshub_token --ngc_token
---kaggle_token --replicate_token --vault_token --registry_token --registration_token --deploy_token
---personal_access_token --service_token --telegram_token --discord_token --pypi_token --jwt_token
+--auth_token --auth-token --access_token --access-token --refresh_token --api_token --bearer_token
+--id_token --session_token --csrf_token --oauth_token --github_token --gitlab_token --slack_token
+--bot_token --wandb_token --comet_token --neptune_api_token --mlflow_tracking_token --dagshub_token
+--ngc_token --kaggle_token --replicate_token --vault_token --registry_token --registration_token
+--deploy_token --personal_access_token --service_token --telegram_token --discord_token --pypi_token
+--jwt_token
 --hubToken --accessToken --authToken --apiToken --push_token --upload_token --login_token
 --write_token --read_token --admin_token --secret_token --worker_token --cluster_token --k8s_token
 HF_TOKEN HUGGING_FACE_HUB_TOKEN HUGGINGFACEHUB_API_TOKEN GITHUB_TOKEN GH_TOKEN GITLAB_TOKEN
