@@ -23,7 +23,8 @@ _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
 _AT_ONCE = 4  # buckets whose ends can be told in another order than DDP waits for them
 _MOST_LOOKED_AT = 64  # slots of one pass
-_LEARNING = 8  # a new length of what follows the wait counts for one in so many
+_FIRST_PASSES = 8  # what follows the wait is the shortest of these; later a longer or shorter one
+_LONGER, _SHORTER = 32, 2  # counts for one in so many
 _U32 = struct.Struct("<I")
 _unpack_u64, _pack_u64 = ring.U64.unpack_from, ring.U64.pack_into
 
@@ -35,6 +36,7 @@ class BackwardWait:
         self._ring = writer
         self._begun_at = 0  # slots begun before this pass
         self._after_ns = 0  # from the end of the wait to the end of the pass
+        self._num_known = 0  # passes whose ends were told in time
         # models under DDP whose buckets go through a hook in Python: the engine does not call then
         self.with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -58,17 +60,27 @@ class BackwardWait:
             number = self._last_of_hooks()
             if number < 0:
                 return 0
+            is_known = self._has_ended(number)
             (arrived,) = _unpack_u64(buffer, self._ring.offset(number) + _ARRIVED_AT)
         else:
             return 0
+        told = min(int(_unpack_u64(buffer, ring.LATEST_END_AT)[0]), now_ns) if is_known else 0
         if is_known:
-            ended = min(int(_unpack_u64(buffer, ring.LATEST_END_AT)[0]), now_ns)
-            self._after_ns += (now_ns - ended - self._after_ns) // _LEARNING
-        else:
-            ended = now_ns - self._after_ns
-        blocked_ns: int = max(0, ended - arrived)
+            self._learn(now_ns - told)
+        if not self._num_known:
+            return 0
+        blocked_ns: int = max(0, max(told, now_ns - self._after_ns) - arrived)
         self._add(number, blocked_ns)
         return blocked_ns
+
+    def _learn(self, after_ns: int) -> None:
+        if self._num_known < _FIRST_PASSES:
+            shortest = min(self._after_ns, after_ns) if self._num_known else after_ns
+            self._after_ns = shortest
+        else:
+            longer_ns = after_ns - self._after_ns
+            self._after_ns += longer_ns // (_LONGER if longer_ns > 0 else _SHORTER)
+        self._num_known += 1
 
     def _slots(self, last: int) -> range:
         return range(last, max(self._begun_at - 1, last - _MOST_LOOKED_AT), -1)
@@ -80,12 +92,15 @@ class BackwardWait:
             at = self._ring.offset(number)
             if not buffer[at + _FLAGS_AT] & schema.FLAG_BY_ENGINE:
                 continue
-            if buffer[at + _STATE_AT] < schema.ENDED:
+            if not self._has_ended(number):
                 return False
             seen += 1
             if seen == _AT_ONCE:
                 break
         return True
+
+    def _has_ended(self, number: int) -> bool:
+        return self._ring.buffer[self._ring.offset(number) + _STATE_AT] >= schema.ENDED
 
     def _last_of_hooks(self) -> int:
         """Return the last collective that a hook in Python began in this thread, -1 for none.

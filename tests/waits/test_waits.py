@@ -16,7 +16,9 @@ from tests.waits.programs import PROGRAMS
 pytestmark = [pytest.mark.multiproc, pytest.mark.quiet, pytest.mark.needs("compiler")]
 
 STEPS, SLOW_MS = 28, 40.0
-ENOUGH = 0.9  # of the steps; on a quiet machine more than 0.99 are right
+# Of the steps of one rank: 2 % of them are 0.9 ms here, less than a busy machine takes to wake a
+# thread. Where a kind of wait is not seen at all, none of the waiting rank's steps are right.
+ENOUGH, ENOUGH_OF_ALL = 0.6, 0.85
 
 
 @pytest.mark.parametrize("source", [source.name for source in SOURCES])
@@ -34,3 +36,4 @@ def test_every_wait_is_seen(source: str, tmp_path: Path) -> None:
     assert all(len(waits.duration) >= STEPS - truth.WARM_UP - 1 for waits in found)
     wrong = [str(waits) for waits in found if waits.share_right < ENOUGH]
     assert not wrong, "\n".join(wrong)
+    assert sum(waits.share_right for waits in found) / len(found) >= ENOUGH_OF_ALL
