@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankscope.code_version import code_facts
-from rankscope.redaction import HIDDEN, has_secret_name, redact
+from rankscope.redaction import HIDDEN, redact
+from rankscope.secret_names import holds_secret, is_plain
 
 # variables that decide how a run behaves; everything else stays private
 _PREFIXES = (
@@ -169,7 +170,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if (name in _NAMES or name.startswith(_PREFIXES))
         and name not in _OF_ONE_PROCESS
-        and not has_secret_name(name)
+        and not holds_secret(name)
     }
 
 
@@ -197,20 +198,22 @@ def own_command() -> list[str]:
     return sys.orig_argv
 
 
+_OPTION = re.compile(r"[-+~]*[\w.-]+$")  # or a variable, or what Hydra overrides
+
+
 def command(argv: Sequence[str]) -> list[str]:
-    """Return the command line without secrets: see rankscope.redaction."""
+    """Return the command line without secrets: see rankscope.redaction and .secret_names."""
     cleaned: list[str] = []
-    hide_next = False
+    option = ""  # that holds a secret, and whose value is perhaps the next word
     for word in argv:
-        name, has_value, _ = word.partition("=")
-        secret = name.startswith("-") and has_secret_name(name)
-        if hide_next:
+        name, has_value, value = word.partition("=")
+        if option and not word.startswith("-") and not is_plain(option, word):
             cleaned.append(HIDDEN)
-        elif secret and has_value:
+        elif has_value and _OPTION.match(name) and holds_secret(name) and not is_plain(name, value):
             cleaned.append(f"{name}={HIDDEN}")
         else:
             cleaned.append(redact(word)[:MAX_VALUE_LENGTH])
-        hide_next = secret and not has_value
+        option = name if word.startswith("-") and not has_value and holds_secret(name) else ""
     return cleaned
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import journal, ring, schema
+from rankscope.backward_wait import BackwardWait
 from rankscope.group import Group
 from rankscope.identity import RankIdentity
 from rankscope.moments import GroupMade
@@ -77,6 +78,7 @@ class Recorder:
         self.thinning = 0
         self.buffer = self._ring.buffer
         self.costs = OwnCosts(self._ring)
+        self.backward = BackwardWait(self._ring)
 
     def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
         who = self.identity
@@ -177,7 +179,12 @@ class Recorder:
     @property
     def num_collectives(self) -> int:
         """Number of collectives so far, without those of `outside_in_step`."""
-        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0]) + self.num_outside
+        return self.num_issued + self.num_outside
+
+    @property
+    def num_issued(self) -> int:
+        """Number of slots begun so far."""
+        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0])
 
     @property
     def collectives_in_step(self) -> int:
@@ -199,12 +206,7 @@ class Recorder:
         """Time for which the main thread was blocked in waits, ever."""
         return int(_unpack_u64(self.buffer, ring.BLOCKED_AT)[0])
 
-    # --- the backward pass ---------------------------------------------------------------
-
-    def begin_backward(self) -> None:
-        """Forget the collectives and the call site of the backward pass before."""
-        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
-        _pack_u64(self.buffer, ring.ENGINE_SITE_AT, 0)
+    # --- thinning, and the backward pass -------------------------------------------------
 
     def leave_thinned(self) -> None:
         """Thin the step in progress, though it should be whole: it cannot be."""
@@ -241,23 +243,6 @@ class Recorder:
         at = self._ring.offset(number)
         _pack_u64(self.buffer, ring.ENGINE_ARRIVED_AT, _unpack_u64(self.buffer, at + 8)[0])
         _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, number + 1)
-
-    def end_backward(self, now_ns: int) -> int:
-        """Return how long DDP waited in C++ at the end of a backward pass, in ns; 0 if it did not.
-
-        From its last bucket's issue to the last end of a bucket: by then the gradients are done,
-        what remains is waiting. Python never sees that wait.
-        """
-        number = _unpack_u64(self.buffer, ring.ENGINE_NUMBER_AT)[0]
-        if number == 0:
-            return 0
-        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, 0)
-        # of a thinned step no bucket's end is known: the last one ended shortly before now
-        latest = now_ns if self.is_thinned else _unpack_u64(self.buffer, ring.LATEST_END_AT)[0]
-        arrived = _unpack_u64(self.buffer, ring.ENGINE_ARRIVED_AT)[0]
-        blocked_ns: int = max(0, min(latest, now_ns) - arrived)
-        self.blocked(number - 1, blocked_ns)
-        return blocked_ns
 
     def group(self, process_group: Any) -> Group:
         """Return the record of a process group, defining it at its first use.

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope.secret_names import holds_secret, is_plain
+
 HIDDEN = "***"
 MAX_TEXT = 32 * 1024  # characters kept of one message or traceback
 _MAX_READ = 4 * MAX_TEXT  # characters of one text that are looked through at all
-SECRET_PARTS = ("TOKEN", "SECRET", "PASS", "CRED", "KEY", "AUTH")  # of the names of variables
 
 
 @dataclass(frozen=True)
@@ -172,24 +173,9 @@ def cut(text: str, limit: int = MAX_TEXT) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
 
 
-def has_secret_name(name: str) -> bool:
-    """Return whether a variable or option of this name may hold a secret."""
-    upper = name.upper()
-    return any(part in upper for part in SECRET_PARTS)
-
-
 def clean_fields(fields: Mapping[str, str]) -> dict[str, str]:
     """Return fields with the values of secret-looking names hidden and the others redacted."""
     return {
-        name: HIDDEN if _names_a_secret(name) else redact(value) for name, value in fields.items()
+        name: HIDDEN if holds_secret(name) and not is_plain(name, value) else redact(value)
+        for name, value in fields.items()
     }
-
-
-_SECRET_FIELD = re.compile(
-    r"(?i)(passw(or)?d|passphrase|secret|credentials?|authorization|api[_-]?key|access[_-]?key|"
-    r"private[_-]?key|(^|[^a-z]|auth|access|api)token)$"
-)
-
-
-def _names_a_secret(name: str) -> bool:
-    return _SECRET_FIELD.search(name) is not None

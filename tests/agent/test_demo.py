@@ -223,3 +223,16 @@ def test_data_goes_to_a_folder_that_can_be_written(
 
 def _no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.multiproc
+def test_it_works_beside_a_server_that_is_up(tmp_path: Path) -> None:
+    plan = draw("none", 2, "ddp", seed=1)
+    with Demo(plan, tmp_path, 0) as first:
+        first.start_server()
+        with Demo(plan, tmp_path, 0) as asked, pytest.raises(DemoFailed, match="in use"):
+            asked.start_server()  # somebody named this directory
+        with Demo(plan, tmp_path, 0, may_move=True) as second:
+            second.start_server()
+            assert second.directory == second.log_directory / "data"
+            assert second.api.get("runs") == first.api.get("runs")

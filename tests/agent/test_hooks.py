@@ -198,3 +198,19 @@ def test_a_source_that_cannot_work_here_is_registered_with_its_reason(tmp_path: 
     (rank,) = recorded.read(tmp_path)
     said = rank.of(schema.RankRegistered)[-1].sources["collectives"]
     assert said.startswith("skipped: official: this PyTorch has no hooks")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_on"),
+    [("1", True), ("true", True), ("Yes", True), ("on", True), ("0", False), ("off", False),
+     ("", False), ("enable", False)],
+)  # fmt: skip
+def test_what_switches_it_on(tmp_path: Path, said: str, is_on: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import rankscope.attach.start as s; print(s.agent() is not None)"],
+        env=recorded.environment(tmp_path, RANKSCOPE=said), capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{is_on}\n"
+    why = "rankscope: not attached: RANKSCOPE='enable': say 1 or 0\n"
+    assert done.stderr == (why if said == "enable" else "")

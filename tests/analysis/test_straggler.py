@@ -62,7 +62,8 @@ def test_healthy_runs_on_a_noisy_host_accuse_nobody(num_stages: int, seeds: int)
         look = analyse(record(Job(seed=seed, num_stages=num_stages)))
         assert not above_info(look), (seed, above_info(look))
         assert look.verdict is None
-        assert look.answer.state == "healthy"
+        costly = [f for f in look.findings if f.state == "open" and f.cost_throughput_ratio > 0.02]
+        assert look.answer.state == ("unknown" if costly else "healthy"), look.answer
         notes += len(look.findings)
     say(f"{seeds} healthy runs, {num_stages} stages: nothing above info, {notes} notes")
 

@@ -20,6 +20,8 @@ _LAUNCHERS = frozenset({
     "accelerate-launch", "deepspeed", "deepspeed.pt",
 })  # fmt: skip
 _LAUNCHER_PACKAGES = ("accelerate.commands", "deepspeed.launcher")
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"", "0", "false", "no", "off"})
 _agent: Agent | None = None
 _tried = False  # a .pth line and a sitecustomize may both come by
 
@@ -44,9 +46,10 @@ def start(settings: Settings) -> Agent:
 
 @guarded
 def attach_from_environment() -> None:
-    """Attach if RANKSCOPE=1 says so. A bad setting is one line on stderr, never an error."""
+    """Attach if RANKSCOPE says so. A bad setting is one line on stderr, never an error."""
     global _tried
-    if os.environ.get("RANKSCOPE") != "1" or _tried or _is_our_own(sys.orig_argv):
+    said = os.environ.get("RANKSCOPE", "").strip().lower()
+    if said in _NO or _tried or _is_our_own(sys.orig_argv):
         return
     _tried = True
     from rankscope.identity import name_family
@@ -54,14 +57,21 @@ def attach_from_environment() -> None:
     name_family(os.environ)
     if _is_launcher(sys.orig_argv):
         return
+    if said not in _YES:
+        _say_why(f"RANKSCOPE={said!r}: say 1 or 0")
+        return
     from rankscope.settings import from_environment
 
     try:
         start(from_environment(os.environ))
     except ValueError as error:
-        if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
-            return  # a child of the process that has said so
-        sys.stderr.write(f"rankscope: not attached: {error}\n")
+        _say_why(str(error))
+
+
+def _say_why(reason: str) -> None:
+    if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
+        return  # a child of the process that has said so
+    sys.stderr.write(f"rankscope: not attached: {reason}\n")
 
 
 def _is_our_own(argv: list[str]) -> bool:

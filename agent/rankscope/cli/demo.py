@@ -93,13 +93,16 @@ class DemoCommand:
         plan = plans.draw(arguments.fault, arguments.ranks, arguments.strategy, arguments.seed)
         signal.signal(signal.SIGTERM, _as_interrupt)
         directory = arguments.data_dir or _data_directory()
-        demo = Demo(plan, directory.absolute(), arguments.port)
+        may_move = arguments.data_dir is None
+        demo = Demo(plan, directory.absolute(), arguments.port, may_move=may_move)
         watch = Watch(demo, arguments.once)
         try:
             with demo:
                 return _run(demo, watch, console, once=arguments.once, as_json=arguments.json)
         except (DemoFailed, OSError) as error:
             console.print(Text(str(error), style="red"))
+            if arguments.json:
+                sys.stdout.write(json.dumps({"error": str(error), "match": False}) + "\n")
             return 1
         except KeyboardInterrupt:
             console.print("Stopped: server, ranks and collector have ended.")

@@ -24,6 +24,8 @@ class RunCommand:
 
     The command's ranks record themselves, a collector beside them samples the node and
     uploads, and its output is passed on unchanged and indexed. Put `--` before the command.
+    With a server, the address of the run's page comes first, and the verdict in three lines
+    when it is known, when it changes and at the end.
 
     Examples:
       rankscope run --server http://127.0.0.1:8787 -- torchrun --nproc-per-node 8 train.py
@@ -163,6 +165,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
     where = outcome.url or str(outcome.directory)
+    if outcome.conclusion is not None:
+        for line in outcome.conclusion.lines():
+            say(line)
     say(f"run {outcome.run_id} ended with exit code {outcome.exit_code}: {where}")
     if outcome.left is not None and outcome.left.batches:
         left = outcome.left
@@ -179,6 +184,8 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
         "exit_code": outcome.exit_code,
         "directory": str(outcome.directory),
         "url": outcome.url or None,
+        "answer": None if outcome.conclusion is None else outcome.conclusion.answer,
+        "verdict": None if outcome.conclusion is None else outcome.conclusion.verdict,
         "unsent": {
             "batches": 0 if left is None else left.batches,
             "bytes": 0 if left is None else left.size_bytes,

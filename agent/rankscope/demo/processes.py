@@ -32,6 +32,7 @@ _SERVER_START_SECONDS = 120.0
 _ANSWER_SECONDS = 60.0  # of a server that computes on a machine with more to do than processors
 _STOP_SECONDS = 15.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_IN_USE = "is in use by process"  # what a server says whose data directory another one has
 
 
 class DemoFailed(RuntimeError):
@@ -71,8 +72,12 @@ class Api:
 class Demo:
     """One demo: its processes, its run and its truth. Use as a context manager."""
 
-    def __init__(self, plan: Plan, data_directory: Path, port: int) -> None:
+    def __init__(
+        self, plan: Plan, data_directory: Path, port: int, *, may_move: bool = False
+    ) -> None:
+        """`may_move`: where a server has the data directory, take one beside the logs."""
         self.plan = plan
+        self._may_move = may_move
         self.directory = data_directory
         self.run_id = time.strftime("demo-%Y%m%d-%H%M%S") + f"-{os.getpid()}"
         self.log_directory = data_directory / "demo" / self.run_id
@@ -104,6 +109,15 @@ class Demo:
 
     def start_server(self) -> None:
         """Start the server on loopback and wait until it answers."""
+        try:
+            self._serve()
+        except DemoFailed as error:
+            if not self._may_move or _IN_USE not in " ".join(str(error).split()):
+                raise
+            self.directory = self.log_directory / "data"
+            self._serve()
+
+    def _serve(self) -> None:
         ready = self.log_directory / "server.json"
         self._server = self._start(
             "server.log",

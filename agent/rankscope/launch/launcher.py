@@ -22,9 +22,11 @@ from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
 from rankscope.launch.supervisor import Left, Supervisor
 from rankscope.launch.tee import Tee
+from rankscope.launch.verdicts import Conclusion, Verdicts
 from rankscope.settings import Settings, to_environment
 
 DRAIN_SECONDS = 10.0
+_CONCLUDE_SECONDS = 8.0
 _HEALTH_SECONDS = 3.0
 _TERMINATE_SECONDS = 6.0
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -41,6 +43,7 @@ class Outcome:
     directory: Path
     url: str  # empty without a server
     left: Left | None  # what did not reach the server
+    conclusion: Conclusion | None = None  # of the server, where it answered
 
 
 class Launcher:
@@ -92,6 +95,9 @@ class Launcher:
             self._supervisor.start()
         roles = tuple({"default", naming.option(self._command, "--role") or "default"})
         tee = Tee(lambda stream: records.indexer(stream, roles))
+        verdicts = Verdicts(self._settings.server, self._settings.token, self.run_id, self._say)
+        if self._settings.server:
+            verdicts.start()
         try:
             code = self._run_command(tee)
             records.write(_command_ended(code))
@@ -99,11 +105,25 @@ class Launcher:
             records.close()
             with contextlib.suppress(OSError):
                 (self._own / launchers.FINISHED).touch()
+            verdicts.stop()
         left = self._drain() if self._settings.collector else None
-        url = f"{self._settings.server.rstrip('/')}/runs/{self.run_id}"
-        return Outcome(
-            self.run_id, code, self.directory, url if self._settings.server else "", left
-        )
+        conclusion = self._concluded(verdicts) if left is None else None
+        return Outcome(self.run_id, code, self.directory, self._url, left, conclusion)
+
+    @property
+    def _url(self) -> str:
+        """Address of the run's page, empty without a server."""
+        server = self._settings.server.rstrip("/")
+        return f"{server}/runs/{self.run_id}" if server else ""
+
+    def _concluded(self, verdicts: Verdicts) -> Conclusion | None:
+        """Return the verdict of a run whose records all arrived; Ctrl-C asks for none."""
+        if not self._settings.server or self._interrupted:
+            return None
+        try:
+            return verdicts.last(_CONCLUDE_SECONDS)
+        except KeyboardInterrupt:
+            return None
 
     def _drain(self) -> Left | None:
         """Wait for the collector; somebody who interrupted us does not want to leave one behind."""
@@ -127,7 +147,9 @@ class Launcher:
                 "no server is set: this run is recorded to files only. Start one with "
                 "`rankscope serve` and say --server http://HOST:PORT"
             )
-        else:  # beside the start of the command: a server that is away must not delay it
+        else:
+            self._say(f"dashboard: {self._url}")
+            # beside the start of the command: a server that is away must not delay it
             threading.Thread(target=self._check_server, daemon=True).start()
         if self._is_split:
             self._say(

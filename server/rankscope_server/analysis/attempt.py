@@ -240,10 +240,14 @@ class AttemptState:
 
     @property
     def step(self) -> int:
-        """Return the newest step that any rank works on or has ended."""
+        """Return the newest step that any rank works on or has ended.
+
+        Agents number the step to come as soon as one has ended; a script that does something else
+        then, or that is over, has not begun it.
+        """
         table = self.steps
         done = int(table.steps[-1]) if table.num_steps else 0
-        return max([done, *(state.step for state in self.states.values())])
+        return max([done, *(s.step for s in self.states.values() if not done or _has_begun(s))])
 
     @property
     def layer_ms(self) -> tuple[float, ...]:
@@ -312,3 +316,7 @@ def _keep_newest(known: dict[int, _Kept], record: _Kept) -> None:
 
 def _end_order(record: RankEnded) -> tuple[bool, int, str]:
     return record.reason == "lost", record.time_ns, repr(record)
+
+
+def _has_begun(state: RankState) -> bool:
+    return state.phase != "other" or any(one.issued > one.ended for one in state.groups)

@@ -15,6 +15,9 @@ from rankscope_server.detectors.words import percent_text, ranks_text
 
 _MAX_SILENT = 256
 
+# of a shell, and of `rankscope run`
+_EXITS = {126: "it cannot be started", 127: "it was not found"}
+
 
 def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Coverage:
     """Return which ranks report. A rank that ended reported; one that vanished did not."""
@@ -62,6 +65,12 @@ def notes_of(attempt: AttemptState) -> tuple[str, ...]:
     return (*notes, *(gap.text for gap in attempt.gaps))
 
 
+def left_text(code: int) -> str:
+    """Return what became of a command of which no rank was heard."""
+    how = _EXITS.get(code) or (f"signal {code - 128}" if 128 < code < 160 else "")
+    return f"The command ended with exit code {code}{f' ({how})' * bool(how)} before any rank began"
+
+
 def _silent(attempt: AttemptState, rank: int) -> SilentRank:
     seen = attempt.seen_ns(rank)
     state = attempt.states.get(rank)
@@ -74,11 +83,16 @@ def _host(attempt: AttemptState, rank: int) -> str:
 
 
 def status_of(
-    attempt: AttemptState | None, findings: Sequence[Finding], coverage: Coverage
+    attempt: AttemptState | None,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    left_code: int | None = None,
 ) -> tuple[RunStatus, str]:
-    """Return the status of a run and one sentence on it."""
+    """Return the status of a run and one sentence on it; `left_code` is that of its command."""
     if attempt is None or not attempt.known_ranks:
-        return "starting", "nothing was heard of a rank yet"
+        if left_code is None:
+            return "starting", "nothing was heard of a rank yet"
+        return "failed" if left_code else "ended", left_text(left_code)
     mine = [f for f in findings if f.attempt == attempt.attempt and f.state == "open"]
     ended = attempt.ended
     is_over = len(ended) >= max(attempt.world_size, 1)

@@ -82,8 +82,9 @@ class RunState:
         if verdict is None:
             verdict = self._verdict_before(findings, newest)
         coverage = coverage_of(newest, now_ns, self._policy)
-        status, status_text = status_of(newest, findings, coverage)
-        answer = answer_of(newest, verdict, mine, coverage, self._policy)
+        left_code = self._left_code()
+        status, status_text = status_of(newest, findings, coverage, left_code)
+        answer = answer_of(newest, verdict, mine, coverage, self._policy, left_code)
         answer = _with_notes(answer, newest)
         return Look(
             findings=findings,
@@ -119,6 +120,12 @@ class RunState:
     def _newest(self) -> AttemptState | None:
         known = [number for number, attempt in self._attempts.items() if attempt.known_ranks]
         return self._attempts[max(known)] if known else None
+
+    def _left_code(self) -> int | None:
+        """Return how the command ended, None while it runs or where nobody says."""
+        if not self._attempts:
+            return None
+        return self._attempts[max(self._attempts)].facts.left_code
 
     def _look_at(self, attempt: AttemptState, now_ns: int) -> list[Finding]:
         is_newest = attempt.attempt == max(self._attempts)

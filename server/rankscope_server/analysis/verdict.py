@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from rankscope_server.analysis.answers import Answer, Coverage, Folded, Verdict
 from rankscope_server.analysis.attempt import AttemptState
+from rankscope_server.analysis.coverage import left_text
 from rankscope_server.detectors.finding import (
     NOT_HERE,
     SEVERITIES,
@@ -20,6 +21,7 @@ from rankscope_server.detectors.finding import (
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.words import percent_text, ranks_text
 
+_ITS_OUTPUT = "its last lines of output, under Logs"
 # The answer "healthy" rests on these, whose inputs every run has. What others could not look at
 # is said beside it.
 _CORE = frozenset({"straggler", "hang", "root-cause"})
@@ -111,12 +113,16 @@ def answer_of(
     findings: Sequence[Finding],
     coverage: Coverage,
     policy: Policy,
+    left_code: int | None = None,
 ) -> Answer:
-    """Return the first sentence of the page. Missing data is never called health."""
+    """Return the first sentence of the page. Missing data is never called health.
+
+    `left_code` is the exit code of the command, None while it runs.
+    """
     if verdict is not None:
         return Answer("culprit", verdict.what, verdict.why)
     if attempt is None or not attempt.known_ranks:
-        return Answer("waiting", "No verdict yet: nothing was heard of a rank")
+        return _unheard(left_code)
     notes = [f.what for f in findings if f.state == "open"]
     detail = "; ".join(notes)
     if coverage.reporting < coverage.expected:
@@ -136,10 +142,7 @@ def answer_of(
             ("a run of two or more ranks, or an earlier run of the same command",),
         )
     if steps < policy.min_steps:
-        return Answer(
-            "waiting", f"No verdict yet: needs {policy.min_steps} steps, has {steps}", detail,
-            _lacks(attempt.results, _CORE),
-        )  # fmt: skip
+        return _too_few(attempt, steps, detail, policy)
     unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in _CORE]
     unknown += [gap.text for gap in attempt.gaps if gap.share > _HEALTHY_SHARE]
     unknown += [text for result in attempt.results for text in result.not_known]
@@ -147,6 +150,9 @@ def answer_of(
         remedies = dict.fromkeys(gap.remedy for gap in attempt.gaps)
         deciding = (*_lacks(attempt.results, _CORE), *remedies)
         return Answer("unknown", f"No verdict: {'; '.join(unknown)}", detail, deciding)
+    costly = [f for f in findings if f.state == "open" and not f.explained_by and _costs(f, policy)]
+    if costly:
+        return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0), detail)
     ran = len(attempt.results) - len(skipped)
     if skipped:
         names = ", ".join(status.name for status in skipped)
@@ -162,6 +168,51 @@ def answer_of(
         f"Healthy: {world} ranks, {steps:,} steps, {ran} detectors found nothing above "
         f"{percent_text(policy.cost_info_ratio)} of throughput{' now' if over else ''}{lost}",
         detail,
+    )
+
+
+def _unheard(left_code: int | None) -> Answer:
+    """Return what can be said of a run of which no rank was heard."""
+    if left_code is None:
+        return Answer("waiting", "No verdict yet: nothing was heard of a rank")
+    return Answer("unknown", left_text(left_code), "", (_ITS_OUTPUT,))
+
+
+def _too_few(attempt: AttemptState, steps: int, detail: str, policy: Policy) -> Answer:
+    """Return what can be said of a run with too few steps: wait, unless there will be no more."""
+    if len(attempt.ended) >= max(attempt.world_size, 1):
+        return Answer(
+            "unknown",
+            f"No verdict: the run is over after {steps:,} steps, {policy.min_steps} are needed",
+            detail,
+            (f"a run of {policy.min_steps} steps",),
+        )
+    return Answer(
+        "waiting",
+        f"No verdict yet: needs {policy.min_steps} steps, has {steps}",
+        detail,
+        _lacks(attempt.results, _CORE),
+    )
+
+
+def _costs(finding: Finding, policy: Policy) -> bool:
+    return (finding.cost_throughput_ratio or 0.0) > policy.cost_info_ratio
+
+
+def _advised(finding: Finding, detail: str) -> Answer:
+    """Return the answer where nothing is broken, and yet much is lost: that is not health."""
+    share = percent_text(finding.cost_throughput_ratio or 0.0)
+    text = f"No fault found; {share} of the throughput could be won: {finding.what}"
+    if finding.onset_step is not None:  # a suspicion accuses nobody in the first sentence
+        text = (
+            f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
+            "not for long enough, or not clearly enough, to be sure"
+        )
+    return Answer(
+        "unknown",
+        text,
+        detail,
+        (finding.next,) * bool(finding.next),
     )
 
 

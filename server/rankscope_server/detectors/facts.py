@@ -46,6 +46,7 @@ class Facts:
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
     launched_ns: int = 0  # when the first launcher began, 0 where none said so
     left_ns: int = 0  # when the last launcher's command ended
+    left_code: int | None = None  # its exit code; of several the first that is not 0
 
     def take(self, record: AnyRecord) -> None:
         """Take one record; most kinds are not for these tables."""
@@ -88,5 +89,8 @@ class Facts:
                 self.thinning[event.rank] = said
         elif event.name == COMMAND_ENDED:
             self.left_ns = max(self.left_ns, event.time_ns)
+            code = event.fields.get("exit_code", "")
+            if not self.left_code and code.lstrip("-").isdigit():
+                self.left_code = int(code)
         else:
             self.machines.take_event(event)

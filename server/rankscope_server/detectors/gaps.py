@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope_server.detectors.step_table import SILENCE
+from rankscope_server.detectors.step_table import SILENCE, StepTable
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, percent_text, ranks_text
 
@@ -68,17 +68,46 @@ def _of_steps(window: Window, columns: Array) -> list[Gap]:
     table = window.steps
     shares: dict[int, float] = {}
     if len(columns):
-        # By number, not by column: some steps may have been reported by no rank.
         last = int(table.steps[columns[-1]])
         columns = columns[table.steps[columns] > last - window.policy.recent_steps]
-        span = last - int(table.steps[columns[0]]) + 1
         known = np.sum(~np.isnan(table.get("duration")[:, columns]), axis=1)
+        span = len(columns) + _num_missing(table, columns) + _num_since(window)
         shares = dict(zip(table.ranks, (1.0 - known / span).tolist(), strict=True))
     if len(columns) + table.dropped_steps >= window.policy.min_steps:
         grouped = {rank for ranks in window.groups.values() if len(ranks) > 1 for rank in ranks}
         silent = grouped & set(window.ranks) - set(table.row_of) - set(window.ended)
         shares |= dict.fromkeys(silent, 1.0)
     return _grouped(shares, "the steps are")
+
+
+def _num_missing(table: StepTable, columns: Array) -> int:
+    """Return how many steps among the newest no rank has reported: their time has passed too."""
+    first = max(0, int(columns[0]) - 1)
+    numbers = table.steps[first:]
+    began = np.fmax.reduce(table.get("started_ms", first), axis=0)
+    lasted = np.fmax.reduce(table.get("duration", first), axis=0)
+    known = lasted[~np.isnan(lasted)]
+    if not len(known):
+        return 0
+    skipped = np.diff(numbers) - 1  # a script may also number its steps anew
+    passed = np.diff(began) - lasted[:-1]
+    is_missing = (skipped > 0) & (passed > 0.5 * skipped * float(np.median(known)))
+    return int(skipped[is_missing].sum())
+
+
+def _num_since(window: Window) -> int:
+    """Return how many steps have ended since the newest that was reported, long ago."""
+    table, policy = window.steps, window.policy
+    last = int(table.steps[-1])
+    begins = table.get("started_ms", table.num_steps - 1)[:, 0]
+    newest_ns = float(np.fmax.reduce(begins)) * 1e6
+    quiet_ns = policy.silent_seconds * 1e9
+    ahead = [
+        state.step - 1 - last
+        for state in window.states.values()
+        if state.time_ns - newest_ns > quiet_ns
+    ]
+    return max([0, *ahead])
 
 
 def _of_states(window: Window) -> list[Gap]:

@@ -352,6 +352,11 @@ class Policy:
     slowdown_clear_sigmas: float = 6.0
     # Other work on a shared host comes and goes within a minute or two.
     slowdown_seconds: float = 120.0
+    # Whatever the reason, a job that takes 1.3 times as long as before is not healthy, if that
+    # lasts: other work on a shared host comes in bursts of seconds.
+    rise_block: int = 10
+    rise_ratio: float = 1.3
+    rise_seconds: float = 15.0
 
     # --- slow links ------------------------------------------------------------------
     link_min_operations: int = 20

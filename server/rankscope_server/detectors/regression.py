@@ -20,6 +20,7 @@ from rankscope_server.detectors.regression_words import regression_finding, slow
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import ms_text, times_text
 
 Array = NDArray[Any]
 _ROWS = 64  # ranks that are enough for the time of a step: they end it together
@@ -63,20 +64,24 @@ class Regression:
         """Return whether the run is slower than it should be."""
         policy = window.policy
         now = summary_of(window)
-        if now is None:
+        steps, times = steady(window)
+        has_other_lengths = _other_lengths(window, steps)
+        rise = "" if has_other_lengths else rise_of(steps, times, policy)
+        if now is None and not rise:
             return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
+        if now is None:
+            return ran(self, not_known=(rise,))
         findings: list[Finding] = []
         earlier = [one for one in window.earlier if one.run_id != window.run_id]
         slower = slower_than(now, earlier, policy)
         if slower is not None:
             findings.append(regression_finding(window, slower))
-        steps, times = steady(window)
-        slowdown = None if _other_lengths(window, steps) else slowdown_of(steps, times, policy)
+        slowdown = None if has_other_lengths else slowdown_of(steps, times, policy)
         if slowdown is not None:
             findings.append(slowdown_finding(window, slowdown))
         note = "" if earlier else "no earlier run with this command to compare with"
         checked = () if findings or not earlier else (f"step time of {len(earlier)} earlier runs",)
-        return ran(self, findings, checked, note)
+        return ran(self, findings, checked, note, not_known=(rise,) * bool(rise))
 
 
 def steady(window: Window) -> tuple[Array, Array]:
@@ -228,6 +233,28 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
         int(first_steps[at]), float(np.expm1(size_ln)), float(np.exp(before)),
         float(np.exp(after)), False, strength, float(kept[at:].sum()) / 1e3,
     )  # fmt: skip
+
+
+def rise_of(steps: Array, times: Array, policy: Policy) -> str:
+    """Return since when the whole job takes much longer than before, in words; empty: it does not.
+
+    Medians of short blocks: all since some block against nearly all before it.
+    """
+    size = policy.rise_block
+    count = len(times) // size
+    kept = times[len(times) - count * size :].reshape(count, size)
+    blocks = np.median(kept, axis=1)
+    for since in range(1, count):
+        before = float(np.quantile(blocks[:since], 0.9))
+        if kept[since:].sum() < 1e3 * policy.rise_seconds:
+            break
+        if blocks[since:].min() >= policy.rise_ratio * before:
+            first, after = steps[-(count - since) * size], float(np.median(blocks[since:]))
+            return (
+                f"since about step {int(first):,} a step takes {times_text(after / before)} as "
+                f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"
+            )
+    return ""
 
 
 def _best_split(blocks: Array, side: int) -> tuple[int, float]:

@@ -41,12 +41,16 @@ def ms_text(milliseconds: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration in seconds, with one digit where it is short."""
+    """Return a duration in seconds, with one digit where it is short, in ms where it is less."""
+    if seconds < 1:
+        return ms_text(1000 * seconds)
     return f"{seconds:.0f} s" if seconds >= 20 else f"{seconds:.1f} s"
 
 
 def span_text(seconds: float) -> str:
-    """Return a time span in the unit that suits it: seconds, minutes, hours, days."""
+    """Return a time span in the unit that suits it: ms, seconds, minutes, hours, days."""
+    if seconds < 1:
+        return ms_text(1000 * seconds)
     for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"

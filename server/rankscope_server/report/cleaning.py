@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from rankscope.redaction import HIDDEN, clean, clean_fields, has_secret_name
+from rankscope.redaction import HIDDEN, clean, clean_fields
+from rankscope.secret_names import holds_secret
 from rankscope_server.shapes import Report
 
 _VARIABLE = "env."
@@ -30,7 +31,7 @@ def _clean(value: Any) -> Any:
     found = {key: _clean(item) for key, item in value.items()}
     if isinstance(found.get("fields"), dict):  # of a log line
         found["fields"] = clean_fields(found["fields"])
-    if str(found.get("fact", "")).startswith(_VARIABLE) and has_secret_name(found["fact"]):
+    if str(found.get("fact", "")).startswith(_VARIABLE) and holds_secret(found["fact"]):
         if "value" in found:
             found["value"] = HIDDEN
         for one in found.get("values", []):

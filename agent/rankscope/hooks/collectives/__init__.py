@@ -12,6 +12,7 @@ from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.kernels import Kernels
 from rankscope.hooks.collectives.last_calls import settle_before_destruction
+from rankscope.hooks.collectives.native_waits import patch_native_waits
 from rankscope.hooks.collectives.official import Official
 from rankscope.hooks.collectives.probe import Probe
 
@@ -98,6 +99,7 @@ def _install_apart(source: Source, agent: Agent) -> str:
     """Install a source so that it can be taken out alone, by `agent.undo_collectives`."""
     num_before = len(agent.undo)
     try:
+        patch_native_waits(agent)
         return source.install(agent)
     finally:
         agent.undo_collectives += agent.undo[num_before:]

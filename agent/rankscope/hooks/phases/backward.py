@@ -65,7 +65,7 @@ class _Passes:
         is_outermost = clock.phase != BACKWARD
         take_compiled(agent)
         if is_outermost and agent.recorder is not None:
-            agent.recorder.begin_backward()
+            agent.recorder.backward.begin()
         before = clock.enter(BACKWARD, counts=counts)
         if is_outermost and counts:
             moments = agent.moments
@@ -80,7 +80,7 @@ class _Passes:
         if before == BACKWARD and not agent.cycle.in_backward:
             return
         if agent.recorder is not None:
-            clock.add_blocked(agent.recorder.end_backward(_now()))
+            clock.add_blocked(agent.recorder.backward.end(_now()))
         clock.enter(OTHER if counts and before == FORWARD else before)
         if not counts or before not in (FORWARD, OTHER):
             return

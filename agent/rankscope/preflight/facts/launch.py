@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from rankscope.preflight.facts.command import Torchrun, find_torchrun
-from rankscope.redaction import HIDDEN, cut, has_secret_name, redact
+from rankscope.redaction import HIDDEN, cut, redact
+from rankscope.secret_names import holds_secret
 
 if TYPE_CHECKING:
     from rankscope.preflight.system import System
@@ -312,7 +313,7 @@ def _split_endpoint(text: str) -> tuple[str, str]:
 def _compared(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that must agree. Values of secrets stay on this node."""
     return {
-        name: HIDDEN if has_secret_name(name) else cut(redact(value), _MAX_VALUE)
+        name: HIDDEN if holds_secret(name) else cut(redact(value), _MAX_VALUE)
         for name, value in sorted(environ.items())
         if name.startswith(COMPARED)
     }

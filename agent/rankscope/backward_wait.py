@@ -1,0 +1,124 @@
+"""How long DDP waited in C++ at the end of a backward pass: no call of Python ever sees that.
+
+From the issue of its last bucket to the end of the last bucket: by then the gradients are done,
+what remains is waiting. A bucket's end is told by its future, which wakes the waiting thread first
+and calls back later (`Future::markCompleted` in ATen/core/ivalue_inl.h): where that callback has
+not come when the pass is over, the wait ended just before the pass did. How much just before is
+learnt from the passes whose ends are known: the copying of buckets into gradients.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import weakref
+from typing import Any
+
+from rankscope import ring, schema
+
+_ARRIVED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "arrived_ns")
+_BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
+_THREAD_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "thread_id")
+_STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
+_FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
+_AT_ONCE = 4  # buckets whose ends can be told in another order than DDP waits for them
+_MOST_LOOKED_AT = 64  # slots of one pass
+_FIRST_PASSES = 8  # what follows the wait is the shortest of these; later a longer or shorter one
+_LONGER, _SHORTER = 32, 2  # counts for one in so many
+_U32 = struct.Struct("<I")
+_unpack_u64, _pack_u64 = ring.U64.unpack_from, ring.U64.pack_into
+
+
+class BackwardWait:
+    """Looks at the collectives of one backward pass after the other, in the main thread."""
+
+    def __init__(self, writer: ring.RingWriter) -> None:
+        self._ring = writer
+        self._begun_at = 0  # slots begun before this pass
+        self._after_ns = 0  # from the end of the wait to the end of the pass
+        self._num_known = 0  # passes whose ends were told in time
+        # models under DDP whose buckets go through a hook in Python: the engine does not call then
+        self.with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin(self) -> None:
+        """Forget the collectives and the call site of the pass before."""
+        buffer = self._ring.buffer
+        _pack_u64(buffer, ring.ENGINE_NUMBER_AT, 0)
+        _pack_u64(buffer, ring.ENGINE_SITE_AT, 0)
+        self._begun_at = int(_unpack_u64(buffer, ring.HEAD_AT)[0])
+
+    def end(self, now_ns: int) -> int:
+        """Return how long DDP waited, in ns; 0 if it did not. The pass is over at `now_ns`."""
+        buffer = self._ring.buffer
+        number = _unpack_u64(buffer, ring.ENGINE_NUMBER_AT)[0] - 1
+        is_known = False
+        if number >= 0:
+            _pack_u64(buffer, ring.ENGINE_NUMBER_AT, 0)
+            (arrived,) = _unpack_u64(buffer, ring.ENGINE_ARRIVED_AT)
+            is_known = not buffer[ring.THINNED_AT] and self._have_ended(number)
+        elif self.with_hooks:
+            number = self._last_of_hooks()
+            if number < 0:
+                return 0
+            is_known = self._has_ended(number)
+            (arrived,) = _unpack_u64(buffer, self._ring.offset(number) + _ARRIVED_AT)
+        else:
+            return 0
+        told = min(int(_unpack_u64(buffer, ring.LATEST_END_AT)[0]), now_ns) if is_known else 0
+        if is_known:
+            self._learn(now_ns - told)
+        if not self._num_known:
+            return 0
+        blocked_ns: int = max(0, max(told, now_ns - self._after_ns) - arrived)
+        self._add(number, blocked_ns)
+        return blocked_ns
+
+    def _learn(self, after_ns: int) -> None:
+        if self._num_known < _FIRST_PASSES:
+            shortest = min(self._after_ns, after_ns) if self._num_known else after_ns
+            self._after_ns = shortest
+        else:
+            longer_ns = after_ns - self._after_ns
+            self._after_ns += longer_ns // (_LONGER if longer_ns > 0 else _SHORTER)
+        self._num_known += 1
+
+    def _slots(self, last: int) -> range:
+        return range(last, max(self._begun_at - 1, last - _MOST_LOOKED_AT), -1)
+
+    def _have_ended(self, last: int) -> bool:
+        """Return whether the ends of the engine's last collectives have been told."""
+        buffer, seen = self._ring.buffer, 0
+        for number in self._slots(last):
+            at = self._ring.offset(number)
+            if not buffer[at + _FLAGS_AT] & schema.FLAG_BY_ENGINE:
+                continue
+            if not self._has_ended(number):
+                return False
+            seen += 1
+            if seen == _AT_ONCE:
+                break
+        return True
+
+    def _has_ended(self, number: int) -> bool:
+        return self._ring.buffer[self._ring.offset(number) + _STATE_AT] >= schema.ENDED
+
+    def _last_of_hooks(self) -> int:
+        """Return the last collective that a hook in Python began in this thread, -1 for none.
+
+        What somebody waited for in Python is none: DDP waits for what a hook returns.
+        """
+        buffer, thread = self._ring.buffer, threading.get_native_id()
+        for number in self._slots(int(_unpack_u64(buffer, ring.HEAD_AT)[0]) - 1):
+            at = self._ring.offset(number)
+            (its_thread,) = _U32.unpack_from(buffer, at + _THREAD_AT)
+            if buffer[at + _FLAGS_AT] & schema.FLAG_ASYNC and its_thread == thread:
+                (waited_ns,) = _unpack_u64(buffer, at + _BLOCKED_AT)
+                return -1 if waited_ns else number
+        return -1
+
+    def _add(self, number: int, blocked_ns: int) -> None:
+        at = self._ring.offset(number)
+        buffer = self._ring.buffer
+        if _unpack_u64(buffer, at)[0] == number + 1:
+            (before,) = _unpack_u64(buffer, at + _BLOCKED_AT)
+            _pack_u64(buffer, at + _BLOCKED_AT, before + blocked_ns)

@@ -1,0 +1,83 @@
+""" "Healthy" is not said over a loss: of advice, of a suspicion, of a job that became slower."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rankscope_server.analysis.answers import Coverage
+from rankscope_server.analysis.verdict import answer_of
+from rankscope_server.detectors.finding import Finding
+from rankscope_server.detectors.policy import POLICY
+from rankscope_server.detectors.regression import rise_of
+from tests.analysis.missing import look_at, run_named
+from tests.simulator.dropping import Drop
+
+EVERY = frozenset(range(8))
+
+
+def test_a_clean_run_is_healthy() -> None:
+    assert look_at(run_named("ddp-8 clean", 0), ())[-1].answer.state == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("onset", "text"),
+    [
+        (None, "No fault found; 33 % of the throughput could be won: Use more microbatches"),
+        (45, "No verdict: 33 % of the throughput may be lost since step 45, not for long enough, "
+             "or not clearly enough, to be sure"),
+    ],
+)  # fmt: skip
+def test_what_costs_is_told_whatever_its_severity(onset: int | None, text: str) -> None:
+    from rankscope_server.analysis import RunState
+    from tests.simulator.delivery import apply
+
+    run, state = run_named("ddp-8 clean", 0), RunState("x")
+    apply(state, run.items)
+    state.look(10**18)
+    (attempt,) = state._attempts.values()
+    advice = Finding(
+        key="0/x", detector="pipeline", kind="pipeline_bubble", severity="info", attempt=0,
+        what="Use more microbatches", why="", next="Try 8", onset_step=onset, confidence=0.5,
+        confidence_text="low", would_be_wrong_if="", policy_hash="", cost_throughput_ratio=0.33,
+    )  # fmt: skip
+    whole = Coverage(8, 8, 8, (), (), "")
+    answer = answer_of(attempt, None, [advice], whole, POLICY)
+    assert (answer.state, answer.text, answer.deciding) == ("unknown", text, ("Try 8",))
+    for cheap in (
+        dataclasses.replace(advice, cost_throughput_ratio=0.01),
+        dataclasses.replace(advice, state="recovered"),
+    ):
+        assert answer_of(attempt, None, [cheap], whole, POLICY).state == "healthy"
+
+
+def rise(*levels_ms: float) -> str:
+    """Return what is said of steps of these levels, 60 each, with 3 % of noise."""
+    noise = np.random.default_rng(1).normal(1.0, 0.03, 60 * len(levels_ms))
+    return rise_of(np.arange(1, noise.size + 1), np.repeat(levels_ms, 60) * noise, POLICY)
+
+
+def test_a_job_that_became_slower_is_told_with_its_step() -> None:
+    assert rise(300, 500) == (
+        "since about step 61 a step takes 1.7 times as long as before (501 ms, 302 ms before), "
+        "and why is not known"
+    )
+    assert "about step 121 " in rise(300, 310, 500, 700)
+
+
+@pytest.mark.parametrize(
+    "levels", [(300, 310), (300, 500, 300), (500, 300), (300,), (300, 500, 300, 500), (30, 60)]
+)
+def test_noise_bursts_and_what_was_there_before_are_no_rise(levels: tuple[float, ...]) -> None:
+    assert rise(*levels) == ""
+
+
+@pytest.mark.parametrize(("lo", "hi", "share"), [(39, 90, "67 %"), (60, 80, "26 %")])
+def test_steps_that_no_rank_reported_are_missed(lo: int, hi: int, share: str) -> None:
+    run = run_named("small-pipeline-8 clean", 0)
+    drop = Drop("steps", EVERY, "middle", frozenset(range(lo, hi + 1)))
+    answer = look_at(run, (drop,))[-1].answer
+    assert answer.state == "unknown"
+    assert f"Ranks 0 to 7: the steps are not known in {share} of the newest steps" in answer.text

@@ -1,0 +1,39 @@
+"""A wait is never work: what is recorded as blocked is what ranks really waited, step by step."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.collectives import SOURCES, choose
+from tests.waits import truth
+from tests.waits.programs import PROGRAMS
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.quiet, pytest.mark.needs("compiler")]
+
+STEPS, SLOW_MS = 28, 40.0
+# Of the steps of one rank: 2 % of them are 0.9 ms here, less than a busy machine takes to wake a
+# thread. Where a kind of wait is not seen at all, none of the waiting rank's steps are right.
+ENOUGH, ENOUGH_OF_ALL = 0.6, 0.85
+
+
+@pytest.mark.parametrize("source", [source.name for source in SOURCES])
+def test_every_wait_is_seen(source: str, tmp_path: Path) -> None:
+    try:
+        choose(source)
+    except HookSkipped as reason:
+        pytest.skip(str(reason))
+    found = truth.run(
+        tmp_path, truth.library(tmp_path), list(PROGRAMS), source=source, ranks=2, steps=STEPS,
+        slow_ms=SLOW_MS,
+    )  # fmt: skip
+    sys.stdout.write("\n".join(map(str, found)))
+    assert Counter(waits.program for waits in found) == dict.fromkeys(PROGRAMS, 2)
+    assert all(len(waits.duration) >= STEPS - truth.WARM_UP - 1 for waits in found)
+    wrong = [str(waits) for waits in found if waits.share_right < ENOUGH]
+    assert not wrong, "\n".join(wrong)
+    assert sum(waits.share_right for waits in found) / len(found) >= ENOUGH_OF_ALL

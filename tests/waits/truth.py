@@ -1,0 +1,98 @@
+"""How long ranks really waited: by a preloaded library that knows nothing of the agent.
+
+`waits.c` writes down each sleep of the main thread on a condition variable of C++. Here those
+sleeps are put beside what the agent recorded of the same steps.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope import schema
+from tests.agent import recorded
+
+HERE = Path(__file__).parent
+WARM_UP = 3  # steps in which DDP orders its buckets anew, and memory is touched for the first time
+WITHIN = 0.02  # of the step
+_BLOCKED = tuple(f"{phase}_blocked_ns" for phase in ("forward", "backward", "optimizer", "other"))
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The steps of one program on one rank, in ns: one entry a step."""
+
+    program: str
+    rank: int
+    duration: NDArray[np.int64]
+    truth: NDArray[np.int64]
+    recorded: NDArray[np.int64]
+
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """Return by what share of the step the record differs from the truth."""
+        return (self.recorded - self.truth) / self.duration
+
+    @property
+    def share_right(self) -> float:
+        """Return the share of steps whose record is right."""
+        return float((np.abs(self.errors) <= WITHIN).mean())
+
+    def __str__(self) -> str:
+        middle, truth, told = (
+            float(np.median(one)) / 1e6 for one in (self.duration, self.truth, self.recorded)
+        )
+        return (
+            f"{self.program:<24}rank {self.rank}  step {middle:6.1f} ms  waits {truth:6.1f}  "
+            f"recorded {told:6.1f}  right in {100 * self.share_right:5.1f} %  "
+            f"error {100 * self.errors.min():+.1f} to {100 * self.errors.max():+.1f} %"
+        )
+
+
+def library(folder: Path) -> Path:
+    """Compile what is preloaded."""
+    path = folder / "waits.so"
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(path), str(HERE / "waits.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return path
+
+
+def run(
+    folder: Path, preloaded: Path, names: Sequence[str], *, source: str, ranks: int, steps: int,
+    slow_ms: float,
+) -> list[Waits]:  # fmt: skip
+    """Run programs on real ranks and return what each rank waited in each."""
+    told = folder / "waits"
+    told.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+         str(ranks), str(HERE / "programs.py"), str(told), str(steps), str(slow_ms), *names],
+        env=recorded.environment(
+            folder, RANKSCOPE_COLLECTIVES=source, RANKSCOPE_OVERHEAD_PERCENT="100",
+            LD_PRELOAD=str(preloaded), WAITS=str(told),
+        ),
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [waits for rank in recorded.read(folder) for waits in _of_rank(told, rank)]
+
+
+def _of_rank(told: Path, rank: recorded.Recorded) -> Iterator[Waits]:
+    pid = rank.of(schema.RankRegistered)[0].pid
+    slept = np.fromfile(told / str(pid), dtype=np.uint64).astype(np.int64).reshape(-1, 2)
+    begun, ended = (rank.steps[name].astype(np.int64) for name in ("started_ns", "ended_ns"))
+    blocked = sum(rank.steps[name].astype(np.int64) for name in _BLOCKED)
+    truth = np.array([
+        np.clip(np.minimum(slept[:, 1], to) - np.maximum(slept[:, 0], at), 0, None).sum()
+        for at, to in zip(begun, ended, strict=True)
+    ])  # fmt: skip
+    for line in (told / f"programs-{pid}.txt").read_text().splitlines():
+        name, first, last = line.split()
+        mine = np.flatnonzero((begun >= int(first)) & (ended <= int(last)))[WARM_UP:]
+        yield Waits(name, rank.rank, (ended - begun)[mine], truth[mine], blocked[mine])
