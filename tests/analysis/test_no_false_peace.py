@@ -7,12 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rankscope_server.analysis import RunState
 from rankscope_server.analysis.answers import Coverage
 from rankscope_server.analysis.verdict import answer_of
 from rankscope_server.detectors.finding import Finding
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.regression import rise_of
 from tests.analysis.missing import look_at, run_named
+from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop
 
 EVERY = frozenset(range(8))
@@ -31,9 +33,6 @@ def test_a_clean_run_is_healthy() -> None:
     ],
 )  # fmt: skip
 def test_what_costs_is_told_whatever_its_severity(onset: int | None, text: str) -> None:
-    from rankscope_server.analysis import RunState
-    from tests.simulator.delivery import apply
-
     run, state = run_named("ddp-8 clean", 0), RunState("x")
     apply(state, run.items)
     state.look(10**18)
