@@ -153,21 +153,29 @@ def answer_of(
     costly = [f for f in findings if f.state == "open" and not f.explained_by and _costs(f, policy)]
     if costly:
         return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0), detail)
+    return _healthy(attempt, findings, coverage, notes, policy)
+
+
+def _healthy(
+    attempt: AttemptState,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    notes: Sequence[str],
+    policy: Policy,
+) -> Answer:
+    """Return the answer where all is known and nothing lost, with what could not be looked at."""
+    skipped = [r.status.name for r in attempt.results if r.status.state == "skipped"]
     ran = len(attempt.results) - len(skipped)
-    if skipped:
-        names = ", ".join(status.name for status in skipped)
-        notes.append(f"not looked at, for lack of input: {names}")
-        detail = "; ".join(notes)
+    lacking = f"not looked at, for lack of input: {', '.join(skipped)}"
+    over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
     lost += "".join(f"; {gap.text}" for gap in attempt.gaps)
-    over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
-    if over:
-        detail = "; ".join([*notes, *(f"over: {f.what}" for f in over[:3])])
+    world, steps = attempt.world_size, attempt.steps.num_steps + attempt.steps.dropped_steps
     return Answer(
         "healthy",
         f"Healthy: {world} ranks, {steps:,} steps, {ran} detectors found nothing above "
         f"{percent_text(policy.cost_info_ratio)} of throughput{' now' if over else ''}{lost}",
-        detail,
+        "; ".join([*notes, *[lacking] * bool(skipped), *(f"over: {f.what}" for f in over[:3])]),
     )
 
 

@@ -1,0 +1,217 @@
+"""Is the slow rank named in training programs that nobody here wrote?
+
+    python benchmarks/foreign.py [--programs nanogpt,mingpt] [--sources probe,kernels] [--seeds 3]
+    python benchmarks/foreign.py --table
+
+Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
+rank's forward, and `stopped`, a rank that SIGSTOP holds for 60 % of the time. Goes on where it was
+stopped; results are in benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused,
+a fault that nobody is named for, and "Healthy" over it. Exit code 1 if less than 95 % are right, a
+healthy rank is accused, or "healthy" is said over a loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from forced import SOURCES, available, environment_of
+from real_ranks import Server, findings_of
+from rows import ROOT, Key, Rows, parser_of
+
+sys.path[:0] = [str(ROOT)]
+
+from tests.foreign import programs  # noqa: E402
+from tests.foreign.programs import Program  # noqa: E402
+
+KEYS = ("program", "source", "fault", "seed")
+FAULTS = ("none", "sleep", "stopped")
+RANKS = 2
+RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
+RIGHT_SHARE = 0.95
+SECONDS = 75.0  # of a run: 25 without the fault, and 50 to name it
+FAULT_AFTER_S = 25.0
+STOP_S, GO_S = 0.15, 0.10
+
+
+def run_one(program: Program, source: str, fault: str, seed: int) -> dict[str, Any]:
+    """Run one program and return what was said of it."""
+    rank = random.Random(f"{program.name} {fault} {seed}").randrange(RANKS)
+    with tempfile.TemporaryDirectory(prefix="rankscope-foreign-") as scratch:
+        folder = Path(scratch)
+        server = Server(folder)
+        try:
+            return _run(program, source, fault, rank, server, folder)
+        finally:
+            server.close()
+
+
+def _run(
+    program: Program, source: str, fault: str, rank: int, server: Server, folder: Path
+) -> dict[str, Any]:
+    place = folder / "program"
+    place.mkdir()
+    words = program.prepare(place)
+    slow_s = max(1.5 * program.step_ms, 20.0) / 1e3
+    inject = {"FOREIGN_RANK": str(rank), "FOREIGN_AFTER": str(FAULT_AFTER_S),
+              "FOREIGN_S": str(slow_s)} if fault == "sleep" else {}  # fmt: skip
+    environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
+    environ |= environment_of(source, folder) | inject | {
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests" / "foreign" / "inject"),
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", "foreign",
+        "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
+        "--standalone", "--nproc-per-node", str(RANKS), *words,
+    ]  # fmt: skip
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=place, env=environ, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        with _stopping(process, rank) if fault == "stopped" else contextlib.nullcontext():
+            seen = _watched(process, server, rank if fault != "none" else None)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if not seen["steps"]:
+        raise SystemExit((folder / "output").read_text(errors="replace")[-3000:])
+    return seen
+
+
+def _watched(process: subprocess.Popen[bytes], server: Server, rank: int | None) -> dict[str, Any]:
+    """Look until the fault is named or the time is over; return the judgement and why."""
+    began = time.monotonic()
+    overview: dict[str, Any] = {}
+    named_after, accused = None, ""
+    while time.monotonic() - began < SECONDS and process.poll() is None:
+        time.sleep(1.0)
+        overview = server.get("runs/foreign") or overview
+        for one in findings_of(server, "foreign"):
+            if one["severity"] == "info":
+                continue
+            if set(one["ranks"]) - {rank}:
+                accused = f"{ACCUSES} {one['ranks']}: {one['what']}"
+            elif one["ranks"] == [rank] and named_after is None:
+                named_after = round(time.monotonic() - began - FAULT_AFTER_S, 1)
+    answer = overview.get("answer") or {}
+    judgement = RIGHT
+    if accused:
+        judgement = accused
+    elif rank is not None and named_after is None:
+        judgement = PEACE if answer.get("state") == "healthy" else SILENT
+    verdict = overview.get("verdict") or {}
+    return {
+        "rank": rank, "judgement": judgement, "named_after_seconds": named_after,
+        "verdict": verdict.get("what", ""), "kind": verdict.get("kind", ""),
+        "answer": answer.get("text", ""), "steps": (overview.get("run") or {}).get("step", 0),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _stopping(process: subprocess.Popen[bytes], rank: int) -> Iterator[None]:
+    """Hold a rank for most of the time, from a while after the start."""
+    over = threading.Event()
+
+    def hold() -> None:
+        if over.wait(FAULT_AFTER_S):
+            return
+        victim = next(
+            one for one in psutil.Process(process.pid).children(recursive=True)
+            if _rank_of(one) == str(rank)
+        )  # fmt: skip
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while not over.wait(GO_S):
+                victim.suspend()
+                over.wait(STOP_S)
+                victim.resume()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _rank_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("RANK", "")
+    return ""
+
+
+def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """Return the table by program and source, and whether it is good enough."""
+    words = (RIGHT, SILENT, PEACE, ACCUSES)
+    lines = [
+        "| program | source | runs | right | said nothing | healthy over a loss | "
+        "healthy rank accused |",
+        "|" + "---|" * 7,
+    ]
+    for program, source in dict.fromkeys((row["program"], row["source"]) for row in rows):
+        mine = [row for row in rows if (row["program"], row["source"]) == (program, source)]
+        counts = [sum(row["judgement"].startswith(word) for row in mine) for word in words]
+        lines.append("| " + " | ".join(map(str, (program, source, len(mine), *counts))) + " |")
+    wrong = [row for row in rows if row["judgement"] != RIGHT]
+    is_good = bool(rows) and len(wrong) <= (1 - RIGHT_SHARE) * len(rows)
+    return lines, is_good and not any(
+        row["judgement"].startswith((ACCUSES, PEACE)) for row in wrong
+    )
+
+
+def wanted_runs(chosen: argparse.Namespace) -> list[Key]:
+    """Return the runs that were asked for, all of a seed before the next."""
+    sources = available(chosen.sources.split(","))
+    return [
+        (program, source, fault, seed)
+        for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds)
+        for program in chosen.programs.split(",")
+        for source in sources
+        for fault in chosen.faults.split(",")
+    ]
+
+
+def main() -> int:
+    """Run what is missing, print the table, return the exit code."""
+    parser = parser_of(
+        __doc__, "foreign.jsonl", sources=SOURCES[::2], seeds=3, least_seconds=SECONDS
+    )
+    parser.add_argument(
+        "--programs", default=",".join(programs.BY_NAME), help="with commas between"
+    )
+    parser.add_argument("--faults", default=",".join(FAULTS), help="likewise")
+    chosen = parser.parse_args()
+    rows = Rows(chosen.out, KEYS, chosen.label)
+    for key in [] if chosen.table else rows.missing(wanted_runs(chosen)):
+        row = rows.add(key, run_one(programs.BY_NAME[key[0]], *key[1:]))
+        print(f"{key[0]:<10}{key[1]:<9}{key[2]:<9}seed {key[3]}  {row['steps']:>6} steps  "
+              f"{row['judgement']}  {row['kind']} {row['named_after_seconds']}", flush=True
+        )  # fmt: skip
+    lines, is_good = table(rows.all())
+    print("\n".join(lines))
+    for row in rows.all():
+        if row["judgement"] != RIGHT:
+            print(f"{row['program']} {row['source']} {row['fault']} seed {row['seed']}: "
+                  f"{row['judgement']}; {row['answer']}")  # fmt: skip
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
