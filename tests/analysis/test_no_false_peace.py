@@ -60,10 +60,19 @@ def rise(*levels_ms: float) -> str:
 
 def test_a_job_that_became_slower_is_told_with_its_step() -> None:
     assert rise(300, 500) == (
-        "since about step 61 a step takes 1.7 times as long as before (501 ms, 302 ms before), "
+        "since about step 61 a step takes 1.7 times as long as before (499 ms, 302 ms before), "
         "and why is not known"
     )
     assert "about step 121 " in rise(300, 310, 500, 700)
+
+
+def test_one_long_step_in_ten_is_a_rise_too() -> None:
+    times = np.full(400, 100.0)
+    times[200::10] = 1100.0
+    assert rise_of(np.arange(1, 401), times, POLICY) == (
+        "since about step 201 a step takes 2.0 times as long as before (200 ms, 100 ms before), "
+        "and why is not known"
+    )
 
 
 @pytest.mark.parametrize(

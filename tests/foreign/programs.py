@@ -6,6 +6,7 @@ data are small. Each trains until it is stopped.
 
 from __future__ import annotations
 
+import pickle
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -68,11 +69,12 @@ def nanogpt(folder: Path) -> list[str]:
     characters = np.random.default_rng(1).integers(0, 60, 100_000).astype(np.uint16)
     for name in ("train.bin", "val.bin"):
         characters.tofile(data / name)
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 60}))
     flags = {
         "device": "cpu", "dtype": "float32", "compile": "False", "backend": "gloo",
         "dataset": "chars", "block_size": "64", "batch_size": "8", "n_layer": "3", "n_head": "4",
         "n_embd": "128", "gradient_accumulation_steps": "4", "eval_iters": "2",
-        "eval_interval": "100000", "max_iters": _FOR_EVER, "out_dir": "out",
+        "eval_interval": "100000", "warmup_iters": "10", "max_iters": _FOR_EVER, "out_dir": "out",
     }  # fmt: skip
     return ["train.py", *(f"--{name}={value}" for name, value in flags.items())]
 

@@ -355,6 +355,7 @@ class Policy:
     # Whatever the reason, a job that takes 1.3 times as long as before is not healthy, if that
     # lasts: other work on a shared host comes in bursts of seconds.
     rise_block: int = 10
+    rise_block_seconds: float = 2.0
     rise_ratio: float = 1.3
     rise_seconds: float = 15.0
 

@@ -238,12 +238,16 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
 def rise_of(steps: Array, times: Array, policy: Policy) -> str:
     """Return since when the whole job takes much longer than before, in words; empty: it does not.
 
-    Medians of short blocks: all since some block against nearly all before it.
+    Means of short blocks, as one long step in ten costs as much as ten that are a little longer:
+    all since some block against nearly all before it.
     """
-    size = policy.rise_block
+    if not len(times):
+        return ""
+    usual_ms = max(float(np.median(times)), 1e-3)
+    size = max(policy.rise_block, int(1e3 * policy.rise_block_seconds / usual_ms))
     count = len(times) // size
     kept = times[len(times) - count * size :].reshape(count, size)
-    blocks = np.median(kept, axis=1)
+    blocks = np.mean(kept, axis=1)
     for since in range(1, count):
         before = float(np.quantile(blocks[:since], 0.9))
         if kept[since:].sum() < 1e3 * policy.rise_seconds:
