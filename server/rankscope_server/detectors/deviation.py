@@ -126,12 +126,26 @@ def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_
 
 
 def _base(table: StepTable, metric: str, warmup: int, policy: Policy) -> Array:
-    """Return each rank's median of a metric over its first healthy steps, in ms."""
+    """Return each rank's median of a metric over its first healthy steps, in ms.
+
+    Where the first steps say nothing, as they were thinned or had moved on before anybody looked,
+    those that first did count, for good.
+    """
     work = table.head(metric)
     special = table.head_special()
     if special.mean() <= 0.5:
         work = np.where(special, np.nan, work)
-    work = work[:, warmup : warmup + policy.baseline_steps]
+    base = _first_median(work[:, warmup:], policy)
+    kept = table.first_known.get(metric)
+    if np.isnan(base).any() and (kept is None or np.isnan(kept).any() or len(kept) != len(base)):
+        kept = _first_median(table.get(metric)[:, warmup:][:, table.seen()[warmup:]], policy)
+        table.first_known[metric] = kept
+    return base if kept is None else np.where(np.isnan(base), kept, base)
+
+
+def _first_median(work: Array, policy: Policy) -> Array:
+    """Return each row's median over the first columns, NaN where too few are known."""
+    work = work[:, : policy.baseline_steps]
     if not work.shape[1]:
         return np.full(len(work), np.nan)
     enough = np.sum(~np.isnan(work), axis=1) >= policy.baseline_min_steps

@@ -70,6 +70,7 @@ class StepTable:
         }
         self._cells["started_ms"] = np.full(shape, np.nan, np.float64)
         self._cells["flags"] = np.zeros(shape, np.int32)
+        self.first_known: dict[str, NDArray[Any]] = {}  # of `deviation`: medians per row
         self._head: dict[str, NDArray[Any]] = {}
         self._head_steps = np.zeros(0, np.int64)
 

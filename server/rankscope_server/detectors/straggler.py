@@ -85,13 +85,14 @@ def _not_known(
 ) -> list[str]:
     """Return of which ranks too little is known to say that they are not slow."""
     rows = {spell.row for spell in uncovered}
-    first = max(found.first_column, table.num_steps - policy.recent_steps)
-    usual = ~table.special(first) & table.seen(first)
-    apart = np.isnan(found.own.raw[:, first:][:, usual])
-    if usual.sum() >= policy.min_steps:
+    usual = np.flatnonzero(~table.special() & table.seen())
+    usual = usual[usual >= found.first_column][-policy.recent_steps :]
+    apart = np.isnan(found.own.raw[:, usual])
+    if len(usual) >= policy.min_steps:
         # Where all lack a reference it is early; else their peers or first steps are missing.
         lack = apart.mean(axis=1) > policy.max_missing_share
-        rows |= set(np.flatnonzero(lack).tolist()) if not lack.all() else set()
+        is_early = lack.all() and len(usual) < policy.recent_steps
+        rows |= set(np.flatnonzero(lack).tolist()) if not is_early else set()
     if not rows:
         return []
     ranks = sorted(table.ranks[row] for row in rows)

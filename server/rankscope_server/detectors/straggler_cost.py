@@ -54,8 +54,8 @@ class Excess:
 
 
 def calm_columns(table: StepTable, spells: Sequence[Spell]) -> NDArray[np.bool_]:
-    """Return which columns are normal steps outside all spells of all ranks."""
-    calm = ~table.special()
+    """Return which columns are normal steps, of known waits, outside all spells of all ranks."""
+    calm = ~table.special() & table.seen()
     for spell in spells:
         calm[spell.columns] = False
     return calm
@@ -89,7 +89,8 @@ def cost_of(
     the error that such means have; whether the rank is worth a word is told without that error.
     """
     rows = sorted({spell.row for spell in spells})
-    inside = np.flatnonzero(~table.special()[columns])[-policy.cost_steps :] + columns.start
+    usual = ~table.special()[columns] & table.seen()[columns]
+    inside = np.flatnonzero(usual)[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
     is_known = len(healthy) >= policy.healthy_min_steps
     change = min(1.0, _change(table, near, healthy, inside)) if is_known else 1.0
@@ -204,13 +205,13 @@ def excess_of(
 ) -> Excess:
     """Return where the excess of a spell lies."""
     row = spell.row
-    columns = slice(max(spell.first, spell.last + 1 - policy.cost_steps), spell.last + 1)
+    columns = np.flatnonzero(table.seen()[spell.columns])[-policy.cost_steps :] + spell.first
     if deviation.peers[row]:
         peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
         at = peers.index(row)
 
         def reference(metric: str) -> float:
-            values = table.get(metric)[peers, columns]
+            values = table.get(metric)[np.ix_(peers, columns)]
             return middle(others_median(values, 2)[at])
     else:
         healthy = healthy_columns(calm, spell.first, deviation.first_column, policy)
