@@ -211,7 +211,7 @@ def excess_of(
         at = peers.index(row)
 
         def reference(metric: str) -> float:
-            values = table.get(metric)[np.ix_(peers, columns)]
+            values = table.get(metric)[peers][:, columns]
             return middle(others_median(values, 2)[at])
     else:
         healthy = healthy_columns(calm, spell.first, deviation.first_column, policy)
