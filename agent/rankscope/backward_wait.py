@@ -1,10 +1,12 @@
 """How long DDP waited in C++ at the end of a backward pass: no call of Python ever sees that.
 
 From the issue of its last bucket to the end of the last bucket: by then the gradients are done,
-what remains is waiting. A bucket's end is told by its future, which wakes the waiting thread first
-and calls back later (`Future::markCompleted` in ATen/core/ivalue_inl.h): where that callback has
-not come when the pass is over, the wait ended just before the pass did. How much just before is
-learnt from the passes whose ends are known: the copying of buckets into gradients.
+what remains is waiting. A bucket's future reports its end, but wakes the waiting thread first and
+calls back later (`Future::markCompleted` in ATen/core/ivalue_inl.h): where that callback has not
+come when the pass is over, the wait ended just before the pass did. How much just before is learnt
+from the passes whose ends are known: the copying of buckets into gradients. What a pass takes
+beyond that the thread was still waiting, for a processor to wake up on. On a device no end is
+reported, and the thread does not wait.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from rankscope import ring, schema
@@ -21,7 +24,7 @@ _BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
 _THREAD_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "thread_id")
 _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
-_AT_ONCE = 4  # buckets whose ends can be told in another order than DDP waits for them
+_AT_ONCE = 4  # buckets whose ends can be reported in another order than DDP waits for them
 _MOST_LOOKED_AT = 64  # slots of one pass
 _FIRST_PASSES = 8  # what follows the wait is the shortest of these; later a longer or shorter one
 _LONGER, _SHORTER = 32, 2  # counts for one in so many
@@ -32,11 +35,13 @@ _unpack_u64, _pack_u64 = ring.U64.unpack_from, ring.U64.pack_into
 class BackwardWait:
     """Looks at the collectives of one backward pass after the other, in the main thread."""
 
-    def __init__(self, writer: ring.RingWriter) -> None:
+    def __init__(self, writer: ring.RingWriter, blocked: Callable[[int, int], None]) -> None:
+        """`blocked` adds waiting, in ns, to the slot of a number."""
         self._ring = writer
+        self._blocked = blocked
         self._begun_at = 0  # slots begun before this pass
         self._after_ns = 0  # from the end of the wait to the end of the pass
-        self._num_known = 0  # passes whose ends were told in time
+        self._num_known = 0  # passes whose ends were reported in time
         # models under DDP whose buckets go through a hook in Python: the engine does not call then
         self.with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -64,13 +69,13 @@ class BackwardWait:
             (arrived,) = _unpack_u64(buffer, self._ring.offset(number) + _ARRIVED_AT)
         else:
             return 0
-        told = min(int(_unpack_u64(buffer, ring.LATEST_END_AT)[0]), now_ns) if is_known else 0
+        ended_ns = min(int(_unpack_u64(buffer, ring.LATEST_END_AT)[0]), now_ns) if is_known else 0
         if is_known:
-            self._learn(now_ns - told)
+            self._learn(now_ns - ended_ns)
         if not self._num_known:
             return 0
-        blocked_ns: int = max(0, max(told, now_ns - self._after_ns) - arrived)
-        self._add(number, blocked_ns)
+        blocked_ns: int = max(0, max(ended_ns, now_ns - self._after_ns) - arrived)
+        self._blocked(number, blocked_ns)
         return blocked_ns
 
     def _learn(self, after_ns: int) -> None:
@@ -86,7 +91,7 @@ class BackwardWait:
         return range(last, max(self._begun_at - 1, last - _MOST_LOOKED_AT), -1)
 
     def _have_ended(self, last: int) -> bool:
-        """Return whether the ends of the engine's last collectives have been told."""
+        """Return whether the ends of the engine's last collectives are known."""
         buffer, seen = self._ring.buffer, 0
         for number in self._slots(last):
             at = self._ring.offset(number)
@@ -115,10 +120,3 @@ class BackwardWait:
                 (waited_ns,) = _unpack_u64(buffer, at + _BLOCKED_AT)
                 return -1 if waited_ns else number
         return -1
-
-    def _add(self, number: int, blocked_ns: int) -> None:
-        at = self._ring.offset(number)
-        buffer = self._ring.buffer
-        if _unpack_u64(buffer, at)[0] == number + 1:
-            (before,) = _unpack_u64(buffer, at + _BLOCKED_AT)
-            _pack_u64(buffer, at + _BLOCKED_AT, before + blocked_ns)

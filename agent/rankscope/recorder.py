@@ -78,7 +78,7 @@ class Recorder:
         self.thinning = 0
         self.buffer = self._ring.buffer
         self.costs = OwnCosts(self._ring)
-        self.backward = BackwardWait(self._ring)
+        self.backward = BackwardWait(self._ring, self.blocked)
 
     def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
         who = self.identity

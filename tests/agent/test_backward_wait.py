@@ -26,7 +26,8 @@ class Pass:
             folder / "ring", ring.COLLECTIVE_SLOT.size, 1024, attempt=0, rank=0, world_size=2,
             local_rank=0,
         )  # fmt: skip
-        self.wait = BackwardWait(self.ring)
+        self.waited_ns: dict[int, int] = {}
+        self.wait = BackwardWait(self.ring, self.waited_ns.__setitem__)
         self.number = 0
 
     def issue(self, at_ms: float, ended_ms: float = 0.0, flags: int = schema.FLAG_BY_ENGINE) -> int:
@@ -51,9 +52,7 @@ class Pass:
         return self.wait.end(int(now_ms * MS)) / MS
 
     def blocked_ms(self, number: int) -> float:
-        at = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
-        (blocked,) = ring.U64.unpack_from(self.ring.buffer, self.ring.offset(number) + at)
-        return float(blocked) / MS
+        return self.waited_ns[number] / MS
 
 
 @pytest.fixture
@@ -72,14 +71,14 @@ def test_it_lasts_from_the_last_issue_to_the_last_end(one: Pass) -> None:
 
 
 def known(one: Pass, after_ms: float = 5, times: int = 1) -> None:
-    """Let so many passes end whose ends are told in time."""
+    """Let so many passes end whose ends are reported in time."""
     for _ in range(times):
         one.issue(1, ended_ms=2)
         one.ended_after(2 + after_ms)
         one.wait.begin()
 
 
-def test_an_end_that_is_told_too_late_is_just_before_the_end_of_the_pass(one: Pass) -> None:
+def test_an_end_that_is_reported_too_late_is_just_before_the_end_of_the_pass(one: Pass) -> None:
     known(one)
     one.issue(10, ended_ms=14)
     last = one.issue(20)
@@ -111,14 +110,14 @@ def test_the_end_of_an_earlier_bucket_may_come_last(one: Pass) -> None:
     assert one.ended_after(55) == 30
 
 
-def test_of_a_thinned_step_no_end_is_told(one: Pass) -> None:
+def test_of_a_thinned_step_no_end_is_reported(one: Pass) -> None:
     known(one)
     one.ring.buffer[ring.THINNED_AT] = 1
     one.issue(20, ended_ms=21)
     assert one.ended_after(50) == 25
 
 
-def test_on_a_device_nobody_tells_an_end_and_nobody_waits(one: Pass) -> None:
+def test_on_a_device_no_end_is_reported_and_no_thread_waits(one: Pass) -> None:
     one.issue(20)
     assert one.ended_after(50) == 0
 
