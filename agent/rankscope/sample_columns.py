@@ -131,6 +131,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "voluntary_switches_total",  # of the main thread, as the next two
         "involuntary_switches_total",
         "run_delay_us_total",  # ready to run, no processor free
+        "stopped_by",  # 0: it may run; 1: a signal, 2: a debugger, 3: a frozen control group
         "minor_faults_total",
         "major_faults_total",
         "read_bytes_total",  # from disks
@@ -247,6 +248,8 @@ SAMPLE_COLUMNS: dict[str, tuple[str, ...]] = {
     kind: (*EVERY_SAMPLE, *SAMPLE_KEYS[kind], *values) for kind, values in _VALUES.items()
 }
 SAMPLE_KINDS = frozenset(SAMPLE_COLUMNS)
+# Older agents do not send these: in what they sent they are not known.
+LATER_COLUMNS = frozenset({"stopped_by"})
 SAMPLE_STRING_COLUMNS = frozenset({
     "device", "interface", "cgroup", "port", "local", "remote",
 })  # fmt: skip

@@ -119,6 +119,17 @@ def test_every_kind_is_stored_and_listed(sender: Sender) -> None:
     assert machine["last_ms"] == (NOW + S) / 1e6
 
 
+def test_what_an_older_agent_does_not_send_is_not_known(sender: Sender) -> None:
+    times = NOW + np.arange(2, dtype=np.int64) * S
+    columns = sample_columns("process", times, {"rank": 0, "pid": 7, "num_threads": 3})
+    del columns["stopped_by"]
+    sender.send(chunks=[chunk_of("process", columns, 2)])
+    found = sender.get("/samples", kind="process", names="stopped_by,num_threads")["series"]
+    assert [(one["name"], one["max"]) for one in found] == [
+        ("stopped_by", [None, None]), ("num_threads", [3, 3]),
+    ]  # fmt: skip
+
+
 def test_an_unknown_kind_says_which_there_are(seeded: Sender) -> None:
     reply = seeded.client.get(f"/api/v1/runs/{seeded.run_id}/samples", params={"kind": "x"})
     assert reply.status_code == 422

@@ -6,6 +6,7 @@ asked again later and later. Its rows say how often it is asked, and its state i
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ BUDGET_RATIO = 0.005  # CPU time of one source by time passed
 MAX_INTERVAL_SECONDS = 60.0
 MAX_RETRY_SECONDS = 600.0
 STUCK_SECONDS = 30.0
+JITTER_RATIO = 0.1  # of the interval, to both sides
 MAX_ROWS = 4096  # of a source, in memory; a collector that is that late keeps the newest
 _NEWEST_SHARE = 0.3  # of a sample's cost in the moving mean
 _WARM_UP = 2  # first samples, which load and open what later ones have
@@ -46,8 +48,8 @@ class Slot:
     def __post_init__(self) -> None:
         self.interval_seconds = self.base_seconds
 
-    def turn(self, now: float) -> None:
-        """Ask the source once, if it is due; `now` is monotonic."""
+    def turn(self, now: float, stretch: float = 1.0) -> None:
+        """Ask the source once, if it is due; `now` is monotonic, `stretch` of the wait after it."""
         if now < self.due:
             return
         try:
@@ -65,7 +67,7 @@ class Slot:
             return
         self.failures = 0
         self.state = self._how_it_runs()
-        self.due = max(self.due + self.interval_seconds, now)
+        self.due = max(self.due + stretch * self.interval_seconds, now)
         self._keep(taken)
 
     def take_rows(self) -> Rows:
@@ -134,9 +136,11 @@ class LaneThread(threading.Thread):
     def run(self) -> None:
         """Sample until `stop`."""
         while not self._ending.is_set():
+            # What comes and goes at an even rate would else be met always, or never.
+            stretch = random.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
             for slot in self.slots:
                 self._asked = slot, time.monotonic()
-                slot.turn(time.monotonic())
+                slot.turn(time.monotonic(), stretch)
             self._asked = None
             due = min(slot.due for slot in self.slots)
             self._ending.wait(max(due - time.monotonic(), 0.001))

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope import schema
 from rankscope.chunk import ChunkError, Column, chunk_count, decode_chunk
-from rankscope.sample_columns import SAMPLE_KINDS
+from rankscope.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.ingest.records import (
     MAX_RANK,
@@ -94,6 +94,8 @@ def judge_chunk(chunk: Chunk) -> JudgedChunk:
     if count != chunk.count:
         raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
     for name in wanted:
+        if name in LATER_COLUMNS and name not in columns:
+            columns[name] = np.full(count, -1)
         _check_column(name, columns.get(name), is_time=name == _TIME_COLUMNS[chunk.kind])
     columns = {name: columns[name] for name in wanted}
     return _with_rollups(chunk, columns)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from rankscope import schema
@@ -82,6 +83,17 @@ def test_a_cheap_source_is_asked_once_a_second() -> None:
     assert bench.pass_seconds(60) in (59, 60, 61)
     assert bench.slot.state == "works"
     assert bench.slot.interval_seconds == 1.0
+
+
+def test_samples_do_not_walk_in_step_with_what_comes_and_goes_at_an_even_rate() -> None:
+    steady = Slot(Steady(Machine()), 0.02)
+    lane = LaneThread("kernel", [steady])
+    lane.start()
+    wait_until(lambda: len(steady.rows) >= 60)
+    lane.stop()
+    waits = np.diff([int(row["time_ns"]) for row in steady.take_rows()]) / 1e6
+    assert np.mean(np.abs(waits - 20.0) > 0.5) > 0.3  # evenly spread over 18 to 22 ms
+    assert 19.0 < np.median(waits) < 24.0
 
 
 def test_a_dear_source_is_asked_less_often_until_it_costs_its_share() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,8 +237,40 @@ def test_a_rank_as_a_process(machine: Machine) -> None:
         "rss_bytes": 300 * PAGE, "num_threads": 9, "minor_faults_total": 500,
         "major_faults_total": 6, "swap_bytes": 12 << 10, "voluntary_switches_total": 31,
         "involuntary_switches_total": 4, "read_bytes_total": 4096, "written_bytes_total": 8192,
-        "run_delay_us_total": 7000,
+        "run_delay_us_total": 7000, "stopped_by": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "stopped_by"),
+    [
+        ({"cgroups/job/cgroup.events": "populated 1\nfrozen 1\n"}, 3),
+        ({"cgroups/job/cgroup.events": "populated 1\nfrozen 0\n"}, 0),
+        ({"cgroups/freezer/old/freezer.state": "FROZEN\n"}, 3),
+        ({"cgroups/freezer/old/freezer.state": "THAWED\n"}, 0),
+        ({"cgroups/cgroup.events": "frozen 1\n", "proc/4711/cgroup": "0::/../job\n"}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_frozen_control_group_keeps_a_rank_from_running(
+    machine: Machine, tree: Tree, files: dict[str, str], stopped_by: int
+) -> None:
+    tree(".", {"proc/4711/cgroup": "4:cpu,freezer:/old\n0::/job\n"} | files)
+    (row,) = rows(ProcessSource, machine)
+    assert row["stopped_by"] == stopped_by
+
+
+def test_a_process_that_a_signal_stopped() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        machine = Machine(ranks=lambda: (RankProcess(0, 0, process.pid),))
+        assert rows(ProcessSource, machine)[0]["stopped_by"] == 0
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert rows(ProcessSource, machine)[0]["stopped_by"] == 1
+        process.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        assert rows(ProcessSource, machine)[0]["stopped_by"] == 0
+        process.kill()
 
 
 def test_a_rank_that_is_gone_has_no_row(machine: Machine) -> None:

@@ -14,13 +14,15 @@ from rankscope.schema import ChunkKind
 
 _US_PER_TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# of /proc/<pid>/stat, counted from the state as 0
-_MINOR, _MAJOR, _USER, _SYSTEM, _THREADS, _RSS = 7, 9, 11, 12, 17, 21
+# of /proc/<pid>/stat, counted from the state
+_STATE, _MINOR, _MAJOR, _USER, _SYSTEM, _THREADS, _RSS = 0, 7, 9, 11, 12, 17, 21
 _STATUS = {
     "voluntary_ctxt_switches": "voluntary_switches_total",
     "nonvoluntary_ctxt_switches": "involuntary_switches_total",
 }
 _IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}
+_STOPPED_BY = {"T": 1, "t": 2}
+_FROZEN = 3
 
 
 class ProcessSource(Source):
@@ -41,7 +43,7 @@ class ProcessSource(Source):
 
     def sample(self) -> Iterable[Row]:
         """Return one row for each rank that lives and can be seen."""
-        rows = [process_row(self._machine.proc, rank) for rank in self._machine.ranks()]
+        rows = [process_row(self._machine, rank) for rank in self._machine.ranks()]
         return [row for row in rows if row is not None]
 
 
@@ -56,12 +58,12 @@ class ProcessSampler:
         return (values[_USER] + values[_SYSTEM]) * _US_PER_TICK / 1e6, values[_RSS] * _PAGE_BYTES
 
 
-def process_row(proc: Path, rank: RankProcess) -> Row | None:
+def process_row(machine: Machine, rank: RankProcess) -> Row | None:
     """Return the row of one process, None where it is gone."""
-    values = _stat(proc, rank.pid)
+    values = _stat(machine.proc, rank.pid)
     if values is None:
         return None
-    directory = proc / str(rank.pid)
+    directory = machine.proc / str(rank.pid)
     row: dict[str, float | str] = {
         "rank": rank.rank,
         "pid": rank.pid,
@@ -71,6 +73,7 @@ def process_row(proc: Path, rank: RankProcess) -> Row | None:
         "num_threads": values[_THREADS],
         "minor_faults_total": values[_MINOR],
         "major_faults_total": values[_MAJOR],
+        "stopped_by": values[_STATE] or (_FROZEN if _is_frozen(machine, directory) else 0),
     }
     for name, value in pairs(read_or_none(directory / "status") or ""):
         if name in _STATUS:
@@ -91,7 +94,7 @@ def process_row(proc: Path, rank: RankProcess) -> Row | None:
 
 
 def _stat(proc: Path, pid: int) -> list[int] | None:
-    """Return the numbers of /proc/<pid>/stat; the state, a letter, stands as 0."""
+    """Return the numbers of /proc/<pid>/stat; in place of the state, a letter, who stopped it."""
     try:
         text = read(proc / str(pid) / "stat")
     except OSError:
@@ -99,4 +102,21 @@ def _stat(proc: Path, pid: int) -> list[int] | None:
     words = text.rpartition(")")[2].split()
     if len(words) <= _RSS or words[0] in "ZX":
         return None
-    return [0, *(int(word) for word in words[1 : _RSS + 1])]
+    return [_STOPPED_BY.get(words[0], 0), *(int(word) for word in words[1 : _RSS + 1])]
+
+
+def _is_frozen(machine: Machine, directory: Path) -> bool:
+    """Return whether the control group of a process is frozen, by version 2 or version 1."""
+    for line in (read_or_none(directory / "cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if ".." in Path(path).parts:  # above what a container sees
+            continue
+        if not controllers:
+            events = read_or_none(machine.cgroups / path.lstrip("/") / "cgroup.events") or ""
+            if dict(pairs(events)).get("frozen"):
+                return True
+        elif "freezer" in controllers.split(","):
+            where = machine.cgroups / "freezer" / path.lstrip("/") / "freezer.state"
+            if (read_or_none(where) or "").strip() == "FROZEN":
+                return True
+    return False
