@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rankscope_server.analysis import RunState
 from rankscope_server.analysis.answers import Coverage
@@ -13,11 +14,13 @@ from rankscope_server.analysis.verdict import answer_of
 from rankscope_server.detectors.finding import Finding
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.regression import rise_of
+from rankscope_server.detectors.step_table import PAST_BLOCKS, StepTable
 from tests.analysis.missing import look_at, run_named
 from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop
 
 EVERY = frozenset(range(8))
+NO_PAST = np.zeros((0, 3))
 
 
 def test_a_clean_run_is_healthy() -> None:
@@ -55,7 +58,7 @@ def test_what_costs_is_told_whatever_its_severity(onset: int | None, text: str) 
 def rise(*levels_ms: float) -> str:
     """Return what is said of steps of these levels, 60 each, with 3 % of noise."""
     noise = np.random.default_rng(1).normal(1.0, 0.03, 60 * len(levels_ms))
-    return rise_of(np.arange(1, noise.size + 1), np.repeat(levels_ms, 60) * noise, POLICY)
+    return rise_of(NO_PAST, np.arange(1, noise.size + 1), np.repeat(levels_ms, 60) * noise, POLICY)
 
 
 def test_a_job_that_became_slower_is_told_with_its_step() -> None:
@@ -69,7 +72,7 @@ def test_a_job_that_became_slower_is_told_with_its_step() -> None:
 def test_one_long_step_in_ten_is_a_rise_too() -> None:
     times = np.full(400, 100.0)
     times[200::10] = 1100.0
-    assert rise_of(np.arange(1, 401), times, POLICY) == (
+    assert rise_of(NO_PAST, np.arange(1, 401), times, POLICY) == (
         "since about step 201 a step takes 2.0 times as long as before (200 ms, 100 ms before), "
         "and why is not known"
     )
@@ -80,6 +83,41 @@ def test_one_long_step_in_ten_is_a_rise_too() -> None:
 )
 def test_noise_bursts_and_what_was_there_before_are_no_rise(levels: tuple[float, ...]) -> None:
     assert rise(*levels) == ""
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), [(2.0, 5.0), (2.0, 2.0), (5.0, 2.0)])
+def test_a_rise_is_known_when_the_steps_before_it_have_left(
+    before_ms: float, after_ms: float
+) -> None:
+    table, times_ms = StepTable(), np.repeat([before_ms, after_ms], [10_000, 20_000])
+    for rank in (0, 1):
+        put(table, rank, times_ms)
+    steps = np.arange(len(times_ms) - table.num_steps, len(times_ms)) + 1
+    text = rise_of(table.past.blocks, steps, table.get("duration")[0], POLICY)
+    if after_ms > before_ms:
+        assert text.startswith("since about step 10,")
+        assert "2.5 times as long as before (5.0 ms, 2.0 ms before)" in text
+    else:
+        assert not text
+
+
+def test_the_past_is_bounded_and_keeps_the_time_of_all_steps() -> None:
+    table, times_ms = StepTable(), np.full(40_000, 1_500.0)
+    put(table, 0, times_ms)
+    blocks = table.past.blocks
+    assert len(blocks) <= PAST_BLOCKS
+    assert blocks[:, 1].sum() == table.dropped_steps == len(times_ms) - table.num_steps
+    assert blocks[:, 2].sum() == 1_500.0 * table.dropped_steps
+    assert np.all(np.diff(blocks[:, 0]) > 0)
+
+
+def put(table: StepTable, rank: int, times_ms: NDArray[np.float64]) -> None:
+    """Give a table the steps of a rank, a thousand at a time."""
+    for begin in range(0, len(times_ms), 1000):
+        lasts_ns = (times_ms[begin : begin + 1000] * 1e6).astype(np.int64)
+        steps = np.arange(begin, begin + len(lasts_ns)) + 1
+        started_ns = np.cumsum(lasts_ns) + begin * 10**9
+        table.put(rank, {"step": steps, "duration_ns": lasts_ns, "started_ns": started_ns})
 
 
 @pytest.mark.parametrize(("lo", "hi", "share"), [(39, 90, "67 %"), (60, 80, "26 %")])

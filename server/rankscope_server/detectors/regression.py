@@ -66,7 +66,7 @@ class Regression:
         now = summary_of(window)
         steps, times = steady(window)
         has_other_lengths = _other_lengths(window, steps)
-        rise = "" if has_other_lengths else rise_of(steps, times, policy)
+        rise = "" if has_other_lengths else rise_of(window.steps.past.blocks, steps, times, policy)
         if now is None and not rise:
             return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
         if now is None:
@@ -235,11 +235,11 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     )  # fmt: skip
 
 
-def rise_of(steps: Array, times: Array, policy: Policy) -> str:
+def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
     """Return since when the whole job takes much longer than before, in words; empty: it does not.
 
     Means of short blocks, as one long step in ten costs as much as ten that are a little longer:
-    all since some block against nearly all before it.
+    all since some block against nearly all before it. `past` are blocks of the steps before.
     """
     if not len(times):
         return ""
@@ -247,13 +247,15 @@ def rise_of(steps: Array, times: Array, policy: Policy) -> str:
     size = max(policy.rise_block, int(1e3 * policy.rise_block_seconds / usual_ms))
     count = len(times) // size
     kept = times[len(times) - count * size :].reshape(count, size)
-    blocks = np.mean(kept, axis=1)
-    for since in range(1, count):
-        before = float(np.quantile(blocks[:since], 0.9))
-        if kept[since:].sum() < 1e3 * policy.rise_seconds:
-            break
-        if blocks[since:].min() >= policy.rise_ratio * before:
-            first, after = steps[-(count - since) * size], float(np.median(blocks[since:]))
+    first_steps = steps[len(steps) - count * size :: size]
+    recent = np.stack([first_steps, np.full(count, size), kept.sum(axis=1)], axis=1)
+    blocks = np.concatenate([past, recent])
+    means, lasts_ms = blocks[:, 2] / blocks[:, 1], np.cumsum(blocks[::-1, 2])[::-1]
+    lowest = np.minimum.accumulate(means[::-1])[::-1]
+    for since in range(1, int(np.sum(lasts_ms >= 1e3 * policy.rise_seconds))):
+        before = float(np.quantile(means[:since], 0.9))
+        if lowest[since] >= policy.rise_ratio * before:
+            first, after = blocks[since, 0], float(np.median(means[since:]))
             return (
                 f"since about step {int(first):,} a step takes {times_text(after / before)} as "
                 f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"

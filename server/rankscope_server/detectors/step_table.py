@@ -26,12 +26,15 @@ from rankscope.schema import (
     STEP_THINNED,
     STEP_WAITS_UNKNOWN,
 )
+from rankscope_server.detectors.robust import median
 
 CAPACITY = 4096
+PAST_BLOCKS = 512  # in which the time of steps that left is kept
 HEAD = 64
 SILENCE = 20  # steps without any collective: ranks of a group seldom accumulate over more
 _MS = 1e-6
 _FIRST_COLUMNS, _FIRST_ROWS = 256, 8
+_PAST_ROWS = 64  # ranks that are enough for the time of a step: they end it together
 SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
 
 Matrix: TypeAlias = NDArray[np.float32]
@@ -48,6 +51,40 @@ SIGNALS: dict[str, tuple[str, float]] = {
 }
 METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", "calls", *OWN_PHASES, *SIGNALS)
 _REST_ON_WAITS = ("own", "blocked", *(phase for phase in OWN_PHASES if phase != "data"))
+
+
+class Past:
+    """How long the steps took that left the table: blocks of some of them, coarser the longer.
+
+    A block is (first step, steps, ms), each two seconds or more; two are made one where many are.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: NDArray[np.float64] = np.zeros((0, 3))
+        self._least_ms = 2_000.0
+
+    def add(self, steps: NDArray[np.int64], times_ms: NDArray[np.float64]) -> None:
+        """Take steps that leave, in their order; those whose time is not known are not counted."""
+        known = ~np.isnan(times_ms)
+        if not known.any():
+            return
+        more = np.stack([steps[known], np.ones(int(known.sum())), times_ms[known]], axis=1)
+        last = self.blocks[-1:][self.blocks[-1:, 2] < self._least_ms]
+        rows = np.concatenate([last, more])
+        kept = self.blocks[: len(self.blocks) - len(last)]
+        self.blocks = np.concatenate([kept, self._joined(rows)])
+        while len(self.blocks) > PAST_BLOCKS:
+            self._least_ms *= 2.0
+            self.blocks = self._joined(self.blocks)
+
+    def _joined(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return blocks of at least the least time; the last may be shorter."""
+        ends = np.cumsum(rows[:, 2])
+        number = ((ends - rows[:, 2]) // self._least_ms).astype(int)
+        begins = np.flatnonzero(np.diff(number, prepend=-1))
+        sums = np.add.reduceat(rows[:, 1:], begins, axis=0)
+        joined: NDArray[np.float64] = np.column_stack([rows[begins, 0], sums])
+        return joined
 
 
 class StepTable:
@@ -70,6 +107,7 @@ class StepTable:
         }
         self._cells["started_ms"] = np.full(shape, np.nan, np.float64)
         self._cells["flags"] = np.zeros(shape, np.int32)
+        self.past = Past()
         self.first_known: dict[str, NDArray[Any]] = {}  # of `deviation`: medians per row
         self._head: dict[str, NDArray[Any]] = {}
         self._head_steps = np.zeros(0, np.int64)
@@ -233,6 +271,7 @@ class StepTable:
         if not self.dropped_steps:
             self._head = {name: cells[:, :HEAD].copy() for name, cells in self._cells.items()}
             self._head_steps = self.steps[:HEAD].copy()
+        self.past.add(self.steps[:count], self._usual_times(count))
         kept = self.num_steps - count
         for cells in self._cells.values():
             cells[:, :kept] = cells[:, count : self.num_steps]
@@ -242,6 +281,12 @@ class StepTable:
         self.dropped_steps += count
         self.clean_columns = max(0, self.clean_columns - count)
         self._hidden_columns = kept
+
+    def _usual_times(self, count: int) -> NDArray[np.float64]:
+        """Return how long the first steps of the table took, ms; special ones are not known."""
+        rows = slice(0, len(self.row_of), 1 + len(self.row_of) // _PAST_ROWS)
+        times = median(self._cells["duration"][rows, :count].astype(float), 0)
+        return np.where(self.special()[:count], np.nan, times)
 
     def _hide(self) -> None:
         """Make what rests on waits unknown where the waits are.
