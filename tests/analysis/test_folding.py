@@ -71,6 +71,9 @@ TABLE: list[tuple[Finding, Finding, list[dict[str, Any]], list[dict[str, Any]]]]
      [{"evidence": ()}]),
     (finding("hang"), ECHOES, [RECOVERED], []),
     (finding("hang"), LATE_KILL, [], []),
+    (finding("stopped_process"), finding("hang"), [OTHER, {"severity": "info"}, RECOVERED],
+     [{"ranks": (3, 5)}, {"ranks": ()}]),
+    (finding("stopped_process"), SLOW, [OTHER], [OTHER]),
     (finding("crash"), finding("hang", onset_ms=1e6 - 200, **OTHER), [{"severity": "info"}],
      [{"onset_ms": 1e6 - MINUTE_MS}]),
     (finding("crash"), finding("hang", onset_ms=1e6 - 30_000), [], []),  # it failed after a while

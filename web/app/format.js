@@ -169,6 +169,7 @@ const KINDS = {
   thermal_or_power: 'Straggler: GPU held down by heat or power',
   page_cache: 'Straggler: data not in memory',
   sequence_imbalance: 'More tokens than its peers',
+  stopped_process: 'A process is stopped',
   hang: 'Hang',
   desync: 'Desync: ranks call different collectives',
   crash: 'Crash',

@@ -203,6 +203,10 @@ def _left_behind(crash: Finding, hang: Finding) -> bool:
     return _same_ranks(crash, hang) or (after_ms is not None and after_ms >= -_SLACK_MS)
 
 
+def _does_not_run(stopped: Finding, effect: Finding) -> bool:
+    return _is_sure(stopped) and _all_ranks(stopped, effect) and _same_time(stopped, effect)
+
+
 def _last_steps(stop: Finding, slow: Finding) -> bool:
     """The slow spell is only the last steps before a stop."""
     is_stop = stop.severity == "critical" and (stop.kind != "hang" or stop.state == "open")
@@ -265,8 +269,8 @@ _STOPS = ("crash", "hang")
 _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
-    "straggler", "stalls", "slow_link", "data-loading", "communication", "pipeline", "gpu-health",
-    "memory-growth", "slow_checkpoint", "hot_shard",
+    "stopped_process", "straggler", "stalls", "slow_link", "data-loading", "communication",
+    "pipeline", "gpu-health", "memory-growth", "slow_checkpoint", "hot_shard",
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (
@@ -278,6 +282,10 @@ RULES: tuple[Rule, ...] = (
         ("hang",), ("crash",),
         "only echoes and time-outs were seen, or the rank that hung was killed a minute later",
         _ended_it,
+    ),
+    Rule(
+        ("stopped_process",), ("hang", "straggler", "stalls"),
+        "the processes of exactly these ranks were stopped", _does_not_run,
     ),
     Rule(("crash",), ("hang",), "the same rank, or the hang began when it ended", _left_behind),
     Rule(("crash",), _GPU_FAULTS, "the driver reports the program's own error", _told_after),
@@ -320,7 +328,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("straggler",), ("staleness",), "the gradients of a slow rank are old", _slow_rank_of),
     Rule(("hot_shard",), ("staleness",), "requests wait for the shard", _waits_for),
     Rule(
-        ("straggler", "stalls", "desync", "hang", "slow_link"),
+        ("stopped_process", "straggler", "stalls", "desync", "hang", "slow_link"),
         ("communication_bound", "communication_advice"),
         "the network waits for those ranks, or for that link", _waits_for,
     ),

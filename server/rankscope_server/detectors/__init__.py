@@ -24,12 +24,14 @@ from rankscope_server.detectors.slow_link import SlowLink
 from rankscope_server.detectors.spikes import Spikes
 from rankscope_server.detectors.staleness import Staleness
 from rankscope_server.detectors.stalls import Stalls
+from rankscope_server.detectors.stopped_process import StoppedProcess
 from rankscope_server.detectors.straggler import Straggler
 from rankscope_server.detectors.window import Detector
 
 DETECTORS: tuple[Detector, ...] = (  # order = run order
     Straggler(),
     Stalls(),
+    StoppedProcess(),
     Hang(),
     Desync(),
     RootCause(),

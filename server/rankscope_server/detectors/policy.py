@@ -43,11 +43,9 @@ class Policy:
     # A fixed floor under the noise-derived entry level. Leave at half the level.
     ln_entry_floor: float = math.log(1.08)
     leave_share: float = 0.5
-    # Steps for which the scatter of a rank is estimated: enough for a stable MAD, recent enough
-    # to follow the machine.
+    # For the scatter of a rank: enough for a stable MAD, recent enough to follow the machine.
     scatter_steps: int = 512
-    # Two stretches of a rank with at most one long window between them are one spell if they
-    # are about equally bad; else the second is another thing that happens to follow.
+    # Stretches at most one long window apart are one spell if they are about equally bad.
     same_size_share: float = 0.6
     # Events shorter than this are dropped.
     min_spell_steps: int = 3
@@ -343,8 +341,7 @@ class Policy:
     regression_p: float = 1e-3
     # Below four runs a standard deviation may be small by chance: 3 % with three, 4 % with two.
     regression_min_runs: int = 4
-    # Within a run: blocks of 40 steps, a shift of 3 %, at least three blocks on each side,
-    # and far out of how blocks scatter: the load of a shared host wanders by itself.
+    # Within a run, far out of how blocks scatter: the load of a shared host wanders by itself.
     slowdown_block: int = 40
     slowdown_share: float = 0.03
     slowdown_side_blocks: int = 3
@@ -352,12 +349,18 @@ class Policy:
     slowdown_clear_sigmas: float = 6.0
     # Other work on a shared host comes and goes within a minute or two.
     slowdown_seconds: float = 120.0
-    # Whatever the reason, a job that takes 1.3 times as long as before is not healthy, if that
-    # lasts: other work on a shared host comes in bursts of seconds.
+    # A job that is so much slower for so long is not healthy, whatever the reason.
     rise_block: int = 10
     rise_block_seconds: float = 2.0
     rise_ratio: float = 1.3
     rise_seconds: float = 15.0
+
+    # --- stopped processes: a process that works is never in that state -------------------
+    stopped_least: int = 2  # one may be a tool that looks at a process for a moment
+    stopped_series_seconds: float = 300.0  # closer stops are one story
+    stopped_span_seconds: float = 30.0  # a short one costs what it takes of half a minute
+    stopped_over_seconds: float = 20.0
+    stopped_near_seconds: float = 3.0  # samples of hosts are up to a second apart each
 
     # --- slow links ------------------------------------------------------------------
     link_min_operations: int = 20

@@ -19,7 +19,7 @@ Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
 KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {
-    "process": ("run_delay_us_total",),
+    "process": ("run_delay_us_total", "stopped_by"),
     "gpu": ("sm_clock_mhz", "throttle_reasons"),
 }
 
@@ -45,7 +45,8 @@ class SampleTable:
             self._gpu_of.update({rank: (host, gpu) for rank, gpu in named if rank >= 0})
             return
         names = ("time_ns", *_VALUES[kind])
-        rows = np.stack([np.asarray(columns[name], np.int64) for name in names], axis=1)
+        nothing = np.full(len(columns["time_ns"]), -1)  # for what an older agent does not send
+        rows = np.stack([np.asarray(columns.get(name, nothing), np.int64) for name in names], 1)
         owner = np.asarray(columns["rank" if kind == "process" else "gpu"], np.int64)
         for number in np.unique(owner[owner >= 0]).tolist():
             key = (kind, number if kind == "process" else (host, number))
@@ -64,6 +65,14 @@ class SampleTable:
         if np.any(totals < 0) or np.any(steps < 0):  # not told, or the counter began anew
             return None
         return float(steps.sum() * 1000 / (times[-1] - times[0]))
+
+    def stopped_by(self, rank: int, begin_ns: float) -> tuple[Array, Array]:
+        """Return when a rank's process was looked at, ns, and who kept it stopped, 0 for nobody."""
+        samples = self._samples.get(("process", rank))
+        if samples is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        inside = samples[(samples[:, 0] >= begin_ns) & (samples[:, 2] >= 0)]
+        return inside[:, 0], inside[:, 2]
 
     def gpu(self, rank: int, begin_ns: float, end_ns: float) -> tuple[float, int] | None:
         """Return the median SM clock in MHz, and the throttle bits set in most samples."""
