@@ -4,16 +4,18 @@
     python benchmarks/foreign.py --table
 
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
-rank's forward, and `stopped`, a rank that SIGSTOP holds for 60 % of the time. Goes on where it was
-stopped; results are in benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused,
-a fault that nobody is named for, and "Healthy" over it. Exit code 1 if less than 95 % are right, a
-healthy rank is accused, or "healthy" is said over a loss.
+rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `data`, a sleep
+before each batch of one rank's loader. A run with a fault ends a while after it was named. Goes on
+where it was stopped; results are in benchmarks/results/foreign.jsonl. Wrong is a healthy rank that
+is accused, a fault that nobody is named for or whose kind is another, and "Healthy" over it. Exit
+code 1 if less than 95 % are right, a healthy rank is accused, or "healthy" is said over a loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import random
 import signal
@@ -38,17 +40,19 @@ from tests.foreign.programs import Program  # noqa: E402
 
 KEYS = ("program", "source", "fault", "seed")
 FAULTS = ("none", "sleep", "stopped")
-RANKS = 2
+KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",)}
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
+OTHER = "another kind"
 RIGHT_SHARE = 0.95
 SECONDS = 75.0  # of a run: 25 without the fault, and 50 to name it
+LOOKED_ON_S = 10.0  # after it was named: who is accused then?
 FAULT_AFTER_S = 25.0
 STOP_S, GO_S = 0.15, 0.10
 
 
 def run_one(program: Program, source: str, fault: str, seed: int) -> dict[str, Any]:
     """Run one program and return what was said of it."""
-    rank = random.Random(f"{program.name} {fault} {seed}").randrange(RANKS)
+    rank = random.Random(f"{program.name} {fault} {seed}").randrange(program.ranks)
     with tempfile.TemporaryDirectory(prefix="rankscope-foreign-") as scratch:
         folder = Path(scratch)
         server = Server(folder)
@@ -65,24 +69,34 @@ def _run(
     place.mkdir()
     words = program.prepare(place)
     slow_s = max(1.5 * program.step_ms, 20.0) / 1e3
-    inject = {"FOREIGN_RANK": str(rank), "FOREIGN_AFTER": str(FAULT_AFTER_S),
-              "FOREIGN_S": str(slow_s)} if fault == "sleep" else {}  # fmt: skip
+    inject = (
+        {
+            "FOREIGN_RANK": str(rank),
+            "FOREIGN_AFTER": str(FAULT_AFTER_S),
+            "FOREIGN_S": str(slow_s),
+            "FOREIGN_PLACE": fault,
+        }
+        if fault in ("sleep", "data")
+        else {}
+    )
     environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
     environ |= environment_of(source, folder) | inject | {
         "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests" / "foreign" / "inject"),
     }  # fmt: skip
+    launcher = [] if program.is_alone else [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)
+    ]  # fmt: skip
     command = [
         sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", "foreign",
-        "--dir", str(folder / "run"), "--", sys.executable, "-m", "torch.distributed.run",
-        "--standalone", "--nproc-per-node", str(RANKS), *words,
+        "--dir", str(folder / "run"), "--", sys.executable, *launcher, *words,
     ]  # fmt: skip
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             command, cwd=place, env=environ, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        with _stopping(process, rank) if fault == "stopped" else contextlib.nullcontext():
-            seen = _watched(process, server, rank if fault != "none" else None)
+        with _stopping(server, rank) if fault == "stopped" else contextlib.nullcontext():
+            seen = _watched(process, server, fault, rank if fault != "none" else None)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -95,12 +109,15 @@ def _run(
     return seen
 
 
-def _watched(process: subprocess.Popen[bytes], server: Server, rank: int | None) -> dict[str, Any]:
-    """Look until the fault is named or the time is over; return the judgement and why."""
+def _watched(
+    process: subprocess.Popen[bytes], server: Server, fault: str, rank: int | None
+) -> dict[str, Any]:
+    """Look until the fault was named for a while or the time is over; return the judgement."""
     began = time.monotonic()
     overview: dict[str, Any] = {}
-    named_after, accused = None, ""
-    while time.monotonic() - began < SECONDS and process.poll() is None:
+    kinds: dict[str, None] = {}
+    named_after, accused, until = None, "", SECONDS
+    while time.monotonic() - began < until and process.poll() is None:
         time.sleep(1.0)
         overview = server.get("runs/foreign") or overview
         for one in findings_of(server, "foreign"):
@@ -108,14 +125,18 @@ def _watched(process: subprocess.Popen[bytes], server: Server, rank: int | None)
                 continue
             if set(one["ranks"]) - {rank}:
                 accused = f"{ACCUSES} {one['ranks']}: {one['what']}"
-            elif one["ranks"] == [rank] and named_after is None:
-                named_after = round(time.monotonic() - began - FAULT_AFTER_S, 1)
+            elif one["ranks"] == [rank]:
+                kinds[one["kind"]] = None
+        if named_after is None and kinds.keys() & set(KINDS.get(fault, ())):
+            named_after = round(time.monotonic() - began - FAULT_AFTER_S, 1)
+            until = min(until, time.monotonic() - began + LOOKED_ON_S)
     answer = overview.get("answer") or {}
     judgement = RIGHT
     if accused:
         judgement = accused
     elif rank is not None and named_after is None:
-        judgement = PEACE if answer.get("state") == "healthy" else SILENT
+        named = f"{OTHER}: {', '.join(kinds)}" if kinds else SILENT
+        judgement = PEACE if answer.get("state") == "healthy" else named
     verdict = overview.get("verdict") or {}
     return {
         "rank": rank, "judgement": judgement, "named_after_seconds": named_after,
@@ -125,18 +146,16 @@ def _watched(process: subprocess.Popen[bytes], server: Server, rank: int | None)
 
 
 @contextlib.contextmanager
-def _stopping(process: subprocess.Popen[bytes], rank: int) -> Iterator[None]:
+def _stopping(server: Server, rank: int) -> Iterator[None]:
     """Hold a rank for most of the time, from a while after the start."""
     over = threading.Event()
 
     def hold() -> None:
         if over.wait(FAULT_AFTER_S):
             return
-        victim = next(
-            one for one in psutil.Process(process.pid).children(recursive=True)
-            if _rank_of(one) == str(rank)
-        )  # fmt: skip
+        ranks = server.get("runs/foreign/ranks")["ranks"]
         with contextlib.suppress(psutil.NoSuchProcess):
+            victim = psutil.Process(next(one["pid"] for one in ranks if one["rank"] == rank))
             while not over.wait(GO_S):
                 victim.suspend()
                 over.wait(STOP_S)
@@ -151,19 +170,13 @@ def _stopping(process: subprocess.Popen[bytes], rank: int) -> Iterator[None]:
         thread.join()
 
 
-def _rank_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("RANK", "")
-    return ""
-
-
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
     """Return the table by program and source, and whether it is good enough."""
-    words = (RIGHT, SILENT, PEACE, ACCUSES)
+    words = (RIGHT, OTHER, SILENT, PEACE, ACCUSES)
     lines = [
-        "| program | source | runs | right | said nothing | healthy over a loss | "
+        "| program | source | runs | right | another kind | said nothing | healthy over a loss | "
         "healthy rank accused |",
-        "|" + "---|" * 7,
+        "|" + "---|" * 8,
     ]
     for program, source in dict.fromkeys((row["program"], row["source"]) for row in rows):
         mine = [row for row in rows if (row["program"], row["source"]) == (program, source)]
@@ -176,13 +189,27 @@ def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
     )
 
 
+def _here(names: list[str]) -> list[str]:
+    """Return the programs whose packages and data are there; name the others."""
+    found = []
+    for name in names:
+        package, needs_data = programs.BY_NAME[name].package, programs.BY_NAME[name].needs_data
+        if package and importlib.util.find_spec(package) is None:
+            print(f"{name}: no package {package}: pip install {package}", flush=True)
+        elif needs_data and not programs.PROGRAMS.is_dir():
+            print(f"{name}: no {programs.PROGRAMS}", flush=True)
+        else:
+            found.append(name)
+    return found
+
+
 def wanted_runs(chosen: argparse.Namespace) -> list[Key]:
     """Return the runs that were asked for, all of a seed before the next."""
     sources = available(chosen.sources.split(","))
     return [
         (program, source, fault, seed)
         for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds)
-        for program in chosen.programs.split(",")
+        for program in _here(chosen.programs.split(","))
         for source in sources
         for fault in chosen.faults.split(",")
     ]

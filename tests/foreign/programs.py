@@ -1,7 +1,8 @@
-"""Training programs that nobody here wrote, copied from the open data and made to run on a CPU.
+"""Training programs that are not ours, made to run on a CPU, each until it is stopped.
 
-Only lines that name a device, a backend or a package that is not there are replaced; models and
-data are small. Each trains until it is stopped.
+Some are copied from the open data: only lines that name a device, a backend or a package that is
+not there are replaced. Those of `scripts` and of `tests/scenarios/third_party` are written as
+users of PyTorch, Lightning, Accelerate and the Hugging Face Trainer write theirs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from tests.shared_data import SHARED_DATA
 PROGRAMS = SHARED_DATA / "programs"
 _TUTORIAL = PROGRAMS / "pytorch_examples" / "ddp-tutorial-series"
 _MINGPT = PROGRAMS / "pytorch_examples" / "minGPT-ddp" / "mingpt"
+_TENSOR = PROGRAMS / "pytorch_examples" / "tensor_parallelism"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_LIBRARIES = Path(__file__).parents[1] / "scenarios" / "third_party"
 _FOR_EVER = "1000000"
 
 
@@ -28,6 +32,10 @@ class Program:
     name: str
     prepare: Callable[[Path], list[str]]
     step_ms: float  # about, on two ranks: how long a fault has to be to matter
+    ranks: int = 2
+    package: str = ""  # without which it cannot run
+    needs_data: bool = False  # it is copied from the open data
+    is_alone: bool = False  # it starts its ranks itself
 
 
 def _copy(source: Path, folder: Path, changes: Mapping[str, str]) -> None:
@@ -135,9 +143,75 @@ def tutorial(folder: Path) -> list[str]:
     return ["multigpu_torchrun.py", _FOR_EVER, _FOR_EVER]
 
 
+def tensor_parallel(folder: Path) -> list[str]:
+    """pytorch/examples tensor_parallelism: two layers over all ranks, a line for each step."""
+    shutil.copy(_TENSOR / "log_utils.py", folder)
+    _copy(
+        _TENSOR / "tensor_parallel_example.py",
+        folder,
+        {
+            "if not verify_min_gpu_count(min_gpus=_min_gpu_count):": "if False:",
+            "torch.accelerator.current_accelerator().type": "'cpu'",
+            "num_iters = 10": f"num_iters = {_FOR_EVER}",
+        },
+    )
+    return ["tensor_parallel_example.py"]
+
+
+def _library(name: str, changes: Mapping[str, str]) -> Callable[[Path], list[str]]:
+    """Return what prepares a script of `tests/scenarios/third_party`, for ever."""
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copy(_LIBRARIES / "text.py", folder)
+        (folder / "out").mkdir()
+        _copy(_LIBRARIES / name, folder, changes)
+        return [name, "out"]
+
+    return prepare
+
+
+def _script(name: str) -> Callable[[Path], list[str]]:
+    """Return what prepares a script of `scripts`."""
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copy(_SCRIPTS / name, folder)
+        return [name]
+
+    return prepare
+
+
+_TRAINER = {
+    "max_steps=12": f"max_steps={_FOR_EVER}", "eval_steps=6": "eval_steps=300",
+    "save_steps=6": "save_steps=3000", "logging_steps=3": "logging_steps=50",
+}  # fmt: skip
+_LIGHTNING = {
+    "max_epochs=2": f"max_epochs={_FOR_EVER}", "log_every_n_steps=2": "log_every_n_steps=50",
+}  # fmt: skip
+_ACCELERATE = {"range(2)": f"range({_FOR_EVER})", "/epoch{epoch}": "/last"}
+_SMALL_GPT = {"= 12, 4, 3, 4": f"= {_FOR_EVER}, 400, 3, 4"}
+
 ALL = (
-    Program("nanogpt", nanogpt, 80.0),
-    Program("mingpt", mingpt, 60.0),
-    Program("tutorial", tutorial, 2.0),
-)
+    Program("nanogpt", nanogpt, 80.0, needs_data=True),
+    Program("mingpt", mingpt, 60.0, needs_data=True),
+    Program("tutorial", tutorial, 2.0, needs_data=True),
+    Program("tensor-parallel", tensor_parallel, 3.0, needs_data=True),
+    Program("trainer", _library("huggingface_trainer.py", _TRAINER), 60.0, package="transformers"),
+    Program(
+        "lightning", _library("lightning_ddp.py", _LIGHTNING), 60.0, package="lightning",
+        is_alone=True,
+    ),
+    Program("accelerate", _library("accelerate_loop.py", _ACCELERATE), 40.0, package="accelerate"),
+    Program("small-gpt", _library("small_gpt.py", _SMALL_GPT), 40.0),
+    Program("batchnorm", _script("batchnorm_cnn.py"), 50.0),
+    Program("batchnorm-4", _script("batchnorm_cnn.py"), 90.0, ranks=4),
+    Program("many-buckets", _script("many_buckets.py"), 60.0),
+    Program("accumulate", _script("accumulate.py"), 60.0),
+    Program("spawned", _script("spawned.py"), 30.0, is_alone=True),
+    Program("by-hand", _script("by_hand.py"), 40.0),
+    Program("sharded", _script("sharded.py"), 50.0),
+    Program("zero", _script("zero.py"), 40.0),
+    Program("in-a-thread", _script("in_a_thread.py"), 40.0),
+    Program("two-networks", _script("two_networks.py"), 40.0),
+    Program("workers", _script("workers.py"), 40.0),
+)  # fmt: skip
 BY_NAME = {program.name: program for program in ALL}

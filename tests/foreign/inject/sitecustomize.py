@@ -1,34 +1,63 @@
-"""A fault from outside: found on PYTHONPATH, it makes one rank's forward sleep after a while."""
+"""A fault from outside: found on PYTHONPATH, it makes one rank sleep after a while.
+
+In each pass forward of the outermost module, or (FOREIGN_PLACE=data) in each batch of a loader.
+"""
 
 import os
 import sys
 import time
 
-_RANK, _BEGINS_S, _SLEEP_S = (os.environ.get(f"FOREIGN_{n}", "") for n in ("RANK", "AFTER", "S"))
+_RANK, _BEGINS_S, _SLEEP_S, _PLACE = (
+    os.environ.get(f"FOREIGN_{name}", "") for name in ("RANK", "AFTER", "S", "PLACE")
+)
 
 
 class _AfterImport:
-    """Wraps DistributedDataParallel.forward as soon as torch has made it."""
+    """Plants the fault as soon as torch has been imported so far."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Find nothing; wait for the module that comes after torch.nn.parallel.distributed."""
-        made = sys.modules.get("torch.nn.parallel.distributed")
-        model = getattr(made, "DistributedDataParallel", None)
-        if model is not None and hasattr(model, "no_sync"):
+        """Find nothing; wait for the module that comes after the one that is changed."""
+        if _PLACE == "data":
+            made = sys.modules.get("torch.utils.data.dataloader")
+            if hasattr(made, "_MultiProcessingDataLoaderIter"):
+                sys.meta_path.remove(self)
+                _slow_batches(made._BaseDataLoaderIter)
+        elif hasattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel"):
             sys.meta_path.remove(self)
-            _make_slow(model)
+            _slow_passes()
 
 
-def _make_slow(model):  # type: ignore[no-untyped-def]
-    original, begins = model.forward, time.monotonic() + float(_BEGINS_S)
+def _is_late():  # type: ignore[no-untyped-def]
+    """Return whether this is the rank, and the time has come."""
+    dist = sys.modules["torch"].distributed
+    return time.monotonic() > _BEGINS and dist.is_initialized() and dist.get_rank() == int(_RANK)
 
-    def forward(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if time.monotonic() > begins:
+
+def _slow_batches(loader):  # type: ignore[no-untyped-def]
+    original = loader.__next__
+
+    def following(self):  # type: ignore[no-untyped-def]
+        if _is_late():
             time.sleep(float(_SLEEP_S))
-        return original(self, *args, **kwargs)
+        return original(self)
 
-    model.forward = forward
+    loader.__next__ = following
 
 
-if _RANK and os.environ.get("RANK") == _RANK:
+def _slow_passes():  # type: ignore[no-untyped-def]
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    outermost = []
+
+    def before(module, _):  # type: ignore[no-untyped-def]
+        if module.training and not outermost:
+            outermost.append(module)
+        if outermost and module is outermost[0] and _is_late():
+            time.sleep(float(_SLEEP_S))
+
+    register_module_forward_pre_hook(before)
+
+
+if _RANK:
+    _BEGINS = time.monotonic() + float(_BEGINS_S)
     sys.meta_path.insert(0, _AfterImport())
