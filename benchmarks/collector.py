@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the fake ranks and the receiver of the tests
 
 from rankscope.collector.liveness import DeathWatch  # noqa: E402
-from rankscope.ring import process_start_ticks  # noqa: E402
+from rankscope.family import process_start_ticks  # noqa: E402
 from tests.agent.collector import processes  # noqa: E402
 from tests.agent.collector.receiver import Receiver  # noqa: E402
 

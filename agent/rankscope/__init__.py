@@ -9,8 +9,24 @@ In a training script, only where you want to say more than the agent sees by its
     with rankscope.phase("evaluation"): ...
 """
 
-from rankscope.api import init, log_metrics, phase, set_step, step
-from rankscope.logging_handler import LoggingHandler
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.api import init, log_metrics, phase, set_step, step
+    from rankscope.logging_handler import LoggingHandler
 
 __version__ = "0.1.0"
 __all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "step"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: each Python program of a job comes by here."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "LoggingHandler":
+        from rankscope.logging_handler import LoggingHandler
+
+        return LoggingHandler
+    from rankscope import api
+
+    return getattr(api, name)

@@ -1,9 +1,9 @@
 """Who this process is: its rank identity, and the run that it belongs to.
 
-Each launcher tells its processes their rank in variables of its own; LAUNCHERS is the list.
-Only some of them start nothing but ranks. Under the others (`srun`, `mpirun`, a pod per node) a
-process may be the parent of the ranks, with the number of its node as its rank: there the first
-process group decides, and the variables count where they agree with it.
+Each launcher tells its processes their rank in variables of its own (`rankscope.family`). Only
+some of them start nothing but ranks. Under the others (`srun`, `mpirun`, a pod per node) a process
+may be the parent of the ranks, with the number of its node as its rank: there the first process
+group decides, and the variables count where they agree with it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankscope.ring import process_start_ticks
+from rankscope.family import FAMILY, LAUNCHERS, family_name, is_rank
 from rankscope.rundir import clean_run_id
 
 
@@ -35,47 +35,12 @@ class RankIdentity:
     role: str = ""
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """The variables in which a launcher tells a process who it is; "" where it has none."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-    node_rank: str
-
-
-LAUNCHERS: tuple[Launcher, ...] = (
-    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    Launcher(  # Open MPI
-        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-    ),
-    Launcher(  # MVAPICH2
-        "mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE", "",
-    ),
-    # in a batch script SLURM_PROCID is there too, SLURM_STEP_NUM_TASKS only in what srun started
-    Launcher(
-        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID",
-    ),
-    # MPICH and Intel MPI
-    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
-)  # fmt: skip
-FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
 _SLURM_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def from_environment(environ: Mapping[str, str]) -> RankIdentity | None:
-    """Return the identity of a process that can only be a rank, None for any other.
-
-    torchrun and what works like it (accelerate, deepspeed) set LOCAL_RANK beside RANK and
-    WORLD_SIZE; without it RANK may be the number of a node whose ranks are yet to be started.
-    """
-    return likely(environ) if "RANK" in environ and "LOCAL_RANK" in environ else None
+    """Return the identity of a process that can only be a rank, None for any other."""
+    return likely(environ) if is_rank(environ) else None
 
 
 def likely(environ: Mapping[str, str]) -> RankIdentity | None:
@@ -117,28 +82,7 @@ def run_id(environ: Mapping[str, str]) -> str:
         return clean_run_id(elastic)
     if job := environ.get("SLURM_JOB_ID"):
         return clean_run_id(f"slurm-{job}")
-    return clean_run_id(environ.get(FAMILY) or _family(environ))
-
-
-def name_family(environ: MutableMapping[str, str]) -> None:
-    """Give this process and all that it starts a common name, unless it was given one."""
-    environ.setdefault(FAMILY, _family(environ))
-
-
-def _family(environ: Mapping[str, str]) -> str:
-    """Return the first known process of this family: a launcher that is not Python, or this one."""
-    has_siblings = launcher(environ) != "python" or _has_parent()
-    first = os.getppid() if has_siblings else os.getpid()
-    return f"{socket.gethostname()}-{first}-{process_start_ticks(first)}"
-
-
-def launcher(environ: Mapping[str, str]) -> str:
-    """Return which launcher made this process, as far as its variables tell."""
-    if "TORCHELASTIC_RUN_ID" in environ:
-        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
-    if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
-        return "deepspeed"
-    return next((each.name for each in LAUNCHERS if each.rank in environ), "python")
+    return clean_run_id(environ.get(FAMILY) or family_name(environ))
 
 
 def of_process_group() -> tuple[int, int] | None:
@@ -180,12 +124,6 @@ def _local_size(text: str, node: int) -> int | None:
         if len(sizes) > node:
             return sizes[node]
     return sizes[0] if len(sizes) == 1 else None
-
-
-def _has_parent() -> bool:
-    """Return whether multiprocessing started this process: its siblings are ranks like it."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rankscope.family import process_start_ticks
+
 MAGIC = b"RSCRING1"
 LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
@@ -221,18 +223,6 @@ def _reopen(path: Path, slot_bytes: int) -> tuple[int, int] | None:
             return descriptor, num_slots
     os.close(descriptor)
     return None
-
-
-def process_start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot, or 0 where it cannot be read.
-
-    With the pid it names a process for good: pids are reused, the pair is not.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def boot_id() -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope import environment, flight, identity, kinship, place, ring, rundir, schema
+from rankscope import environment, family, flight, identity, kinship, place, ring, rundir, schema
 from rankscope.attach.imports import when_imported
 from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
@@ -338,7 +338,7 @@ class Agent:
                     **self.here(),
                     name=self.settings.name or environment.title(environment.own_command()),
                     command=environment.command(environment.own_command()),
-                    launcher=identity.launcher(self._environ),
+                    launcher=family.launcher(self._environ),
                     world_size=who.world_size,
                 )
             )

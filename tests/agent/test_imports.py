@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rankscope
 from rankscope.attach.imports import _Finder, when_imported
 
 
@@ -34,6 +35,37 @@ def test_runs_after_the_whole_package_is_there(
     when_imported("half_made.inner", lambda: seen.append(hasattr(sys.modules["half_made"], "done")))
     __import__("half_made")
     assert seen == [True]
+
+
+def test_what_a_package_sets_off_may_ask_for_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "asked_for"
+    package.mkdir()
+    (package / "__init__.py").write_text("import asked_for.inner\n")
+    (package / "inner.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[str] = []
+    when_imported(
+        "asked_for", lambda: when_imported("asked_for.inner", lambda: seen.append("inner"))
+    )
+    __import__("asked_for")
+    assert seen == ["inner"]
+
+
+def test_a_program_that_never_imports_torch_loads_next_to_nothing(tmp_path: Path) -> None:
+    site = Path(rankscope.__file__).parent / "attach" / "site"
+    script = "import sys; print(*sorted(m for m in sys.modules if m.startswith('rankscope')))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={"RANKSCOPE": "1", "PYTHONPATH": str(site), "RANKSCOPE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.split() == [
+        "rankscope", "rankscope.attach", "rankscope.attach.imports", "rankscope.attach.start",
+        "rankscope.family", "rankscope.guard",
+    ]  # fmt: skip
+    assert done.stderr == ""
+    assert not list(tmp_path.iterdir())
 
 
 def test_importing_the_agent_is_light() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rankscope import ring, rundir, schema
 from rankscope.collector.asking import StackAsker, find_pyspy
 from rankscope.collector.ranks import rank_directories
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 from tests.agent import recorded
 from tests.agent.collector.processes import collector_pid, is_alive, wait_for
 from tests.agent.collector.receiver import Receiver

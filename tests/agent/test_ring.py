@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope import ring
+from rankscope.family import process_start_ticks
 
 
 def make(path: Path, num_slots: int = 1024) -> ring.RingWriter:
@@ -41,7 +42,7 @@ def test_reads_back_what_was_written(tmp_path: Path) -> None:
     assert state.tolist() == [1] * 10 + [0, 0]
     assert slots["sequence"][:10].tolist() == list(range(10))
     assert (reader.rank, reader.world_size, reader.local_rank) == (3, 4, 1)
-    assert reader.pid_start_ticks == ring.process_start_ticks(reader.pid)
+    assert reader.pid_start_ticks == process_start_ticks(reader.pid)
 
 
 def test_says_what_was_overwritten(tmp_path: Path) -> None:

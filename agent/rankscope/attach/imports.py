@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
+_complete: set[str] = set()  # packages whose body has run, though Python still initializes them
 
 
 class _Finder:
@@ -34,6 +35,7 @@ class _Finder:
             if name != _top(name) and _is_initializing(_top(name)):
                 _waiting[_top(name)].extend(actions)  # the package is only half there
                 return
+            _complete.add(name)
             for action in actions:
                 action()
 
@@ -57,5 +59,7 @@ def _top(name: str) -> str:
 
 
 def _is_initializing(name: str) -> bool:
+    if name in _complete:
+        return False
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))

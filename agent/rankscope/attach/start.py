@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from rankscope.attach.imports import when_imported
+from rankscope.family import is_rank, name_family
 from rankscope.guard import guarded
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ def start(settings: Settings) -> Agent:
     """Start the agent, or return the one that runs. Raises ValueError for a bad setting."""
     global _agent
     if _agent is None:
-        from rankscope.identity import name_family
         from rankscope.runtime import Agent
 
         name_family(os.environ)
@@ -52,14 +53,20 @@ def attach_from_environment() -> None:
     if said in _NO or _tried or _is_our_own(sys.orig_argv):
         return
     _tried = True
-    from rankscope.identity import name_family
-
     name_family(os.environ)
     if _is_launcher(sys.orig_argv):
         return
     if said not in _YES:
         _say_why(f"RANKSCOPE={said!r}: say 1 or 0")
         return
+    if is_rank(os.environ):
+        _start_by_environment()
+    else:  # perhaps a tool that the job runs: it pays nothing
+        when_imported("torch", _start_by_environment)
+
+
+@guarded
+def _start_by_environment() -> None:
     from rankscope.settings import from_environment
 
     try:

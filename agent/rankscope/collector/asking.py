@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from rankscope.collector.stacks import send_stack_signal
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 _LONGEST_SECONDS = 10.0
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rankscope.collector.journals import JournalFollower
 from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import RankOffsets
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 FOLDER = "node/launcher"
 FINISHED = "finished"

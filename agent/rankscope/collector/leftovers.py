@@ -22,6 +22,7 @@ from pathlib import Path
 from rankscope import ring
 from rankscope.collector.ranks import COLLECTED, rank_directories
 from rankscope.collector.start import ensure_collector, take_lock
+from rankscope.family import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING
 from rankscope.settings import Settings
 
@@ -155,7 +156,7 @@ def _is_in_use(path: Path) -> bool:
         except (OSError, struct.error):
             continue  # no ring, or a torn one: it has been read as far as it goes
         pid, start_ticks = fields[4], fields[10]
-        if start_ticks and ring.process_start_ticks(pid) == start_ticks:
+        if start_ticks and process_start_ticks(pid) == start_ticks:
             return True
     return False
 

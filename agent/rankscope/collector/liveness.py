@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.collector.exits import PROC, ExitStatus, read_pidfd, read_zombie
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 PIDFD_OPEN: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
 _POLL_SECONDS = 0.2  # where there is no pidfd

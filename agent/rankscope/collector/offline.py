@@ -24,6 +24,7 @@ from rankscope.collector.losses import Ledger
 from rankscope.collector.offsets import RankOffsets
 from rankscope.collector.ranks import FollowedRank
 from rankscope.collector.spool import SUFFIX, Entry
+from rankscope.family import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING
 
 _RECORDS_PER_BATCH = 5_000
@@ -222,7 +223,7 @@ def _to_the_end(read: Callable[[], bool]) -> None:
 
 
 def _is_alive(rank: FollowedRank, boot: bytes) -> bool:
-    ticks = ring.process_start_ticks(rank.pid)
+    ticks = process_start_ticks(rank.pid)
     return rank.boot_id == boot and ticks != 0 and ticks == rank.start_ticks
 
 

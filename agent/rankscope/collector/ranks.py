@@ -21,8 +21,8 @@ from rankscope.collector.outputs import RankOutput
 from rankscope.collector.rings import CollectiveFollower, StepFollower
 from rankscope.collector.sources.process import ProcessSampler
 from rankscope.collector.stacks import Look
+from rankscope.family import process_start_ticks
 from rankscope.redaction import redact
-from rankscope.ring import process_start_ticks
 from rankscope.rundir import COLLECTIVES_RING, FATAL, STEPS_RING
 
 COLLECTED = "collected"  # an empty file: this directory is read to the end

@@ -16,7 +16,7 @@ from typing import Literal
 
 from rankscope import ring
 from rankscope.collector.exits import PROC
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 MAX_PER_INCIDENT = 3  # of those that nobody of flesh and blood asked for
 BETWEEN_NS = 2_000_000_000

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rankscope
-from rankscope import environment, identity, place, ring, rundir, schema
+from rankscope import environment, identity, place, rundir, schema
 from rankscope.collector import exits, launchers
+from rankscope.family import process_start_ticks
 from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
 from rankscope.launch.supervisor import Left, Supervisor
@@ -216,7 +217,7 @@ class Launcher:
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the command; its exit is written down before it is reaped."""
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        ticks = ring.process_start_ticks(process.pid)
+        ticks = process_start_ticks(process.pid)
         code = process.wait()
         with contextlib.suppress(OSError):
             status = exits.from_code(code, "the launcher, its parent")

@@ -98,6 +98,6 @@ def follow(
 
 
 def start_ticks() -> int:
-    from rankscope.ring import process_start_ticks
+    from rankscope.family import process_start_ticks
 
     return process_start_ticks(os.getpid())

@@ -15,7 +15,7 @@ from rankscope import ring
 from rankscope.collector import exits
 from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch, judge
 from rankscope.collector.liveness import PIDFD_OPEN, Death, DeathWatch
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 SOURCE = "/proc, before it was reaped"
 

@@ -12,7 +12,7 @@ import pytest
 
 from rankscope import ring
 from rankscope.collector.stacks import CALM_NS, Look, StackTaker, Taken, send_stack_signal
-from rankscope.ring import process_start_ticks
+from rankscope.family import process_start_ticks
 
 SECOND = 10**9
 STUCK = Look(

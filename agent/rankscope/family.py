@@ -1,0 +1,93 @@
+"""Which launcher made this process, and the name that it shares with all that it starts.
+
+Each process of a job comes by here, also those that never import torch: what is imported is what
+the interpreter has anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+
+class Launcher(NamedTuple):
+    """The variables in which a launcher tells a process who it is; "" where it has none."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    node_rank: str
+
+
+LAUNCHERS: tuple[Launcher, ...] = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    Launcher(  # Open MPI
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "",
+    ),
+    Launcher(  # MVAPICH2
+        "mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE", "",
+    ),
+    # in a batch script SLURM_PROCID is there too, SLURM_STEP_NUM_TASKS only in what srun started
+    Launcher(
+        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID",
+    ),
+    # MPICH and Intel MPI
+    Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
+)  # fmt: skip
+FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
+
+
+def name_family(environ: MutableMapping[str, str]) -> None:
+    """Give this process and all that it starts a common name, unless it was given one."""
+    environ.setdefault(FAMILY, family_name(environ))
+
+
+def family_name(environ: Mapping[str, str]) -> str:
+    """Return the first known process of this family: a launcher that is not Python, or this one."""
+    has_siblings = launcher(environ) != "python" or _has_parent()
+    first = os.getppid() if has_siblings else os.getpid()
+    return f"{os.uname().nodename}-{first}-{process_start_ticks(first)}"
+
+
+def launcher(environ: Mapping[str, str]) -> str:
+    """Return which launcher made this process, as far as its variables tell."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
+    if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
+        return "deepspeed"
+    return next((each.name for each in LAUNCHERS if each.rank in environ), "python")
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether a process with these variables can only be a rank.
+
+    torchrun and what works like it (accelerate, deepspeed) set LOCAL_RANK beside RANK and
+    WORLD_SIZE; without it RANK may be the number of a node whose ranks are yet to be started.
+    """
+    return "RANK" in environ and "LOCAL_RANK" in environ
+
+
+def process_start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot, or 0 where it cannot be read.
+
+    With the pid it names a process for good: pids are reused, the pair is not.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def _has_parent() -> bool:
+    """Return whether multiprocessing started this process: its siblings are ranks like it."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
