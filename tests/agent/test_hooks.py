@@ -180,7 +180,7 @@ def test_the_users_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "own" / "sitecustomize.py").write_text("import os; os.environ['OWN'] = 'ran'\n")
     path = f"{recorded.SITE}:{tmp_path / 'own'}"
     done = subprocess.run(
-        [sys.executable, "-c", "import os, rankscope.attach.start as s; "
+        [sys.executable, "-c", "import os, torch, rankscope.attach.start as s; "
          "print(os.environ['OWN'], s.agent() is not None)"],
         env=recorded.environment(tmp_path, PYTHONPATH=path),
         capture_output=True, text=True, check=True,
@@ -207,10 +207,11 @@ def test_a_source_that_cannot_work_here_is_registered_with_its_reason(tmp_path: 
 )  # fmt: skip
 def test_what_switches_it_on(tmp_path: Path, said: str, is_on: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import rankscope.attach.start as s; print(s.agent() is not None)"],
+        [sys.executable, "-c", "import rankscope.attach.start as s; print(s.agent()); "
+         "import torch; print(s.agent() is not None)"],
         env=recorded.environment(tmp_path, RANKSCOPE=said), capture_output=True, text=True,
         timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout == f"{is_on}\n"
+    assert done.stdout == f"None\n{is_on}\n"  # who never imports torch pays nothing
     why = "rankscope: not attached: RANKSCOPE='enable': say 1 or 0\n"
     assert done.stderr == (why if said == "enable" else "")
