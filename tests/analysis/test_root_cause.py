@@ -101,6 +101,47 @@ def test_a_killed_rank_without_an_error_is_the_cause() -> None:
     assert set(look.verdict.victims) == {0, 1, 3}
 
 
+def test_a_rank_that_leaves_without_a_word_is_not_outdone_by_what_others_die_of() -> None:
+    """As recorded: `os._exit(3)`, two echoes, an abort at the end of Python, a forced kill."""
+    records: list[schema.AnyRecord] = [
+        ended(2, 0, reason="exit_code", exit_code=3),
+        raised(1, 2.5, *ECHOES[0]),
+        raised(3, 6, *ECHOES[0]),
+        ended(1, 2_280, reason="exception", exit_code=1),
+        ended(0, 2_300, reason="signal", signal=6),
+        ended(3, 30_050, reason="signal", signal=9, detail="after an exception left the script"),
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (2,)
+    assert "exited with code 3" in look.verdict.what
+    assert "failed first, 2.5 ms before rank 1" in look.verdict.why
+    assert "rank 0 failed after it" in look.verdict.why
+
+
+def test_a_rank_that_is_killed_after_its_own_exception_was_not_killed_for_it() -> None:
+    records: list[schema.AnyRecord] = [
+        raised(1, 0, *ECHOES[0]),
+        raised(3, 4, *ECHOES[0]),
+        ended(1, 20, reason="exception", exit_code=1),
+        ended(3, 30_000, reason="signal", signal=9),
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == ()
+    assert "origin was not captured" in look.verdict.what
+
+
+def test_an_exit_that_comes_with_an_abort_has_no_certain_order() -> None:
+    records: list[schema.AnyRecord] = [
+        ended(2, 0, reason="exit_code", exit_code=1),
+        ended(0, 10, reason="signal", signal=11),
+    ]
+    look = look_after(run(), records)
+    assert look.verdict is not None
+    assert look.verdict.ranks == (0,)
+
+
 def test_a_crash_is_known_before_its_echoes_arrive() -> None:
     look = look_after(run(), [ended(3, 0, reason="signal", signal=11)])
     assert look.verdict is not None

@@ -101,15 +101,18 @@ def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
 def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
     """Return what the end of a process means beyond its exceptions; None for nothing."""
     who = (ended.rank, ended.time_ns)
+    own = any(error.rank == ended.rank and error.where != "thread" for error in errors)
     if ended.reason == "signal" and ended.signal is not None:
         role: Role = "teardown" if ended.signal in _STOP_SIGNALS else "initiating"
+        if ended.signal == signal.SIGKILL and own:  # it had failed, and did not end by itself
+            role = "teardown"
         text = f"killed by {signal_name(ended.signal)}"
         if ended.detail:
             text += f" ({cut(ended.detail, 120)})"
         entry = recognise_line(ended.detail) if ended.detail else None
         entry = entry if entry is not None and entry.role == "initiating" else None
         return Failure(*who, role, text, ended.last_step, ended=ended, entry=entry)
-    if any(error.rank == ended.rank and error.where != "thread" for error in errors):
+    if own:
         return None  # the exception says more than the exit code that it led to
     if (ended.exit_code or 0) - 128 in _STOP_SIGNALS:  # it took the signal and left in order
         text = f"left on {signal_name((ended.exit_code or 0) - 128)}"

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
-from rankscope_server.detectors.blame import accused, on_one_clock, points
+from rankscope_server.detectors.blame import accused, is_level, on_one_clock, points
 from rankscope_server.detectors.failures import (
     Failure,
     aborts_are_echoes,
@@ -99,9 +99,7 @@ def _counts(error: ErrorRaised, window: Window) -> bool:
 
 
 def _cause(window: Window, failures: list[Failure]) -> _Cause | None:
-    starts = [failure for failure in failures if failure.role == "initiating"]
-    if any(not failure.is_weak for failure in starts):
-        starts = [failure for failure in starts if not failure.is_weak]
+    starts = _starts(window, failures)
     if starts and _is_stop_from_outside(window, starts, failures):
         starts = []
     echoes = _ranks(failures, "cascade")
@@ -111,6 +109,22 @@ def _cause(window: Window, failures: list[Failure]) -> _Cause | None:
     if echoes:
         return _only_echoes(window, echoes, torn_down, failures)
     return _stopped(window, failures)
+
+
+def _starts(window: Window, failures: Sequence[Failure]) -> list[Failure]:
+    """Return the failures that may have begun it.
+
+    An end that says nothing of its reason counts where nothing better is known, and where it
+    certainly came first: then what others died of came from it.
+    """
+    starts = [failure for failure in failures if failure.role == "initiating"]
+    strong = [failure for failure in starts if not failure.is_weak]
+    if not strong or accused(window, "hang", "desync"):
+        return strong or starts
+    exits = [one for one in starts if one.ended is not None and one.ended.reason == "exit_code"]
+    if exits and exits[0] is starts[0] and not is_level(window, exits[0], strong[0]):
+        return [exits[0], *(one for one in exits[1:] if is_level(window, exits[0], one))]
+    return strong
 
 
 def _ranks(failures: Sequence[Failure], role: str) -> tuple[int, ...]:
@@ -147,7 +161,8 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
         rivals = alike
     ranks = tuple(failure.rank for failure in rivals)
     echoes = tuple(r for r in _ranks(failures, "cascade") if r not in ranks)
-    late = tuple(sorted({f.rank for f in starts} - set(ranks) - set(echoes)))
+    failed = {failure.rank for failure in failures if failure.role == "initiating"}
+    late = tuple(sorted(failed - set(ranks) - set(echoes)))
     torn_down = tuple(r for r in _ranks(failures, "teardown") if r not in {*ranks, *echoes, *late})
     who = capital(place_text(ranks, window.hosts(ranks)))
     confidence, reason = _crash_confidence(rivals, echoes, first)
@@ -196,7 +211,7 @@ def _crash_why(
         )
     elif next_one is not None:
         lead = (next_one.common_ns - first.common_ns) / 1e9
-        parts.append(f"it failed first, {lead:.2f} s before rank {next_one.rank}")
+        parts.append(f"it failed first, {seconds_text(lead)} before rank {next_one.rank}")
     else:
         parts.append(f"no other of the {window.world_size} ranks reported a failure")
     if echoes:
