@@ -39,6 +39,24 @@ def on_failure(name: str) -> None:
     )
 
 
+def to_the_end(*parts: Callable[[], object]) -> None:
+    """Call all parts, one that is broken off once more, and only then pass on what broke it off.
+
+    A signal handler of the script may raise in any of them. At the end of a process what is left
+    undone may hang it: see `rankscope.hooks.collectives.last_calls`.
+    """
+    broken_off: BaseException | None = None
+    for part in parts:
+        for _ in range(2):
+            try:
+                part()
+                break
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                broken_off = error
+    if broken_off is not None:
+        raise broken_off
+
+
 def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
     """Run `function`; on any `Exception` count it, log it at most once a minute, return None.
 

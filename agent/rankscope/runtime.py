@@ -22,7 +22,7 @@ from rankscope.attach.start import ATTACHED
 from rankscope.control import Control
 from rankscope.governor import Governor
 from rankscope.grid import Grid
-from rankscope.guard import guarded
+from rankscope.guard import guarded, to_the_end
 from rankscope.hooks import Hook, HookSkipped, chosen, collectives
 from rankscope.hooks.collectives.last_calls import let_threads_through
 from rankscope.moments import GroupMade, Moments
@@ -81,7 +81,7 @@ class Agent:
     def start(self) -> None:
         """Install the hooks, now or when their modules are imported; open what can be opened."""
         self.install_hooks()
-        atexit.register(guarded(self._finish))
+        atexit.register(guarded(lambda: to_the_end(self._finish, self.settle, self.control.close)))
         os.register_at_fork(after_in_child=guarded(self._forked))
         group = identity.of_process_group()
         who = identity.from_environment(self._environ)
@@ -374,8 +374,6 @@ class Agent:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
             self.recorder.end(ring.CLEAN)
-        self.settle()
-        self.control.close()
 
     @guarded
     def settle(self) -> None:
