@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Tun = Literal["absent", "root", "open"]  # /dev/net/tun: not there, for root only, for all
-BARE = ("python3", "python3-venv", "git", "make", "ca-certificates")
+BARE = ("python3", "python3-venv", "git", "make", "ca-certificates", "passwd")  # and useradd
 COMPILER = ("g++", "python3-dev")
 
 
