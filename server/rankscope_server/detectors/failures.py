@@ -101,10 +101,10 @@ def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
 def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
     """Return what the end of a process means beyond its exceptions; None for nothing."""
     who = (ended.rank, ended.time_ns)
-    own = any(error.rank == ended.rank and error.where != "thread" for error in errors)
+    own = {error.where for error in errors if error.rank == ended.rank} - {"thread"}
     if ended.reason == "signal" and ended.signal is not None:
         role: Role = "teardown" if ended.signal in _STOP_SIGNALS else "initiating"
-        if ended.signal == signal.SIGKILL and own:  # it had failed, and did not end by itself
+        if ended.signal == signal.SIGKILL and "main" in own:  # it had failed, but did not end
             role = "teardown"
         text = f"killed by {signal_name(ended.signal)}"
         if ended.detail:
