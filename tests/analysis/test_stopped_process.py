@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rankscope_server.analysis import Finding, RunState
 from rankscope_server.detectors.policy import POLICY
@@ -32,6 +33,7 @@ def test_a_stop_that_goes_on() -> None:
     found = stops([0] * 20 + [1] * 40)
     assert found is not None
     assert (found.is_whole, found.is_over, found.by) == (True, False, 1)
+    assert found.end_ns - found.begin_ns == found.stopped_ns
     assert found.stopped_ns == 40 * S
     assert found.cost(POLICY) == pytest.approx(1.0, abs=0.03)
 
@@ -76,6 +78,7 @@ def with_states(
         columns = item[1] if isinstance(item, tuple) else {}
         seconds = np.arange(len(columns["rank"]))
         columns["stopped_by"] = np.array([code(rank, second) for second in seconds])
+        columns["pid"] = np.full(len(seconds), 1000 + rank)
         if not is_known:
             del columns["stopped_by"]
     return [*run.items(), *items]
@@ -109,11 +112,29 @@ def test_the_onset_is_kept_when_its_step_has_left_the_table() -> None:
     run = job(4, slow=0, onset=999, extra_ms=0.0, phase="forward")
     state = RunState("run")
     apply(state, with_states(run, lambda r, s: int(r == 1 and s >= 8)))
-    (before,) = (f for f in state.look(START_NS + 10**12).findings if f.kind == "stopped_process")
+    (before,) = found_now(state)
     (attempt,) = state._attempts.values()
     attempt.steps._drop(attempt.steps.num_steps - 5)
-    (after,) = (f for f in state.look(START_NS + 10**12).findings if f.kind == "stopped_process")
+    (after,) = found_now(state)
     assert after.onset_step == before.onset_step is not None
+
+
+def test_a_rank_that_tells_of_itself_again_is_the_same_process() -> None:
+    run = job(5, slow=0, onset=999, extra_ms=0.0, phase="forward")
+    items = with_states(run, lambda r, s: int(r == 1 and s >= 8))
+    state = RunState("run")
+    apply(state, items)
+    (attempt,) = state._attempts.values()
+    last_ns = max(time_ns for time_ns, _ in items)
+    state.apply_record(replace(attempt.ranks[1], time_ns=last_ns, sources={"x": "thinned"}))
+    assert [f.ranks for f in found_now(state)] == [(1,)]
+    state.apply_record(replace(attempt.ranks[1], time_ns=last_ns + 1, pid=4711))
+    assert not found_now(state)  # another process, of which there is no sample
+
+
+def found_now(state: RunState) -> list[Finding]:
+    findings = state.look(START_NS + 10**12).findings
+    return [one for one in findings if one.kind == "stopped_process"]
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -19,7 +19,7 @@ Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
 KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {
-    "process": ("run_delay_us_total", "stopped_by"),
+    "process": ("run_delay_us_total", "stopped_by", "pid"),
     "gpu": ("sm_clock_mhz", "throttle_reasons"),
 }
 
@@ -66,12 +66,15 @@ class SampleTable:
             return None
         return float(steps.sum() * 1000 / (times[-1] - times[0]))
 
-    def stopped_by(self, rank: int, begin_ns: float) -> tuple[Array, Array]:
-        """Return when a rank's process was looked at, ns, and who kept it stopped, 0 for nobody."""
+    def stopped_by(self, rank: int, pid: int) -> tuple[Array, Array]:
+        """Return when a rank's process was looked at, ns, and who kept it stopped, 0 for nobody.
+
+        A rank that was started again is another process.
+        """
         samples = self._samples.get(("process", rank))
         if samples is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        inside = samples[(samples[:, 0] >= begin_ns) & (samples[:, 2] >= 0)]
+        inside = samples[(samples[:, 3] == pid) & (samples[:, 2] >= 0)]
         return inside[:, 0], inside[:, 2]
 
     def gpu(self, rank: int, begin_ns: float, end_ns: float) -> tuple[float, int] | None:

@@ -73,7 +73,7 @@ class StoppedProcess:
         """Return the ranks that were seen stopped more than once."""
         found, num_seen = [], 0
         for rank, known in sorted(window.ranks.items()):
-            times_ns, by = window.samples.stopped_by(rank, known.time_ns)
+            times_ns, by = window.samples.stopped_by(rank, known.pid)
             num_seen += len(times_ns) > 0
             stops = stops_of(rank, times_ns, by, window.policy)
             if stops is not None:
@@ -111,7 +111,7 @@ def stops_of(
         rank=rank,
         begin_ns=begin,
         last_ns=last,
-        end_ns=last + usual_ns if is_over else newest_ns,
+        end_ns=last + usual_ns if is_over else max(newest_ns, last + usual_ns),
         stopped_ns=int(lasts_ns[hits].sum()),
         num_samples=len(codes[inside]),
         num_stopped=len(hits),
