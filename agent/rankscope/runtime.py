@@ -81,7 +81,7 @@ class Agent:
     def start(self) -> None:
         """Install the hooks, now or when their modules are imported; open what can be opened."""
         self.install_hooks()
-        atexit.register(guarded(lambda: to_the_end(self._finish, self.settle, self.control.close)))
+        atexit.register(guarded(self._finish))
         os.register_at_fork(after_in_child=guarded(self._forked))
         group = identity.of_process_group()
         who = identity.from_environment(self._environ)
@@ -362,14 +362,17 @@ class Agent:
             ensure_collector(run, self._environ)
 
     def _forked(self) -> None:
+        self.clock.begin_anew()  # also its counts of CPU and faults begin at 0
         if self.recorder is not None:
             self.recorder.disown()
             self.recorder = None  # a group of its own makes it a rank
-            self.clock.begin_anew()
             self.control = Control(self)  # a profile is the parent's to end
         self.has_group = False
 
     def _finish(self) -> None:
+        to_the_end(self._end_record, self.settle, self.control.close)
+
+    def _end_record(self) -> None:
         if self.recorder is not None:
             if not self.recorder.has_ended:  # an exception left the step that it came from
                 self.recorder.begin_step(self.clock.last_step)
