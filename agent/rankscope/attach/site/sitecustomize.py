@@ -1,12 +1,12 @@
 """Found first on PYTHONPATH under `rankscope run`: attaches, then runs the user's own one."""
 
+import os
 import sys
-from pathlib import Path
 
 
 def _chain() -> None:
     """Import the sitecustomize that this one hides, if there is one."""
-    here = str(Path(__file__).parent)
+    here = os.path.dirname(__file__)  # pathlib takes 6 ms
     kept = list(sys.path)
     sys.path[:] = [entry for entry in kept if entry != here]
     own = sys.modules.pop("sitecustomize", None)
