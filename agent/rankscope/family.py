@@ -51,7 +51,7 @@ def name_family(environ: MutableMapping[str, str]) -> None:
 
 def family_name(environ: Mapping[str, str]) -> str:
     """Return the first known process of this family: a launcher that is not Python, or this one."""
-    has_siblings = launcher(environ) != "python" or _has_parent()
+    has_siblings = launcher(environ) != "python" or is_child()
     first = os.getppid() if has_siblings else os.getpid()
     return f"{os.uname().nodename}-{first}-{process_start_ticks(first)}"
 
@@ -87,7 +87,7 @@ def process_start_ticks(pid: int) -> int:
     return int(stat.rpartition(b")")[2].split()[19])
 
 
-def _has_parent() -> bool:
-    """Return whether multiprocessing started this process: its siblings are ranks like it."""
+def is_child() -> bool:
+    """Return whether `multiprocessing` started this process: its siblings may be ranks like it."""
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None

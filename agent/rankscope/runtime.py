@@ -155,7 +155,7 @@ class Agent:
         for action in self._when_recorder:
             action(self)
         self._watch_collector(run, first=True)
-        if kinship.is_child():  # these may leave without `atexit`
+        if family.is_child():  # these may leave without `atexit`
             finalize = sys.modules["multiprocessing.util"].Finalize
             finalize(None, self.settle, exitpriority=0)
 

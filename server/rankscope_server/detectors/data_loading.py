@@ -22,7 +22,6 @@ from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
-_ROWS = 64
 Cause: TypeAlias = Literal[
     "no workers", "preprocessing", "fetch", "unknown", "slow worker", "under-prefetch",
     "epoch start", "bad shard",
@@ -110,8 +109,8 @@ def stall_of(window: Window) -> Stall | None:
         return None
     roles = _roles(window)
     saved = saved_ms(own, data, roles)
-    some = np.arange(0, len(own), 1 + len(own) // _ROWS)  # ranks end a step together
-    duration = table.get("duration")[np.ix_(some, columns)]
+    some = table.some_rows()
+    duration = table.get("duration")[some, columns]
     step = median(duration, 0)
     good = ~np.isnan(step) & ~np.isnan(saved)
     lost = float(np.sum(saved[good]) / max(np.sum(step[good]), 1e-9))

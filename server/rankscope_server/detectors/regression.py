@@ -18,12 +18,10 @@ from rankscope_server.detectors.finding import DetectorResult, Finding, ran, ski
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.regression_words import regression_finding, slowdown_finding
 from rankscope_server.detectors.robust import median
-from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, times_text
 
 Array = NDArray[Any]
-_ROWS = 64  # ranks that are enough for the time of a step: they end it together
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +85,15 @@ class Regression:
 def steady(window: Window) -> tuple[Array, Array]:
     """Return steps and their times in ms, without warm-up and special steps."""
     table = window.steps
-    rows = _some_rows(table)
     special = table.special()
     if special.size and special.mean() > 0.5:
         special[:] = False
     if not table.dropped_steps and table.num_steps:
         special[: warmup_columns(table.head("duration"), window.policy)] = True
-    times = median(table.get("duration")[rows].astype(float), 0) if len(rows) else np.zeros(0)
+    durations = table.get("duration")[table.some_rows()].astype(float)
+    times = median(durations, 0) if len(durations) else np.zeros(0)
     good = ~special & ~np.isnan(times)
     return table.steps[good], times[good]
-
-
-def _some_rows(table: StepTable) -> Array:
-    return np.arange(0, len(table.row_of), 1 + len(table.row_of) // _ROWS)
 
 
 def summary_of(window: Window) -> RunSummary | None:
@@ -109,10 +103,9 @@ def summary_of(window: Window) -> RunSummary | None:
         return None
     table = window.steps
     columns = np.flatnonzero(np.isin(table.steps, steps[-MAX_TIMES:]))
-    cells = np.ix_(_some_rows(table), columns)
     phases = {}
     for name in PHASES:
-        usual = median(table.get(name)[cells].astype(float), 0)
+        usual = median(table.get(name)[table.some_rows(), columns].astype(float), 0)
         if not np.isnan(usual).all():  # waits of no rank may be known
             phases[name] = float(np.nanmean(usual))
     facts = dict(next(iter(window.facts.environments.records.values())).facts) if (

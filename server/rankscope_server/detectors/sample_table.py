@@ -67,7 +67,7 @@ class SampleTable:
         return float(steps.sum() * 1000 / (times[-1] - times[0]))
 
     def stopped_by(self, rank: int, pid: int) -> tuple[Array, Array]:
-        """Return when a rank's process was looked at, ns, and who kept it stopped, 0 for nobody.
+        """Return when a rank's process was sampled, ns, and what kept it stopped, 0 for nothing.
 
         A rank that was started again is another process.
         """

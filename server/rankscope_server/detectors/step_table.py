@@ -34,7 +34,7 @@ HEAD = 64
 SILENCE = 20  # steps without any collective: ranks of a group seldom accumulate over more
 _MS = 1e-6
 _FIRST_COLUMNS, _FIRST_ROWS = 256, 8
-_PAST_ROWS = 64  # ranks that are enough for the time of a step: they end it together
+_SOME_ROWS = 64
 SPECIAL = STEP_FIRST | STEP_CHECKPOINT | STEP_EVALUATION
 
 Matrix: TypeAlias = NDArray[np.float32]
@@ -129,6 +129,10 @@ class StepTable:
         self._hide()
         cells: Matrix = self._cells[metric][: len(self.row_of), first_column : self.num_steps]
         return cells
+
+    def some_rows(self) -> slice:
+        """Return rows that are enough for the time of a step: ranks end it together."""
+        return slice(0, len(self.row_of), 1 + len(self.row_of) // _SOME_ROWS)
 
     def head(self, metric: str) -> Matrix:
         """Return the first `HEAD` steps of the attempt, also when the table has moved on."""
@@ -284,8 +288,7 @@ class StepTable:
 
     def _usual_times(self, count: int) -> NDArray[np.float64]:
         """Return how long the first steps of the table took, ms; special ones are not known."""
-        rows = slice(0, len(self.row_of), 1 + len(self.row_of) // _PAST_ROWS)
-        times = median(self._cells["duration"][rows, :count].astype(float), 0)
+        times = median(self._cells["duration"][self.some_rows(), :count].astype(float), 0)
         return np.where(self.special()[:count], np.nan, times)
 
     def _hide(self) -> None:

@@ -146,7 +146,7 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
     cost = worst.cost(window.policy)
     key = f"{window.attempt}/stopped-process/{'+'.join(map(str, ranks[:8]))}"
     step = _onset_step(window, key, worst.begin_ns)
-    ended = _step_at(window, worst.last_ns) if worst.is_over else None
+    ended = window.step_at(worst.last_ns) if worst.is_over else None
     return Finding(
         key=key,
         detector=StoppedProcess.name,
@@ -179,7 +179,7 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
             for one in event[:8]
         ),
         ruled_out=("A slow GPU, processor or disk: a process that works is not in this state",),
-        would_be_wrong_if="You stopped it yourself, or this rank is one that nobody waits for",
+        would_be_wrong_if="You stopped it yourself, or no other rank waits for this one",
         policy_hash=window.policy.hash,
         victims=tuple(rank for rank in sorted(window.steps.ranks) if rank not in ranks),
     )
@@ -211,15 +211,4 @@ def _onset_step(window: Window, key: str, begin_ns: int) -> int | None:
     before = window.before.get(key)
     if before is not None and before.onset_ms == begin_ns / 1e6 and before.onset_step is not None:
         return before.onset_step
-    return _step_at(window, begin_ns)
-
-
-def _step_at(window: Window, time_ns: int) -> int | None:
-    """Return the step that ran at a time of the wall clock; None where none is known."""
-    started = window.steps.get("started_ms")
-    if not started.size:
-        return None
-    known = ~np.all(np.isnan(started), axis=0)
-    begun = np.nanmin(started[:, known], axis=0)
-    at = int(np.searchsorted(begun, time_ns / 1e6, side="right")) - 1
-    return int(window.steps.steps[known][at]) if at >= 0 else None
+    return window.step_at(begin_ns)

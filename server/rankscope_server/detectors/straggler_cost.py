@@ -17,7 +17,6 @@ from rankscope_server.detectors.spells import Spell
 from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
 
 Array = NDArray[Any]
-_STEP_ROWS = 64
 _MEANS = 2.0  # standard errors within which two means are the same
 _CLIP = 5.0  # beyond it a step is special
 
@@ -147,8 +146,7 @@ def clipped_mean(step_ms: Array) -> float:
 
 def step_times(table: StepTable, columns: Array) -> Array:
     """Return the time of the job's steps: ranks end a step together, so some of them will do."""
-    rows = np.arange(0, len(table.row_of), 1 + len(table.row_of) // _STEP_ROWS)
-    return median(table.get("duration")[np.ix_(rows, columns)], 0)
+    return median(table.get("duration")[table.some_rows(), columns], 0)
 
 
 def _common_change(

@@ -77,6 +77,16 @@ class Window:
         known = started[~np.isnan(started)]
         return float(np.median(known)) if len(known) else None
 
+    def step_at(self, time_ns: int) -> int | None:
+        """Return the step that ran at a time of the wall clock; None where none is known."""
+        started = self.steps.get("started_ms")
+        if not started.size:
+            return None
+        known = ~np.all(np.isnan(started), axis=0)
+        begun = np.nanmin(started[:, known], axis=0)
+        at = int(np.searchsorted(begun, time_ns / 1e6, side="right")) - 1
+        return int(self.steps.steps[known][at]) if at >= 0 else None
+
     def link(self, rank: int, step: int | None = None) -> str:
         """Return the dashboard's path to a rank, or to one step of it."""
         return f"runs/{self.run_id}/ranks?sel={rank}" + ("" if step is None else f"@{step}")

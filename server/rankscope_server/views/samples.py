@@ -114,9 +114,9 @@ class _Reader:
         parts: dict[str, dict[str, list[Array]]] = {}
         for host, data in rows:
             target = parts.setdefault(host, {name: [] for name in names})
-            told = decode_chunk(data, names)
+            sent = decode_chunk(data, names)
             for name in names:
-                values = told[name] if name in told else np.full(len(told["time_ns"]), -1)
+                values = sent[name] if name in sent else np.full(len(sent["time_ns"]), -1)
                 target[name].append(np.asarray(values))
         found: list[tuple[Key, dict[str, Array]]] = []
         for host, columns in sorted(parts.items()):
