@@ -29,7 +29,7 @@ def variables() -> dict[str, str]:
 
 def copy_into(root: Path) -> None:
     """Copy configuration files, and write pip's as one file for everybody."""
-    for name in (*_FILES, *filter(os.path.isfile, variables().values())):
+    for name in (*_FILES, *filter(os.path.isfile, _words())):
         source, target = Path(name), root / name.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -52,14 +52,18 @@ def copy_into(root: Path) -> None:
 
 def folders() -> list[Path]:
     """Return the folders of this machine that pip takes packages from."""
-    texts = [*_pip().values(), *variables().values()]
     found: dict[Path, None] = {}
-    for word in " ".join(texts).split():
+    for word in _words():
         path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word)
         if path.is_absolute() and path.is_dir():
             # an index by the book is `simple`, and its packages may lie beside it
             found[path.parent if path.name == "simple" else path] = None
     return list(found)
+
+
+def _words() -> list[str]:
+    """Return the words of all settings: some are files or folders, a constraint or a certificate."""
+    return " ".join((*_pip().values(), *variables().values())).split()
 
 
 def _pip() -> dict[str, str]:
