@@ -197,13 +197,13 @@ class Recorder:
         return self._threads.keys()
 
     def thread_blocked(self, duration_ns: int) -> None:
-        """Add time for which the main thread was blocked in a wait; the step clock takes it."""
+        """Add time for which the training thread was blocked; the step clock takes it."""
         before = _unpack_u64(self.buffer, ring.BLOCKED_AT)[0]
         _pack_u64(self.buffer, ring.BLOCKED_AT, before + duration_ns)
 
     @property
     def thread_blocked_ns(self) -> int:
-        """Time for which the main thread was blocked in waits, ever."""
+        """Time for which the training thread was blocked in waits, ever."""
         return int(_unpack_u64(self.buffer, ring.BLOCKED_AT)[0])
 
     # --- thinning, and the backward pass -------------------------------------------------
@@ -319,6 +319,10 @@ class Recorder:
         return index
 
     # --- steps ---------------------------------------------------------------------------
+
+    def set_training_thread(self, native_id: int) -> None:
+        """Publish which thread trains: the waits of that one are the step's."""
+        _pack_u64(self.buffer, ring.TRAINING_THREAD_AT, native_id)
 
     def set_phase(self, phase: int, since_ns: int) -> None:
         """Publish where the rank is."""

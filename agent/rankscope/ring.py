@@ -37,7 +37,7 @@ CLOCK_AT = 104  # u64 version (odd = being written), u64 monotonic ns, u64 wall 
 DROPPED_AT = 128  # 8 x u64, by reason: DROP_REASONS
 HOOK_ERRORS_AT = 192  # u64
 # What the sources of collectives, in Python or C++, and the step clock tell each other:
-BLOCKED_AT = 200  # u64: ns for which the main thread was blocked in waits, ever
+BLOCKED_AT = 200  # u64: ns for which the training thread was blocked in waits, ever
 LATEST_END_AT = 208  # u64: monotonic ns of the latest end of a collective
 ENGINE_NUMBER_AT = 216  # u64: slot number + 1 of the last collective that autograd called, 0 none
 ENGINE_ARRIVED_AT = 224  # u64: its arrival, monotonic ns
@@ -51,6 +51,7 @@ OWN_THINNED_NS_AT = 264  # u64: as OWN_NS_AT, of calls in thinned steps
 OWN_THINNED_CALLS_AT = 272  # u64, just behind
 OWN_SWITCH_NS_AT = 280  # u64: CPU ns of taking kernels out for thinned steps, and putting them in
 OWN_SWITCHES_AT = 288  # u64, just behind: how often
+TRAINING_THREAD_AT = 296  # u64: native id of the thread that trains
 RUNNING, CLEAN, EXCEPTION, UNLOADED = 0, 1, 2, 3
 DROP_REASONS: tuple[str, ...] = (
     "overwritten", "disk full", "journal full", "hook failed", "too many alike",

@@ -145,6 +145,7 @@ class Agent:
         os.environ[ATTACHED] = str(who.pid)
         self.recorder = recorder
         self.clock.recorder = recorder
+        recorder.set_training_thread(self.clock.native_id)
         recorder.on_group = self.group_defined
         recorder.begin_step(self.clock.step)
         self._register()
@@ -289,7 +290,7 @@ class Agent:
         kind: str,
         message: str,
         traceback: str = "",
-        where: Literal["main", "thread", "collective"] = "main",
+        where: Literal["main", "thread", "training", "collective"] = "main",
     ) -> None:
         """Record an exception, also of a launched rank that did not come to its first group."""
         if where == "main" and identity.likely(self._environ) is not None:

@@ -185,7 +185,8 @@ class ErrorRaised(Record, frozen=True, tag="error"):
     type: str
     message: str
     traceback: str = ""
-    where: Literal["main", "thread", "collective", "fatal_signal"] = "main"
+    # "training": it left a thread that trained in the main one's place
+    where: Literal["main", "thread", "training", "collective", "fatal_signal"] = "main"
     step: int = 0
 
 

@@ -1,4 +1,4 @@
-"""The step clock: which phase the main thread is in, and what each phase of a step took.
+"""The step clock: which phase the training thread is in, and what each phase of a step took.
 
 Every nanosecond of a step belongs to exactly one phase, so the phases add up to the step. Time
 for which the thread was blocked on peers is kept beside the phase in which it happened.
@@ -6,6 +6,7 @@ for which the thread was blocked on peers is kept beside the phase in which it h
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT, EVALUATION = range(7)
 assert PHASES[CHECKPOINT] == "checkpoint"
 assert len(PHASES) == 7
 _FLAG_OF_PHASE = {CHECKPOINT: STEP_CHECKPOINT, EVALUATION: STEP_EVALUATION}
+_TAKES_OVER = 8  # backward passes of one thread while the one that trained before made none
 _NO_OPTIMIZER_AFTER = 256  # backward passes; then each of them is taken for a step
 _U32 = (1 << 32) - 1
 _now = time.monotonic_ns
@@ -55,7 +57,11 @@ class Mark:
 
 
 class StepClock:
-    """Times the phases of the main thread's steps. Calls from other threads are ignored."""
+    """Times the phases of the steps of the thread that trains. Calls from others are ignored.
+
+    It is the main thread, until another one trains in its place: Ray Train, servers and notebooks
+    run the loop in a thread of their own.
+    """
 
     def __init__(self) -> None:
         self.on_end: Callable[[EndedStep], None] = lambda ended: None
@@ -77,7 +83,10 @@ class StepClock:
         self.gc_ns = 0  # of this step; hooks add to it
         self.copy_ns = 0  # of this step; hooks add to it
         self._explicit = 0  # depth of rankscope.phase() blocks
-        self._thread = threading.main_thread().ident
+        main = threading.main_thread().ident
+        assert main is not None
+        self.thread, self.native_id = main, os.getpid()
+        self._others = _TAKES_OVER  # backward passes of other threads since the last of its own
         self._since_ns = self._started_ns = _now()
         self._counters = _counters()
         self._spent = [0] * len(PHASES)
@@ -91,7 +100,29 @@ class StepClock:
 
     def is_ours(self) -> bool:
         """Return whether this thread's time is the step's time."""
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self.thread
+
+    def trains(self) -> bool:
+        """Return whether a backward pass that begins in this thread is one of the steps'.
+
+        The first thread that makes one has the steps; another takes them over where that one
+        makes none any more. Inside a pass the autograd engine's own threads begin others.
+        """
+        if threading.get_ident() == self.thread:
+            self._others = 0
+            return True
+        self._others += 1
+        if self._others <= _TAKES_OVER or self.phase == BACKWARD:
+            return False
+        self._others = 0
+        self._account()
+        self.thread, self.native_id = threading.get_ident(), threading.get_native_id()
+        self.phase = OTHER
+        self._counters = _counters()
+        self._flags |= STEP_FIRST
+        if self.recorder is not None:
+            self.recorder.set_training_thread(self.native_id)
+        return True
 
     # --- phases ------------------------------------------------------------------------------
 
@@ -123,6 +154,8 @@ class StepClock:
         self._switch(before)
 
     def _switch(self, phase: int) -> None:
+        if threading.get_ident() != self.thread:  # taken over meanwhile
+            return
         before = self.phase
         if self.on_phase is not None and phase != before:
             self.on_phase(before)

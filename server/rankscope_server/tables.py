@@ -255,7 +255,7 @@ error_event = sa.Table(
     _text("type"),
     _text("message"),
     _text("traceback"),
-    _text("place"),  # main, thread, collective, fatal_signal
+    _text("place"),  # main, thread, training, collective, fatal_signal
     sa.Index("ix_error_event_run_id_fingerprint", "run_id", "fingerprint"),
 )
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,6 +25,9 @@ class FakeRecorder:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []
+
+    def set_training_thread(self, native_id: int) -> None:
+        self.thread = native_id
 
     def set_phase(self, phase: int, since_ns: int) -> None: ...
 
@@ -153,3 +159,62 @@ def test_the_last_step_is_the_one_that_was_done(now: list[int]) -> None:
     assert (clock.step, clock.last_step) == (2, 1)
     play(clock, now, (DATA, 5), (BACKWARD, 20))
     assert clock.last_step == 2
+
+
+class OneThread:
+    """A thread that calls what it is given, one after the other."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def __call__(self, function: Callable[[], Any]) -> Any:
+        return self._pool.submit(function).result(10)
+
+
+def a_step(clock: StepClock) -> bool:
+    is_ours = clock.trains()
+    clock.enter(BACKWARD)
+    clock.enter(OPTIMIZER)
+    clock.enter(OTHER)
+    if is_ours:
+        clock.optimizers_ended()
+    return is_ours
+
+
+def test_the_thread_that_trains_has_the_steps() -> None:
+    recorder = FakeRecorder()
+    clock, thread = clock_with(recorder), OneThread()
+    assert clock.is_ours()
+    assert not thread(clock.is_ours)
+    assert all(thread(lambda: a_step(clock)) for _ in range(3))
+    assert thread(clock.is_ours)
+    assert not clock.is_ours()
+    assert recorder.thread == clock.native_id == thread(threading.get_native_id)
+    assert [step["step"] for step in recorder.steps] == [1, 2, 3]
+    assert recorder.steps[0]["flags"] & schema.STEP_FIRST
+    clock.enter(DATA)  # of a thread that does not train
+    assert clock.phase == OTHER
+
+
+def test_a_thread_takes_the_steps_over_when_the_other_has_stopped() -> None:
+    clock, thread = clock_with(FakeRecorder()), OneThread()
+    assert a_step(clock)
+    assert [thread(lambda: a_step(clock)) for _ in range(10)] == [False] * 8 + [True] * 2
+    assert clock.step == 4
+
+
+def test_two_threads_that_train_at_once_take_nothing_from_each_other() -> None:
+    clock, thread = clock_with(FakeRecorder()), OneThread()
+    for _ in range(20):
+        assert a_step(clock)
+        assert not thread(lambda: a_step(clock))
+    assert clock.step == 21
+
+
+def test_engine_threads_inside_a_backward_pass_take_nothing() -> None:
+    clock, thread = clock_with(FakeRecorder()), OneThread()
+    assert clock.trains()
+    clock.enter(BACKWARD)
+    for _ in range(20):  # checkpointed layers: the engine's thread of a device runs their backward
+        assert not thread(clock.trains)
+    assert clock.is_ours()

@@ -281,6 +281,19 @@ def test_an_exception_in_a_thread_or_one_that_was_caught_ends_nothing() -> None:
     assert not look_after(run(), [thread, caught]).findings
 
 
+def test_an_exception_in_the_thread_that_trains_ends_the_training_of_its_rank() -> None:
+    """The process may end cleanly all the same: nobody looks at how its thread ended."""
+    error = schema.ErrorRaised(
+        attempt=0, rank=1, time_ns=at(0), type="ValueError", message="bad", where="training",
+        step=60,
+    )  # fmt: skip
+    ends = [ended(rank, 1_000, reason="clean", exit_code=0) for rank in range(4)]
+    (finding,) = look_after(run(), [error, *ends]).findings
+    assert (finding.kind, finding.ranks) == ("crash", (1,))
+    went_on = msgspec.structs.replace(error, step=10)
+    assert not look_after(run(), [went_on, *ends]).findings
+
+
 def test_ranks_that_wait_for_a_dead_one_are_no_second_finding() -> None:
     recording = record(Job(steps=45, noise=CALM, faults=(Fault("hang", 2, 40),)))
     at_ms = recording.last_ms + 9000

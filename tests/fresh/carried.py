@@ -62,7 +62,7 @@ def folders() -> list[Path]:
 
 
 def _words() -> list[str]:
-    """Return the words of all settings: some are files or folders, a constraint or a certificate."""
+    """Return the words of all settings; some are files or folders, as a constraint."""
     return " ".join((*_pip().values(), *variables().values())).split()
 
 

@@ -243,9 +243,12 @@ class Collector:
             (ranks[key].attempt, ranks[key].rank, look) for key, look in self._looks().items()
         )
         self._sampling.watch(
-            RankProcess(followed.rank.attempt, followed.rank.rank, followed.rank.pid)
-            for followed in self._followed.values()
-            if not followed.life.is_gone and not followed.life.is_elsewhere
+            RankProcess(rank.attempt, rank.rank, rank.pid, rank.training_thread)
+            for rank in (
+                followed.rank
+                for followed in self._followed.values()
+                if not followed.life.is_gone and not followed.life.is_elsewhere
+            )
         )
         for news in self._sampling.news():
             self._tell(news)

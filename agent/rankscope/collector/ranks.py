@@ -198,6 +198,11 @@ class FollowedRank:
         """The step that the rank was in."""
         return min(self._collectives.reader.u64(ring.STEP_AT), 1 << 47) if self._collectives else 0
 
+    @property
+    def training_thread(self) -> int:
+        """Native id of the thread that trains, 0 where it is not known."""
+        return self._collectives.reader.u64(ring.TRAINING_THREAD_AT) if self._collectives else 0
+
     def heartbeat_ns(self) -> int:
         """Return when a hook ran last, monotonic; 0 not known."""
         return self._collectives.reader.u64(ring.HEARTBEAT_AT) if self._collectives else 0

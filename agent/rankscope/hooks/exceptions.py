@@ -35,7 +35,8 @@ class Exceptions:
             _unrecorded(main_hook, kind, error, trace)
 
         def thread_excepthook(args: threading.ExceptHookArgs) -> None:
-            _keep(agent, args.exc_type, args.exc_value, args.exc_traceback, "thread")
+            where = "training" if agent.clock.is_ours() else "thread"
+            _keep(agent, args.exc_type, args.exc_value, args.exc_traceback, where)
             _unrecorded(thread_hook, args)
 
         def unraisable(args: sys.UnraisableHookArgs) -> None:

@@ -19,6 +19,8 @@ from rankscope_server.detectors.words import cut
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
 
+# places of an exception behind which a rank does not go on, unless somebody caught it
+ENDS_TRAINING = ("main", "training", "fatal_signal")
 _MOST_READ = 4_000  # characters of a message
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _STOP_TYPES = ("KeyboardInterrupt", "SignalException", "SystemExit")

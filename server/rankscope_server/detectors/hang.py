@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.schema import RankState
 from rankscope_server.detectors.differences import differences
+from rankscope_server.detectors.failures import ENDS_TRAINING
 from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, Finding, ran, skipped
 from rankscope_server.detectors.flow_place import place_of_stuck
 from rankscope_server.detectors.flow_words import at_place
@@ -159,7 +160,7 @@ def _follows_failure(window: Window, finding: Finding) -> bool:
     Who waits then waits because of the failure. A hang that was one before keeps standing: that
     the job was stopped in the end, or that victims gave up, is its consequence.
     """
-    failed = [error.time_ns for error in window.errors if error.where in ("main", "fatal_signal")]
+    failed = [error.time_ns for error in window.errors if error.where in ENDS_TRAINING]
     failed += [ended.time_ns for ended in window.ended.values() if ended.reason != "clean"]
     if not failed or finding.onset_ms is None:
         return bool(failed)

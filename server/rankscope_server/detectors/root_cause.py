@@ -10,6 +10,7 @@ from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
 from rankscope_server.detectors.blame import accused, is_level, on_one_clock, points
 from rankscope_server.detectors.failures import (
+    ENDS_TRAINING,
     Failure,
     aborts_are_echoes,
     is_abort,
@@ -91,11 +92,16 @@ def _failures(window: Window) -> list[Failure]:
 
 
 def _counts(error: ErrorRaised, window: Window) -> bool:
-    """Return whether an exception ended its process; one in a thread or that was caught did not."""
+    """Return whether an exception ended its process, or the training in it.
+
+    One in another thread or that was caught did not, nor one behind which steps were done.
+    """
+    if error.where == "training":
+        return window.last_step(error.rank) <= error.step
     ended = window.ended.get(error.rank)
     if ended is not None and ended.reason == "clean":
         return False
-    return error.where in ("main", "fatal_signal") or ended is not None
+    return error.where in ENDS_TRAINING or ended is not None
 
 
 def _cause(window: Window, failures: list[Failure]) -> _Cause | None:

@@ -77,6 +77,14 @@ class Window:
         known = started[~np.isnan(started)]
         return float(np.median(known)) if len(known) else None
 
+    def last_step(self, rank: int) -> int:
+        """Return the last step that a rank has told of, 0 where none is known."""
+        row = self.steps.row_of.get(rank)
+        if row is None:
+            return 0
+        known = ~np.isnan(self.steps.get("duration")[row])
+        return int(self.steps.steps[known][-1]) if np.any(known) else 0
+
     def step_at(self, time_ns: int) -> int | None:
         """Return the step that ran at a time of the wall clock; None where none is known."""
         started = self.steps.get("started_ms")

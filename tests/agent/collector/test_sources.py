@@ -72,10 +72,10 @@ PROC = {
     # of `cat /proc/4711/stat`: a name with a parenthesis and a space
     "4711/stat": "4711 (py) thon) S 1 4711 4711 0 -1 4194560 500 0 6 0 250 50 0 0 20 0 9 0 6666 "
     "1000000 300 18446744073709551615\n",
-    "4711/status": "Name:\tpython\nVmSwap:\t      12 kB\nvoluntary_ctxt_switches:\t31\n"
+    "4711/task/4711/status": "Name:\tpython\nVmSwap:\t      12 kB\nvoluntary_ctxt_switches:\t31\n"
     "nonvoluntary_ctxt_switches:\t4\n",
     "4711/io": "rchar: 1\nread_bytes: 4096\nwrite_bytes: 8192\n",
-    "4711/schedstat": "300000000 7000000 99\n",
+    "4711/task/4711/schedstat": "300000000 7000000 99\n",
     "self/stat": "1 (x) S 1\n",
 }
 SYS = {
@@ -271,6 +271,16 @@ def test_a_process_that_a_signal_stopped() -> None:
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
         assert rows(ProcessSource, machine)[0]["stopped_by"] == 0
         process.kill()
+
+
+def test_switches_are_of_the_thread_that_trains(machine: Machine, tree: Tree) -> None:
+    tree("proc", {
+        "4711/task/4712/status": "voluntary_ctxt_switches:\t900\n",
+        "4711/task/4712/schedstat": "1 8000 1\n",
+    })  # fmt: skip
+    machine = replace(machine, ranks=lambda: (RankProcess(0, 5, 4711, 4712),))
+    (row,) = rows(ProcessSource, machine)
+    assert (row["voluntary_switches_total"], row["run_delay_us_total"]) == (900, 8)
 
 
 def test_a_rank_that_is_gone_has_no_row(machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 from rankscope.schema import NODE_RANK, ChunkKind
@@ -29,6 +29,7 @@ class RankProcess:
     attempt: int
     rank: int
     pid: int
+    thread: int = field(default=0, compare=False)  # native id of the one that trains, 0: the main
 
 
 @dataclass(frozen=True)

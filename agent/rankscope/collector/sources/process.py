@@ -75,7 +75,8 @@ def process_row(machine: Machine, rank: RankProcess) -> Row | None:
         "major_faults_total": values[_MAJOR],
         "stopped_by": values[_STATE] or (_FROZEN if _is_frozen(machine, directory) else 0),
     }
-    for name, value in pairs(read_or_none(directory / "status") or ""):
+    trains = directory / "task" / str(rank.thread or rank.pid)
+    for name, value in pairs(read_or_none(trains / "status") or ""):
         if name in _STATUS:
             row[_STATUS[name]] = value
         elif name == "VmSwap":
@@ -83,7 +84,7 @@ def process_row(machine: Machine, rank: RankProcess) -> Row | None:
     for name, value in pairs(read_or_none(directory / "io") or ""):
         if name in _IO:
             row[_IO[name]] = value
-    waited = (read_or_none(directory / "schedstat") or "").split()
+    waited = (read_or_none(trains / "schedstat") or "").split()
     if len(waited) == 3:
         row["run_delay_us_total"] = int(waited[1]) // 1000
     try:

@@ -5,7 +5,7 @@ each of its collectives; while the kernels are out, sequences go on by that coun
 not hold the kernels stay in, with the reason.
 
 The dispatcher's tables are read without a lock. So the kernels move only between two steps, in
-the main thread, when no other thread can be inside a collective; and in one call into C that
+the training thread, when no other thread can be inside a collective; and in one call into C that
 neither runs bytecode nor lets go of the interpreter lock.
 """
 
@@ -290,7 +290,7 @@ class Outside:
         mine, engine = threading.get_ident(), self._agent.engine_code
         callers = self._agent.recorder.callers if self._agent.recorder is not None else ()
         # the engine's own threads may work while a hook of the user runs in this one
-        is_safe = mine == threading.main_thread().ident and not any(
+        is_safe = mine == self._agent.clock.thread and not any(
             frame.f_code is engine for frame in _above(sys._getframe(1))
         )
         others = sys._current_frames()

@@ -1,8 +1,8 @@
 """Where a rank stands while its kernels are out: a thread of ours says so, should it stand still.
 
-It looks once a second and writes nothing unless the main thread has been waiting in the same step
-for some time. A rank that waits publishes its last collective as open, so that the ranks that did
-not come to it are named as in any other step; one that works publishes nothing. It needs the
+It looks once a second and writes nothing unless the training thread has been waiting in the same
+step for some time. A rank that waits publishes its last collective as open, so that the ranks that
+did not come to it are named as in any other step; one that works publishes nothing. It needs the
 interpreter lock: where a rank keeps that, it is silent, and its peers speak.
 """
 
@@ -39,8 +39,13 @@ _WAITS = (
 _OURS = os.path.join(os.path.dirname(__file__), "watch.py")  # of Work.wait
 
 
+def _cpu_clock_of(native_id: int) -> int:
+    """Return the clock of a thread's CPU time; asking it of one that has ended is an OSError."""
+    return ~native_id << 3 | 6  # MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED), posix-timers_types.h
+
+
 class Standing:
-    """Slots in the ring for what the main thread waits in; one for each Outside."""
+    """Slots in the ring for what the training thread waits in; one for each Outside."""
 
     def __init__(
         self, agent: Agent, torch_folder: str, moved: Callable[[], list[tuple[Any, int]]]
@@ -82,7 +87,7 @@ class Standing:
         self._open = {}
 
     def end(self) -> None:
-        """A step begins or ends: nothing of the one before is open. Called by the main thread."""
+        """A step begins or ends: nothing of the one before is open."""
         self._began, self._before = time.monotonic(), None
         recorder = self._agent.recorder
         while self._open and recorder is not None:
@@ -99,16 +104,17 @@ class Standing:
         if recorder is None or outside is None or not outside.is_out:
             return
         now = time.monotonic()
-        main = threading.main_thread().ident
-        assert main is not None
-        began, cpu_ns = self._began, time.clock_gettime_ns(time.pthread_getcpuclockid(main))
+        clock = self._agent.clock
+        frame = sys._current_frames().get(clock.thread)
+        if frame is None:  # the thread has ended, and its clock of CPU time with it
+            return
+        began, cpu_ns = self._began, time.clock_gettime_ns(_cpu_clock_of(clock.native_id))
         moved = dict(self._moved())
         before, self._before = self._before, (now, cpu_ns, moved)
         if before is None or began != self._began or now - began < STILL_SECONDS:
             return
         is_busy = (cpu_ns - before[1]) * 1e-9 > _BUSY * (now - before[0])
-        frame = sys._current_frames().get(main)
-        if is_busy or frame is None or not self._is_waiting(frame):
+        if is_busy or not self._is_waiting(frame):
             self._publish(recorder, {}, _UNKNOWN)
         elif moved == before[2]:  # it stood still for a second
             group, operation = self._call(frame)

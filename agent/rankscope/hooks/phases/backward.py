@@ -51,7 +51,7 @@ class Backward:
 
 
 class _Passes:
-    """Tells the clock and the listeners of backward passes of the main thread."""
+    """Tells the clock and the listeners of backward passes of the training thread."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -60,7 +60,7 @@ class _Passes:
     def begin(self, roots: Any, counts: bool) -> int | None:
         """A pass begins at `roots`; return the phase before, None for one that is not ours."""
         agent, clock = self._agent, self._agent.clock
-        if not clock.is_ours() or (roots and type(roots[0]).__name__ in _TRACED):
+        if (roots and type(roots[0]).__name__ in _TRACED) or not clock.trains():
             return None
         is_outermost = clock.phase != BACKWARD
         take_compiled(agent)

@@ -63,7 +63,8 @@ static_assert(sizeof(Slot) == 96);
 // Numbers of the wire that Python hands over, in the order of CONSTANTS in source.py.
 struct Constants {
   int header_bytes, head_at, heartbeat_at, step_at, hook_errors_at, blocked_at, latest_end_at,
-      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_thinned_ns_at, thinned_at;
+      engine_number_at, engine_arrived_at, engine_site_at, own_ns_at, own_thinned_ns_at, thinned_at,
+      training_thread_at;
   int issued, returned, ended, failed;
   int flag_async, flag_p2p, flag_end_from_wait, flag_thinned, flag_by_engine;
   int issued_by, ended_by_future, ended_by_wait, ended_by_error;
@@ -180,9 +181,9 @@ uint64_t thread_cpu_ns() {
   return uint64_t(time.tv_sec) * 1000000000u + uint64_t(time.tv_nsec);
 }
 
-bool is_main_thread() {
-  thread_local const bool is_main = getpid() == pid_t(syscall(SYS_gettid));
-  return is_main;
+uint32_t thread_id() {
+  if (own_thread_id == 0) own_thread_id = uint32_t(syscall(SYS_gettid));
+  return own_thread_id;
 }
 
 std::atomic<uint64_t>& header(int at) {
@@ -219,7 +220,8 @@ void add_blocked(int64_t number, uint64_t duration_ns) noexcept {
     Slot& slot = slot_of(number);
     if (is_still(slot, number)) slot.blocked_ns += duration_ns;
   }
-  if (is_main_thread()) // the step's time is the main thread's
+  // the step's time is the training thread's; which one that is the step clock says
+  if (header(probe->is.training_thread_at).load(std::memory_order_relaxed) == thread_id())
     header(probe->is.blocked_at).fetch_add(duration_ns, std::memory_order_relaxed);
 }
 
@@ -507,8 +509,7 @@ void commit(Slot& slot, const Token& token, uint64_t arrived_ns) {
   slot.arrived_ns = arrived_ns;
   slot.started_ns = slot.returned_ns = slot.ended_ns = slot.blocked_ns = 0;
   slot.step = uint32_t(header(is.step_at).load(std::memory_order_relaxed));
-  if (own_thread_id == 0) own_thread_id = uint32_t(syscall(SYS_gettid));
-  slot.thread_id = own_thread_id;
+  slot.thread_id = thread_id();
   slot.issued_by = uint8_t(is.issued_by);
   slot.ended_by = slot.reserved = 0;
   slot.state.store(uint8_t(is.issued), std::memory_order_relaxed);

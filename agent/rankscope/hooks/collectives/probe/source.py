@@ -28,6 +28,7 @@ CONSTANTS: tuple[int, ...] = (
     ring.HEADER_BYTES, ring.HEAD_AT, ring.HEARTBEAT_AT, ring.STEP_AT, ring.HOOK_ERRORS_AT,
     ring.BLOCKED_AT, ring.LATEST_END_AT, ring.ENGINE_NUMBER_AT, ring.ENGINE_ARRIVED_AT,
     ring.ENGINE_SITE_AT, ring.OWN_NS_AT, ring.OWN_THINNED_NS_AT, ring.THINNED_AT,
+    ring.TRAINING_THREAD_AT,
     schema.ISSUED, schema.RETURNED, schema.ENDED, schema.FAILED,
     schema.FLAG_ASYNC, schema.FLAG_P2P, schema.FLAG_END_FROM_WAIT, schema.FLAG_THINNED,
     schema.FLAG_BY_ENGINE,
