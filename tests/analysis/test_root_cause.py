@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rankscope import schema
+from rankscope.group_state import GroupState
 from rankscope_server.analysis import Look, RunState
 from rankscope_server.detectors import failures
 from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
@@ -269,6 +270,55 @@ def test_a_clean_end_yields_nothing() -> None:
     assert not look.findings
     assert look.status == "ended"
     assert look.answer.state == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "status"), [("0", "info", "ended"), ("", "warning", "failed"),
+                                     ("1", "critical", "failed")]
+)  # fmt: skip
+def test_ranks_that_left_alike_under_a_command_that_succeeded(
+    code: str, severity: str, status: str
+) -> None:
+    """Ray ends its workers with code 1 once it has what they reported."""
+    node = {"attempt": 0, "rank": schema.NODE_RANK, "time_ns": at(500)}
+    records: list[schema.AnyRecord] = [
+        schema.RunStarted(**node, name="x", command="x", launcher="", world_size=4),
+        *(ended(rank, rank, reason="exit_code", exit_code=1) for rank in range(4)),
+    ]
+    if code:
+        fields = {"exit_code": code}
+        records.append(schema.Event(**node, name=schema.COMMAND_ENDED, fields=fields))
+    look = look_after(run(), list(records))
+    (finding,) = look.findings
+    assert (finding.severity, look.status) == (severity, status)
+    one_less = [one for one in records if one.rank != 3]
+    assert look_after(run(), one_less).findings[0].severity == "critical"
+
+
+def at_collective(rank: int, issued: int, at_ns: int) -> schema.RankState:
+    group = GroupState(group="world", issued=issued, ended=issued - (issued > 408))
+    return schema.RankState(
+        attempt=0, rank=rank, time_ns=at_ns, step=41, phase="backward", phase_since_ns=at_ns,
+        heartbeat_ns=at_ns, groups=[group],
+    )  # fmt: skip
+
+
+def test_who_waited_for_another_did_not_begin_the_end_although_it_came_first() -> None:
+    """Ray catches what one worker raises, and then ends all of them in any order."""
+    records: list[schema.AnyRecord] = [
+        *(ended(rank, 200 * (rank == 2), reason="exit_code", exit_code=1) for rank in range(4)),
+        *(at_collective(rank, 408 if rank == 2 else 409, at(-10)) for rank in range(4)),
+    ]
+    (finding,) = look_after(run(), list(records)).findings
+    assert (finding.ranks, finding.victims) == ((2,), (0, 1, 3))
+    assert "waited for it" in finding.why
+    records.append(schema.LogLine(
+        attempt=0, rank=2, time_ns=at(-20), level=40, logger="ray",
+        message="Error in training function:\nTraceback (most recent call last):\n  File ...\n"
+        "ValueError: bad sample 17\n",
+    ))  # fmt: skip
+    (finding,) = look_after(run(), records).findings
+    assert "after it logged ValueError: bad sample 17" in finding.what
 
 
 def test_an_exception_in_a_thread_or_one_that_was_caught_ends_nothing() -> None:

@@ -18,6 +18,7 @@ from rankscope_server.detectors.words import cut
 
 _KILLED_BY_KERNEL = "killed by the kernel, which ran out of memory"
 _ROLES: tuple[Role, ...] = ("initiating", "cascade", "teardown")
+_TRACEBACK = "Traceback (most recent call last)"
 _SURE = 3  # strength of an entry that is a cause in itself
 _KNOWN = 2
 
@@ -61,9 +62,7 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
     known = [row for row in rows if row.entry is not None and row.entry.role in _ROLES]
     known.sort(key=lambda row: _order(row, failure.rank))
     if not known:
-        unknown = max(rows, key=lambda row: row.said[failure.rank], default=None)
-        has_none = failure.is_weak and unknown is not None
-        return replace(failure, line=cut(unknown.text)) if has_none and unknown else failure
+        return _of_unknown(failure, rows) if failure.is_weak and rows else failure
     best = known[0]
     entry = best.entry
     assert entry is not None
@@ -80,6 +79,19 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
     if failure.role == role and failure.entry is None and entry.strength >= _KNOWN:
         return replace(failure, line=line, entry=entry)
     return failure
+
+
+def _of_unknown(failure: Failure, rows: list[Row]) -> Failure:
+    """Return an end without a reason with the error that its rank logged last.
+
+    A traceback is the reason: frameworks log what the script raised, and leave with a code.
+    """
+    newest = max(rows, key=lambda row: row.said[failure.rank])
+    if _TRACEBACK not in newest.text:
+        return replace(failure, line=cut(newest.text))
+    raised = cut(newest.text.rstrip().rpartition("\n")[2], 120)
+    text = f"{failure.text.split(' without')[0]} after it logged {raised}"
+    return replace(failure, text=text, line=raised, is_weak=False)
 
 
 def _order(row: Row, rank: int) -> tuple[int, int, int]:

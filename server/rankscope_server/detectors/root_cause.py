@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -86,7 +86,7 @@ def _failures(window: Window) -> list[Failure]:
         ]
     found = [
         replace(one, common_ns=on_one_clock(window, one.rank, one.time_ns))
-        for one in with_last_words(window, found)
+        for one in _waiting_are_victims(window, with_last_words(window, found))
     ]
     return sorted(found, key=lambda failure: (failure.common_ns, failure.rank))
 
@@ -110,6 +110,8 @@ def _cause(window: Window, failures: list[Failure]) -> _Cause | None:
         starts = []
     echoes = _ranks(failures, "cascade")
     torn_down = _ranks(failures, "teardown")
+    if starts and _all_left_alike(window, starts, failures):
+        return _left_alike(window, starts, failures)
     if starts:
         return _crash(window, starts, failures)
     if echoes:
@@ -133,6 +135,26 @@ def _starts(window: Window, failures: Sequence[Failure]) -> list[Failure]:
     return strong
 
 
+def _waiting_are_victims(window: Window, failures: Iterable[Failure]) -> list[Failure]:
+    """Return `failures` where an end for no known reason of a rank that waited for another of the
+    failed ones is that one's consequence: whoever starts the ranks ends all of them."""
+    starts = [one for one in failures if one.role == "initiating"]
+    states = {one.rank: window.states[one.rank] for one in starts if one.rank in window.states}
+    fewest: dict[str, int] = {}  # collectives that one of them came to, by group
+    for state in states.values():
+        for group in state.groups:
+            fewest[group.group] = min(group.issued, fewest.get(group.group, group.issued))
+    waiting = {
+        rank
+        for rank, state in states.items()
+        if any(group.ended < group.issued > fewest[group.group] for group in state.groups)
+    }
+    return [
+        replace(one, role="teardown") if one.is_weak and one.rank in waiting else one
+        for one in failures
+    ]
+
+
 def _ranks(failures: Sequence[Failure], role: str) -> tuple[int, ...]:
     return tuple(sorted({failure.rank for failure in failures if failure.role == role}))
 
@@ -154,6 +176,41 @@ def _is_stop_from_outside(
         return spread <= window.policy.clock_band_seconds
     # A launcher sends SIGTERM and, to those that stay, SIGKILL later.
     return bool(stops) and min(s.time_ns for s in stops) <= first
+
+
+def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequence[Failure]) -> bool:
+    """Return whether whoever started the ranks may have ended them, and calls that a success.
+
+    Ray ends its workers so once the driver has their results: all exit with code 1 in the same
+    step, while the command goes on and ends with code 0.
+    """
+    facts = window.facts
+    return (
+        bool(facts.launched_ns)
+        and not facts.left_code
+        and len(starts) == len(failures)
+        and {one.rank for one in starts} == set(range(window.world_size))
+        and all(one.is_weak for one in starts)
+        and len({(one.text, one.step) for one in starts}) == 1
+    )
+
+
+def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
+    cause = _crash(window, starts, failures)
+    if window.facts.left_code is None:
+        reason = "no exception and no signal was seen, and the command that started them goes on"
+        return replace(cause, severity="warning", confidence=0.4, reason=reason)
+    return replace(
+        cause,
+        failures=(),
+        severity="info",
+        confidence=0.8,
+        reason="all ranks left alike, and the command that started them ended with code 0",
+        what=f"All {window.world_size} ranks {starts[0].text}{_at(starts[0].step)}",
+        why="The command that started them ended with code 0: it took this for their end",
+        next="Nothing to do",
+        began=starts[0],
+    )
 
 
 def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
@@ -217,7 +274,11 @@ def _crash_why(
         )
     elif next_one is not None:
         lead = (next_one.common_ns - first.common_ns) / 1e9
-        parts.append(f"it failed first, {seconds_text(lead)} before rank {next_one.rank}")
+        parts.append(
+            f"it failed first, {seconds_text(lead)} before rank {next_one.rank}"
+            if lead >= 0
+            else f"rank {next_one.rank}, which ended {seconds_text(-lead)} earlier, waited for it"
+        )
     else:
         parts.append(f"no other of the {window.world_size} ranks reported a failure")
     if echoes:
