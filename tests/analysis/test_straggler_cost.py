@@ -130,3 +130,24 @@ def test_ranks_of_one_host_work_slower_again_without_the_slow_one(seed: int) -> 
     (finding,) = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=1))
     assert finding.ranks == (rank,)
     assert finding.cost_throughput_ratio == pytest.approx(truth, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_rank_is_no_less_slow_where_all_became_faster(seed: int) -> None:
+    """Other work left the host, or the steps became shorter, as the rank became slow."""
+    chance = random.Random(f"faster {seed}")
+    ranks, onset, share = 4, 90, chance.uniform(0.6, 1.0)
+    rank, faster = chance.randrange(ranks), chance.uniform(0.4, 0.65)
+    runs = []
+    for is_slow in (True, False):
+        factor = noisy(seed, ranks, STEPS, 0.03)
+        factor[:, onset:] *= faster
+        factor[rank, onset:] *= 1 + share * is_slow
+        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
+        runs.append(Timeline(ranks, STEPS, program, {"world": tuple(range(ranks))}).run())
+    truth = 1 - runs[1].step_ms(onset + 2) / runs[0].step_ms(onset + 2)
+    (finding,) = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=1))
+    assert (finding.ranks, finding.state) == ((rank,), "open")
+    # less than the truth by what the others would have got of its processors, at most
+    assert truth - 0.25 < (finding.cost_throughput_ratio or 0) < truth + 0.02
+    assert finding.severity != "info"

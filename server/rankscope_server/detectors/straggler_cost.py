@@ -83,7 +83,9 @@ def cost_of(
     parallel all wait for the latest, and in a pipeline, too; ranks
     of the same host that became faster meanwhile would be as slow again without it. And what the
     job lost: its step time against that before the onset, changed as the work of the other
-    ranks changed. Where hiccups of many ranks make about every second step long, a median tells one
+    ranks changed. A rank that is held up leaves them its share of the processors, no more: where
+    all others are of its host and became faster than that, something else left the host or the
+    job's steps became shorter, and the time before the onset tells nothing. Where hiccups of many ranks make about every second step long, a median tells one
     or the other kind of step, so the mean is asked, too, and the larger of both counts, with twice
     the error that such means have; whether the rank is worth a word is told without that error.
     """
@@ -93,6 +95,10 @@ def cost_of(
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
     is_known = len(healthy) >= policy.healthy_min_steps
     change = min(1.0, _change(table, near, healthy, inside)) if is_known else 1.0
+    if all(deviation.peers[row] for row in rows):
+        least = len(near) / (len(near) + len(rows))
+        is_known &= change >= least or len(near) + len(rows) < len(table.row_of)
+        change = max(change, least)
     slower = np.ones(len(table.row_of))
     slower[list(near)] /= change
     step, gap = step_times(table, inside), _gap(table, deviation, rows, inside, slower)
@@ -102,7 +108,7 @@ def cost_of(
     now, total, extra = middle(step), float(np.sum(step[known])), float(np.sum(gap[known]))
     if not is_known:
         ratio = throughput_loss(total, total - extra)
-        return Cost(ratio, ratio, now, None)
+        return Cost(ratio, ratio, now, None, change)
     extra -= _usual(_gap(table, deviation, rows, healthy, np.ones_like(slower))) * int(known.sum())
     lately = healthy[-policy.healthy_steps :]
     lost = []
