@@ -105,7 +105,7 @@ def job(
         if fact in truth:
             continue
         host = chance.randrange(num_ranks // 8)
-        size = chance.choice([1, 8])
+        size = 8 if fact == "command.hash" else chance.choice([1, 8])
         ranks = tuple(range(host * 8, host * 8 + size))
         for rank in ranks:
             facts[rank][fact] = value
@@ -199,6 +199,11 @@ def test_code_is_compared_among_ranks_of_one_script() -> None:
     assert (found.fact, found.severity, found.ranks) == ("code.hash", "critical", (5,))
 
 
+def test_commands_that_differ_within_a_node_are_the_launchers() -> None:
+    records = [environment(rank, {"command.hash": str(rank % 8 > 0)}) for rank in range(16)]
+    assert found_in(records) == []
+
+
 def test_a_fact_that_only_some_have_told_yet_differs_from_nothing() -> None:
     records = [
         environment(rank, {"torch.dtype": "bfloat16"} if rank < 3 else {}) for rank in range(8)
@@ -275,10 +280,10 @@ def test_one_finding_for_all_that_the_same_ranks_differ_on() -> None:
     ("code.commit", "git log -1 --oneline; git status --short"),
 ])  # fmt: skip
 def test_a_command_shows_the_fact_where_it_differs(fact: str, command: str) -> None:
-    records = [environment(rank, {fact: "b" if rank == 9 else "a"}) for rank in range(64)]
+    records = [environment(rank, {fact: "b" if rank // 8 == 1 else "a"}) for rank in range(64)]
     state = started(records, 64)
     (finding,) = drift_of(state)[1]
-    pid = state._attempts[0].ranks[9].pid
+    pid = state._attempts[0].ranks[8].pid
     assert finding.next_command == command.format(pid=pid)
 
 

@@ -33,6 +33,7 @@ _NOT_FOUND_OUT = "unknown"
 _POLICY_RANKS = 3  # that follow one rule before another rank can break it
 _MAX_FINDINGS = 16
 _JOB_FACTS = {"commit": "code", "config": "model configuration", "dataset": "data set"}
+_PER_NODE = "command.hash"  # what a person types on each node
 _OF_PROGRAM = ("code.", "command.")
 _ACCUSED_BY = frozenset({"straggler", "hang", "root-cause"})
 
@@ -151,6 +152,8 @@ def _difference(
     ordered = sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
     if len(ordered) < 2:
         return None
+    if fact == _PER_NODE and not _is_by_node(ordered, places):
+        return None  # Lightning and Ray give each of their workers words of its own
     count = sum(len(ranks) for _, ranks in ordered)
     has_majority = 2 * len(ordered[0][1]) > count
     if fact == "torch.seed" and not has_majority:
@@ -184,6 +187,14 @@ def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> Difference | None:
     bases = sorted(by_base.items(), key=lambda item: (-len(item[1]), item[0]))
     told = tuple((f"{base} + its rank", tuple(sorted(ranks))) for base, ranks in bases)
     return Difference("torch.seed", "job", "warning", odd, told)
+
+
+def _is_by_node(
+    classes: Sequence[tuple[str, set[int]]], places: Mapping[int, tuple[str, int]]
+) -> bool:
+    """Return whether all ranks of a node agree: somebody started that node in another way."""
+    hosts = [{places[rank][0] for rank in ranks if rank in places} for _, ranks in classes]
+    return sum(map(len, hosts)) == len(set().union(*hosts))
 
 
 def _is_by_place(
