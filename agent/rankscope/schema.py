@@ -185,7 +185,6 @@ class ErrorRaised(Record, frozen=True, tag="error"):
     type: str
     message: str
     traceback: str = ""
-    # "training": it left a thread that trained in the main one's place
     where: Literal["main", "thread", "training", "collective", "fatal_signal"] = "main"
     step: int = 0
 

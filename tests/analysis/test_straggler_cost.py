@@ -151,3 +151,28 @@ def test_a_slow_rank_is_no_less_slow_where_all_became_faster(seed: int) -> None:
     # less than the truth by what the others would have got of its processors, at most
     assert truth - 0.25 < (finding.cost_throughput_ratio or 0) < truth + 0.02
     assert finding.severity != "info"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_of_several_slow_ranks_is_named(seed: int) -> None:
+    """One hides the other: mended alone, neither gains much."""
+    chance = random.Random(f"several {seed}")
+    ranks = chance.choice([4, 5, 8, 16])
+    slow = chance.sample(range(ranks), 2 if ranks < 6 else 3)
+    onsets = {rank: chance.randint(60, 140) for rank in slow}
+    sizes = {rank: chance.uniform(0.4, 1.4) for rank in slow}
+    runs = []
+    for is_slow in (True, False):
+        factor = noisy(seed, ranks, STEPS + 40, 0.04)
+        for rank in slow:
+            factor[rank, onsets[rank] :] *= 1 + sizes[rank] * is_slow
+        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
+        runs.append(Timeline(ranks, STEPS + 40, program, {"world": tuple(range(ranks))}).run())
+    skip = max(onsets.values()) + 2
+    truth = 1 - runs[1].step_ms(skip) / runs[0].step_ms(skip)
+    found = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=2))
+    found = [one for one in found if one.state == "open"]
+    assert {rank for one in found for rank in one.ranks} == set(slow)
+    assert not {rank for one in found for rank in one.victims} & set(slow)
+    total = sum(one.cost_throughput_ratio or 0 for one in found)
+    assert 0.6 * truth < total < 1.2 * truth

@@ -35,6 +35,7 @@ class Exceptions:
             _unrecorded(main_hook, kind, error, trace)
 
         def thread_excepthook(args: threading.ExceptHookArgs) -> None:
+            # of a thread that trained in the main one's place: its rank trains no more
             where = "training" if agent.clock.is_ours() else "thread"
             _keep(agent, args.exc_type, args.exc_value, args.exc_traceback, where)
             _unrecorded(thread_hook, args)

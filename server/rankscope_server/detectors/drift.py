@@ -114,7 +114,8 @@ def differences(table: EnvironmentTable, places: Mapping[int, tuple[str, int]]) 
         alike = models if hardware else scripts if fact.startswith(_OF_PROGRAM) else {"": ranks}
         for among in alike.values():
             one = _difference(fact, values, among, places)
-            if one is not None:
+            # Lightning and Ray give each of their workers words of its own
+            if one is not None and (fact != _PER_NODE or _is_by_node(one, places)):
                 found.append(one)
     return found
 
@@ -152,8 +153,6 @@ def _difference(
     ordered = sorted(classes.items(), key=lambda item: (-len(item[1]), item[0]))
     if len(ordered) < 2:
         return None
-    if fact == _PER_NODE and not _is_by_node(ordered, places):
-        return None  # Lightning and Ray give each of their workers words of its own
     count = sum(len(ranks) for _, ranks in ordered)
     has_majority = 2 * len(ordered[0][1]) > count
     if fact == "torch.seed" and not has_majority:
@@ -189,11 +188,9 @@ def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> Difference | None:
     return Difference("torch.seed", "job", "warning", odd, told)
 
 
-def _is_by_node(
-    classes: Sequence[tuple[str, set[int]]], places: Mapping[int, tuple[str, int]]
-) -> bool:
+def _is_by_node(one: Difference, places: Mapping[int, tuple[str, int]]) -> bool:
     """Return whether all ranks of a node agree: somebody started that node in another way."""
-    hosts = [{places[rank][0] for rank in ranks if rank in places} for _, ranks in classes]
+    hosts = [{places[rank][0] for rank in ranks if rank in places} for _, ranks in one.values]
     return sum(map(len, hosts)) == len(set().union(*hosts))
 
 

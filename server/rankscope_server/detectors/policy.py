@@ -16,18 +16,17 @@ class Policy:
     """Thresholds. Shares are 0-1, ratios of times are given as logarithms where named `ln_`."""
 
     # --- cost: what is worth a person's attention -----------------------------------------
-    # Below 1 % of job throughput a change drowns in the drift of a healthy job (run-to-run
-    # CV of the median step 0.13 %, p90 0.64 %); below 2 % nobody acts on it.
+    # Below 1 % of job throughput a change drowns in the drift of a healthy job (CV of the median
+    # step from run to run 0.13 %, p90 0.64 %); below 2 % nobody acts on it.
     cost_silent_ratio: float = 0.01
     cost_info_ratio: float = 0.02
-    # A tenth of a cluster is worth waking somebody for.
-    cost_critical_ratio: float = 0.10
+    cost_critical_ratio: float = 0.10  # a tenth of a cluster is worth waking somebody for
 
     # --- straggler ------------------------------------------------------------------------
     # A peer comparison needs the median to survive one bad member: three others.
     min_role_size: int = 4
-    # First steps hold allocation, compilation and cold caches; the rest of the warm-up
-    # ends when three steps in a row agree within 10 %, and is cut where a noisy host never does.
+    # First steps hold allocation, compilation, cold caches; the rest of the warm-up ends when
+    # three steps in a row agree within 10 %, and is cut where a noisy host never does.
     warmup_steps: int = 5
     warmup_max_steps: int = 20
     warmup_agree_ratio: float = 0.10
@@ -66,6 +65,8 @@ class Policy:
     max_missing_share: float = 0.30
     # Onsets of more ranks than this at once are global, no rank is accused.
     global_share: float = 0.25
+    peers_share: float = 0.5  # the same of ranks with peers: the median must be none of them
+    company_ratio: float = 1.2  # own work / reference of a rank that slower ones hide
     # Cost and phases of a long spell are those of its last steps: what it costs now.
     cost_steps: int = 512
     # Steps before the onset that give the time of a healthy step. The last ones alone, because
@@ -383,8 +384,7 @@ class Policy:
     connection_min_lost: int = 10  # so that half as many would be a rarer chance than 1 in 30
     # What takes a share of all steps is busy for that share; half of it for errors of both.
     connection_busy_share: float = 0.5
-    # Rates while busy of healthy connections of four ranks on two cores: 44 to 94 MB/s; the
-    # kernel counts busy time in ticks of 4 ms, which makes the fast ones uneven.
+    # Healthy connections of four ranks on two cores, while busy: 44 to 94 MB/s, uneven by ticks.
     connection_slow_ratio: float = 3.0
     connection_min_compared: int = 2  # of a median of others
     # The third sending of the same data begins 1.4 s after the first (200 ms, doubled).

@@ -118,14 +118,15 @@ class Replay:
     def without_excess(
         self,
         rows: Sequence[int],
-        scale: float | None = None,
+        scales: Mapping[int, float] | None = None,
         slower: Mapping[int, float] | None = None,
     ) -> Array:
         """Return the durations with own work of some ranks replaced by the median of their role.
 
         The role of a rank are the other ranks of its stage that do the same; its nodes are
         compared one by one with theirs in the same step. Own work of a rank without peers is
-        multiplied by `scale`, or stays. Then what is in `slower` works so many times as long.
+        multiplied by its factor in `scales`, or stays. Then what is in `slower` works so many times
+        as long.
         """
         changed = self.recorded.copy()
         for row in rows:
@@ -135,8 +136,8 @@ class Replay:
             peers = [nodes for nodes in theirs if _same(self.kind[nodes], self.kind[mine])]
             if peers:
                 changed[mine] = np.median(self.recorded[np.stack(peers)], axis=0)
-            elif scale is not None:
-                changed[mine] *= scale
+            elif scales is not None:
+                changed[mine] *= scales.get(row, 1.0)
         for row, factor in (slower or {}).items():
             changed[self._nodes(row)] *= factor
         return changed
@@ -148,11 +149,11 @@ class Replay:
     def step_without_ms(
         self,
         rows: Sequence[int],
-        scale: float | None = None,
+        scales: Mapping[int, float] | None = None,
         slower: Mapping[int, float] | None = None,
     ) -> float:
         """Return the mean step if some ranks had worked as their role does; S_r is the ratio."""
-        return self.mean_step_ms(self.without_excess(rows, scale, slower))
+        return self.mean_step_ms(self.without_excess(rows, scales, slower))
 
     def _ideal_step_ms(self) -> float:
         ideal = self.ideal()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
-from rankscope.formulas import rank_hours_per_day
 from rankscope.schema import ErrorRaised
 from rankscope_server.detectors.blame import accused, is_level, on_one_clock, points
 from rankscope_server.detectors.failures import (
@@ -20,38 +19,17 @@ from rankscope_server.detectors.failures import (
 from rankscope_server.detectors.finding import (
     DetectorResult,
     DetectorStatus,
-    Evidence,
-    Finding,
-    Severity,
 )
 from rankscope_server.detectors.last_words import with_last_words
+from rankscope_server.detectors.root_cause_words import Cause, finding_of
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
-    confidence_word,
     cut,
     place_text,
     ranks_text,
     seconds_text,
 )
-
-_TRACE_LINES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cause:
-    """What the failures of an attempt amount to."""
-
-    failures: tuple[Failure, ...]  # of the culprits, first in time first; may be empty
-    echoes: tuple[int, ...]
-    torn_down: tuple[int, ...]
-    severity: Severity
-    confidence: float
-    reason: str
-    what: str
-    why: str
-    next: str
-    began: Failure | None = None  # the first that is known, where no culprit is
 
 
 class RootCause:
@@ -68,7 +46,7 @@ class RootCause:
         status = DetectorStatus(self.name, str(self.__doc__), "ran")
         if cause is None:
             return DetectorResult(status, (), ("errors: no rank failed",))
-        return DetectorResult(status, (_finding(window, cause),))
+        return DetectorResult(status, (finding_of(window, cause),))
 
 
 def _failures(window: Window) -> list[Failure]:
@@ -104,7 +82,7 @@ def _counts(error: ErrorRaised, window: Window) -> bool:
     return error.where in ENDS_TRAINING or ended is not None
 
 
-def _cause(window: Window, failures: list[Failure]) -> _Cause | None:
+def _cause(window: Window, failures: list[Failure]) -> Cause | None:
     starts = _starts(window, failures)
     if starts and _is_stop_from_outside(window, starts, failures):
         starts = []
@@ -195,7 +173,7 @@ def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequenc
     )
 
 
-def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
+def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> Cause:
     cause = _crash(window, starts, failures)
     if window.facts.left_code is None:
         reason = "no exception and no signal was seen, and the command that started them goes on"
@@ -213,7 +191,7 @@ def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failur
     )
 
 
-def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> _Cause:
+def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> Cause:
     scored = points(window, starts)
     best = max(scored.values())
     one_each = {failure.rank: failure for failure in reversed(starts) if scored[failure] == best}
@@ -229,7 +207,7 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
     torn_down = tuple(r for r in _ranks(failures, "teardown") if r not in {*ranks, *echoes, *late})
     who = capital(place_text(ranks, window.hosts(ranks)))
     confidence, reason = _crash_confidence(rivals, echoes, first)
-    return _Cause(
+    return Cause(
         failures=tuple(rivals),
         echoes=tuple(sorted({*echoes, *late})),
         torn_down=torn_down,
@@ -327,7 +305,7 @@ def _only_echoes(
     echoes: tuple[int, ...],
     torn_down: tuple[int, ...],
     failures: Sequence[Failure],
-) -> _Cause:
+) -> Cause:
     """Return that the origin was not captured; a rank that left before is named with a hedge."""
     first = next(failure for failure in failures if failure.role == "cascade")
     left = [
@@ -350,7 +328,7 @@ def _only_echoes(
     else:
         what = f"Ranks lost each other{_at(first.step)}; the origin was not captured"
     missing = f"; nothing came from {ranks_text(silent)}" if 0 < len(silent) <= 8 else ""
-    return _Cause(
+    return Cause(
         failures=culprits,
         echoes=echoes,
         torn_down=torn_down,
@@ -368,13 +346,13 @@ def _only_echoes(
     )
 
 
-def _stopped(window: Window, failures: Sequence[Failure]) -> _Cause | None:
+def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
     """Return that the job was stopped by a signal: nobody's fault, so nobody is named."""
     hit = tuple(sorted({failure.rank for failure in failures}))
     if not hit:
         return None
     names = sorted({failure.text.split(" (")[0] for failure in failures})
-    return _Cause(
+    return Cause(
         failures=(),
         echoes=(),
         torn_down=hit,
@@ -385,71 +363,3 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> _Cause | None:
         why=f"{len(hit)} of {window.world_size} ranks: {cut(', '.join(names), 120)}",
         next="Nothing to do if this was you or the scheduler",
     )
-
-
-def _finding(window: Window, cause: _Cause) -> Finding:
-    ranks = tuple(failure.rank for failure in cause.failures)
-    first = cause.failures[0] if cause.failures else None
-    began = first or cause.began
-    is_info = cause.severity == "info"
-    cost = None if is_info else 1.0
-    return Finding(
-        # One end, one finding: what is learned later corrects it and leaves no other accused.
-        key=f"{window.attempt}/root-cause/end",
-        detector=RootCause.name,
-        kind="stopped" if is_info else "crash",
-        severity=cause.severity,
-        attempt=window.attempt,
-        ranks=ranks,
-        hosts=window.hosts(ranks),
-        onset_step=(began.step or None) if began else None,
-        onset_ms=began.time_ns / 1e6 if began else None,
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=None
-        if cost is None
-        else rank_hours_per_day(window.world_size, cost),
-        confidence=cause.confidence,
-        confidence_text=f"{confidence_word(cause.confidence)}: {cause.reason}",
-        what=cause.what,
-        why=cause.why,
-        next=cause.next,
-        next_command="dmesg -T | grep -i -E 'killed process|oom'" if _is_kill(first) else "",
-        evidence=_evidence(window, cause),
-        ruled_out=_ruled_out(cause),
-        would_be_wrong_if="An earlier failure was not recorded, as on a host without the agent",
-        policy_hash=window.policy.hash,
-        victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
-    )
-
-
-def _is_kill(failure: Failure | None) -> bool:
-    return failure is not None and "SIGKILL" in failure.text
-
-
-def _evidence(window: Window, cause: _Cause) -> tuple[Evidence, ...]:
-    facts = []
-    if cause.failures and (entry := cause.failures[0].entry) is not None:
-        facts.append(Evidence(f"The error book knows it as {entry.family}: {entry.cause}"))
-    for failure in cause.failures[:4]:
-        link = window.link(failure.rank, failure.step or None)
-        facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
-        if failure.line:
-            logs = f"runs/{window.run_id}/logs?rank={failure.rank}"
-            facts.append(Evidence(f"Its log: {failure.line}", logs))
-        if failure.error is not None and failure.error.traceback:
-            lines = failure.error.traceback.strip().splitlines()[-_TRACE_LINES:]
-            facts.append(Evidence("\n".join(lines), f"runs/{window.run_id}/errors"))
-    if cause.echoes:
-        facts.append(
-            Evidence(f"Echoes on {ranks_text(cause.echoes)}", f"runs/{window.run_id}/errors")
-        )
-    return tuple(facts)
-
-
-def _ruled_out(cause: _Cause) -> tuple[str, ...]:
-    out = []
-    if cause.failures and cause.echoes:
-        out.append(f"{capital(ranks_text(cause.echoes))}: failed later, by a lost connection")
-    if cause.failures and cause.torn_down:
-        out.append("A stop from outside: not all ranks were signalled before the first failure")
-    return tuple(out)

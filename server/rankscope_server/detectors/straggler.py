@@ -138,11 +138,13 @@ def _events(spells: Sequence[Spell], found: Deviation, policy: Policy) -> list[l
 def _without_global(
     events: list[list[Spell]], found: Deviation, policy: Policy
 ) -> tuple[list[list[Spell]], list[str]]:
-    """Leave out what began on more than a quarter of the ranks at once."""
+    """Leave out what began on so many ranks at once that the others are no reference."""
     kept, notes = [], []
     for event in events:
         rows = {spell.row for spell in event}
-        if len(rows) > 1 and len(rows) > policy.global_share * len(found.roles):
+        has_peers = all(found.peers[row] for row in rows)
+        share = policy.peers_share if has_peers else policy.global_share
+        if len(rows) > 1 and len(rows) > share * len(found.roles):
             notes.append(f"{len(rows)} ranks became slower together: no rank is accused")
         else:
             kept.append(event)
@@ -163,15 +165,16 @@ def _case(
     columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
     near = near_rows(window, [spell.row for spell in event])
     cost = cost_of(table, found, event, columns, calm, near, policy)
-    worst = max(event, key=lambda spell: spell.size)
+    worst, is_shared = max(event, key=lambda spell: spell.size), False
     company = _company(event, spells)
-    if cost.sure < policy.cost_info_ratio and company:
-        # Slow ranks hide behind each other: alone, none of them costs anything.
+    share = _share(found, event, company, columns)
+    if share < 1.0 and excess.own_ms >= policy.company_ratio * excess.reference_ms:
+        # Slow ranks hide behind each other: mended alone, none of them gains much.
         together = [*event, *company]
         near = near_rows(window, [spell.row for spell in together])
         joint = cost_of(table, found, together, columns, calm, near, policy)
-        share = worst.size / (worst.size + max(spell.size for spell in company))
-        if joint.sure * share > cost.sure:
+        is_shared = joint.sure * share > cost.sure
+        if is_shared:
             cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
     if not cost.sure >= policy.cost_silent_ratio:
         return None
@@ -190,9 +193,32 @@ def _case(
         excess=excess,
         ratio=float(np.exp(middle(found.own.raw[worst.row, worst.columns]))),
         cost=cost,
-        company=tuple(sorted({table.ranks[spell.row] for spell in company})),
+        company={
+            table.ranks[spell.row]: float(np.exp(-_lately(found, spell.row, columns)))
+            for spell in company
+        },
+        share=share if is_shared else 1.0,
         severity=_severity(cost, worst, (_num_known(table, worst), seconds), policy),
     )
+
+
+def _share(
+    found: Deviation, event: Sequence[Spell], company: Sequence[Spell], columns: slice
+) -> float:
+    """Return which part of what all these spells cost together is that of an event."""
+
+    def excess(spells: Sequence[Spell]) -> float:
+        rows = {spell.row for spell in spells}
+        return sum(max(0.0, float(np.expm1(_lately(found, row, columns)))) for row in rows)
+
+    mine, theirs = excess(event), excess(company)
+    return mine / (mine + theirs) if mine > 0 and theirs > 0 else 1.0
+
+
+def _lately(found: Deviation, row: int, columns: slice) -> float:
+    """Return by which logarithm a row lies above its reference over these columns."""
+    size = middle(found.own.raw[row, columns])
+    return size if np.isfinite(size) else 0.0
 
 
 def _sharpen(
@@ -239,13 +265,17 @@ def _replayed(window: Window, case: Case) -> Case | None:
     The severity stays that of the smaller estimate: a replay knows what an excess costs, the
     comparison with the steps before knows whether the job became slower at all.
     """
-    rows = [window.steps.row_of[rank] for rank in case.ranks]
-    found = replayed(window, rows, case.columns, case.excess, case.cost.near_change)
+    row_of = window.steps.row_of
+    scales = {row_of[rank]: case.excess.scale for rank in case.ranks}
+    if case.share < 1.0:
+        scales |= {row_of[rank]: min(1.0, scale) for rank, scale in case.company.items()}
+    found = replayed(window, scales, case.columns, case.cost.near_change)
     if found.ratio is None:
         return replace(case, cost_text=f"by the shortcut, as {found.text}")
-    if found.ratio < window.policy.cost_silent_ratio:
+    ratio = found.ratio * case.share
+    if ratio < window.policy.cost_silent_ratio:
         return None
-    cost = replace(case.cost, ratio=found.ratio, sure=min(case.cost.sure, found.ratio))
+    cost = replace(case.cost, ratio=ratio, sure=min(case.cost.sure, ratio))
     return replace(
         case,
         cost=cost,

@@ -51,6 +51,11 @@ class Excess:
         """Return the excess of the whole step."""
         return self.own_ms - self.reference_ms
 
+    @property
+    def scale(self) -> float:
+        """Return what its work times this would be its reference, at most 1."""
+        return min(1.0, max(0.0, self.reference_ms / self.own_ms)) if self.own_ms > 0 else 1.0
+
 
 def calm_columns(table: StepTable, spells: Sequence[Spell]) -> NDArray[np.bool_]:
     """Return which columns are normal steps, of known waits, outside all spells of all ranks."""
@@ -83,11 +88,12 @@ def cost_of(
     parallel all wait for the latest, and in a pipeline, too; ranks
     of the same host that became faster meanwhile would be as slow again without it. And what the
     job lost: its step time against that before the onset, changed as the work of the other
-    ranks changed. A rank that is held up leaves them its share of the processors, no more: where
-    all others are of its host and became faster than that, something else left the host or the
-    job's steps became shorter, and the time before the onset tells nothing. Where hiccups of many ranks make about every second step long, a median tells one
-    or the other kind of step, so the mean is asked, too, and the larger of both counts, with twice
-    the error that such means have; whether the rank is worth a word is told without that error.
+    ranks changed. A rank that is held up leaves them its share of the processors, no more:
+    where all others are of its host and became faster than that, something else left the host
+    or the job's steps became shorter, and the time before the onset tells nothing. Where
+    hiccups of many ranks make about every second step long, a median tells one or the other
+    kind of step, so the mean is asked, too, and the larger of both counts, with twice the error
+    that such means have; whether the rank is worth a word is told without that error.
     """
     rows = sorted({spell.row for spell in spells})
     usual = ~table.special()[columns] & table.seen()[columns]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from rankscope.formulas import throughput_loss
 from rankscope_server.detectors.recorded_program import NoReplay
 from rankscope_server.detectors.replay_table import begin_of, usable_columns
-from rankscope_server.detectors.straggler_cost import Excess
 from rankscope_server.detectors.window import Window
 
 
@@ -34,11 +31,12 @@ def near_rows(window: Window, rows: Sequence[int]) -> list[int]:
 
 
 def replayed(
-    window: Window, rows: Sequence[int], columns: slice, excess: Excess, near_change: float
+    window: Window, scales: Mapping[int, float], columns: slice, near_change: float
 ) -> Replayed:
     """Return what some rows of the step table cost in the last of these columns.
 
-    Without them the ranks of their hosts would work as long as before: 1 / `near_change` times.
+    `scales` says by row by what its work is multiplied where it has no peers. Without these rows
+    the ranks of their hosts would work as long as before: 1 / `near_change` times.
     """
     policy, table = window.policy, window.steps
     stride = policy.replay_steps // 2
@@ -53,10 +51,10 @@ def replayed(
         replay, _ = window.replays.of(chosen, table, window.ranks, window.groups, policy)
     except NoReplay as error:
         return Replayed(None, str(error))
-    scale = excess.reference_ms / excess.own_ms if excess.own_ms > 0 else 1.0
+    rows = list(scales)
     with_ms = replay.mean_step_ms()
     slower = dict.fromkeys([*rows, *near_rows(window, rows)], 1.0 / near_change)
-    without_ms = replay.step_without_ms(rows, float(np.clip(scale, 0.0, 1.0)), slower)
+    without_ms = replay.step_without_ms(rows, scales, slower)
     ratio = throughput_loss(with_ms, without_ms)
     return Replayed(
         ratio,

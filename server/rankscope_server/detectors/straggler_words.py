@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +43,9 @@ class Case:
     excess: Excess
     ratio: float  # own work / reference, median over the spell
     cost: Cost
-    company: tuple[int, ...]  # other ranks that are slow meanwhile
+    company: Mapping[int, float]  # other ranks that are slow meanwhile, and reference / own work
     severity: Severity
+    share: float = 1.0  # its part of what it and its company cost together
     cost_text: str = ""  # how the cost was found
     cause: Cause | None = None  # what a second signal proves
 
@@ -136,8 +138,17 @@ def _why(window: Window, case: Case) -> str:
     return (
         f"{text}: {window.world_size} ranks {verb} "
         f"{percent_text(cost.ratio)} of their throughput, {hours:.0f} rank-hours a day"
+        + _share_text(case)
         + (f" ({case.cost_text})" if case.cost_text else "")
     )
+
+
+def _share_text(case: Case) -> str:
+    if case.share == 1.0:
+        return ""
+    joint = percent_text(case.cost.ratio / case.share)
+    others = ranks_text(sorted(case.company))
+    return f" to it, its part of the {joint} that it costs together with {others}"
 
 
 def _cpu_text(window: Window, case: Case) -> str:
@@ -200,7 +211,9 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
         )
     )
     if case.company:
-        facts.append(Evidence(f"Meanwhile {ranks_text(case.company)} slower than usual too"))
+        facts.append(
+            Evidence(f"Meanwhile {ranks_text(sorted(case.company))} slower than usual too")
+        )
     return tuple(facts)
 
 

@@ -1,0 +1,98 @@
+"""What is said of the end of a run: who failed, who echoes it, and what shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankscope.formulas import rank_hours_per_day
+from rankscope_server.detectors.failures import Failure
+from rankscope_server.detectors.finding import Evidence, Finding, Severity
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import capital, confidence_word, ranks_text
+
+_TRACE_LINES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What the failures of an attempt amount to."""
+
+    failures: tuple[Failure, ...]  # of the culprits, first in time first; may be empty
+    echoes: tuple[int, ...]
+    torn_down: tuple[int, ...]
+    severity: Severity
+    confidence: float
+    reason: str
+    what: str
+    why: str
+    next: str
+    began: Failure | None = None  # the first that is known, where no culprit is
+
+
+def finding_of(window: Window, cause: Cause) -> Finding:
+    """Return the finding of a cause."""
+    ranks = tuple(failure.rank for failure in cause.failures)
+    first = cause.failures[0] if cause.failures else None
+    began = first or cause.began
+    is_info = cause.severity == "info"
+    cost = None if is_info else 1.0
+    return Finding(
+        # One end, one finding: what is learned later corrects it and leaves no other accused.
+        key=f"{window.attempt}/root-cause/end",
+        detector="root-cause",
+        kind="stopped" if is_info else "crash",
+        severity=cause.severity,
+        attempt=window.attempt,
+        ranks=ranks,
+        hosts=window.hosts(ranks),
+        onset_step=(began.step or None) if began else None,
+        onset_ms=began.time_ns / 1e6 if began else None,
+        cost_throughput_ratio=cost,
+        cost_rank_hours_per_day=None
+        if cost is None
+        else rank_hours_per_day(window.world_size, cost),
+        confidence=cause.confidence,
+        confidence_text=f"{confidence_word(cause.confidence)}: {cause.reason}",
+        what=cause.what,
+        why=cause.why,
+        next=cause.next,
+        next_command="dmesg -T | grep -i -E 'killed process|oom'" if _is_kill(first) else "",
+        evidence=_evidence(window, cause),
+        ruled_out=_ruled_out(cause),
+        would_be_wrong_if="An earlier failure was not recorded, as on a host without the agent",
+        policy_hash=window.policy.hash,
+        victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
+    )
+
+
+def _is_kill(failure: Failure | None) -> bool:
+    return failure is not None and "SIGKILL" in failure.text
+
+
+def _evidence(window: Window, cause: Cause) -> tuple[Evidence, ...]:
+    facts = []
+    if cause.failures and (entry := cause.failures[0].entry) is not None:
+        facts.append(Evidence(f"The error book knows it as {entry.family}: {entry.cause}"))
+    for failure in cause.failures[:4]:
+        link = window.link(failure.rank, failure.step or None)
+        facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
+        if failure.line:
+            logs = f"runs/{window.run_id}/logs?rank={failure.rank}"
+            facts.append(Evidence(f"Its log: {failure.line}", logs))
+        if failure.error is not None and failure.error.traceback:
+            lines = failure.error.traceback.strip().splitlines()[-_TRACE_LINES:]
+            facts.append(Evidence("\n".join(lines), f"runs/{window.run_id}/errors"))
+    if cause.echoes:
+        facts.append(
+            Evidence(f"Echoes on {ranks_text(cause.echoes)}", f"runs/{window.run_id}/errors")
+        )
+    return tuple(facts)
+
+
+def _ruled_out(cause: Cause) -> tuple[str, ...]:
+    out = []
+    if cause.failures and cause.echoes:
+        out.append(f"{capital(ranks_text(cause.echoes))}: failed later, by a lost connection")
+    if cause.failures and cause.torn_down:
+        out.append("A stop from outside: not all ranks were signalled before the first failure")
+    return tuple(out)
