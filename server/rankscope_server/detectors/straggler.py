@@ -166,7 +166,11 @@ def _case(
     near = near_rows(window, [spell.row for spell in event])
     cost = cost_of(table, found, event, columns, calm, near, policy)
     worst, is_shared = max(event, key=lambda spell: spell.size), False
-    company = _company(event, spells)
+    company = [
+        spell
+        for spell in _company(event, spells)
+        if _lately(found, spell.row, columns) >= np.log(policy.company_ratio)
+    ]
     share = _share(found, event, company, columns)
     if share < 1.0 and excess.own_ms >= policy.company_ratio * excess.reference_ms:
         # Slow ranks hide behind each other: mended alone, none of them gains much.

@@ -72,7 +72,7 @@ def finding_of(window: Window, case: Case) -> Finding:
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, case.cost.ratio),
         confidence=confidence,
         confidence_text=f"{confidence_word(confidence)}: {reasons}",
-        what=_what(window, case),
+        what=_what(window, case) + _as_well(case),
         why=_why(window, case),
         next=_next(window, case),
         next_command=_command(window, case),
@@ -114,6 +114,12 @@ def _what(window: Window, case: Case) -> str:
     return f"{who} {verb} {now} a step for data {_since(case)}, {than}"
 
 
+def _as_well(case: Case) -> str:
+    if case.share == 1.0:
+        return ""
+    return f"; {_others(case)} {'are' if len(case.company) > 1 else 'is'} slow as well"
+
+
 def _why(window: Window, case: Case) -> str:
     excess, cost = case.excess, case.cost
     reference = (
@@ -129,9 +135,10 @@ def _why(window: Window, case: Case) -> str:
     )
     text += f"; {case.cause.text}" if case.cause else _cpu_text(window, case)
     before = f" ({ms_text(cost.step_before_ms)} before)" if cost.step_before_ms else ""
+    without = "it" if case.share == 1.0 else f"it and {_others(case)}"
     text += (
         f". The job's step takes {ms_text(cost.step_now_ms)}{before}, about "
-        f"{ms_text(cost.step_now_ms * (1 - cost.ratio))} without it"
+        f"{ms_text(cost.step_now_ms * (1 - cost.ratio / case.share))} without {without}"
     )
     hours = rank_hours_per_day(window.world_size, cost.ratio)
     verb = "lost" if case.ended_step is not None else "lose"
@@ -147,8 +154,11 @@ def _share_text(case: Case) -> str:
     if case.share == 1.0:
         return ""
     joint = percent_text(case.cost.ratio / case.share)
-    others = ranks_text(sorted(case.company))
-    return f" to it, its part of the {joint} that it costs together with {others}"
+    return f" to it, its part of the {joint} that it costs together with {_others(case)}"
+
+
+def _others(case: Case) -> str:
+    return ranks_text(sorted(case.company))
 
 
 def _cpu_text(window: Window, case: Case) -> str:
@@ -211,9 +221,7 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
         )
     )
     if case.company:
-        facts.append(
-            Evidence(f"Meanwhile {ranks_text(sorted(case.company))} slower than usual too")
-        )
+        facts.append(Evidence(f"Meanwhile {_others(case)} slower than usual too"))
     return tuple(facts)
 
 
