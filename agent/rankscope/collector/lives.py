@@ -92,7 +92,7 @@ class Life:
             reason=reason,
             exit_code=None if status is None else status.exit_code,
             signal=None if status is None else status.signal,
-            last_step=rank.last_step,
+            last_step=rank.end_step(reason),
             detail=detail,
         )
 

@@ -177,7 +177,7 @@ class OfflineRun:
             reason=reason,
             exit_code=None if status is None else status.exit_code,
             signal=None if status is None else status.signal,
-            last_step=rank.last_step,
+            last_step=rank.end_step(reason),
             detail=detail,
         )
 

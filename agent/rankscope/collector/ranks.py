@@ -198,6 +198,19 @@ class FollowedRank:
         """The step that the rank was in."""
         return min(self._collectives.reader.u64(ring.STEP_AT), 1 << 47) if self._collectives else 0
 
+    def end_step(self, reason: str) -> int:
+        """Return the step that the rank ended in: behind a clean end the last one that was done.
+
+        `os._exit(0)` leaves no time to say that the step in progress never began.
+        """
+        step = self.last_step
+        if reason != "clean" or self.ended != ring.RUNNING or self._steps is None:
+            return step
+        newest = self._steps.reader.u64(ring.HEAD_AT) - 1
+        slots, state = self._steps.reader.read(np.array([newest], np.int64))
+        was_before = newest >= 0 and state[0] == 1 and slots["step"][0] == step - 1
+        return step - 1 if was_before else step
+
     @property
     def training_thread(self) -> int:
         """Native id of the thread that trains, 0 where it is not known."""

@@ -99,7 +99,10 @@ class Patience:
 
     def idle_seconds(self, rank: int) -> float:
         """Return for how long no hook has run in a rank, when it was last seen."""
-        return (self.now_ns(rank) - activity_ns(self._window.states[rank])) / _SECOND
+        since_ns = activity_ns(self._window.states[rank])
+        if not since_ns and rank in self._window.ranks:  # no hook has run yet
+            since_ns = self._window.ranks[rank].time_ns
+        return (self.now_ns(rank) - since_ns) / _SECOND
 
     def is_still(self, rank: int) -> bool:
         """Return whether a rank has not moved for a good part of the shortest patience."""

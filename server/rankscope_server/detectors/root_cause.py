@@ -184,7 +184,7 @@ def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failur
         severity="info",
         confidence=0.8,
         reason="all ranks left alike, and the command that started them ended with code 0",
-        what=f"All {window.world_size} ranks {starts[0].text}{_at(starts[0].step)}",
+        what=f"All {window.world_size} ranks {starts[0].text}",
         why="The command that started them ended with code 0: it took this for their end",
         next="Nothing to do",
         began=starts[0],
@@ -214,7 +214,7 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
         severity="critical",
         confidence=confidence,
         reason=reason,
-        what=f"{who} {_did(rivals)}{_at(first.step)}",
+        what=f"{who} {_did(rivals)}{_at(window, first)}",
         why=_crash_why(window, rivals, echoes, late, torn_down, failures),
         next=_crash_next(window, first),
     )
@@ -230,8 +230,12 @@ def _did(rivals: Sequence[Failure]) -> str:
     return first.text
 
 
-def _at(step: int) -> str:
-    return f" in step {step:,}" if step else ""
+def _at(window: Window, failure: Failure) -> str:
+    if not failure.step:
+        return ""
+    if failure.step == 1 and not window.last_step(failure.rank):
+        return " before its first step was done"
+    return f" in step {failure.step:,}"
 
 
 def _crash_why(
@@ -323,10 +327,10 @@ def _only_echoes(
                             ended=gone, is_weak=True),)  # fmt: skip
         what = (
             f"{capital(place_text((gone.rank,), window.hosts((gone.rank,))))} ended without an "
-            f"error{_at(gone.last_step)}, while the others went on"
+            f"error{_at(window, culprits[0])}, while the others went on"
         )
     else:
-        what = f"Ranks lost each other{_at(first.step)}; the origin was not captured"
+        what = f"Ranks lost each other{_at(window, first)}; the origin was not captured"
     missing = f"; nothing came from {ranks_text(silent)}" if 0 < len(silent) <= 8 else ""
     return Cause(
         failures=culprits,
@@ -351,6 +355,7 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
     hit = tuple(sorted({failure.rank for failure in failures}))
     if not hit:
         return None
+    last = max(failures, key=lambda failure: failure.step)
     names = sorted({failure.text.split(" (")[0] for failure in failures})
     return Cause(
         failures=(),
@@ -359,7 +364,7 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
         severity="info",
         confidence=0.9,
         reason="no rank failed by itself",
-        what=f"The job was stopped from outside{_at(max(f.step for f in failures))}",
+        what=f"The job was stopped from outside{_at(window, last)}",
         why=f"{len(hit)} of {window.world_size} ranks: {cut(', '.join(names), 120)}",
         next="Nothing to do if this was you or the scheduler",
     )
