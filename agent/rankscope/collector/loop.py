@@ -15,6 +15,7 @@ from rankscope import ring, schema
 from rankscope.collector import ranks as rank_files
 from rankscope.collector.asking import StackAsker
 from rankscope.collector.commands import CommandDesk
+from rankscope.collector.copies import WithoutCopies
 from rankscope.collector.ending import EndRules
 from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch
 from rankscope.collector.followed import Followed
@@ -64,6 +65,8 @@ class Collector:
         self._settings = settings
         self._host = host
         self._outbox = outbox
+        self._once = WithoutCopies(outbox.forward)
+        self._printed: list[bytes] = []  # of launchers, not passed on yet
         self._ledger = ledger
         self._sampling = sampling
         self._launchers = Launchers(run_directory, offsets.files, ledger)
@@ -95,13 +98,15 @@ class Collector:
         now = time.monotonic()
         self._rules.look()
         a_second_passed = now >= self._next_state
+        # before the ranks are read: what they printed of a log record comes behind the record
+        self._more = not self._launchers.read(self._printed.append)
         self._find(latest_only=not a_second_passed)
         urgent = self._take_deaths()
         for followed in list(self._followed.values()):
             self._read(followed)
             if self._is_much():
                 self.commit(all_samples=False)
-        self._more = not self._launchers.read(self._outbox.forward)
+        self._pass_on_printed()
         self._more |= any(followed.has_more for followed in self._followed.values())
         if a_second_passed:
             self._next_state = now + STATE_SECONDS
@@ -112,6 +117,11 @@ class Collector:
         if urgent or now >= self._next_flush or self._is_much():
             self._next_flush = now + self._settings.flush_seconds
             self.commit(all_samples=urgent)
+
+    def _pass_on_printed(self) -> None:
+        for record in self._printed:
+            self._once(record)
+        self._printed.clear()
 
     def _is_much(self) -> bool:
         rows = sum(followed.rank.num_rows() for followed in self._followed.values())
@@ -132,6 +142,7 @@ class Collector:
 
         Without `all_samples` the newest samples of the machine may wait for more.
         """
+        self._pass_on_printed()
         files = {key: followed.rank.offsets() for key, followed in self._followed.items()}
         for key, journal in self._launchers.journals().items():
             journal.save(files.setdefault(key, RankOffsets()))
@@ -209,7 +220,7 @@ class Collector:
             followed.has_more, followed.is_drained = False, gone
             return
         try:
-            followed.has_more = followed.rank.collect(self._outbox.forward, gone=gone)
+            followed.has_more = followed.rank.collect(self._once, gone=gone)
             followed.is_drained = gone and not followed.has_more
         except Exception as error:  # the guard of this thread: one rank must not cost the node
             followed.failures += 1

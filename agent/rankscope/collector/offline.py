@@ -17,6 +17,7 @@ import zstandard
 
 from rankscope import journal, ring, schema
 from rankscope.collector import ranks as rank_files
+from rankscope.collector.copies import WithoutCopies
 from rankscope.collector.exits import ExitBook, judge
 from rankscope.collector.journals import JournalFollower
 from rankscope.collector.launchers import Launchers
@@ -57,6 +58,7 @@ class OfflineRun:
         self._chunks: list[schema.Chunk] = []
         self._ended: dict[tuple[int, int], int] = {}  # attempt and rank -> when, wall clock
         self._host = ""
+        self._once = WithoutCopies(self._forward)
 
     def batches(self) -> Iterator[schema.Batch]:
         """Yield everything, the identity of ranks before what they did."""
@@ -102,7 +104,7 @@ class OfflineRun:
     def _read_journals(self, directory: Path) -> None:
         ledger = Ledger()
         launchers = Launchers(directory, {}, ledger)
-        _to_the_end(lambda: not launchers.read(self._forward))
+        _to_the_end(lambda: not launchers.read(self._once))
         own = directory / "node" / "collector"  # what a collector without a server found
         if own.is_dir():
             follower = JournalFollower(
@@ -125,7 +127,7 @@ class OfflineRun:
     def _read_rank(self, rank: FollowedRank) -> Iterator[schema.Batch]:
         more = True
         while more:
-            more = rank.collect(self._forward, gone=True)
+            more = rank.collect(self._once, gone=True)
             if rank.num_rows() >= _ROWS_PER_CHUNK or not more:
                 for chunk in rank.take_chunks():
                     self._sign(chunk.time_hi_ns)
