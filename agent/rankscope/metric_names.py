@@ -22,6 +22,9 @@ class Metric:
 METRICS: tuple[Metric, ...] = (
     Metric("loss", "", "Mean of the values on which `backward()` was called in the step, "
            "before a gradient scaler.", "backward pass"),
+    Metric("logged_loss", "", "Training loss as the framework itself logs it: `loss` of the "
+           "Hugging Face Trainer's logs, `loss` or `train_loss` of a Lightning module.",
+           "Trainer.log, LightningModule.log"),
     Metric("loss_nonfinite", "0 or 1", "The loss is NaN or infinite.", "backward pass"),
     Metric("learning_rate", "", "Of the first parameter group.", "optimizer"),
     Metric("samples", "", "Samples in this rank's batches of the step.", "data loader"),

@@ -37,6 +37,24 @@ def test_runs_after_the_whole_package_is_there(
     assert seen == [True]
 
 
+def test_runs_for_a_part_of_a_package_whose_import_had_begun_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`import lightning` imports torch, and with it the agent, before its own parts."""
+    package = tmp_path / "begun_before"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from rankscope.attach.imports import when_imported\n"
+        "called = []\n"
+        "when_imported('begun_before.inner', lambda: called.append(1))\n"
+        "import begun_before.inner\n"
+        "when_imported('begun_before.inner', lambda: called.append(2))\n"
+    )
+    (package / "inner.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert __import__("begun_before").called == [1, 2]
+
+
 def test_what_a_package_sets_off_may_ask_for_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

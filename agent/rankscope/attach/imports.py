@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
+_awaited: set[str] = set()  # packages whose end of import will be noticed
 _complete: set[str] = set()  # packages whose body has run, though Python still initializes them
 
 
@@ -32,20 +33,21 @@ class _Finder:
         def exec_module(module: ModuleType) -> None:
             body(module)
             actions = _waiting.pop(name, [])
-            if name != _top(name) and _is_initializing(_top(name)):
-                _waiting[_top(name)].extend(actions)  # the package is only half there
+            if name != _top(name) and _is_half_there(_top(name)):
+                _waiting[_top(name)].extend(actions)
                 return
             _complete.add(name)
             for action in actions:
                 action()
 
         loader.exec_module = exec_module
+        _awaited.add(name)
         return spec
 
 
 def when_imported(name: str, action: Callable[[], Any]) -> None:
     """Call `action` when module `name` has been imported; at once if it has been."""
-    if name in sys.modules and not _is_initializing(name) and not _is_initializing(_top(name)):
+    if name in sys.modules and not _is_initializing(name) and not _is_half_there(_top(name)):
         action()
         return
     _waiting.setdefault(name, []).append(action)
@@ -56,6 +58,11 @@ def when_imported(name: str, action: Callable[[], Any]) -> None:
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _is_half_there(package: str) -> bool:
+    """Return whether a package is being imported, and its end will be noticed."""
+    return package in _awaited and _is_initializing(package)
 
 
 def _is_initializing(name: str) -> bool:

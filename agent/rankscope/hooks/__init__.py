@@ -18,9 +18,11 @@ from rankscope.hooks.numbers import (
     Clipping,
     Gradients,
     LearningRate,
+    LightningLoss,
     Losses,
     ModelSize,
     Replicas,
+    TrainerLoss,
 )
 from rankscope.hooks.output import Output
 from rankscope.hooks.pauses import GarbageCollection
@@ -60,6 +62,8 @@ HOOKS: tuple[type[Hook], ...] = (
     Copies,
     GpuPhases,
     Losses,
+    TrainerLoss,
+    LightningLoss,
     LearningRate,
     ModelSize,
     Batches,

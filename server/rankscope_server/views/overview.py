@@ -242,13 +242,15 @@ def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:
 
 def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
     table = tables.metric.c
-    row = connection.execute(
-        sa.select(table.value, table.step)
-        .where(table.run_id == run_id, table.name == "loss")
-        .order_by(table.step.desc(), table.rank)
-        .limit(1)
-    ).first()
-    if row is None:
-        return None
-    text = f"step {row.step:,}" + ("" if row.value is not None else ", not a finite number")
-    return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
+    for name, source in (("logged_loss", ", as the framework logs it"), ("loss", "")):
+        row = connection.execute(
+            sa.select(table.value, table.step)
+            .where(table.run_id == run_id, table.name == name)
+            .order_by(table.step.desc(), table.rank)
+            .limit(1)
+        ).first()
+        if row is not None:
+            text = f"step {row.step:,}{source}"
+            text += "" if row.value is not None else ", not a finite number"
+            return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
+    return None

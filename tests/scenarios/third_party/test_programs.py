@@ -6,6 +6,7 @@ They know nothing of the agent; it is attached by `rankscope run` alone.
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ PROGRAMS = (
     Program("accelerate_loop.py", "accelerate", TORCHRUN, 24, 24, (12,), (12,)),
     Program("small_gpt.py", "torch", TORCHRUN, 12, 12, (4, 8), (4, 8), has_loader=False),
 )
+LOGS_LOSS = ("transformers", "lightning")
 
 
 @pytest.mark.multiproc
@@ -80,5 +82,13 @@ def test_a_complete_run_page(tmp_path: Path, server: ServerProcess, program: Pro
     environment = run.get("/environment")
     assert environment["ranks"] == [0, 1]
     assert program.needs in {row["fact"] for row in environment["common"]}
+    (loss,) = [one for one in run.get()["numbers"] if one["key"] == "loss"]
+    assert loss["value"] > 0
+    if program.needs in LOGS_LOSS:
+        assert loss["reference_text"].endswith("as the framework logs it")
+    printed = re.findall(r"'loss': '?([\d.]+)", run.log.read_text(errors="replace"))
+    if printed:  # the Trainer's: with accumulation twice what backward() is called on
+        assert loss["value"] == pytest.approx(float(printed[-1]), rel=0.01)
+
     said = {line["stream"] for line in run.get("/logs?limit=500")["lines"]}
     assert "stdout" in said

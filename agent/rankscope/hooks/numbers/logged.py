@@ -1,0 +1,84 @@
+"""The training loss as the framework itself logs it.
+
+What `backward()` is called on is another number where a framework divides it, as by the passes of
+an accumulated step, or averages it over ranks and steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope import schema
+from rankscope.guard import guarded
+
+if TYPE_CHECKING:
+    from rankscope.runtime import Agent
+
+_NAME = "logged_loss"
+# under which Lightning modules log it, by the framework's own examples
+_OF_LIGHTNING = frozenset({"loss", "train_loss", "train/loss", "training_loss", "train_loss_step"})
+
+
+class TrainerLoss:
+    """`loss` in the logs of the Hugging Face Trainer."""
+
+    name: ClassVar[str] = "trainer-loss"
+    needs: ClassVar[str] = "transformers.trainer"
+
+    def install(self, agent: Agent) -> str:
+        """Listen to `Trainer.log`, which has the Trainer's own step."""
+        from transformers.trainer import Trainer
+
+        original: Any = Trainer.log
+
+        @guarded
+        def take(trainer: Any, logs: Any) -> None:
+            loss = logs.get("loss")
+            if isinstance(loss, float | int) and agent.recorder is not None:
+                agent.recorder.record(
+                    schema.Metrics(
+                        **agent.here(),
+                        step=int(trainer.state.global_step),
+                        values={_NAME: float(loss)},
+                        counted_step=agent.recorder.step,
+                    )
+                )
+
+        @functools.wraps(original)
+        def log(self: Any, logs: Any, *args: Any, **kwargs: Any) -> Any:
+            take(self, logs)
+            return original(self, logs, *args, **kwargs)
+
+        agent.patch(Trainer, "log", log)
+        return "Trainer.log"
+
+
+class LightningLoss:
+    """What a Lightning module logs under a usual name of the training loss."""
+
+    name: ClassVar[str] = "lightning-loss"
+    needs: ClassVar[str] = "lightning.pytorch.core.module"
+
+    def install(self, agent: Agent) -> str:
+        """Listen to `LightningModule.log`."""
+        from lightning.pytorch.core.module import LightningModule
+
+        original: Any = LightningModule.log
+
+        @guarded
+        def take(module: Any, name: str, value: Any) -> None:
+            if name not in _OF_LIGHTNING or not module.training or not agent.sheet.due:
+                return
+            if hasattr(value, "device"):
+                agent.sheet.put_tensor(_NAME, value.detach())
+            elif isinstance(value, float | int):
+                agent.sheet.put(_NAME, float(value))
+
+        @functools.wraps(original)
+        def log(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+            take(self, name, value)
+            return original(self, name, value, *args, **kwargs)
+
+        agent.patch(LightningModule, "log", log)
+        return "LightningModule.log"
