@@ -75,11 +75,12 @@ def _untold(window: Window, still: Sequence[int]) -> list[str]:
     ]  # fmt: skip
     if not quiet:
         return []
-    seconds = max(patience.idle_seconds(rank) for rank in quiet)
+    seconds = max((patience.idle_seconds(r) for r in quiet if patience.has_moved(r)), default=None)
     have = "have" if len(quiet) > 1 else "has"
+    since = "yet" if seconds is None else f"for {seconds:.0f} s"
     return [
-        f"{capital(ranks_text(quiet))} {have} not moved for {seconds:.0f} s, and the collectives "
-        "of their groups are not known"
+        f"{capital(ranks_text(quiet))} {have} not moved {since}, and the collectives of their "
+        "groups are not known"
     ]
 
 
@@ -98,11 +99,15 @@ class Patience:
         return state.time_ns if ended is None else min(ended.time_ns, state.time_ns)
 
     def idle_seconds(self, rank: int) -> float:
-        """Return for how long no hook has run in a rank, when it was last seen."""
-        since_ns = activity_ns(self._window.states[rank])
-        if not since_ns and rank in self._window.ranks:  # no hook has run yet
-            since_ns = self._window.ranks[rank].time_ns
-        return (self.now_ns(rank) - since_ns) / _SECOND
+        """Return for how long no hook has run in a rank, when it was last seen.
+
+        Where none is known to have run that is for ever: no number for people.
+        """
+        return (self.now_ns(rank) - activity_ns(self._window.states[rank])) / _SECOND
+
+    def has_moved(self, rank: int) -> bool:
+        """Return whether a hook is known to have run in a rank."""
+        return activity_ns(self._window.states[rank]) > 0
 
     def is_still(self, rank: int) -> bool:
         """Return whether a rank has not moved for a good part of the shortest patience."""
@@ -222,7 +227,11 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         waiters=victims,
         waited_seconds=(patience.now_ns(first) - graph.since_ns[first]) / _SECOND,
         still_in={root: graph.waits[root] for root in roots if root in graph.waits},
-        idle_seconds={root: patience.idle_seconds(root) for root in roots if root in window.states},
+        idle_seconds={
+            root: patience.idle_seconds(root)
+            for root in roots
+            if root in window.states and patience.has_moved(root)
+        },
         gone=tuple(root for root in roots if patience.is_gone(root)),
         silent=tuple(root for root in roots if patience.is_silent(root)),
         is_cycle=tangle.is_cycle,
@@ -317,5 +326,8 @@ def _moved_on(window: Window, old: Finding) -> bool:
 
 
 def _nothing_waits(window: Window, patience: Patience) -> str:
-    longest = max((patience.idle_seconds(rank) for rank in window.states), default=0.0)
+    moved = [rank for rank in window.states if patience.has_moved(rank)]
+    if not moved:
+        return "hang: no rank has come to a step or a collective"
+    longest = max(patience.idle_seconds(rank) for rank in moved)
     return f"hang: the rank that is quiet for longest moved {max(longest, 0.0):.1f} s ago"

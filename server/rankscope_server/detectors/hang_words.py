@@ -152,14 +152,17 @@ def _root_text(window: Window, case: HangCase, root: int) -> str:
     state = window.states.get(root)
     if state is None:
         return f"rank {root} never said where it is"
-    idle = seconds_text(case.idle_seconds.get(root, 0.0))
+    seconds = case.idle_seconds.get(root)
+    still = "is not known to have moved"
+    if seconds is not None:
+        still = f"has not moved for {seconds_text(seconds)}"
     place = f"is in phase {state.phase} of step {state.step:,}" if state.step else ""
     held = case.still_in.get(root)
     if held is not None and held.is_done_elsewhere:
         inside = f"is still in {_operation_text(held)}, which others have ended"
         place = f"{place}, {inside}," if place else inside
-    return " ".join(part for part in (f"rank {root}", place, "and" * bool(place),
-                                      f"has not moved for {idle}") if part)  # fmt: skip
+    parts = (f"rank {root}", place, "and" * bool(place), still)
+    return " ".join(part for part in parts if part)
 
 
 def _next(window: Window, case: HangCase) -> str:
