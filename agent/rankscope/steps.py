@@ -105,14 +105,15 @@ class StepClock:
     def trains(self) -> bool:
         """Return whether a backward pass that begins in this thread is one of the steps'.
 
-        The first thread that makes one has the steps; another takes them over where that one
-        makes none any more. Inside a pass the autograd engine's own threads begin others.
+        The first thread that makes one has the steps; another takes them over where that one has
+        ended or makes none any more. Inside a pass the autograd engine's threads begin others.
         """
         if threading.get_ident() == self.thread:
             self._others = 0
             return True
         self._others += 1
-        if self._others <= _TAKES_OVER or self.phase == BACKWARD:
+        has_ended = all(thread.ident != self.thread for thread in threading.enumerate())
+        if not has_ended and (self._others <= _TAKES_OVER or self.phase == BACKWARD):
             return False
         self._others = 0
         self._account()
