@@ -332,7 +332,7 @@ def test_an_exception_in_a_thread_or_one_that_was_caught_ends_nothing() -> None:
 
 
 def test_an_exception_in_the_thread_that_trains_ends_the_training_of_its_rank() -> None:
-    """The process may end cleanly all the same: nobody looks at how its thread ended."""
+    """The process may end cleanly all the same, if its main thread only joins that one."""
     error = schema.ErrorRaised(
         attempt=0, rank=1, time_ns=at(0), type="ValueError", message="bad", where="training",
         step=60,

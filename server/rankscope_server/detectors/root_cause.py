@@ -115,7 +115,7 @@ def _starts(window: Window, failures: Sequence[Failure]) -> list[Failure]:
 
 def _waiting_are_victims(window: Window, failures: Iterable[Failure]) -> list[Failure]:
     """Return `failures` where an end for no known reason of a rank that waited for another of the
-    failed ones is that one's consequence: whoever starts the ranks ends all of them."""
+    failed ones is that one's consequence: their launcher ends all of them."""
     starts = [one for one in failures if one.role == "initiating"]
     states = {one.rank: window.states[one.rank] for one in starts if one.rank in window.states}
     fewest: dict[str, int] = {}  # collectives that one of them came to, by group
@@ -157,7 +157,7 @@ def _is_stop_from_outside(
 
 
 def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequence[Failure]) -> bool:
-    """Return whether whoever started the ranks may have ended them, and calls that a success.
+    """Return whether the program that started the ranks may have ended them, as a success.
 
     Ray ends its workers so once the driver has their results: all exit with code 1 in the same
     step, while the command goes on and ends with code 0.

@@ -78,7 +78,7 @@ class Window:
         return float(np.median(known)) if len(known) else None
 
     def last_step(self, rank: int) -> int:
-        """Return the last step that a rank has told of, 0 where none is known."""
+        """Return the last step that a rank has reported, 0 where none is known."""
         row = self.steps.row_of.get(rank)
         if row is None:
             return 0
