@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rankscope_server.analysis import Finding, RunState
 from tests.analysis.simulator import START_NS, Item, apply
@@ -60,6 +62,13 @@ def draw(seed: int, kind: str, onset: int | None = None) -> Case:
         runs.append(Timeline(ranks, STEPS, program, groups).run())
     places = [] if stages == 1 else [r % stages for r in range(ranks)]
     return Case(runs[0], runs[1], places, rank, onset)
+
+
+def run_of(factor: NDArray[np.float64]) -> Timeline:
+    """Return a data-parallel job whose work is multiplied by `factor`, ranks x (steps + 1)."""
+    ranks, columns = factor.shape
+    program = data_parallel(30, 60, 4, 8, lambda r, s: factor[r, s])
+    return Timeline(ranks, columns - 1, program, {"world": tuple(range(ranks))}).run()
 
 
 def straggler(items: list[Item]) -> list[Finding]:
@@ -124,8 +133,7 @@ def test_ranks_of_one_host_work_slower_again_without_the_slow_one(seed: int) -> 
         if is_slow:
             factor[:, onset:] *= freed
             factor[rank, onset:] *= (1 + share) / freed
-        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
-        runs.append(Timeline(ranks, STEPS, program, {"world": tuple(range(ranks))}).run())
+        runs.append(run_of(factor))
     truth = 1 - runs[1].step_ms(onset + 2) / runs[0].step_ms(onset + 2)
     (finding,) = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=1))
     assert finding.ranks == (rank,)
@@ -143,8 +151,7 @@ def test_a_slow_rank_is_no_less_slow_where_all_became_faster(seed: int) -> None:
         factor = noisy(seed, ranks, STEPS, 0.03)
         factor[:, onset:] *= faster
         factor[rank, onset:] *= 1 + share * is_slow
-        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
-        runs.append(Timeline(ranks, STEPS, program, {"world": tuple(range(ranks))}).run())
+        runs.append(run_of(factor))
     truth = 1 - runs[1].step_ms(onset + 2) / runs[0].step_ms(onset + 2)
     (finding,) = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=1))
     assert (finding.ranks, finding.state) == ((rank,), "open")
@@ -166,8 +173,7 @@ def test_each_of_several_slow_ranks_is_named(seed: int) -> None:
         factor = noisy(seed, ranks, STEPS + 40, 0.04)
         for rank in slow:
             factor[rank, onsets[rank] :] *= 1 + sizes[rank] * is_slow
-        program = data_parallel(30, 60, 4, 8, lambda r, s, f=factor: f[r, s])
-        runs.append(Timeline(ranks, STEPS + 40, program, {"world": tuple(range(ranks))}).run())
+        runs.append(run_of(factor))
     skip = max(onsets.values()) + 2
     truth = 1 - runs[1].step_ms(skip) / runs[0].step_ms(skip)
     found = straggler(runs[0].items(stages=[], clock_error_ms=0, hosts=2))

@@ -8,9 +8,8 @@ the rank and in what the launcher passed on from all of them.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -26,22 +25,16 @@ _LEVELS = frozenset(logging.getLevelNamesMapping())
 _PRINTED = ("stdout", "stderr")
 
 
-@dataclass(eq=False, slots=True)
-class _Logged:
-    """A message that a rank logged, and whether a printed copy of it may be left out yet."""
-
-    rank: int
-    message: str
-    is_left_of: set[int]  # the rank, and the node as a whole
-
-
 class WithoutCopies:
     """Passes records on, but no line that only repeats a logged one."""
 
     def __init__(self, forward: Callable[[bytes], None]) -> None:
         self._forward = forward
-        self._newest: deque[_Logged] = deque()
-        self._by_tail: dict[str, list[_Logged]] = {}
+        self._newest: deque[str] = deque()
+        # message -> how often a copy may be left out yet, by rank and for the node as a whole
+        self._left: dict[str, Counter[int]] = {}
+        self._times: Counter[str] = Counter()  # in `_newest`
+        self._by_tail: dict[str, set[str]] = {}
 
     def __call__(self, raw: bytes) -> None:
         """Take one record as it stands in a journal."""
@@ -60,27 +53,35 @@ class WithoutCopies:
             first, _, rest = text.partition("\n")
             for part in (first, rest):  # a traceback is printed as a block of its own
                 if len(part) >= _SHORTEST:
-                    self._remember(_Logged(line.rank, part, {line.rank, schema.NODE_RANK}))
+                    self._remember(line.rank, part)
         elif line.stream in _PRINTED:
             return self._leave_out(line.rank, text)
         return False
 
-    def _remember(self, logged: _Logged) -> None:
-        self._newest.append(logged)
-        self._by_tail.setdefault(logged.message[-_TAIL:], []).append(logged)
+    def _remember(self, rank: int, message: str) -> None:
+        self._newest.append(message)
+        self._times[message] += 1
+        self._left.setdefault(message, Counter()).update({rank, schema.NODE_RANK})
+        self._by_tail.setdefault(message[-_TAIL:], set()).add(message)
         if len(self._newest) > _MOST_KNOWN:
-            oldest = self._newest.popleft()
-            tail = oldest.message[-_TAIL:]
-            self._by_tail[tail].remove(oldest)
-            if not self._by_tail[tail]:
-                del self._by_tail[tail]
+            self._forget(self._newest.popleft())
+
+    def _forget(self, message: str) -> None:
+        self._times[message] -= 1
+        if self._times[message]:
+            return
+        del self._times[message], self._left[message]
+        alike = self._by_tail[message[-_TAIL:]]
+        alike.discard(message)
+        if not alike:
+            del self._by_tail[message[-_TAIL:]]
 
     def _leave_out(self, rank: int, printed: str) -> bool:
-        """Return whether a line is the first copy of a logged message that comes this way."""
+        """Return whether a line is a copy of a logged message that was not left out yet."""
         for length in range(min(_TAIL, len(printed)), _SHORTEST - 1, -1):
-            for logged in self._by_tail.get(printed[-length:], ()):
-                if rank in logged.is_left_of and _ends_with(printed, logged.message):
-                    logged.is_left_of.discard(rank)
+            for message in self._by_tail.get(printed[-length:], ()):
+                if self._left[message][rank] > 0 and _ends_with(printed, message):
+                    self._left[message][rank] -= 1
                     return True
         return False
 

@@ -189,7 +189,7 @@ def _odd_seed(classes: Sequence[tuple[str, set[int]]]) -> Difference | None:
 
 
 def _is_by_node(one: Difference, places: Mapping[int, tuple[str, int]]) -> bool:
-    """Return whether all ranks of a node agree: somebody started that node in another way."""
+    """Return whether all ranks of a node agree: else a node was started in another way."""
     hosts = [{places[rank][0] for rank in ranks if rank in places} for _, ranks in one.values]
     return sum(map(len, hosts)) == len(set().union(*hosts))
 

@@ -19,7 +19,7 @@ from rankscope_server.detectors.words import cut
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
 
-# places of an exception behind which a rank does not go on, unless somebody caught it
+# places of an exception behind which a rank does not continue, unless it was caught
 ENDS_TRAINING = ("main", "training", "fatal_signal")
 _MOST_READ = 4_000  # characters of a message
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})

@@ -17,10 +17,10 @@ class Policy:
 
     # --- cost: what is worth a person's attention -----------------------------------------
     # Below 1 % of job throughput a change drowns in the drift of a healthy job (CV of the median
-    # step from run to run 0.13 %, p90 0.64 %); below 2 % nobody acts on it.
+    # step from run to run 0.13 %, p90 0.64 %); below 2 % it is not acted on.
     cost_silent_ratio: float = 0.01
     cost_info_ratio: float = 0.02
-    cost_critical_ratio: float = 0.10  # a tenth of a cluster is worth waking somebody for
+    cost_critical_ratio: float = 0.10  # a tenth of a cluster is worth a page at night
 
     # --- straggler ------------------------------------------------------------------------
     # A peer comparison needs the median to survive one bad member: three others.

@@ -160,7 +160,7 @@ def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequenc
     """Return whether the program that started the ranks may have ended them, as a success.
 
     Ray ends its workers so once the driver has their results: all exit with code 1 in the same
-    step, while the command goes on and ends with code 0.
+    step, while the command keeps running and ends with code 0.
     """
     facts = window.facts
     return (
@@ -176,7 +176,7 @@ def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequenc
 def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> Cause:
     cause = _crash(window, starts, failures)
     if window.facts.left_code is None:
-        reason = "no exception and no signal was seen, and the command that started them goes on"
+        reason = "no exception and no signal was seen, and the command that started them still runs"
         return replace(cause, severity="warning", confidence=0.4, reason=reason)
     return replace(
         cause,

@@ -93,7 +93,7 @@ def cost_of(
     or the job's steps became shorter, and the time before the onset tells nothing. Where
     hiccups of many ranks make about every second step long, a median tells one or the other
     kind of step, so the mean is asked, too, and the larger of both counts, with twice the error
-    that such means have; whether the rank is worth a word is told without that error.
+    that such means have; whether the rank is reported is decided without it.
     """
     rows = sorted({spell.row for spell in spells})
     usual = ~table.special()[columns] & table.seen()[columns]

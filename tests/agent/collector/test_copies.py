@@ -92,6 +92,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     passed(*(line(0, f"step {number} of a run") for number in range(500)))
     assert len(passed.take._newest) == 50
     assert sum(map(len, passed.take._by_tail.values())) == 50
+    assert len(passed.take._left) == len(passed.take._times) == 50
     assert passed(line(0, "step 10 of a run", "stdout")) == [(0, "step 10 of a run")]
     assert passed(line(0, "step 499 of a run", "stdout")) == []
 

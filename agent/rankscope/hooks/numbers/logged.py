@@ -7,6 +7,7 @@ an accumulated step, or averages it over ranks and steps.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import schema
@@ -30,10 +31,8 @@ class TrainerLoss:
         """Listen to `Trainer.log`, which has the Trainer's own step."""
         from transformers.trainer import Trainer
 
-        original: Any = Trainer.log
-
         @guarded
-        def take(trainer: Any, logs: Any) -> None:
+        def take(trainer: Any, logs: Any, *_: Any, **__: Any) -> None:
             loss = logs.get("loss")
             if isinstance(loss, float | int) and agent.recorder is not None:
                 agent.recorder.record(
@@ -45,12 +44,7 @@ class TrainerLoss:
                     )
                 )
 
-        @functools.wraps(original)
-        def log(self: Any, logs: Any, *args: Any, **kwargs: Any) -> Any:
-            take(self, logs)
-            return original(self, logs, *args, **kwargs)
-
-        agent.patch(Trainer, "log", log)
+        _listen(agent, Trainer, take)
         return "Trainer.log"
 
 
@@ -64,10 +58,8 @@ class LightningLoss:
         """Listen to `LightningModule.log`."""
         from lightning.pytorch.core.module import LightningModule
 
-        original: Any = LightningModule.log
-
         @guarded
-        def take(module: Any, name: str, value: Any) -> None:
+        def take(module: Any, name: str, value: Any, *_: Any, **__: Any) -> None:
             if name not in _OF_LIGHTNING or not module.training or not agent.sheet.due:
                 return
             if hasattr(value, "device"):
@@ -75,10 +67,17 @@ class LightningLoss:
             elif isinstance(value, float | int):
                 agent.sheet.put(_NAME, float(value))
 
-        @functools.wraps(original)
-        def log(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-            take(self, name, value)
-            return original(self, name, value, *args, **kwargs)
-
-        agent.patch(LightningModule, "log", log)
+        _listen(agent, LightningModule, take)
         return "LightningModule.log"
+
+
+def _listen(agent: Agent, owner: Any, take: Callable[..., None]) -> None:
+    """Have `take` see the arguments of each call of `owner.log`."""
+    original: Any = owner.log
+
+    @functools.wraps(original)
+    def log(*args: Any, **kwargs: Any) -> Any:
+        take(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    agent.patch(owner, "log", log)
