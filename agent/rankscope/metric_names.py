@@ -52,10 +52,13 @@ METRICS: tuple[Metric, ...] = (
            "backward without recomputation or attention).", "parameters and tokens"),
     Metric("mfu_ratio", "0-1", "The same over `RANKSCOPE_PEAK_FLOPS`; missing where that is not "
            "set.", "parameters and tokens"),
-    Metric("rss_bytes", "bytes", "Resident memory of the process.", "/proc/self/statm"),
+    Metric("rss_bytes", "bytes", "Resident memory of the process.", "/proc/self/status"),
+    Metric("rss_file_bytes", "bytes", "Its part that shows files, which the kernel takes back at "
+           "need.", "/proc/self/status"),
     Metric("rss_peak_bytes", "bytes", "Its peak since the process began.", "getrusage"),
     Metric("workers_rss_bytes", "bytes", "Resident memory of the process's children, such as "
-           "loader workers; pages that they share with it count.", "/proc/PID/statm"),
+           "loader workers; pages that they share with it count.", "/proc/PID/status"),
+    Metric("workers_rss_file_bytes", "bytes", "Its part that shows files.", "/proc/PID/status"),
     Metric("cuda_allocated_bytes", "bytes", "In tensors, on the current device.",
            "torch.cuda.memory_stats"),
     Metric("cuda_reserved_bytes", "bytes", "Held by the caching allocator.",

@@ -179,22 +179,20 @@ def test_the_ranks_of_a_host_fill_one_memory() -> None:
     assert finding.what.startswith("Every rank")
 
 
-def test_file_pages_are_no_leak() -> None:
-    shape: dict[int, Shape] = {1: lambda step, chance: step * 20 * MIB}
-    state = state_of(list(series(3, 2, 250, shape)))
-    times = START_NS + np.arange(120) * 10**9
-    columns = {name: np.full(120, -1, np.int64) for name in schema.CHUNK_COLUMNS["host"]}
-    columns["time_ns"] = times
-    columns["memory_total_bytes"] = np.full(120, int(16 * GIB))
-    columns["memory_available_bytes"] = np.full(120, int(9 * GIB))
-    chunk = schema.Chunk(
-        kind="host", attempt=0, rank=-1, host="node-1", count=120, time_lo_ns=1, time_hi_ns=2,
-        data=b"host",
-    )  # fmt: skip
-    state.apply_chunk(chunk, dict(columns))
+@pytest.mark.parametrize(
+    ("of_files", "severity"), [(0.0, "critical"), (0.5, "critical"), (0.9, "info")]
+)
+def test_pages_of_files_are_no_leak(of_files: float, severity: str) -> None:
+    grown = {1: lambda step, chance: step * 20 * MIB}
+    state = state_of(list(series(3, 2, 250, grown)))
+    for step in range(1, 251):
+        state.apply_record(schema.Metrics(
+            attempt=0, rank=1, time_ns=START_NS + step, step=step,
+            values={"rss_file_bytes": 300 * MIB + of_files * step * 20 * MIB},
+        ))  # fmt: skip
     (finding,) = found_in(state)
-    assert finding.severity == "info"
-    assert "file pages" in finding.confidence_text
+    assert finding.severity == severity
+    assert ("mapped files" in finding.confidence_text) == (severity == "info")
 
 
 def test_no_memory_is_skipped() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rankscope.guard import guarded
 from rankscope.moments import listen
@@ -21,7 +22,6 @@ _EVERY_SECONDS = 1.0
 _TOP = 10  # sizes that a summary names
 _MAX_CHILDREN = 64
 _MAX_OBJECTS = 2_000_000  # that are looked through for tensors
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
@@ -37,7 +37,7 @@ class Memory:
         self._agent, self._cuda = agent, torch.cuda
         self._next = 0.0
         listen(agent, "step", self._step, sampled=True)
-        return "/proc/self, getrusage, torch.cuda.memory_stats where CUDA is used"
+        return "/proc/self/status, getrusage, torch.cuda.memory_stats where CUDA is used"
 
     def _step(self, ended: EndedStep) -> None:
         now = time.monotonic()
@@ -45,12 +45,15 @@ class Memory:
             return
         self._next = now + _EVERY_SECONDS
         sheet = self._agent.sheet
-        sheet.put("rss_bytes", rss_bytes())
+        own = resident()
+        sheet.put("rss_bytes", own.all_bytes)
+        sheet.put("rss_file_bytes", own.file_bytes)
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         sheet.put("rss_peak_bytes", peak_kib * 1024)
-        workers = children_rss_bytes()
-        if workers:
-            sheet.put("workers_rss_bytes", workers)
+        workers = resident_of_children()
+        if workers.all_bytes:
+            sheet.put("workers_rss_bytes", workers.all_bytes)
+            sheet.put("workers_rss_file_bytes", workers.file_bytes)
         if self._cuda.is_initialized():
             for name, value in cuda_numbers(self._cuda.memory_stats()).items():
                 sheet.put(name, value)
@@ -123,25 +126,36 @@ def is_memory_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def rss_bytes() -> int:
-    """Return the resident memory of this process."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
+class Resident(NamedTuple):
+    """Resident memory, and the part that shows files, which the kernel takes back at need."""
+
+    all_bytes: int
+    file_bytes: int
 
 
-def children_rss_bytes() -> int:
+def resident(process: str = "self") -> Resident:
+    """Return the resident memory of a process, as /proc/PID/status says."""
+    with open(f"/proc/{process}/status", "rb") as file:
+        text = file.read()
+    return Resident(_kib_of(text, b"\nVmRSS:") * 1024, _kib_of(text, b"\nRssFile:") * 1024)
+
+
+def _kib_of(status: bytes, name: bytes) -> int:
+    """Return a number of a status file; 0 where it is not there, as in a process that ended."""
+    _, found, rest = status.partition(name)
+    return int(rest.split(None, 1)[0]) if found else 0
+
+
+def resident_of_children() -> Resident:
     """Return the resident memory of this process's children, of at most `_MAX_CHILDREN` of them.
 
     Pages that a fork shares with this process count as well.
     """
-    total = 0
+    found = [Resident(0, 0)]
     for pid in _children()[:_MAX_CHILDREN]:
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                total += int(file.read().split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError, ValueError):  # it ended just now
-            continue
-    return total
+        with contextlib.suppress(OSError):  # it ended just now
+            found.append(resident(pid))
+    return Resident(sum(one.all_bytes for one in found), sum(one.file_bytes for one in found))
 
 
 def _children() -> list[str]:
@@ -186,7 +200,7 @@ def snapshot_facts(segments: list[dict[str, Any]]) -> dict[str, str]:
 
 def host_facts() -> dict[str, str]:
     """Return what the host and this process say of their memory."""
-    facts = {"rss_bytes": str(rss_bytes())}
+    facts = {"rss_bytes": str(resident().all_bytes)}
     for line in Path("/proc/meminfo").read_text().splitlines()[:3]:
         name, _, value = line.partition(":")
         facts[f"host_{name}"] = value.strip()

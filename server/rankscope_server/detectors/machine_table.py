@@ -178,20 +178,6 @@ class MachineTable:
         rose = values[known[-1]] - values[known[0]]
         return float(rose / took) if took > 0 and rose >= 0 else None
 
-    def fall(self, kind: str, device: Device, name: str) -> tuple[float, float] | None:
-        """Return by how much a value fell over what is kept, and over how many seconds."""
-        series = self.devices.get(kind, {}).get(device)
-        if series is None:
-            return None
-        column = _KINDS[kind][0].index(name)
-        times, values = series.newest_ns[:, column], series.newest[:, column]
-        known = np.flatnonzero(times > 0)
-        if len(known) < 2:
-            return None
-        known = known[np.argsort(times[known])]
-        took = float(times[known[-1]] - times[known[0]]) / 1e9
-        return float(values[known[0]] - values[known[-1]]), took
-
     def means(self, name: str, stretches: int) -> tuple[list[Device], NDArray[Any]]:
         """Return a column of all GPUs over the newest stretches, GPUs x stretches, NaN unknown."""
         if self._recent is None:

@@ -16,7 +16,11 @@ from rankscope_server.detectors.memory_words import fragmentation_finding, growt
 from rankscope_server.detectors.trends import Trend, trend_of
 from rankscope_server.detectors.window import Window
 
-HOST: tuple[str, ...] = ("rss_bytes", "workers_rss_bytes")
+_FILE_PART = {
+    "rss_bytes": "rss_file_bytes",
+    "workers_rss_bytes": "workers_rss_file_bytes",
+}
+HOST: tuple[str, ...] = tuple(_FILE_PART)
 GROWING: tuple[str, ...] = ("cuda_allocated_bytes", *HOST)
 _MAX_TESTED = 32  # ranks that grew most; the rest is compared with them
 
@@ -42,7 +46,7 @@ class Growth:
     steps_left: float | None
     steps_left_low: float | None
     steps_left_high: float | None
-    is_doubtful: bool = False  # host memory that is available does not shrink with it
+    is_of_files: bool = False  # the kernel takes it back at need
 
 
 class MemoryGrowth:
@@ -126,8 +130,9 @@ def _growth(window: Window, rank: int, name: str, trend: Trend, host_slope: floa
             max(0.0, room.left_bytes) / (slope * share) if slope > 0 else np.inf
             for slope in (trend.slope, trend.high, trend.low)
         )
-    doubtful = is_host and _stays_available(window, rank, host_slope)
-    return Growth(rank, name, trend, now, room, left, low, high, doubtful)
+    return Growth(
+        rank, name, trend, now, room, left, low, high, _is_of_files(window, rank, name, trend)
+    )
 
 
 def host_room(window: Window, rank: int) -> Room | None:
@@ -173,18 +178,19 @@ def device_room(window: Window, rank: int, now: float) -> Room | None:
     return Room(total - others - now, total, "memory of its GPU")
 
 
-def _stays_available(window: Window, rank: int, bytes_per_step: float) -> bool:
-    """Return whether the host's available memory shrank by less than a quarter of the growth.
+def _is_of_files(window: Window, rank: int, name: str, trend: Trend) -> bool:
+    """Return whether most of what grows are pages of files that the process has mapped.
 
-    Resident memory counts file pages, which the kernel takes back when it needs them.
+    Resident memory counts them, and the kernel takes them back when it needs them.
     """
-    machines, host = window.facts.machines, window.host(rank)
-    fell = machines.fall("host", (host, ""), "memory_available_bytes")
-    step_ms = _step_ms(window)
-    if fell is None or not step_ms:
-        return False
-    lost_bytes, seconds = fell
-    return seconds >= 60 and lost_bytes < 0.25 * bytes_per_step * seconds * 1e3 / step_ms
+    for level in range(len(WIDTHS)):
+        steps, values = window.facts.memory.series(rank, _FILE_PART.get(name, ""), level)
+        late = steps >= trend.onset
+        if late.sum() >= window.policy.memory_min_points:
+            grown = float(values[late][-1] - values[late][0])
+            span = float(steps[late][-1] - steps[late][0])
+            return grown > window.policy.memory_file_share * trend.slope * span
+    return False
 
 
 def _step_ms(window: Window) -> float | None:

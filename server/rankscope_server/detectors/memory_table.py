@@ -16,7 +16,7 @@ SLOTS = 256
 WIDTHS: tuple[int, ...] = (1, 16, 256)
 NAMES: tuple[str, ...] = (
     "rss_bytes", "cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "pinned_bytes",
-    "workers_rss_bytes",
+    "workers_rss_bytes", "rss_file_bytes", "workers_rss_file_bytes",
 )  # fmt: skip
 _FIRST_ROWS = 8
 Series: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]

@@ -35,8 +35,8 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
     is_alone = len(ranks) <= window.policy.global_share * window.world_size
     severity, confidence = _severity(window, first, is_alone=is_alone), _confidence(first)
     reasons = "growth and limit are both measured" if first.room else "growth is measured"
-    if first.is_doubtful:
-        reasons = "the memory available on the host does not shrink with it: perhaps file pages"
+    if first.is_of_files:
+        reasons = "most of it are pages of mapped files, which the kernel takes back when it must"
     return Finding(
         key=f"{window.attempt}/memory-growth/{first.name}/{'+'.join(map(str, ranks[:8]))}",
         detector="memory-growth",
@@ -62,7 +62,7 @@ def growth_finding(window: Window, growing: Sequence[Growth], alike: tuple[int, 
 
 def _severity(window: Window, one: Growth, *, is_alone: bool) -> Severity:
     policy = window.policy
-    if one.steps_left_high is None or one.is_doubtful:
+    if one.steps_left_high is None or one.is_of_files:
         return "info"
     # A cache fills on all ranks alike; what grows on one of them only is no cache.
     if not is_alone and one.steps_left_high > policy.oom_reach * one.trend.span:
@@ -140,8 +140,8 @@ def _next(one: Growth) -> str:
 
 
 def _confidence(one: Growth) -> float:
-    """Return 0.9 with a known limit, 0.7 without; 0.4 where file pages explain it too."""
-    if one.is_doubtful:
+    """Return 0.9 with a known limit, 0.7 without; 0.4 where it is no memory that is gone."""
+    if one.is_of_files:
         return 0.4
     return 0.9 if one.room is not None else 0.7
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from rankscope import schema
-from rankscope.hooks.memory import cuda_numbers, is_memory_error, snapshot_facts
+from rankscope.hooks.memory import cuda_numbers, is_memory_error, resident, snapshot_facts
 from tests.agent import recorded
 from tests.agent.steps.programs import net
 from tests.agent.watching import Watching
@@ -66,6 +67,20 @@ def test_a_backward_pass_runs_out_of_memory_and_the_script_goes_on(watching: Wat
     (event,) = watching.of(schema.Event)
     assert event.name == "out of memory"
     assert len(watching.steps) == 1
+
+
+def test_pages_of_a_file_are_told_apart(tmp_path: Path) -> None:
+    path, size = tmp_path / "data", 64 << 20
+    path.write_bytes(b"\x01" * size)
+    before = resident()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) == size // 4096
+        of_file = resident()
+    held = b"\x01" * size
+    own = resident()
+    assert of_file.file_bytes - before.file_bytes > 0.9 * size
+    assert own.all_bytes - before.all_bytes > 0.9 * len(held)
+    assert own.file_bytes - before.file_bytes < 0.1 * size
 
 
 def test_what_counts_as_out_of_memory() -> None:
