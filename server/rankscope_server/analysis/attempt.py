@@ -24,6 +24,7 @@ from rankscope.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.analysis.steadiness import Steadiness
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clock_table import ClockTable
@@ -82,6 +83,7 @@ class AttemptState:
         self.facts = Facts(machines or MachineTable())
         self.heard_ns: dict[int, int] = {}  # server's clock, from look to look
         self.before: dict[str, Finding] = {}
+        self.steadiness = Steadiness()
         self.results: list[DetectorResult] = []
         self.gaps: tuple[Gap, ...] = ()  # of the last look
         self.is_news = True  # something came since the last look

@@ -20,7 +20,7 @@ from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
 from rankscope_server.detectors.gaps import gaps_of
 from rankscope_server.detectors.machine_table import MachineTable
-from rankscope_server.detectors.policy import POLICY, Policy
+from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.sample_table import KINDS, SampleTable
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
@@ -30,9 +30,8 @@ _MAX_CHUNKS_REMEMBERED = 200_000
 class RunState:
     """What is known of a run. Applying a record or a chunk twice, or late, changes nothing."""
 
-    def __init__(self, run_id: str, policy: Policy = POLICY) -> None:
+    def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._policy = policy
         self.earlier: tuple[RunSummary, ...] = ()  # runs of the same job, from the store
         self.usual_lines: frozenset[str] = frozenset()  # of those of them that ended well
         self._attempts: dict[int, AttemptState] = {}
@@ -81,10 +80,10 @@ class RunState:
         verdict = verdict_of(mine, newest.results if newest is not None else ())
         if verdict is None:
             verdict = self._verdict_before(findings, newest)
-        coverage = coverage_of(newest, now_ns, self._policy)
+        coverage = coverage_of(newest, now_ns, POLICY)
         left_code = self._left_code()
         status, status_text = status_of(newest, findings, coverage, left_code)
-        answer = answer_of(newest, verdict, mine, coverage, self._policy, left_code)
+        answer = answer_of(newest, verdict, mine, coverage, POLICY, left_code)
         answer = _with_notes(answer, newest)
         return Look(
             findings=findings,
@@ -143,7 +142,12 @@ class RunState:
             for detector in DETECTORS:
                 result = detector.look(window)
                 attempt.results.append(result)
-                attempt.replace(detector.name, result.findings)
+                settled = attempt.steadiness.settle(
+                    detector.name, attempt.before, result.findings, now_ns, POLICY
+                )
+                attempt.replace(
+                    detector.name, settled if not _is_over(attempt) else result.findings
+                )
             attempt.is_news = False
         return fold(list(attempt.before.values()))
 

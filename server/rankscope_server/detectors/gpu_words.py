@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.formulas import rank_hours_per_day
-from rankscope_server.detectors.finding import Finding, Severity
+from rankscope_server.detectors.cost_severity import severity_of
+from rankscope_server.detectors.finding import Finding
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import percent_text, place_text
 
@@ -47,9 +48,7 @@ def throttle_finding(window: Window, one: Throttle) -> Finding:
     where, ranks = _place(window, one.device)
     cost = None if one.is_power_cap else _cost(window, ranks)
     policy = window.policy
-    severity: Severity = "info"
-    if cost is not None and cost >= policy.cost_info_ratio:
-        severity = "critical" if cost >= policy.cost_critical_ratio else "warning"
+    severity = severity_of(cost or 0.0, policy)
     reason = "its power cap" if one.is_power_cap else "heat or a power brake"
     behind = (
         "" if np.isnan(one.clock_loss) or one.clock_loss <= 0

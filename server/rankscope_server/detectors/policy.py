@@ -21,6 +21,7 @@ class Policy:
     cost_silent_ratio: float = 0.01
     cost_info_ratio: float = 0.02
     cost_critical_ratio: float = 0.10  # a tenth of a cluster is worth a page at night
+    cost_keep_share: float = 0.75  # of the level that it has reached: estimates scatter
 
     # --- straggler ------------------------------------------------------------------------
     # A peer comparison needs the median to survive one bad member: three others.
@@ -46,8 +47,7 @@ class Policy:
     scatter_steps: int = 512
     # Stretches at most one long window apart are one spell if they are about equally bad.
     same_size_share: float = 0.6
-    # Events shorter than this are dropped.
-    min_spell_steps: int = 3
+    min_spell_steps: int = 3  # shorter events are dropped
     # An accusation above info needs one long window of bad steps *and* this much time: bursts of
     # other work on a shared host hit one rank for seconds, and two of them may follow each other.
     persistent_steps: int = 20
@@ -252,6 +252,7 @@ class Policy:
     # Mann-Kendall reach it (10 do).
     memory_trend_p: float = 1e-3
     memory_min_points: int = 24
+    memory_file_share: float = 0.75  # of the growth: pages of files are no leak
     # A forecast is worth a warning when there is time to act but not to wait.
     oom_warning_steps: float = 2000.0
     oom_warning_seconds: float = 7200.0
@@ -365,11 +366,10 @@ class Policy:
 
     # --- slow links ------------------------------------------------------------------
     link_min_operations: int = 20
-    # Steps that are looked at: half of them must be slow for a median to be, so that a slow link is
-    # found some twenty steps late; also where a group has one operation a step.
+    # Steps that are looked at: half of them must be slow for a median to be, also where a group
+    # has one operation a step.
     link_steps: int = 32
-    # A floor under the noise: links of one kind differ by some percent.
-    ln_link_floor: float = math.log(1.15)
+    ln_link_floor: float = math.log(1.15)  # links of one kind differ by some percent
     link_sigmas: float = 6.0
     # With fewer groups across a component any of its members explains them as well.
     link_min_groups: int = 3

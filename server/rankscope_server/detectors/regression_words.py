@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.formulas import rank_hours_per_day
-from rankscope_server.detectors.finding import Evidence, Finding, Severity
-from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.cost_severity import severity_of
+from rankscope_server.detectors.finding import Evidence, Finding
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import cut, ms_text, percent_text
 
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from rankscope_server.detectors.regression import Slowdown, Slower
 
 _WORDS = {"blocked": "waiting for other ranks and communication", "other": "time outside phases"}
-
-
-def _severity(cost: float, policy: Policy) -> Severity:
-    if cost < policy.cost_info_ratio:
-        return "info"
-    return "critical" if cost >= policy.cost_critical_ratio else "warning"
 
 
 def regression_finding(window: Window, slower: Slower) -> Finding:
@@ -42,7 +36,7 @@ def regression_finding(window: Window, slower: Slower) -> Finding:
         key=f"{window.attempt}/regression/runs",
         detector="regression",
         kind="regression",
-        severity=_severity(cost, policy),
+        severity=severity_of(cost, policy),
         attempt=window.attempt,
         cost_throughput_ratio=cost,
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
@@ -73,7 +67,7 @@ def slowdown_finding(window: Window, change: Slowdown) -> Finding:
     """Return the finding on a run that became slower than it was."""
     policy = window.policy
     cost = 1.0 - 1.0 / (1.0 + change.rise)
-    severity = _severity(cost, policy)
+    severity = severity_of(cost, policy)
     if change.strength < policy.slowdown_clear_sigmas or change.seconds < policy.slowdown_seconds:
         severity = "info"
     alone = len(window.steps.row_of) < 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.components import Slow
+from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.topology import Part
 from rankscope_server.detectors.transfers import Path
@@ -124,9 +125,7 @@ def _severity(window: Window, found: Found) -> Severity:
     policy = window.policy
     if found.cost is None:
         return "warning" if found.bound >= policy.cost_info_ratio else "info"
-    if found.cost < policy.cost_info_ratio:
-        return "info"
-    return "critical" if found.cost >= policy.cost_critical_ratio else "warning"
+    return severity_of(found.cost, policy)
 
 
 def _rank_hours(window: Window, found: Found) -> float | None:

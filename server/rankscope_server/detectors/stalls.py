@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope.formulas import outlier_cut
 from rankscope_server.detectors.comparison import lack_of, roles_of
+from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Severity, ran, skipped
 from rankscope_server.detectors.policy import Policy
@@ -261,6 +262,4 @@ def _phase(work: Work, row: int, hits: NDArray[np.bool_]) -> str:
 
 
 def _severity(cost: float, seconds: float, policy: Policy) -> Severity:
-    if cost < policy.cost_info_ratio or seconds < policy.clear_seconds:
-        return "info"
-    return "critical" if cost >= policy.cost_critical_ratio else "warning"
+    return severity_of(cost, policy) if seconds >= policy.clear_seconds else "info"

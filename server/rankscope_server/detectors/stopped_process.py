@@ -14,14 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.formulas import rank_hours_per_day
-from rankscope_server.detectors.finding import (
-    DetectorResult,
-    Evidence,
-    Finding,
-    Severity,
-    ran,
-    skipped,
-)
+from rankscope_server.detectors.cost_severity import severity_of
+from rankscope_server.detectors.finding import DetectorResult, Evidence, Finding, ran, skipped
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
@@ -151,7 +145,7 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
         key=key,
         detector=StoppedProcess.name,
         kind="stopped_process",
-        severity=_severity(cost, window.policy),
+        severity=severity_of(cost, window.policy),
         state="recovered" if worst.is_over else "open",
         attempt=window.attempt,
         ranks=ranks,
@@ -183,12 +177,6 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
         policy_hash=window.policy.hash,
         victims=tuple(rank for rank in sorted(window.steps.ranks) if rank not in ranks),
     )
-
-
-def _severity(cost: float, policy: Policy) -> Severity:
-    if cost < policy.cost_info_ratio:
-        return "info"
-    return "critical" if cost >= policy.cost_critical_ratio else "warning"
 
 
 def _what(window: Window, ranks: tuple[int, ...], worst: Stops, step: int | None) -> str:

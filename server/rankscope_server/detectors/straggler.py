@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 
 from rankscope_server.detectors.comparison import lack_of, roles_of
+from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Finding, Severity, ran, skipped
 from rankscope_server.detectors.gaps import without_calls
@@ -327,9 +328,7 @@ def _severity(cost: Cost, spell: Spell, lasted: tuple[int, float], policy: Polic
             and spell.strength >= policy.clear_strength
         )
     )
-    if not lasting or cost.sure < policy.cost_info_ratio:
-        return "info"
-    return "critical" if cost.sure >= policy.cost_critical_ratio else "warning"
+    return severity_of(cost.sure, policy) if lasting else "info"
 
 
 def _seconds(table: StepTable, columns: slice) -> float:
