@@ -158,10 +158,19 @@ def test_merge_judges_reports_that_travelled_as_files(
     assert document["verdict"]["reported"] == list(cases.THREE)
 
     path.write_text(out)  # what --json wrote is read as well
-    code_again, out, _ = told(capsys, "merge", str(path), "--json", "-")
+    code_again, out, _ = told(capsys, "merge", str(path), "--json")  # as in every other command
     assert code_again == code
     again = json.loads(out)
     assert again["reports"] == document["reports"]
+
+
+def test_merge_overwrites_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_bytes(lines())
+    two.write_bytes(lines())
+    assert told(capsys, "merge", "--json", str(one), str(two))[0] == 64
+    assert told(capsys, "merge", "--json", str(one))[0] == 64
+    assert one.read_bytes() == lines()
 
 
 def test_merge_misses_a_node_that_the_launch_had(

@@ -194,7 +194,14 @@ def _report(add: Callable[..., object]) -> None:
         action="store_true",
         help="all checks with their reasons, and what was folded under a cause",
     )
-    add("--json", default="", metavar="FILE", help="the verdict and all reports; - for stdout")
+    add(
+        "--json",
+        nargs="?",
+        default="",
+        const="-",
+        metavar="FILE",
+        help="print the verdict and all reports as one JSON object on stdout, or write it to FILE",
+    )
     add("--junit", default="", metavar="FILE", help="one test case per check, for build servers")
     add("--html", default="", metavar="FILE", help="one page, for people who were not there")
     add(

@@ -199,7 +199,7 @@ def test_the_command_starts_agents_and_judges_what_they_say(server: Server, tmp_
     wrapper.write_text(f'#!/bin/sh\nexec {shlex.join([shutil.which(real) or real, *words])} "$@"\n')
     wrapper.chmod(0o755)
     path = f"{wrapper.parent}:{os.environ['PATH']}"
-    command = [sys.executable, "-m", "rankscope", "preflight", "--ssh", "--quick", "--json", "-"]
+    command = [sys.executable, "-m", "rankscope", "preflight", "--ssh", "--quick", "--json"]
     done = subprocess.run(
         [*command, "--nodes", "127.0.0.1,localhost", "--wait", "100"],
         env={**os.environ, "PATH": path}, capture_output=True, timeout=250, check=False,

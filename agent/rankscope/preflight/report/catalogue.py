@@ -75,7 +75,7 @@ def options_markdown(parser: argparse.ArgumentParser) -> str:
         value = ""
         if action.nargs != 0:
             shown = action.metavar or "|".join(map(str, action.choices or ()))
-            value = f" {shown}"
+            value = f" [{shown}]" if action.nargs == "?" else f" {shown}"
         names = ", ".join(f"`{name}{value}`" for name in action.option_strings)
         help = (action.help or "") % {"default": action.default}
         lines.append(f"| {_cell(names)} | {_cell(help)} |")
