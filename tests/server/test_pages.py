@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rankscope import schema
+from rankscope.chunk import encode_chunk
 from rankscope_server import shapes
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
@@ -314,3 +315,43 @@ def test_no_parameter_fails_the_server(seeded: Sender, path: str) -> None:
             assert reply.status_code < 500, (url, name, value)
     assert seeded.client.get(f"/api/v1/runs/%00{path}").status_code in {404, 422}
     assert seeded.client.get("/api/v1/runs", params={"offset": 1 << 70}).status_code == 422
+
+
+def steps_of(durations_ms: list[float]) -> schema.Chunk:
+    """Return the steps of rank 0, one behind the other."""
+    took = np.array([int(ms * 1e6) for ms in durations_ms])
+    columns: dict[str, Any] = dict.fromkeys(schema.STEP_COLUMNS, np.zeros(len(took), np.int64))
+    columns |= {
+        "step": np.arange(1, len(took) + 1), "duration_ns": took, "forward_ns": took,
+        "started_ns": NOW + np.cumsum(took) - took,
+    }  # fmt: skip
+    return schema.Chunk(
+        kind="steps", attempt=0, rank=0, host="node-a", count=len(took), time_lo_ns=NOW,
+        time_hi_ns=NOW + int(took.sum()), data=encode_chunk(columns), step_lo=1, step_hi=len(took),
+    )  # fmt: skip
+
+
+def test_warm_up_is_in_no_number_and_said(sender: Sender) -> None:
+    durations = [20_000.0, 100.0, 50.0, 50.0, 50.0] + [40.0] * 25
+    sender.send(chunks=[steps_of(durations)])
+    numbers = {number["key"]: number for number in sender.get("")["numbers"]}
+    assert numbers["step_time"]["value"] == pytest.approx(40)
+    assert numbers["throughput"]["value"] == pytest.approx(25)
+    assert numbers["throughput"]["reference_text"] == "last 25 steps, the first 5 took 20.2 s"
+    budget = sender.get("/budget")
+    assert budget["text"].startswith("A step takes 40.0 ms; most of it")
+    assert (budget["step_lo"], budget["step_hi"]) == (6, 30)
+
+
+def test_first_steps_count_while_there_are_no_others(sender: Sender) -> None:
+    sender.send(chunks=[steps_of([20_000.0, 100.0, 50.0])])
+    numbers = {number["key"]: number for number in sender.get("")["numbers"]}
+    assert numbers["step_time"]["value"] == pytest.approx(100)
+    assert sender.get("/budget")["step_lo"] == 1
+
+
+def test_a_mean_that_is_no_typical_step_is_said_beside_it(sender: Sender) -> None:
+    sender.send(chunks=[steps_of(([40.0] * 9 + [600.0]) * 10)])
+    number = next(one for one in sender.get("")["numbers"] if one["key"] == "step_time")
+    assert number["value"] == pytest.approx(40)
+    assert sender.get("/budget")["text"].startswith("A step takes 40.0 ms, 96.0 ms on average;")

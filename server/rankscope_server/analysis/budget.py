@@ -20,18 +20,20 @@ Matrix = NDArray[Any]  # ranks x steps, ms, NaN missing
 PARTS: tuple[str, ...] = (
     "data", "forward", "backward", "communication", "waiting", "optimizer", "checkpoint", "other",
 )  # fmt: skip
+_EVEN_SHARE = 0.1  # a mean further than this from the median is said beside it
 _BLOCKED = {"forward": "forward_blocked", "backward": "backward_blocked",
             "optimizer": "optimizer_blocked"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """Mean ms per step of one rank; `parts` add up to `total_ms`."""
+    """Mean ms per step of one rank; `parts` add up to `total_ms`. `median_ms` is of its steps."""
 
     label: str
     rank: int | None
     total_ms: float
     parts: dict[str, float]
+    median_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def _row(
         return None
     means = cells.mean(axis=1)
     values = {name: float(mean) for name, mean in zip(PARTS, means, strict=True)}
-    return BudgetRow(label, rank, float(means.sum()), values)
+    return BudgetRow(label, rank, float(means.sum()), values, float(np.median(cells.sum(axis=0))))
 
 
 def _sentence(rows: Sequence[BudgetRow]) -> str:
@@ -135,11 +137,14 @@ def _sentence(rows: Sequence[BudgetRow]) -> str:
     median_row = next((row for row in reversed(rows) if row.rank is None), rows[0])
     idle = median_row.parts["waiting"] / median_row.total_ms if median_row.total_ms else 0.0
     largest = max(median_row.parts, key=lambda name: median_row.parts[name])
+    total, median = median_row.total_ms, median_row.median_ms
+    is_even = abs(total - median) <= _EVEN_SHARE * median
+    mean = "" if is_even else f", {ms_text(total)} on average"
     text = (
-        f"A step takes {ms_text(median_row.total_ms)}; most of it, "
+        f"A step takes {ms_text(median)}{mean}; most of it, "
         f"{ms_text(median_row.parts[largest])}, is {largest}, and {percent_text(idle)} "
         "is waiting for others"
     )
     if rows[0].label == "median rank before":
-        text += f"; before it took {ms_text(rows[0].total_ms)}"
+        text += f"; before it took {ms_text(rows[0].median_ms)}"
     return text

@@ -93,7 +93,7 @@ def throughput(
 def budget(
     request: Request,
     run: str,
-    last: Annotated[int, Query(ge=1, le=budget_views.MAX_STEPS)] = 100,
+    last: Annotated[int, Query(ge=1, le=budget_views.MAX_STEPS)] = step_views.RECENT_STEPS,
 ) -> Response:
     """Return where a step goes."""
     with service_of(request).read() as connection:

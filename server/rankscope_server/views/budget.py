@@ -12,7 +12,13 @@ from rankscope_server.analysis.budget import budget as split_budget
 from rankscope_server.shapes import Budget, BudgetRow, json_object
 from rankscope_server.store.tiles import BLOCKED_METRICS, PHASE_METRICS
 from rankscope_server.views.overview import rank_rows
-from rankscope_server.views.steps import BASELINE_STEPS, WARM_UP_STEPS, load_range
+from rankscope_server.views.steps import (
+    BASELINE_STEPS,
+    WARM_UP_STEPS,
+    first_step,
+    load_range,
+    typical_range,
+)
 
 MAX_STEPS = 5_000
 _METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRICS)
@@ -21,7 +27,7 @@ _METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRI
 def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     """Return where the last steps go, and went before the verdict's onset."""
     hi = run.step
-    lo = max(1, hi - min(max(last, 1), MAX_STEPS) + 1)
+    lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS))
     verdict = json_object(run.verdict) or {}
     onset = verdict.get("onset_step")
     if onset is not None and lo < onset <= hi:
@@ -29,8 +35,9 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     planes = load_range(connection, run.run_id, _METRICS, lo, hi)
     width = planes["step"].shape[1]
     before = None
-    if onset is not None and onset - WARM_UP_STEPS > WARM_UP_STEPS + 1:
-        first = max(WARM_UP_STEPS + 1, onset - BASELINE_STEPS)
+    warm = first_step(connection, run.run_id) + WARM_UP_STEPS
+    if onset is not None and onset > warm + WARM_UP_STEPS:
+        first = max(warm, onset - BASELINE_STEPS)
         earlier = load_range(connection, run.run_id, _METRICS, first, onset - 1)
         planes = _beside(earlier, planes)
         before = slice(0, earlier["step"].shape[1])

@@ -23,7 +23,17 @@ from rankscope_server.views import findings as finding_views
 from rankscope_server.views.environment import num_differences
 from rankscope_server.views.names import duration_text, exit_text, plural, rank_list
 from rankscope_server.views.runs import hosts_of, run_row, summary
-from rankscope_server.views.steps import RECENT_STEPS, before_and_now, known, load_range, quiet
+from rankscope_server.views.steps import (
+    RECENT_STEPS,
+    WARM_UP_STEPS,
+    before_and_now,
+    first_step,
+    known,
+    load_range,
+    quiet,
+    typical_range,
+    warm_up_ms,
+)
 
 MAX_LOSSES = 200
 
@@ -107,10 +117,13 @@ def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
     change = None if not before or now is None else now / before - 1
     where = f"before step {onset:,}" if onset else "early in the run"
     reference = "" if before is None else f"from {duration_text(before)} {where}"
-    lo = max(1, run.step - RECENT_STEPS + 1)
+    lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS)
     planes = load_range(connection, run.run_id, ("step", "blocked", STARTED), lo, run.step)
     waiting = _ratio(planes["blocked"], planes["step"])
     recent = f"last {plural(run.step - lo + 1, 'step')}" if run.step else ""
+    warm_up = warm_up_ms(connection, run.run_id)
+    if warm_up is not None and lo <= first_step(connection, run.run_id) + WARM_UP_STEPS:
+        recent += f", the first {WARM_UP_STEPS} took {duration_text(warm_up)}"
     found = [
         Number(
             key="step_time", label="Step time", value=now, unit="ms", change_ratio=change,

@@ -31,10 +31,10 @@ from rankscope_server.views.overview import overview
 from rankscope_server.views.ranks import ranks
 from rankscope_server.views.report_parts import Origin, answer_of, cost_text
 from rankscope_server.views.runs import run_row
+from rankscope_server.views.steps import RECENT_STEPS
 
 MAX_RANKS = 256
 MAX_LINES = 200
-BUDGET_STEPS = 100
 
 
 def report(
@@ -66,7 +66,7 @@ def report(
         detectors=found.detectors,
         coverage=first.coverage,
         not_measured=not_measured(first.coverage, found.detectors),
-        budget=budget(connection, run, BUDGET_STEPS),
+        budget=budget(connection, run, RECENT_STEPS),
         attempts=first.attempts,
         ranks=shown,
         errors=errors(connection, run_id).groups,

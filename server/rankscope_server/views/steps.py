@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope_server import tables
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.shapes import Throughput
 from rankscope_server.store.tiles import (
@@ -74,6 +75,36 @@ def known_list(values: Array) -> list[float | None]:
     return [None if np.isnan(value) else round(float(value), 3) for value in values]
 
 
+def first_step(connection: sa.Connection, run_id: str) -> int:
+    """Return the first step of the newest attempt that has one, 1 where none has."""
+    table = tables.attempt.c
+    found = connection.scalar(
+        sa.select(table.step_lo)
+        .where(table.run_id == run_id, table.step_lo.is_not(None))
+        .order_by(table.attempt.desc())
+        .limit(1)
+    )
+    return max(1, int(found or 1))
+
+
+def typical_range(connection: sa.Connection, run_id: str, last: int, count: int) -> tuple[int, int]:
+    """Return the first and last of at most `count` steps up to `last` that show a typical step.
+
+    Its time is their median. Steps of the warm-up (start-up, compilation, cold caches) are among
+    them only while there are no others.
+    """
+    first = first_step(connection, run_id)
+    warm = first + WARM_UP_STEPS
+    return max(warm if last >= warm else first, last - count + 1), last
+
+
+def warm_up_ms(connection: sa.Connection, run_id: str) -> float | None:
+    """Return how long the warm-up took, by the slowest rank of each step; None if not known."""
+    first = first_step(connection, run_id)
+    steps = load_range(connection, run_id, ("step",), first, first + WARM_UP_STEPS - 1)["step"]
+    return known(quiet(np.nansum, quiet(np.nanmax, steps, axis=0))) if steps.size else None
+
+
 def median_step_ms(connection: sa.Connection, run_id: str, lo: int, hi: int) -> float | None:
     """Return the median over steps of the slowest rank's step time; None without data."""
     if hi < lo:
@@ -86,11 +117,12 @@ def before_and_now(
     connection: sa.Connection, run_id: str, last: int, onset: int | None
 ) -> tuple[float | None, float | None]:
     """Return the step time before `onset` (or early in the run) and the recent one, in ms."""
-    now = median_step_ms(connection, run_id, max(1, last - RECENT_STEPS + 1), last)
+    now = median_step_ms(connection, run_id, *typical_range(connection, run_id, last, RECENT_STEPS))
+    warm = first_step(connection, run_id) + WARM_UP_STEPS
     if onset is not None:
-        lo, hi = max(WARM_UP_STEPS + 1, onset - BASELINE_STEPS), onset - 1
+        lo, hi = max(warm, onset - BASELINE_STEPS), onset - 1
     else:
-        lo, hi = WARM_UP_STEPS + 1, WARM_UP_STEPS + RECENT_STEPS
+        lo, hi = warm, warm + RECENT_STEPS - 1
         if last < hi + RECENT_STEPS:
             return None, now
     return median_step_ms(connection, run_id, lo, hi), now
