@@ -31,7 +31,7 @@ _NAMES = frozenset({
 _OF_ONE_PROCESS = frozenset({"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"})
 _LIBRARIES = (
     "torch", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "megatron",
-    "datasets", "triton", "apex", "flash_attn", "xformers",
+    "datasets", "triton", "apex", "flash_attn", "xformers", "pytorch_lightning",
 )  # fmt: skip
 _MAX_PACKAGES = 200
 MAX_VALUE_LENGTH = 400

@@ -119,3 +119,19 @@ def test_accelerate(tmp_path: Path) -> None:
     assert 0.0 < metrics(rank)[24]["eval_loss"] < 6.0
     assert "name" not in metrics(rank)[24]
     assert 25 in steps_with(rank, schema.STEP_CHECKPOINT)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_the_loss_that_lightning_logs(package: str, tmp_path: Path) -> None:
+    rank = run(
+        tmp_path, package, "lightning_ddp.py",
+        ("import lightning as L", f"import {package} as L"),
+        ("devices=2,", "devices=1,"),
+        ('strategy="ddp",', ""),
+    )  # fmt: skip
+    numbers = metrics(rank)
+    both = [values for values in numbers.values() if {"loss", "logged_loss"} <= set(values)]
+    assert both
+    for values in both:  # backward() sees half of it, of another of the two passes
+        assert values["logged_loss"] == pytest.approx(2 * values["loss"], rel=0.1)

@@ -21,6 +21,7 @@ from rankscope.hooks.numbers import (
     LightningLoss,
     Losses,
     ModelSize,
+    OldLightningLoss,
     Replicas,
     TrainerLoss,
 )
@@ -64,6 +65,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Losses,
     TrainerLoss,
     LightningLoss,
+    OldLightningLoss,
     LearningRate,
     ModelSize,
     Batches,

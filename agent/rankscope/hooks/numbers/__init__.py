@@ -6,7 +6,7 @@ a device; `rankscope.metric_names` lists what they record.
 
 from rankscope.hooks.numbers.batches import Batches
 from rankscope.hooks.numbers.gradients import Clipping, Gradients
-from rankscope.hooks.numbers.logged import LightningLoss, TrainerLoss
+from rankscope.hooks.numbers.logged import LightningLoss, OldLightningLoss, TrainerLoss
 from rankscope.hooks.numbers.loss import Losses
 from rankscope.hooks.numbers.model import LearningRate, ModelSize
 from rankscope.hooks.numbers.replicas import Replicas
@@ -19,6 +19,7 @@ __all__ = [
     "LightningLoss",
     "Losses",
     "ModelSize",
+    "OldLightningLoss",
     "Replicas",
     "TrainerLoss",
 ]

@@ -7,6 +7,7 @@ an accumulated step, or averages it over ranks and steps.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -56,7 +57,7 @@ class LightningLoss:
 
     def install(self, agent: Agent) -> str:
         """Listen to `LightningModule.log`."""
-        from lightning.pytorch.core.module import LightningModule
+        owner = importlib.import_module(self.needs).LightningModule
 
         @guarded
         def take(module: Any, name: str, value: Any, *_: Any, **__: Any) -> None:
@@ -67,8 +68,15 @@ class LightningLoss:
             elif isinstance(value, float | int):
                 agent.sheet.put(_NAME, float(value))
 
-        _listen(agent, LightningModule, take)
+        _listen(agent, owner, take)
         return "LightningModule.log"
+
+
+class OldLightningLoss(LightningLoss):
+    """The same of the package under its old name, which is another copy of the code."""
+
+    name: ClassVar[str] = "pytorch-lightning-loss"
+    needs: ClassVar[str] = "pytorch_lightning.core.module"
 
 
 def _listen(agent: Agent, owner: Any, take: Callable[..., None]) -> None:
