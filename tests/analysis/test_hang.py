@@ -6,6 +6,7 @@ import dataclasses
 import random
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -305,6 +306,33 @@ def test_after_the_job_is_stopped_the_hang_is_still_what_happened() -> None:
     assert after.verdict is not None
     assert after.verdict.key == before.verdict.key
     assert after.status == "failed"
+
+
+def test_what_was_seen_at_its_height_stays_while_the_job_is_ended() -> None:
+    recording = record(Job(steps=40, faults=(Fault("hang", 1, 30),)))
+    at_ms = recording.last_ms + 8000
+    state, states = RunState("run"), recording.states(at_ms)
+    apply(state, recording.items())
+    apply(state, states)
+    (before,) = hangs(state.look(START_NS + int(at_ms * MS)))
+    assert set(before.victims) == {0, 2, 3}
+    later: list[Item] = []
+    for _, told in states:  # two of them gave up, and only the third waits still
+        assert isinstance(told, schema.RankState)
+        groups = (
+            [msgspec.structs.replace(one, ended=one.issued) for one in told.groups]
+            if told.rank in (0, 2)
+            else told.groups
+        )
+        now_ns = told.time_ns + 500 * 10**6
+        later.append((now_ns, msgspec.structs.replace(told, time_ns=now_ns, groups=groups)))
+        if told.rank in (0, 2):
+            later.append((now_ns, schema.RankEnded(
+                attempt=0, rank=told.rank, time_ns=now_ns, reason="signal", signal=15,
+            )))  # fmt: skip
+    apply(state, later)
+    (after,) = hangs(state.look(START_NS + int((at_ms + 600) * MS)))
+    assert (after.what, after.why, after.victims) == (before.what, before.why, before.victims)
 
 
 def test_relabelled_ranks_and_scaled_times_give_the_same_findings() -> None:

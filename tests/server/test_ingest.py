@@ -250,7 +250,10 @@ def test_a_metric_that_is_not_a_number_is_kept_as_unknown(sender: Sender) -> Non
     series = {item["name"]: item["value"] for item in sender.get("/metrics")["series"]}
     assert series == {"loss": [None], "norm": [None], "rate": [0.5]}
     loss = next(number for number in sender.get("")["numbers"] if number["key"] == "loss")
-    assert (loss["value"], loss["reference_text"]) == (None, "step 1, the value of backward(), not a finite number")
+    assert (loss["value"], loss["reference_text"]) == (
+        None,
+        "step 1, the value of backward(), not a finite number",
+    )
 
 
 def test_losses_are_totals_per_producer(client: TestClient) -> None:

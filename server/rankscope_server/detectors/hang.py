@@ -303,15 +303,29 @@ def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
     and with them the graph; the hang is what happened all the same.
     """
     now = {finding.key: finding for finding in findings}
-    accused = {rank for finding in findings for rank in finding.ranks}
     for key, old in window.before.items():
-        if old.detector != Hang.name or key in now or (accused & set(old.ranks)):
+        if old.detector != Hang.name:
             continue
-        if old.state == "open" and _moved_on(window, old):
+        again = [one for one in findings if one.key == key or set(one.ranks) & set(old.ranks)]
+        is_over = old.state == "open" and _moved_on(window, old)
+        if again and (is_over or not _was_worse(window, old, again)):
+            continue
+        for one in again:
+            now.pop(one.key, None)
+        if is_over:
             steps = [s.step for rank in old.ranks or old.victims if (s := window.states.get(rank))]
             old = replace(old, state="recovered", ended_step=max(steps, default=old.onset_step))
         now[key] = old
     return list(now.values())
+
+
+def _was_worse(window: Window, old: Finding, again: Sequence[Finding]) -> bool:
+    """Return whether fewer wait than before only because ranks have ended since.
+
+    Then what was seen at its height is what happened.
+    """
+    fewer = all(len(one.victims) < len(old.victims) for one in again)
+    return old.state == "open" and fewer and not window.ended.keys().isdisjoint(old.victims)
 
 
 def _moved_on(window: Window, old: Finding) -> bool:

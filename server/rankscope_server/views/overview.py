@@ -255,7 +255,10 @@ def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:
 
 def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
     table = tables.metric.c
-    for name, source in (("logged_loss", ", as the framework logs it"), ("loss", ", the value of backward()")):
+    for name, source in (
+        ("logged_loss", ", as the framework logs it"),
+        ("loss", ", the value of backward()"),
+    ):
         row = connection.execute(
             sa.select(table.value, table.step)
             .where(table.run_id == run_id, table.name == name)
