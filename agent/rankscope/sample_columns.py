@@ -132,6 +132,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "involuntary_switches_total",
         "run_delay_us_total",  # ready to run, no processor free
         "stopped_by",  # 0: it may run; 1: a signal, 2: a debugger, 3: a frozen control group
+        "cpus_allowed",  # processors that the training thread may use, by affinity and cpuset
         "minor_faults_total",
         "major_faults_total",
         "read_bytes_total",  # from disks
@@ -249,7 +250,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, ...]] = {
 }
 SAMPLE_KINDS = frozenset(SAMPLE_COLUMNS)
 # Older agents do not send these: in what they sent they are not known.
-LATER_COLUMNS = frozenset({"stopped_by"})
+LATER_COLUMNS = frozenset({"stopped_by", "cpus_allowed"})
 SAMPLE_STRING_COLUMNS = frozenset({
     "device", "interface", "cgroup", "port", "local", "remote",
 })  # fmt: skip

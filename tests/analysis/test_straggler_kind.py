@@ -36,8 +36,15 @@ def job(seed: int, slow: int, onset: int, extra_ms: float, phase: str) -> Timeli
     return Timeline(RANKS, STEPS, program, {"world": tuple(range(RANKS))}).run()
 
 
-def process_samples(run: Timeline, delay: Callable[[int, float], float]) -> list[Item]:
-    """Return samples of all ranks, one a second; `delay(rank, ms)` is the share without a CPU."""
+def process_samples(
+    run: Timeline,
+    delay: Callable[[int, float], float],
+    cpus: Callable[[int, float], int] = lambda rank, ms: 0,
+) -> list[Item]:
+    """Return samples of all ranks, one a second.
+
+    `delay(rank, ms)` is the share without a CPU, `cpus(rank, ms)` how many it may use; 0: not told.
+    """
     end_ms = run.ranks[0].steps[-1]["ended"]
     items: list[Item] = []
     times = np.arange(0, end_ms, 1000.0)
@@ -50,6 +57,7 @@ def process_samples(run: Timeline, delay: Callable[[int, float], float]) -> list
         columns["run_delay_us_total"] = np.concatenate([[0], np.cumsum(share[:-1] * 1e6)]).astype(
             np.int64
         )
+        columns["cpus_allowed"] = np.array([cpus(rank, time) for time in times])
         items.append(chunk("process", "node-0", columns, rank))
     return items
 
@@ -132,6 +140,32 @@ def test_a_rank_without_a_processor_by_run_delay(seed: int) -> None:
     assert finding.next_command.startswith("ps ")
     calm = process_samples(run, lambda rank, ms: 0.02)
     assert the_straggler([*run.items(), *calm], slow).kind == "slow_compute"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "others", "kind"),
+    [
+        (8, 1, 8, "cpu_pinning"),  # taskset on a job that runs, or another cpuset
+        (8, 4, 8, "cpu_pinning"),
+        (8, 7, 8, "host_contention"),  # one processor less is no reason to be slow
+        (1, 1, 8, "host_contention"),  # it has always been so, and was as fast as they
+        (8, 8, 8, "host_contention"),
+    ],
+)
+def test_a_rank_that_may_use_few_processors(before: int, now: int, others: int, kind: str) -> None:
+    slow, onset, extra = draw(12)
+    run = job(12, slow, onset, extra, "forward")
+    onset_ms = run.ranks[slow].steps[onset - 1]["started"]
+    held = process_samples(  # its threads wait for each other: the delay alone would blame others
+        run,
+        lambda rank, ms: extra / (STEP_MS + extra) * (rank == slow and ms >= onset_ms) + 0.02,
+        lambda rank, ms: (now if ms >= onset_ms else before) if rank == slow else others,
+    )
+    finding = the_straggler([*run.items(), *held], slow)
+    assert finding.kind == kind
+    if kind == "cpu_pinning":
+        assert f"may use {now} processor" in finding.why
+        assert "before 8" in finding.why
 
 
 def test_a_rank_without_a_processor_by_switches_where_nothing_better_is_known() -> None:

@@ -168,6 +168,7 @@ const KINDS = {
   host_contention: 'Straggler: other work on its processors',
   thermal_or_power: 'Straggler: GPU held down by heat or power',
   page_cache: 'Straggler: data not in memory',
+  cpu_pinning: 'Straggler: too few processors',
   sequence_imbalance: 'More tokens than its peers',
   stopped_process: 'A process is stopped',
   hang: 'Hang',

@@ -102,10 +102,10 @@ class Policy:
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
     # run at the same clock or one step (15 MHz of about 1,700) apart.
     low_clock_ratio: float = 0.93
-    # Counts of switches and faults are skewed: three times the reference, and more than strays.
-    switches_ratio: float = 3.0
+    switches_ratio: float = 3.0  # of switches and faults, and more than strays: they are skewed
     min_switches: float = 5.0
     min_major_faults: float = 1.0
+    pinned_share: float = 0.5  # of the processors that it might use before, or its peers may
     # CPU time per step within 15 %: the rank does not compute more.
     same_cpu_ratio: float = 1.15
 

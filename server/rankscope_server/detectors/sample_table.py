@@ -19,7 +19,7 @@ Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
 KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {
-    "process": ("run_delay_us_total", "stopped_by", "pid"),
+    "process": ("run_delay_us_total", "stopped_by", "pid", "cpus_allowed"),
     "gpu": ("sm_clock_mhz", "throttle_reasons"),
 }
 
@@ -76,6 +76,13 @@ class SampleTable:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         inside = samples[(samples[:, 3] == pid) & (samples[:, 2] >= 0)]
         return inside[:, 0], inside[:, 2]
+
+    def cpus_allowed(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
+        """Return on how many processors a rank's training thread might run, the median."""
+        samples = self._within(("process", rank), begin_ns, end_ns)
+        if samples is None or np.any(samples[:, 4] <= 0):
+            return None
+        return float(np.median(samples[:, 4]))
 
     def gpu(self, rank: int, begin_ns: float, end_ns: float) -> tuple[float, int] | None:
         """Return the median SM clock in MHz, and the throttle bits set in most samples."""

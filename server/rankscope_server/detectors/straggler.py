@@ -47,6 +47,7 @@ class Straggler:
         "host_contention",
         "thermal_or_power",
         "page_cache",
+        "cpu_pinning",
         "sequence_imbalance",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})

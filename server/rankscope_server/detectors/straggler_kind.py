@@ -48,7 +48,7 @@ def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
     if suspect.is_data:
         return _page_cache(window, suspect)
-    for find in (_more_work, _garbage, _thermal, _contention):
+    for find in (_more_work, _garbage, _thermal, _pinned, _contention):
         cause = find(window, suspect)
         if cause is not None:
             return cause
@@ -137,6 +137,35 @@ def _thermal(window: Window, suspect: Suspect) -> Cause | None:
         f"Look at the cooling and the power of the GPU of rank {suspect.rank}; if the clock stays "
         "low, run the job without it",
         "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER",
+    )
+
+
+def _pinned(window: Window, suspect: Suspect) -> Cause | None:
+    """It may use fewer processors than before, or than its peers if it never was as fast."""
+    mine = window.samples.cpus_allowed(suspect.rank, *_times(window, suspect.row, suspect.columns))
+    reference, usual = "before", None
+    if len(suspect.healthy):
+        columns = slice(int(suspect.healthy[0]), int(suspect.healthy[-1]) + 1)
+        usual = window.samples.cpus_allowed(suspect.rank, *_times(window, suspect.row, columns))
+    if usual is None:
+        known = [
+            cpus
+            for row in suspect.peers
+            if (cpus := window.samples.cpus_allowed(
+                window.steps.ranks[row], *_times(window, row, suspect.columns)
+            )) is not None
+        ]  # fmt: skip
+        reference, usual = "its peers", float(np.median(known)) if known else None
+    if mine is None or usual is None or mine > window.policy.pinned_share * usual:
+        return None
+    known_rank = window.ranks.get(suspect.rank)
+    return Cause(
+        "cpu_pinning",
+        f"its training thread may use {mine:.0f} processor{'s' * (mine > 1)}, {reference} "
+        f"{usual:.0f}",
+        "Give it its processors back: look for taskset, numactl, a cpuset of the container or the "
+        "scheduler, and the binding of the launcher",
+        f"taskset -acp {known_rank.pid}" if known_rank else "",
     )
 
 

@@ -72,8 +72,8 @@ PROC = {
     # of `cat /proc/4711/stat`: a name with a parenthesis and a space
     "4711/stat": "4711 (py) thon) S 1 4711 4711 0 -1 4194560 500 0 6 0 250 50 0 0 20 0 9 0 6666 "
     "1000000 300 18446744073709551615\n",
-    "4711/task/4711/status": "Name:\tpython\nVmSwap:\t      12 kB\nvoluntary_ctxt_switches:\t31\n"
-    "nonvoluntary_ctxt_switches:\t4\n",
+    "4711/task/4711/status": "Name:\tpython\nCpus_allowed:\t3,0000000f\nVmSwap:\t      12 kB\n"
+    "voluntary_ctxt_switches:\t31\nnonvoluntary_ctxt_switches:\t4\n",
     "4711/io": "rchar: 1\nread_bytes: 4096\nwrite_bytes: 8192\n",
     "4711/task/4711/schedstat": "300000000 7000000 99\n",
     "self/stat": "1 (x) S 1\n",
@@ -237,7 +237,7 @@ def test_a_rank_as_a_process(machine: Machine) -> None:
         "rss_bytes": 300 * PAGE, "num_threads": 9, "minor_faults_total": 500,
         "major_faults_total": 6, "swap_bytes": 12 << 10, "voluntary_switches_total": 31,
         "involuntary_switches_total": 4, "read_bytes_total": 4096, "written_bytes_total": 8192,
-        "run_delay_us_total": 7000, "stopped_by": 0,
+        "run_delay_us_total": 7000, "stopped_by": 0, "cpus_allowed": 6,
     }  # fmt: skip
 
 
@@ -270,6 +270,16 @@ def test_a_process_that_a_signal_stopped() -> None:
         process.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
         assert rows(ProcessSource, machine)[0]["stopped_by"] == 0
+        process.kill()
+
+
+def test_a_process_that_is_pinned_while_it_runs() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        machine = Machine(ranks=lambda: (RankProcess(0, 0, process.pid),))
+        assert rows(ProcessSource, machine)[0]["cpus_allowed"] == len(usable)
+        os.sched_setaffinity(process.pid, usable[:1])
+        assert rows(ProcessSource, machine)[0]["cpus_allowed"] == 1
         process.kill()
 
 

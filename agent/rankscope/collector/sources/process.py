@@ -76,7 +76,11 @@ def process_row(machine: Machine, rank: RankProcess) -> Row | None:
         "stopped_by": values[_STATE] or (_FROZEN if _is_frozen(machine, directory) else 0),
     }
     trains = directory / "task" / str(rank.thread or rank.pid)
-    for name, value in pairs(read_or_none(trains / "status") or ""):
+    status = read_or_none(trains / "status") or ""
+    _, has_mask, rest = status.partition("\nCpus_allowed:")
+    if has_mask:
+        row["cpus_allowed"] = int(rest.split(None, 1)[0].replace(",", ""), 16).bit_count()
+    for name, value in pairs(status):
         if name in _STATUS:
             row[_STATUS[name]] = value
         elif name == "VmSwap":
