@@ -5,10 +5,11 @@
 
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
 rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `data`, a sleep
-before each batch of one rank's loader. A run with a fault ends a while after it was named. Goes on
-where it was stopped; results are in benchmarks/results/foreign.jsonl. Wrong is a healthy rank that
-is accused, a fault for which no rank or another kind is named, and "Healthy" over it. Exit
-code 1 if less than 95 % are right, a healthy rank is accused, or "healthy" is said over a loss.
+before each batch of one rank's loader, and `thread`, a second thread that computes in Python. A
+run with a fault ends a while after it was named. Goes on where it was stopped; results are in
+benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a fault for which no rank
+or another kind is named, and "Healthy" over it. Exit code 1 if less than 95 % are right, a healthy
+rank is accused, or "healthy" is said over a loss.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from tests.foreign.programs import Program  # noqa: E402
 
 KEYS = ("program", "source", "fault", "seed")
 FAULTS = ("none", "sleep", "stopped")
-KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",)}
+KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",),
+         "thread": ("busy_thread",)}  # fmt: skip
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
 OTHER = "another kind"
 RIGHT_SHARE = 0.95
@@ -76,7 +78,7 @@ def _run(
             "FOREIGN_S": str(slow_s),
             "FOREIGN_PLACE": fault,
         }
-        if fault in ("sleep", "data")
+        if fault in ("sleep", "data", "thread")
         else {}
     )
     environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}

@@ -184,6 +184,35 @@ def test_a_rank_without_a_processor_by_switches_where_nothing_better_is_known() 
     assert the_straggler(run.items(extra=busy), slow).kind == "slow_compute"
 
 
+@pytest.mark.parametrize("phase", ["forward", "data"])
+@pytest.mark.parametrize(
+    ("own_cpu_ms", "other_cpu_ms", "is_busy"),
+    [
+        (0.0, 1.0, True),  # shares of the excess: a thread beside it has all of that time
+        (0.1, 0.8, True),
+        (1.0, 3.0, False),  # it computes more, on four threads
+        (0.0, 0.1, False),
+        (0.0, 0.0, False),  # it sleeps
+    ],
+)
+def test_a_thread_beside_the_one_that_trains(
+    own_cpu_ms: float, other_cpu_ms: float, is_busy: bool, phase: str
+) -> None:
+    slow, onset, extra_ms = draw(14)
+    run = job(14, slow, onset, extra_ms, phase)
+
+    def times(rank: int, step: int) -> dict[str, int]:
+        more = extra_ms * (rank == slow and step >= onset)
+        own, others = 90 + own_cpu_ms * more, 200 + other_cpu_ms * more
+        return {"cpu_ns": int(own * MS), "process_cpu_ns": int((own + others) * MS)}
+
+    finding = the_straggler(run.items(extra=times), slow)
+    plain = "slow_data" if phase == "data" else "slow_compute"
+    assert finding.kind == ("busy_thread" if is_busy else plain)
+    if is_busy:
+        assert "interpreter lock" in finding.why
+
+
 @pytest.mark.parametrize(("mhz", "bits", "kind"), [
     (1100, 0, "thermal_or_power"), (1700, 0x40, "thermal_or_power"), (1700, 0, "slow_compute"),
     (1690, 0x1, "slow_compute"),

@@ -48,6 +48,7 @@ SIGNALS: dict[str, tuple[str, float]] = {
     "major_faults": ("major_faults", 1.0),
     "involuntary_switches": ("involuntary_switches", 1.0),
     "microbatches": ("microbatches", 1.0),
+    "process_cpu": ("process_cpu_ns", _MS),
 }
 METRICS: tuple[str, ...] = ("own", "duration", "blocked", "cpu", "calls", *OWN_PHASES, *SIGNALS)
 _REST_ON_WAITS = ("own", "blocked", *(phase for phase in OWN_PHASES if phase != "data"))

@@ -48,6 +48,7 @@ class Straggler:
         "thermal_or_power",
         "page_cache",
         "cpu_pinning",
+        "busy_thread",
         "sequence_imbalance",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})

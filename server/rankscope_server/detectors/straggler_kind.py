@@ -46,9 +46,8 @@ class Suspect:
 
 def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
-    if suspect.is_data:
-        return _page_cache(window, suspect)
-    for find in (_more_work, _garbage, _thermal, _pinned, _contention):
+    compute = (_more_work, _garbage, _thermal, _pinned, _contention, _busy_thread)
+    for find in (_page_cache, _busy_thread) if suspect.is_data else compute:
         cause = find(window, suspect)
         if cause is not None:
             return cause
@@ -204,6 +203,28 @@ def _contention(window: Window, suspect: Suspect) -> Cause | None:
         f"See what else runs {where}{beside}: move other jobs away, give ranks processors of "
         "their own, or set fewer loader workers and threads",
         "ps -eo pid,psr,ni,pcpu,comm --sort=-pcpu | head -20",
+    )
+
+
+def _busy_thread(window: Window, suspect: Suspect) -> Cause | None:
+    """Other threads of its process work while it does not: they hold what it waits for."""
+    cpu, usual_cpu = _means(window, suspect, "cpu")
+    every, usual_every = _means(window, suspect, "process_cpu")
+    others, usual_others = every - cpu, usual_every - usual_cpu
+    share = window.policy.min_explained_share
+    if not others - usual_others >= share * suspect.excess_ms:
+        return None
+    if not cpu - usual_cpu < (1.0 - share) * suspect.excess_ms:
+        return None  # it computes more itself, with all its threads
+    known = window.ranks.get(suspect.rank)
+    return Cause(
+        "busy_thread",
+        f"other threads of its process take {ms_text(max(others, 0.0))} of processor time a step, "
+        f"its reference {ms_text(max(usual_others, 0.0))}, and the one that trains no more than "
+        "before: it waits for Python's interpreter lock, or for what they do",
+        "See what those threads do: a Python thread that computes holds the interpreter lock and "
+        "belongs in a process of its own; a loader that works in threads needs more of them",
+        f"py-spy dump --pid {known.pid}" if known else "",
     )
 
 

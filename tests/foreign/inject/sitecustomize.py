@@ -1,10 +1,12 @@
 """A fault from outside: found on PYTHONPATH, it makes one rank sleep after a while.
 
-In each pass forward of the outermost module, or (FOREIGN_PLACE=data) in each batch of a loader.
+In each pass forward of the outermost module, or (FOREIGN_PLACE=data) in each batch of a loader;
+with FOREIGN_PLACE=thread a second thread of that rank computes in Python from then on.
 """
 
 import os
 import sys
+import threading
 import time
 
 _RANK, _BEGINS_S, _SLEEP_S, _PLACE = (
@@ -24,13 +26,24 @@ class _AfterImport:
                 _slow_batches(made._BaseDataLoaderIter)
         elif hasattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel"):
             sys.meta_path.remove(self)
-            _slow_passes()
+            _burn_beside() if _PLACE == "thread" else _slow_passes()
+
+
+def _burn():  # type: ignore[no-untyped-def]
+    while not _is_late():
+        time.sleep(0.5)
+    while True:
+        sum(range(10_000))
 
 
 def _is_late():  # type: ignore[no-untyped-def]
     """Return whether this is the rank, and the time has come."""
     dist = sys.modules["torch"].distributed
     return time.monotonic() > _BEGINS and dist.is_initialized() and dist.get_rank() == int(_RANK)
+
+
+def _burn_beside():  # type: ignore[no-untyped-def]
+    threading.Thread(target=_burn, daemon=True).start()
 
 
 def _slow_batches(loader):  # type: ignore[no-untyped-def]
