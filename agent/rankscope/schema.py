@@ -79,7 +79,7 @@ STEP_THINNED = 16
 # Waits inside C++ (DDP's) were not seen at all: blocked time is a lower bound, and what is left of
 # the step without it is not the rank's self time. Only with STEP_THINNED.
 STEP_WAITS_UNKNOWN = 32
-
+IMPORTED = "import"  # the launcher of a run that was recorded without the agent, and is over
 COMMAND_ENDED = "command ended"  # an event of a launcher, as RunStarted is of its begin
 
 ChunkKind: TypeAlias = Literal[

@@ -244,3 +244,56 @@ def test_a_real_trace_of_this_pytorch(tmp_path: Path) -> None:
         assert (steps[f"{phase}_ns"] > 0).all(), phase
     assert set(chunks["collectives"]["operation"]) == {"all_reduce"}
     assert set(chunks["collectives"]["size_bytes"]) == {(8 * 8 + 8) * 4}
+
+
+def as_of_2021(events: list[Any]) -> list[Any]:
+    """Return the events as PyTorch 1.8 to 1.11 wrote them: annotations are operators."""
+    changed = {"user_annotation": "Operator", "cpu_op": "Operator", "kernel": "Kernel"}
+    return [one | {"cat": changed[one["cat"]]} if "cat" in one else one for one in events]
+
+
+def old_trace(path: Path, rank: int, steps: range, slow: dict[int, float]) -> None:
+    """Write one window of a profile as `tensorboard_trace_handler(worker_name=...)` did."""
+    events = as_of_2021(events_of(rank, slow, is_device=False, steps=range(40)))
+    begun = {f"ProfilerStep#{step}" for step in steps}
+    (first, *_, last) = [one for one in events if one["name"] in begun]
+    inside = [
+        one for one in events
+        if one["ph"] == "X" and first["ts"] <= one["ts"] < last["ts"] + last["dur"]
+    ]  # fmt: skip
+    head = {"schemaVersion": 1, "deviceProperties": []}
+    path.write_bytes(gzip.compress(json.dumps(head | {"traceEvents": inside}).encode()))
+
+
+def test_traces_of_2021_load_with_all_windows_of_each_worker(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        for at, steps in ((1623143089861, range(5, 11)), (1623143566756, range(16, 36))):
+            name = f"worker{rank}.{at}.pt.trace.json.gz"
+            old_trace(tmp_path / name, rank, steps, slow={2: 2.0})
+    recording = read_recordings([tmp_path])
+    assert recording.left_out == []
+    assert recording.num_ranks == RANKS
+    chunks = [one for one in recording.found.chunks if one.kind == "steps"]
+    steps = {one.rank: decode_chunk(one.data)["step"] for one in chunks}
+    assert {rank: list(map(int, found)) for rank, found in steps.items()} == {
+        rank: [*range(5, 11), *range(16, 36)] for rank in range(RANKS)
+    }
+    slow = [one for one in look_at(recording).findings if one.detector == "straggler"]
+    assert [one.ranks for one in slow] == [(2,)]
+
+
+def test_a_window_that_shows_the_same_steps_counts_once(tmp_path: Path) -> None:
+    for at in (1623143089861, 1623143566756):
+        old_trace(tmp_path / f"worker0.{at}.pt.trace.json.gz", 0, range(5, 11), slow={})
+    (text,) = read_recordings([tmp_path]).left_out
+    assert "a second trace of steps of rank 0" in text
+
+
+def test_a_recording_is_over_and_waits_for_nothing(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, events_of(rank, {}, is_device=False, steps=range(6)))
+    look = look_at(read_recordings([tmp_path]))
+    assert (look.status, look.status_text) == ("ended", "a recording of 6 steps")
+    assert look.coverage.silent == ()
+    assert look.coverage.text == "2 of 4 ranks recorded; ranks 2 and 3 not among them"
+    assert "import them together" in " ".join(look.answer.deciding)

@@ -161,7 +161,7 @@ def batches(run_id: str, found: Imported) -> Iterator[schema.Batch]:
     producer = f"import-{secrets.token_hex(8)}"
     started = schema.RunStarted(
         attempt=0, rank=schema.NODE_RANK, time_ns=min(r.time_ns for r in found.records),
-        name=run_id, command=[], launcher="import", world_size=found.world_size,
+        name=run_id, command=[], launcher=schema.IMPORTED, world_size=found.world_size,
     )  # fmt: skip
     records = [started, *found.records]
     parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []

@@ -26,11 +26,13 @@ def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Co
     expected = attempt.world_size
     ended = attempt.ended
     quiet_ns = policy.silent_seconds * 1e9
+    is_recording = attempt.facts.is_recording
     silent = [
         rank
         for rank in sorted(attempt.known_ranks)
         if rank not in ended and now_ns - attempt.heard_ns.get(rank, 0) > quiet_ns
-    ]
+        and not is_recording
+    ]  # fmt: skip
     known = attempt.known_ranks
     reporting = len(known) - len(silent)
     losses = tuple(
@@ -38,10 +40,10 @@ def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Co
         for _, loss in sorted(attempt.losses.items())
         if loss.count > 0
     )
-    text = f"{reporting} of {expected} ranks reporting"
+    text = f"{reporting} of {expected} ranks {'recorded' if is_recording else 'reporting'}"
     missing = [rank for rank in range(expected) if rank not in known]
     if missing:
-        text += f"; {ranks_text(missing)} never heard of"
+        text += f"; {ranks_text(missing)} {'not among them' if is_recording else 'never heard of'}"
     if silent:
         text += f"; nothing from {ranks_text(silent)} for {policy.silent_seconds:.0f} s or more"
     if losses:
@@ -69,6 +71,11 @@ def left_text(code: int) -> str:
     """Return what became of a command of which no rank was heard."""
     how = _EXITS.get(code) or (f"signal {code - 128}" if 128 < code < 160 else "")
     return f"The command ended with exit code {code}{f' ({how})' * bool(how)} before any rank began"
+
+
+def _recorded(attempt: AttemptState) -> str:
+    steps = attempt.steps.num_steps + attempt.steps.dropped_steps
+    return f"a recording of {steps:,} step{'s' * (steps != 1)}" if steps else "a recording"
 
 
 def _silent(attempt: AttemptState, rank: int) -> SilentRank:
@@ -105,6 +112,8 @@ def status_of(
     if is_over:
         stop = next((f for f in mine if f.detector == "root-cause"), None)
         return "ended", stop.what if stop else f"all {len(ended)} ranks ended cleanly"
+    if attempt.facts.is_recording:
+        return ("stuck", hang.what) if hang is not None else ("ended", _recorded(attempt))
     if coverage.expected and coverage.reporting == len(ended):
         return "silent", coverage.text
     if hang is not None:

@@ -127,7 +127,10 @@ def answer_of(
     detail = "; ".join(notes)
     if coverage.reporting < coverage.expected:
         return Answer(
-            "unknown", f"No verdict: partial, {coverage.text}", detail, _missing(coverage)
+            "unknown",
+            f"No verdict: partial, {coverage.text}",
+            detail,
+            _missing(coverage, is_recording=attempt.facts.is_recording),
         )
     steps = attempt.steps.num_steps + attempt.steps.dropped_steps
     world = attempt.world_size
@@ -188,10 +191,12 @@ def _unheard(left_code: int | None) -> Answer:
 
 def _too_few(attempt: AttemptState, steps: int, detail: str, policy: Policy) -> Answer:
     """Return what can be said of a run with too few steps: wait, unless there will be no more."""
-    if len(attempt.ended) >= max(attempt.world_size, 1):
+    is_recording = attempt.facts.is_recording
+    if is_recording or len(attempt.ended) >= max(attempt.world_size, 1):
+        what = "the recording ends" if is_recording else "the run is over"
         return Answer(
             "unknown",
-            f"No verdict: the run is over after {steps:,} steps, {policy.min_steps} are needed",
+            f"No verdict: {what} after {steps:,} steps, {policy.min_steps} are needed",
             detail,
             (f"a run of {policy.min_steps} steps",),
         )
@@ -224,8 +229,10 @@ def _advised(finding: Finding, detail: str) -> Answer:
     )
 
 
-def _missing(coverage: Coverage) -> tuple[str, ...]:
+def _missing(coverage: Coverage, *, is_recording: bool) -> tuple[str, ...]:
     """Return what would decide where ranks are missing: their own words."""
+    if is_recording:
+        return ("the files of the other ranks: import them together with these",)
     silent = [row.rank for row in coverage.silent]
     texts = []
     if silent:

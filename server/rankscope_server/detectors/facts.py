@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankscope.schema import COMMAND_ENDED, AnyRecord, Environment, Event, Metrics, RunStarted
+from rankscope.schema import (
+    COMMAND_ENDED,
+    IMPORTED,
+    AnyRecord,
+    Environment,
+    Event,
+    Metrics,
+    RunStarted,
+)
 from rankscope_server.detectors.environment_table import EnvironmentTable
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.memory_table import MemoryTable
@@ -45,6 +53,7 @@ class Facts:
     saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
     launched_ns: int = 0  # when the first launcher began, 0 where none said so
+    is_recording: bool = False  # of a run without the agent: nothing more will come of it
     left_ns: int = 0  # when the last launcher's command ended
     left_code: int | None = None  # its exit code; of several the first that is not 0
 
@@ -58,6 +67,7 @@ class Facts:
             self._take_event(record)
         elif isinstance(record, RunStarted):
             self.launched_ns = min(self.launched_ns or record.time_ns, record.time_ns)
+            self.is_recording |= record.launcher == IMPORTED
 
     def _take_metrics(self, record: Metrics) -> None:
         if record.rank < 0:

@@ -28,6 +28,7 @@ from rankscope_server.readers.profiler_trace import Operation, RankTrace, Span
 Array = NDArray[Any]
 SOURCE = "PyTorch profiler"
 _UNKNOWN = "unknown group"
+_ALL = "all traced ranks"  # taken for a group where they call the same in a step
 _NUMBERS = re.compile(r"\d+")
 _MAX_RANK = 1 << 20
 _EVENTS_PER_CHUNK = 5_000  # as collectors send them
@@ -101,6 +102,8 @@ def _groups(traces: Mapping[int, RankTrace]) -> dict[int, dict[str, tuple[int, .
                     mine[name] = _members(
                         args.get("Process Group Ranks"), args.get("Group size"), trace
                     )
+    if len(traces) > 1 and not any(found.values()):  # before PyTorch 2.2 no trace tells of groups
+        return {rank: {_ALL: tuple(sorted(traces))} for rank in traces}
     return found
 
 

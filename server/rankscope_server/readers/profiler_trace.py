@@ -26,6 +26,7 @@ _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
+_NAMED_NUMBER = re.compile(r"(?:rank|worker)[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _BACKWARD = "autograd::engine::evaluate_function"
 _decode = json.JSONDecoder().raw_decode
 
@@ -78,6 +79,24 @@ class RankTrace:
         """Return what torch.distributed said of itself."""
         found = self.head.get("distributedInfo")
         return found if isinstance(found, dict) else {}
+
+    def join(self, later: RankTrace) -> bool:
+        """Take another window of this rank's profile, as a schedule that repeats writes them.
+
+        Returns False, and takes nothing, where both show a step or have other clocks.
+        """
+        known = {number for number, _ in self.steps}
+        if self.base_ns != later.base_ns or any(number in known for number, _ in later.steps):
+            return False
+        for name in ("data", "forward", "backward", "optimizer"):
+            getattr(self, name).extend(getattr(later, name))
+        self.kernels.extend(later.kernels)
+        self.host_work.extend(later.host_work)
+        self.steps = sorted(self.steps + later.steps, key=lambda step: step[1].start_us)
+        self.operations = sorted(
+            self.operations + later.operations, key=lambda operation: operation.start_us
+        )
+        return True
 
 
 def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) -> RankTrace:
@@ -187,7 +206,10 @@ class _Reader:
             self._kernel(name, span, args)
         elif category == "user_annotation":
             self._annotation(name, span, args)
-        elif category in ("cpu_op", "Operator"):
+        elif category == "cpu_op":
+            self._operator(name, span)
+        elif category == "Operator":  # before PyTorch 1.12: annotations are operators too
+            self._annotation(name, span, args)
             self._operator(name, span)
 
     def _kernel(self, name: str, span: Span, args: dict[str, Any]) -> None:
@@ -232,12 +254,15 @@ class _Reader:
 
 
 def _rank(path: Path, trace: RankTrace) -> int:
-    """Return the rank: what the trace says, else the last number in the file's name."""
+    """Return the rank: what the trace says, else the file's name.
+
+    There it is the number behind "rank" or "worker", else the last one, which may be a time.
+    """
     said = trace.info.get("rank")
     if isinstance(said, int) and said >= 0:
         return said
-    number = _LAST_NUMBER.search(path.name.removesuffix(".gz").removesuffix(".json")
-                                 .removesuffix(".pt.trace"))  # fmt: skip
+    name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
+    number = _NAMED_NUMBER.search(name) or _LAST_NUMBER.search(name)
     if number is None or len(number[1]) > 7:
         raise TraceError(f"{path}: does not say its rank (it ran without torch.distributed); "
                          "call it rank3.json for rank 3")  # fmt: skip

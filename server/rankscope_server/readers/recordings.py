@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.chunk import decode_chunk
 from rankscope.imports.flight_dumps import read_dumps
 from rankscope.imports.flight_records import Imported, convert
-from rankscope.schema import AnyRecord
+from rankscope.schema import IMPORTED, NODE_RANK, AnyRecord, RunStarted
 from rankscope_server.analysis import Look, RunState
 from rankscope_server.readers.nccl_log import NcclLogs
 from rankscope_server.readers.nccl_tests_records import import_nccl_tests
@@ -107,6 +107,12 @@ def read_recordings(
 def look_at(recording: Recording, run_id: str = "imported") -> Look:
     """Return what the detectors say of it, as of a moment after its newest record."""
     state = RunState(run_id)
+    state.apply_record(
+        RunStarted(
+            attempt=0, rank=NODE_RANK, time_ns=min(one.time_ns for one in recording.found.records),
+            name=run_id, launcher=IMPORTED,
+        )
+    )  # fmt: skip
     for record in recording.found.records:
         known: AnyRecord = record  # type: ignore[assignment]
         state.apply_record(known)
@@ -180,7 +186,10 @@ def _profiler(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, li
         if not trace.steps:
             left_out.append(f"{path}: no step in it; call the profiler's step() in the loop")
         elif trace.rank in traces:
-            left_out.append(f"{path}: a second trace of rank {trace.rank}; the first one counts")
+            if not traces[trace.rank].join(trace):
+                left_out.append(
+                    f"{path}: a second trace of steps of rank {trace.rank}; the first one counts"
+                )
         else:
             traces[trace.rank] = trace
     if not traces:

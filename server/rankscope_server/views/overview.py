@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.schema import IMPORTED
 from rankscope_server import tables
 from rankscope_server.shapes import (
     Attempt,
@@ -67,9 +68,9 @@ def rank_rows(connection: sa.Connection, run_id: str, attempt: int) -> list[sa.R
     )
 
 
-def is_silent(row: sa.Row[Any], now_ns: int, silent_after_seconds: float) -> bool:
-    """Return whether a rank that has not ended said nothing for too long."""
-    if row.ended_ns is not None:
+def is_silent(row: sa.Row[Any], run: sa.Row[Any], now_ns: int, silent_after_seconds: float) -> bool:
+    """Return whether a rank that has not ended said nothing for too long; not in a recording."""
+    if row.ended_ns is not None or run.launcher == IMPORTED:
         return False
     return bool(now_ns - (row.received_ns or 0) > silent_after_seconds * 1e9)
 
@@ -86,7 +87,7 @@ def coverage(
     silent = [
         SilentRank(rank=row.rank, last_seen_ms=to_ms(row.last_seen_ns), step=row.step)
         for row in ranks
-        if is_silent(row, now_ns, silent_after_seconds)
+        if is_silent(row, run, now_ns, silent_after_seconds)
     ]
     expected = max(run.world_size, len(ranks))
     reporting = len(ranks) - len(silent)

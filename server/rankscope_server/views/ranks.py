@@ -116,9 +116,12 @@ def _status(
 ) -> RankStatus:
     if row.ended_ns is not None:
         return "ended" if row.end_reason == "clean" else "failed"
-    if is_silent(row, now_ns, silent_after_seconds) or run.status in {"ended", "failed"}:
+    is_stuck = (row.attempt, row.rank) in stuck
+    if run.launcher == schema.IMPORTED:
+        return "stuck" if is_stuck else "ended"
+    if is_silent(row, run, now_ns, silent_after_seconds) or run.status in {"ended", "failed"}:
         return "silent"
-    return "stuck" if (row.attempt, row.rank) in stuck else "running"
+    return "stuck" if is_stuck else "running"
 
 
 def _stuck(connection: sa.Connection, run_id: str) -> set[tuple[int, int]]:
