@@ -278,7 +278,9 @@ def test_traces_of_2021_load_with_all_windows_of_each_worker(tmp_path: Path) -> 
     assert {rank: list(map(int, found)) for rank, found in steps.items()} == {
         rank: [*range(5, 11), *range(16, 36)] for rank in range(RANKS)
     }
-    slow = [one for one in look_at(recording).findings if one.detector == "straggler"]
+    look = look_at(recording)
+    assert "not known" not in look.answer.text + look.answer.detail
+    slow = [one for one in look.findings if one.detector == "straggler"]
     assert [one.ranks for one in slow] == [(2,)]
 
 

@@ -71,7 +71,9 @@ def _of_steps(window: Window, columns: Array) -> list[Gap]:
         last = int(table.steps[columns[-1]])
         columns = columns[table.steps[columns] > last - window.policy.recent_steps]
         known = np.sum(~np.isnan(table.get("duration")[:, columns]), axis=1)
-        span = len(columns) + _num_missing(table, columns) + _num_since(window)
+        # A recording shows windows of a run on purpose, and its verdict is of these.
+        between = 0 if window.facts.is_recording else _num_missing(table, columns)
+        span = len(columns) + between + _num_since(window)
         shares = dict(zip(table.ranks, (1.0 - known / span).tolist(), strict=True))
     if len(columns) + table.dropped_steps >= window.policy.min_steps:
         grouped = {rank for ranks in window.groups.values() if len(ranks) > 1 for rank in ranks}
