@@ -268,3 +268,14 @@ def test_sentences_name_rank_step_reference_and_cost() -> None:
     assert any("Slow data" in text for text in verdict.ruled_out)
     assert verdict.evidence[0].link == "runs/sim/ranks?sel=2@140"
     assert verdict.policy_hash
+
+
+def test_a_rank_many_times_as_slow_is_named_after_few_long_steps() -> None:
+    """Twenty steps of 4 s each would take more than a minute."""
+    for num_ranks in (2, 4):
+        job = Job(
+            num_ranks=num_ranks, steps=128, faults=(Fault("slow_compute", 1, 120, 60.0, steps=8),)
+        )
+        (finding,) = above_info(analyse(record(job)))
+        assert finding.ranks == (1,)
+        assert finding.onset_step == 120

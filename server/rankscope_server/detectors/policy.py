@@ -40,9 +40,8 @@ class Policy:
     # Rolling medians: transient and persistent.
     short_window: int = 5
     long_window: int = 20
-    # A fixed floor under the noise-derived entry level. Leave at half the level.
-    ln_entry_floor: float = math.log(1.08)
-    leave_share: float = 0.5
+    ln_entry_floor: float = math.log(1.08)  # under the entry level that follows from noise
+    leave_share: float = 0.5  # of that level
     # For the scatter of a rank: enough for a stable MAD, recent enough to follow the machine.
     scatter_steps: int = 512
     # Stretches at most one long window apart are one spell if they are about equally bad.
@@ -57,6 +56,9 @@ class Policy:
     clear_steps: int = 50
     clear_seconds: float = 8.0
     clear_strength: float = 4.0
+    # So many times as slow needs few steps, which are long then: twenty might take minutes.
+    huge_ratio: float = 3.0
+    huge_steps: int = 5
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
     # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
     consistent_share: float = 0.80
@@ -87,16 +89,14 @@ class Policy:
     stall_sigmas: float = 3.0
     # Two stalls are an event, and no rank is judged by one bad minute: so many, with steps between.
     stall_least: int = 6
-    # And three times as many as the worst of the others: ranks of one host stall together.
-    stall_multiple: float = 3.0
+    stall_multiple: float = 3.0  # of the worst of the others: ranks of one host stall together
     # Above info, where no second signal proves them: a tenth of a hundred steps or more, all over
     # them, and eight times the worst of the others. Simulated healthy ranks on a shared host
     # reach 25 stalls in 94 steps against 4, and 24 in 80 against 1.
     stall_sure_steps: int = 100
     stall_sure_share: float = 0.1
     stall_sure_multiple: float = 8.0
-    # Pauses of the collector are measured, not guessed; below a twentieth of a step nobody cares.
-    pause_share: float = 0.05
+    pause_share: float = 0.05  # of a step; pauses of the collector are measured, not guessed
 
     # --- straggler: a second signal ------------------------------------------------------
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which

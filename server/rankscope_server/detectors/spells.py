@@ -154,10 +154,28 @@ def _spells_of(
         first, last = onset
         if spells and _goes_on(spells[-1], raw, first, last, policy):
             first = spells.pop().first
-        spell = _spell(name, row, raw, first, last, leave < columns, levels, policy)
-        if spell is not None:
-            spells.append(spell)
+        worse = _much_worse(raw, first, last, policy)
+        parts = [(first, last)] if worse is None else [(first, worse - 1), (worse, last)]
+        for begin, end in parts:
+            ended = leave < columns or end != last
+            spell = _spell(name, row, raw, begin, end, ended, levels, policy)
+            if spell is not None:
+                spells.append(spell)
     return spells
+
+
+def _much_worse(raw: Array, first: int, last: int, policy: Policy) -> int | None:
+    """Return from which column on a stretch is another, many times worse one; None if it is one.
+
+    A short time of other work on the host, just before, must not hide it in a median.
+    """
+    window = policy.short_window
+    if last - first < 2 * window:
+        return None
+    size, end = _middle(raw[first : last + 1]), _middle(raw[last - window + 1 : last + 1])
+    if not end - size >= np.log(policy.huge_ratio):
+        return None
+    return first + max(1, turning_point(raw[first : last + 1], size, end))
 
 
 def _goes_on(before: Spell, raw: Array, first: int, last: int, policy: Policy) -> bool:

@@ -108,7 +108,10 @@ def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
         usual = median(np.where(stalls[row], np.nan, work.own_ms[row]))
         without = np.where(stalls[row], np.fmin(work.own_ms[row], usual), work.own_ms[row])
         case = _case(work, row, worst, stalls[row], without, policy)
-        if case is not None and _is_calm_between(work.far[row], stalls[row], case):
+        is_spell = _is_one_spell(work.own_ms[row] - without, policy)
+        if case is not None and not is_spell and _is_calm_between(
+            work.far[row], stalls[row], case
+        ):  # fmt: skip
             yield case
 
 
@@ -248,6 +251,18 @@ def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling) -> boo
         return False
     between = far[-case.num_steps :][~hits[-case.num_steps :]]
     return bool(np.nanmedian(between) < 0.5 * np.nanmedian(far[hits]))
+
+
+def _is_one_spell(excess_ms: Array, policy: Policy) -> bool:
+    """Return whether most of what the stalls take lies in one stretch: a slow rank, no stalls."""
+    excess = np.nan_to_num(excess_ms)
+    edges = np.flatnonzero(np.diff(np.r_[False, excess > 0, False]))
+    sums = np.r_[0.0, np.cumsum(excess)]
+    return any(
+        sums[end] - sums[begin] > 0.5 * sums[-1]
+        for begin, end in zip(edges[::2], edges[1::2], strict=True)
+        if end - begin >= policy.short_window
+    )
 
 
 def _phase(work: Work, row: int, hits: NDArray[np.bool_]) -> str:

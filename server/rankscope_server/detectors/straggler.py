@@ -322,8 +322,10 @@ def _num_known(table: StepTable, spell: Spell) -> int:
 def _severity(cost: Cost, spell: Spell, lasted: tuple[int, float], policy: Policy) -> Severity:
     """Return info for what is small, short (in steps and seconds) or not in every step."""
     steps, seconds = lasted
+    is_huge = spell.size >= np.log(policy.huge_ratio)
+    least = policy.huge_steps if is_huge else policy.persistent_steps
     lasting = spell.consistent >= policy.consistent_share and (
-        (steps >= policy.persistent_steps and seconds >= policy.persistent_seconds)
+        (steps >= least and seconds >= policy.persistent_seconds)
         or (
             steps >= policy.clear_steps
             and seconds >= policy.clear_seconds
