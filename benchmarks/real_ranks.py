@@ -227,6 +227,8 @@ def _command(
     trainer = ["--strategy", case.strategy, "--steps", str(case.steps),
                "--step-times", str(folder / STEP_TIMES),
                "--seed", str(chance.randrange(1000)), *case.flags]  # fmt: skip
+    if case.strategy == "ddp":
+        trainer.append("--mask-buffer")  # DDP sends it in each forward, which waits for it
     if case.directory:
         trainer += ["--checkpoint-dir", str(folder / "checkpoints")]
     if case.fault != NO_FAULT and is_planted:

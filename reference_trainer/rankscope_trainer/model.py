@@ -19,9 +19,15 @@ VOCABULARY = 256  # one token is one byte
 class Attention(nn.Module):
     """Every position looks at itself and at those before it."""
 
-    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
-        """Make the projections into queries, keys and values, and the one back."""
+    mask_TT: Tensor | None
+
+    def __init__(self, *, width: int, heads: int, dropout: float, mask: Tensor | None) -> None:
+        """Make the projections into queries, keys and values, and the one back.
+
+        A mask becomes a buffer: it is not trained, not saved, and DDP keeps it equal on all ranks.
+        """
         super().__init__()
+        self.register_buffer("mask_TT", mask, persistent=False)
         self.head_width = width // heads
         self.dropout = dropout
         # Query, key and value of one head stand together, so that heads can be dealt to ranks.
@@ -32,12 +38,15 @@ class Attention(nn.Module):
         """Mix positions; the number of heads is as many as this rank's projection makes."""
         joint_BHTK3 = self.project_in(x_BTD).unflatten(2, (-1, 3 * self.head_width)).transpose(1, 2)
         query, key, value = joint_BHTK3.split(self.head_width, dim=3)
+        positions = x_BTD.shape[1]
+        mask_TT = None if self.mask_TT is None else self.mask_TT[:positions, :positions]
         mixed_BHTK = F.scaled_dot_product_attention(
             query,
             key,
             value,
+            attn_mask=mask_TT,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
+            is_causal=mask_TT is None,
         )
         out: Tensor = self.project_out(mixed_BHTK.transpose(1, 2).flatten(2))
         return out
@@ -46,11 +55,13 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention, then a small network on each position."""
 
-    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self, *, width: int, heads: int, dropout: float, mask: Tensor | None = None
+    ) -> None:
         """Make both halves, each with a normalisation before it."""
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
-        self.attention = Attention(width=width, heads=heads, dropout=dropout)
+        self.attention = Attention(width=width, heads=heads, dropout=dropout, mask=mask)
         self.norm_network = nn.LayerNorm(width)
         self.network = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
@@ -98,7 +109,15 @@ class GPT(nn.Module):
     """The whole model, or one pipeline stage of it."""
 
     def __init__(
-        self, *, layers: int, width: int, heads: int, context: int, dropout: float, seed: int
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        context: int,
+        dropout: float,
+        seed: int,
+        mask_buffer: bool = False,
     ) -> None:
         """Build the whole model with weights that depend on nothing but the arguments."""
         super().__init__()
@@ -108,7 +127,12 @@ class GPT(nn.Module):
         self.embedding: Embedding | None = Embedding(width=width, context=context)
         self.blocks = nn.ModuleDict(
             {
-                str(layer): Block(width=width, heads=heads, dropout=dropout)
+                str(layer): Block(
+                    width=width,
+                    heads=heads,
+                    dropout=dropout,
+                    mask=causal_mask(context) if mask_buffer else None,
+                )
                 for layer in range(layers)
             }
         )
@@ -152,6 +176,11 @@ class GPT(nn.Module):
         for block in self.blocks.values():
             x = block(x)
         return x if self.head is None else self.head(x)
+
+
+def causal_mask(context: int) -> Tensor:
+    """Return which positions (second) each position (first) looks at, as booleans."""
+    return torch.ones(context, context, dtype=torch.bool).tril()
 
 
 def stage_layers(layers: int, stage: int, num_stages: int) -> range:

@@ -56,6 +56,9 @@ class Settings:
     heads: int = _setting(4, "Attention heads; they divide the width evenly.", minimum=1)
     context: int = _setting(64, "Bytes that the model looks back on.", minimum=1)
     dropout: float = _setting(0.0, "Share of activations dropped.", minimum=0.0, below=1.0)
+    mask_buffer: bool = _setting(
+        False, "Keep the causal mask as a buffer, which DDP sends to all ranks in each step."
+    )
 
     data_bytes: int = _setting(
         4 << 20, "Read at most this many bytes of the standard library.", minimum=1024

@@ -21,16 +21,22 @@ from tests.trainer.launch import Finished, run
 STEPS = 10
 HALFWAY = 5
 COMMON = ["--bucket-mib", "0.05", "--steps", str(STEPS)]
-RANKS = {"fp16": 2, "bf16": 2, "powersgd": 3, "static": 2, "uneven": 3}
+RANKS = {
+    "fp16": 2, "bf16": 2, "powersgd": 3, "static": 2, "uneven": 3, "buffers": 2,
+    "static-buffers": 2, "uneven-buffers": 3,
+}  # fmt: skip
 RUNS = {
     "fp16": ["--comm-hook", "fp16"],
     "bf16": ["--comm-hook", "bf16"],
     "powersgd": ["--comm-hook", "powersgd"],
     "static": ["--static-graph"],
     "uneven": ["--uneven-ratio", "0.4"],
+    "buffers": ["--mask-buffer"],
+    "static-buffers": ["--static-graph", "--mask-buffer"],
+    "uneven-buffers": ["--uneven-ratio", "0.4", "--mask-buffer"],
 }
 # Relative; where nothing but the order of sums differs, the last bits do.
-TOLERANCES = {"fp16": 1e-4, "bf16": 1e-3, "static": 2e-5, "uneven": 2e-5}
+TOLERANCES = {"fp16": 1e-4, "bf16": 1e-3, "static": 2e-5, "uneven": 2e-5, "buffers": 2e-5}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,9 @@ def test_compressed_gradients_are_smaller(runs: dict[str, Finished]) -> None:
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize("name", ["powersgd", "static", "uneven"])
+@pytest.mark.parametrize(
+    "name", ["powersgd", "static", "uneven", "buffers", "static-buffers", "uneven-buffers"]
+)
 def test_a_resumed_run_goes_on_bit_for_bit(
     runs: dict[str, Finished], name: str, tmp_path: Path
 ) -> None:

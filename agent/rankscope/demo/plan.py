@@ -34,6 +34,8 @@ class Plan:
         """Return the trainer's command line for this plan."""
         arguments = ["--strategy", self.strategy, "--steps", str(self.steps)]
         arguments += ["--least-seconds", str(LEAST_SECONDS)]
+        if self.strategy == "ddp":  # as most models have buffers, for which a forward waits
+            arguments.append("--mask-buffer")
         if self.fault is not None:
             fault = f"{self.fault}:rank={self.rank},start={self.start_step}"
             if size := _SIZES.get((self.fault, self.strategy)):

@@ -99,6 +99,7 @@ def build_model(settings: Settings) -> GPT:
         context=settings.context,
         dropout=settings.dropout,
         seed=settings.seed,
+        mask_buffer=settings.mask_buffer,
     )
     if settings.layer_seconds:
         make_times_known(model, layer_times(settings.layer_seconds, settings.layers))

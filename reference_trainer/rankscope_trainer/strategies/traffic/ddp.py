@@ -5,6 +5,8 @@ sends rank 0's weights to all (broadcast, in pieces of 250 MiB). In the first st
 gradients as one bucket. As the second step begins it forms buckets in the order in which the
 gradients became ready, and rank 0 tells the others the order and the sizes (two broadcasts).
 A communication hook changes what the reductions carry, uneven data how often ranks must agree.
+Where the model has buffers, rank 0 sends them in the forward after each reduction; where a rank
+may lack data, all agree before on who has them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def traffic(
     whole = [list(model.parameters())]  # before DDP regroups: everything as one bucket
     startup = ddp_constructor(model)
     for is_warmed_up in (settings.static_graph, bool(resumed_after)):
-        startup += reduction(settings, whole, is_plain=True) if is_warmed_up else Traffic()
+        if is_warmed_up:
+            startup += reduction(settings, whole, is_plain=True) + ddp_buffers(model)
     if settings.static_graph:  # which parameters were used, found out once
         startup[Message("all_reduce", INT32_BYTES * len(whole[0]))] += 1
     by_step = {STARTUP: startup}
@@ -50,6 +53,7 @@ def traffic(
         reductions = step + settings.static_graph  # including this one, without the warm-up
         groups = whole if step < regroups else buckets
         by_step[step] = reduction(settings, groups, is_plain=reductions <= PLAIN_STEPS)
+        by_step[step] += ddp_buffers(model)
     if regroups in by_step:
         by_step[regroups] += ddp_regrouping(model, len(buckets))
     if settings.uneven_ratio:
@@ -67,6 +71,8 @@ def mirrored(
     they count once more, find out who was the last, and get that rank's weights.
     """
     asked = {Message("all_reduce", FLOAT32_BYTES): 2 * settings.microbatches_for(world_size)}
+    if settings.mask_buffer:  # whose buffers count
+        asked[Message("all_reduce", INT64_BYTES)] = 1
     own_last = last_steps(settings, world_size)[rank]
     found: dict[int, Traffic] = {}
     for step, sent in by_step.items():
@@ -90,7 +96,14 @@ def ddp_constructor(model: GPT) -> Traffic:
 def ddp_weights(model: GPT) -> Traffic:
     """Return the weights of one rank on their way to all others."""
     pieces = _fill_buckets(list(model.parameters()), DDP_BROADCAST_BYTES)
-    return Traffic(Message("broadcast", _num_bytes(piece)) for piece in pieces)
+    weights = Traffic(Message("broadcast", _num_bytes(piece)) for piece in pieces)
+    return weights + ddp_buffers(model)
+
+
+def ddp_buffers(model: GPT) -> Traffic:
+    """Return the buffers of one rank on their way to all others."""
+    size = sum(buffer.nbytes for buffer in model.buffers())
+    return Traffic([Message("broadcast", size)] if size else [])
 
 
 def ddp_regrouping(model: GPT, buckets: int) -> Traffic:
