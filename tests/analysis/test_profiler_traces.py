@@ -291,6 +291,27 @@ def test_a_window_that_shows_the_same_steps_counts_once(tmp_path: Path) -> None:
     assert "a second trace of steps of rank 0" in text
 
 
+@pytest.mark.parametrize("is_device", [False, True])
+@pytest.mark.parametrize("slow", [{}, {2: 1.5}])
+def test_six_steps_tell_who_holds_them_up(
+    slow: dict[int, float], is_device: bool, tmp_path: Path
+) -> None:
+    for rank in range(RANKS):
+        write(tmp_path, rank, events_of(rank, slow, is_device=is_device, steps=range(6)))
+    look = look_at(read_recordings([tmp_path]))
+    found = [one for one in look.findings if one.detector == "straggler"]
+    assert [one.ranks for one in found] == [(rank,) for rank in slow]
+    if not slow:
+        assert look.answer.text == "No verdict: the recording ends after 6 steps, 20 are needed"
+        return
+    (finding,) = found
+    whole_us = DATA_US + FORWARD_US + 1.5 * BACKWARD_US + TRANSFER_US + OPTIMIZER_US
+    assert finding.cost_throughput_ratio == pytest.approx(0.5 * BACKWARD_US / whole_us, abs=0.02)
+    assert (finding.severity, finding.kind) == ("critical", "slow_compute")
+    assert "6 steps" in finding.confidence_text
+    assert look.answer.state == "culprit"
+
+
 def test_a_recording_is_over_and_waits_for_nothing(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path, rank, events_of(rank, {}, is_device=False, steps=range(6)))

@@ -62,9 +62,9 @@ class Policy:
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
     # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
     consistent_share: float = 0.80
-    # More missing samples than this among the newest steps: no conclusion.
+    short_chance: float = 0.01  # that a rank is the slowest in all steps of a short recording
     recent_steps: int = 100
-    max_missing_share: float = 0.30
+    max_missing_share: float = 0.30  # of them: no conclusion beyond
     # Onsets of more ranks than this at once are global, no rank is accused.
     global_share: float = 0.25
     peers_share: float = 0.5  # the same of ranks with peers: the median must be none of them

@@ -14,6 +14,7 @@ from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Finding, Severity, ran, skipped
 from rankscope_server.detectors.gaps import without_calls
 from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.short_recording import slow_in_all
 from rankscope_server.detectors.spells import Spell, find_spells, turning_point
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.straggler_cost import (
@@ -58,7 +59,8 @@ class Straggler:
         table, policy = window.steps, window.policy
         lack = lack_of(window)
         if lack is not None:
-            return skipped(self, *lack)
+            found_in_all = slow_in_all(window) if window.facts.is_recording else []
+            return ran(self, found_in_all) if found_in_all else skipped(self, *lack)
         roles = roles_of(window)
         found = deviation(table, roles, policy)
         num_steps = table.num_steps + table.dropped_steps
