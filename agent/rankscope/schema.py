@@ -303,8 +303,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 AskedKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
 CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on", "thin"]
 COMMAND_KINDS: tuple[AskedKind, ...] = ("stacks", "profile", "agent_off", "agent_on")
-MAX_PROFILE_STEPS = 20
-MAX_TRACE_BYTES = 64 << 20  # compressed
+MAX_PROFILE_STEPS, MAX_TRACE_BYTES = 20, 64 << 20  # compressed
+SAMPLING = "sampling"  # how `asked_by` begins where stacks are to show what a rank does
 # A collector that sends this header finds commands in the answers to its batches.
 COMMANDS_HEADER = "Rankscope-Commands"
 COMMANDS_VERSION = 1
@@ -321,7 +321,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: CommandKind
     attempt: int
     ranks: list[int]
-    asked_by: str  # "user", or "finding 7"
+    asked_by: str  # "user", "finding 7", or "sampling of finding 7"
     expires_in_seconds: float
     num_steps: int = 3  # of a profile
     level: int = 0  # of thinning

@@ -25,7 +25,7 @@ from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.settings import Settings
 from rankscope_server.store.baselines import earlier_runs
-from rankscope_server.store.commands import ask_in_hangs, ask_to_thin
+from rankscope_server.store.commands import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.looks import Outcome, keep_failure, keep_look
 from rankscope_server.store.replay import newest_batch, replay
@@ -155,6 +155,7 @@ class AnalysisLoop:
             def work(unit: Any) -> Outcome:
                 kept = keep_look(unit, run_id, look, outcome)
                 is_asked = level is not None and ask_to_thin(unit, run_id, level)
+                is_asked |= ask_of_the_slow(unit, run_id, kept.known or {})
                 if ask_in_hangs(unit, run_id, kept.known or {}) or is_asked:
                     return dataclasses.replace(kept, changed=kept.changed | {"commands"})
                 return kept

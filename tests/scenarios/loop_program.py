@@ -2,7 +2,7 @@
 
 python loop_program.py LOSSES STOP [STEPS]: with STEPS it runs so many and does not wait between.
 A file STOP.hang makes rank 1 sleep, a file STOP.profile makes it run a profiler of its own, a
-file STOP.slow makes every step slow.
+file STOP.slow makes every step slow, a file STOP.late rank 1 in each step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ LOSSES, STOP = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 0
 
 
+def be_late() -> None:
+    time.sleep(0.4)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
@@ -30,6 +34,8 @@ def main() -> None:
     while not STEPS or len(losses) < STEPS:
         own_profiler = STOP.with_suffix(".profile").exists() and dist.get_rank() == 1
         with torch.profiler.profile() if own_profiler else nullcontext():
+            if STOP.with_suffix(".late").exists() and dist.get_rank() == 1:
+                be_late()
             loss = model(torch.randn(8, 64)).square().mean()
             optimizer.zero_grad()
             loss.backward()

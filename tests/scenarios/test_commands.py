@@ -305,6 +305,28 @@ def test_a_hang_asks_for_stacks_and_its_page_shows_them(loop: Loop) -> None:
     assert [(one["rank"], one["state"]) for one in asked["ranks"]] == [(1, "done")]
 
 
+def test_a_slow_rank_is_sampled_and_the_evidence_says_where_it_is(loop: Loop) -> None:
+    loop.until(lambda: loop.step() >= 60)
+    loop.stop_file.with_suffix(".late").touch()
+
+    def slow() -> dict[str, Any] | None:
+        found = [one for one in loop.get("/findings")["open"] if one["ranks"] == [1]]
+        return next((one for one in found if one["severity"] != "info"), None)
+
+    loop.until(slow)
+
+    def told() -> list[str]:
+        texts = [one["text"] for one in (slow() or {"evidence": []})["evidence"]]
+        return [text for text in texts if "be_late (loop_program.py:" in text]
+
+    (text,) = loop.until(told)
+    assert " stacks rank 1 is in " in text
+    assert ", rank 0 in 0 of " in text
+    asked = [one["asked_by"] for one in loop.get("/commands")["commands"]]
+    assert asked
+    assert all(one.startswith("sampling of finding ") for one in asked)
+
+
 def test_a_node_that_takes_no_commands_says_so_and_strangers_are_refused(tmp_path: Path) -> None:
     loop = Loop(tmp_path, RANKSCOPE_COMMANDS="0")
     try:

@@ -12,7 +12,8 @@ import pytest
 from rankscope import schema
 from rankscope_server.service import Service
 from rankscope_server.store import commands
-from rankscope_server.store.commands import ask_for_stacks
+from rankscope_server.store.commands import STACK_SAMPLES, ask_for_stacks, ask_of_the_slow
+from rankscope_server.store.looks import Known
 from tests.server.conftest import Sender, TestClient, msgspec
 
 HEADERS = {schema.COMMANDS_HEADER: "1"}
@@ -200,6 +201,35 @@ def test_a_finding_asks_three_times_with_pauses_and_stops_when_told(
     second = ask(2, [1, 2], 60)
     assert node.states({"id": second}) == {2: "expired" if clock[0] < time.time_ns() else "pending"}
     assert node.get(f"/commands/{first}")["asked_by"] == "finding 2"
+
+
+def test_a_slow_rank_and_one_that_waits_for_it_are_sampled_some_times(
+    node: Node, client: TestClient
+) -> None:
+    service: Service = client.app.state.service  # type: ignore[attr-defined]
+    clock = [time.time_ns()]
+
+    def ask(after_seconds: int, **changes: Any) -> bool:
+        clock[0] += after_seconds * 10**9
+        body = {"detector": "straggler", "severity": "critical", "ranks": [2], "victims": [0, 1]}
+        known = {(0, "key"): Known(7, changes.pop("state", "open"), body | changes, 0)}
+
+        def work(unit: Any) -> bool:
+            unit.now_ns = clock[0]
+            return ask_of_the_slow(unit, "run", known)
+
+        return service.writer.run(work)
+
+    assert not ask(1, severity="info")
+    assert not ask(1, state="recovered")
+    assert not ask(1, detector="hang")
+    assert not ask(1, victims=[])
+    made = [ask(after) for after in (1, 1, 1, 1, *[3] * 20)]
+    assert made.count(True) == STACK_SAMPLES
+    assert made[:5] == [True, False, False, True, True]
+    commands = node.get("/commands")["commands"]
+    assert {one["asked_by"] for one in commands} == {"sampling of finding 7"}
+    assert set(node.states(commands[0])) == {0, 2}
 
 
 def test_the_agents_page_folds_equal_sources(client: TestClient) -> None:

@@ -22,7 +22,7 @@ from rankscope import schema
 from rankscope.collector.traces import Trace, TraceResult, TraceWorker
 from rankscope.control import Answers, RankAnswer, decode_answers, encode, replace_file
 from rankscope.rundir import ANSWERS, REQUESTS
-from rankscope.schema import Command, CommandAnswer
+from rankscope.schema import SAMPLING, Command, CommandAnswer
 
 if TYPE_CHECKING:
     from rankscope.collector.followed import Followed
@@ -140,8 +140,9 @@ class CommandDesk:
             if reason:
                 self._finish(one, "refused", reason)
             elif command.kind == "stacks":
+                is_automatic = command.asked_by.partition(" ")[0] not in ("user", SAMPLING)
                 followed[key].stacks.request(
-                    command.id, command.asked_by, is_automatic=command.asked_by != "user"
+                    command.id, command.asked_by, is_automatic=is_automatic
                 )
             else:
                 self._write_requests(key, directory)

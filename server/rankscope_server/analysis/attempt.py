@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ _MAX_CHUNKS_REMEMBERED = 200_000
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536
+_MAX_STACKS = 24  # of a rank
 _MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
 _LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
@@ -70,6 +71,7 @@ class AttemptState:
         self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self.stacks: dict[int, Stacks] = {}
+        self.stack_samples: dict[int, deque[Stacks]] = {}
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
@@ -123,6 +125,9 @@ class AttemptState:
             self.calls.add_state(record)
         elif isinstance(record, Stacks):
             _keep_newest(self.stacks, record)
+            kept = self.stack_samples.setdefault(record.rank, deque(maxlen=_MAX_STACKS))
+            if record not in kept:
+                kept.append(record)
         else:
             take = self._takers.get(type(record))
             if take is not None:
@@ -286,6 +291,7 @@ class AttemptState:
             ended=self.ended,
             errors=self.errors,
             stacks=self.stacks,
+            stack_samples=self.stack_samples,
             lines=self.lines,
             usual_lines=usual_lines,
             steps=self.steps,

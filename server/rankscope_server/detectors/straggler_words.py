@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.spells import Spell
+from rankscope_server.detectors.stack_samples import difference
 from rankscope_server.detectors.straggler_cost import Cost, Excess
 from rankscope_server.detectors.straggler_kind import Cause
 from rankscope_server.detectors.window import Window
@@ -220,6 +221,13 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
             f" steps in {seconds_text(case.seconds)} are slow by at least half of it"
         )
     )
+    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
+    rank = case.worst_rank
+    others = [other for other in window.steps.ranks if other not in {*case.ranks, *case.company}]
+    apart = difference(window.stack_samples, rank, others, onset_ns)
+    if apart is not None:
+        other, found = apart
+        facts.append(Evidence(found.text(rank, other), window.link(rank)))
     if case.company:
         facts.append(Evidence(f"Meanwhile {_others(case)} slower than usual too"))
     return tuple(facts)

@@ -39,6 +39,7 @@ class Window:
     ended: Mapping[int, RankEnded] = field(default_factory=dict)
     errors: Sequence[ErrorRaised] = ()  # in order of time
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    stack_samples: Mapping[int, Sequence[Stacks]] = field(default_factory=dict)  # some newest
     lines: LineTable = field(default_factory=LineTable)
     usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)

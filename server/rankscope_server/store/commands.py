@@ -6,6 +6,7 @@ no harm: collectors know each by its id.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ MAX_OPEN = 8  # commands of people in one run at a time
 MAX_PER_INCIDENT = 3  # stacks that a finding asks for, of each rank
 INCIDENT_PAUSES_NS = (0, 10 * 10**9, 30 * 10**9)  # before the first, second, third
 MAX_INCIDENT_RANKS = 16
+STACK_SAMPLES, SAMPLE_PAUSE_NS = 8, 3 * 10**9  # of a slow rank and of one that waits for it
 TRACES_KEPT = 20  # of each run
 _LIFETIMES_NS: dict[CommandKind, int] = {
     "stacks": 60 * 10**9,
@@ -185,6 +187,36 @@ def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]
         if attempt == newest
     ]
     return any(number is not None for number in asked)
+
+
+def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
+    """Sample the stacks of a slow rank and of one that waits for it; return whether any was asked.
+
+    What only the first one is in, stack after stack, is what it does instead.
+    """
+    newest = unit.connection.scalar(
+        sa.select(tables.run.c.attempt).where(tables.run.c.run_id == run_id)
+    )
+    table, has_asked = tables.command.c, False
+    for (attempt, _), one in known.items():
+        ranks, victims = one.body.get("ranks"), one.body.get("victims")
+        is_bad = one.body.get("severity") in ("critical", "warning") and one.state != "recovered"
+        if one.body.get("detector") != "straggler" or attempt != newest or not is_bad:
+            continue
+        number, last = unit.connection.execute(
+            sa.select(sa.func.count(), sa.func.max(table.created_ns)).where(
+                table.run_id == run_id, table.finding_id == one.id
+            )
+        ).one()
+        is_due = number < STACK_SAMPLES and unit.now_ns - (last or 0) >= SAMPLE_PAUSE_NS
+        if not (ranks and victims and is_due):
+            continue
+        asked_by = f"{schema.SAMPLING} of finding {one.id}"
+        with contextlib.suppress(CommandRefusedError):  # one of them is gone meanwhile
+            asked = Asked("stacks", [ranks[0], victims[0]], asked_by=asked_by, finding_id=one.id)
+            create(unit, run_id, asked)
+            has_asked = True
+    return has_asked
 
 
 def ask_to_thin(unit: Unit, run_id: str, level: int) -> bool:
