@@ -140,9 +140,10 @@ class CommandDesk:
             if reason:
                 self._finish(one, "refused", reason)
             elif command.kind == "stacks":
-                is_automatic = command.asked_by.partition(" ")[0] not in ("user", SAMPLING)
                 followed[key].stacks.request(
-                    command.id, command.asked_by, is_automatic=is_automatic
+                    command.id,
+                    command.asked_by,
+                    is_automatic=command.asked_by != "user" and not _is_sampling(command),
                 )
             else:
                 self._write_requests(key, directory)
@@ -160,6 +161,8 @@ class CommandDesk:
             look = followed.rank.look()
             if look is None or not (look.stack_signal or followed.stacks.has_fallback):
                 return "the rank has no handler for stacks, and there is no py-spy"
+            if _is_sampling(command) and not look.stack_signal:
+                return "the rank has no handler for stacks; py-spy would stop it for each of them"
         return ""
 
     def _write_requests(self, key: str, directory: Path) -> None:
@@ -262,6 +265,11 @@ class CommandDesk:
                 operators=[] if trace is None else trace.operators,
             )
         )
+
+
+def _is_sampling(command: Command) -> bool:
+    """Return whether stacks of a rank that trains are asked for, again and again."""
+    return command.asked_by.startswith(SAMPLING)
 
 
 def _key_of(followed: Mapping[str, Followed], attempt: int, rank: int) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
 from rankscope import schema
@@ -59,3 +61,27 @@ def test_nothing_is_left_behind(watching: Watching) -> None:
     assert not [one for one in gc.callbacks if "rankscope" in getattr(one, "__module__", "")]
     moments = watching.agent.moments
     assert not any(vars(moments).values())
+
+
+def test_warnings_of_torch_name_the_same_place(watching: Watching) -> None:
+    """Many are raised for who called, which must not become a hook."""
+
+    def places() -> list[tuple[str, int, str]]:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            schedule.step()  # before the optimizer's
+            data = TensorDataset(torch.ones(4, 4))
+            for (x,) in DataLoader(data, batch_size=2, pin_memory=True):  # without a device
+                model(x).sum().backward()
+                optimizer.step()
+            torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # an old name
+            torch.nn.functional.mse_loss(torch.ones(2, 1), torch.ones(2))  # sizes differ
+        return [(one.filename, one.lineno, str(one.message)) for one in seen]
+
+    watched = places()
+    watching.agent.remove_hooks()
+    assert len(watched) >= 3
+    assert watched == places()

@@ -28,11 +28,14 @@ class DataLoading:
     needs: ClassVar[str] = "torch.utils.data.dataloader"
 
     def install(self, agent: Agent) -> str:
-        """Patch the iterator on its class: where it is made, and `__next__`."""
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        """Patch `__next__` of the iterator on its class, and where the loader makes it.
+
+        Not the iterator's `__init__`: torch warns there of who called it, and that would be us.
+        """
+        from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
         original: Any = _BaseDataLoaderIter.__next__
-        original_init: Any = _BaseDataLoaderIter.__init__
+        original_make: Any = DataLoader._get_iterator
         waits = _Waits(agent)
         loaders = _Loaders(agent)
 
@@ -48,12 +51,13 @@ class DataLoading:
                 waits.end(before, item)
             return item
 
-        def __init__(self: Any, loader: Any) -> None:
-            original_init(self, loader)
-            loaders.describe(loader)
+        def _get_iterator(self: Any) -> Any:
+            iterator = original_make(self)
+            loaders.describe(self)
+            return iterator
 
         agent.patch(_BaseDataLoaderIter, "__next__", __next__)
-        agent.patch(_BaseDataLoaderIter, "__init__", __init__)
+        agent.patch(DataLoader, "_get_iterator", _get_iterator)
         return "DataLoader iterators"
 
 
