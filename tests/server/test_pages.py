@@ -15,6 +15,7 @@ import pytest
 from rankscope import schema
 from rankscope.chunk import encode_chunk
 from rankscope_server import shapes
+from rankscope_server.views.steps import before_and_now, typical_range
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
 
@@ -341,6 +342,16 @@ def test_warm_up_is_in_no_number_and_said(sender: Sender) -> None:
     budget = sender.get("/budget")
     assert budget["text"].startswith("A step takes 40.0 ms; most of it")
     assert (budget["step_lo"], budget["step_hi"]) == (6, 30)
+
+
+def test_no_healthy_step_softens_the_numbers_of_what_is_wrong(sender: Sender) -> None:
+    sender.send(chunks=[steps_of([40.0] * 100 + [4000.0] * 15)])
+    with sender.client.app.state.service.read() as connection:  # type: ignore[attr-defined]
+        assert typical_range(connection, "run", 115, 50, 101) == (101, 115)
+        assert typical_range(connection, "run", 115, 50, None) == (66, 115)
+        assert before_and_now(connection, "run", 115, 101) == (
+            pytest.approx(40), pytest.approx(4000)
+        )  # fmt: skip
 
 
 def test_first_steps_count_while_there_are_no_others(sender: Sender) -> None:

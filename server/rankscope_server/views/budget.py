@@ -27,11 +27,9 @@ _METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRI
 def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     """Return where the last steps go, and went before the verdict's onset."""
     hi = run.step
-    lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS))
     verdict = json_object(run.verdict) or {}
     onset = verdict.get("onset_step")
-    if onset is not None and lo < onset <= hi:
-        lo = onset  # healthy steps must not soften what is wrong now
+    lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS), onset)
     planes = load_range(connection, run.run_id, _METRICS, lo, hi)
     width = planes["step"].shape[1]
     before = None

@@ -118,7 +118,7 @@ def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
     change = None if not before or now is None else now / before - 1
     where = f"before step {onset:,}" if onset else "early in the run"
     reference = "" if before is None else f"from {duration_text(before)} {where}"
-    lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS)
+    lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
     planes = load_range(connection, run.run_id, ("step", "blocked", STARTED), lo, run.step)
     waiting = _ratio(planes["blocked"], planes["step"])
     recent = f"last {plural(run.step - lo + 1, 'step')}" if run.step else ""

@@ -87,15 +87,19 @@ def first_step(connection: sa.Connection, run_id: str) -> int:
     return max(1, int(found or 1))
 
 
-def typical_range(connection: sa.Connection, run_id: str, last: int, count: int) -> tuple[int, int]:
+def typical_range(
+    connection: sa.Connection, run_id: str, last: int, count: int, onset: int | None
+) -> tuple[int, int]:
     """Return the first and last of at most `count` steps up to `last` that show a typical step.
 
     Its time is their median. Steps of the warm-up (start-up, compilation, cold caches) are among
-    them only while there are no others.
+    them only while there are no others, and none from before what is wrong now, which began at
+    `onset`: healthy steps must not soften it.
     """
     first = first_step(connection, run_id)
     warm = first + WARM_UP_STEPS
-    return max(warm if last >= warm else first, last - count + 1), last
+    lo = max(warm if last >= warm else first, last - count + 1)
+    return (onset if onset is not None and lo < onset <= last else lo), last
 
 
 def warm_up_ms(connection: sa.Connection, run_id: str) -> float | None:
@@ -117,7 +121,8 @@ def before_and_now(
     connection: sa.Connection, run_id: str, last: int, onset: int | None
 ) -> tuple[float | None, float | None]:
     """Return the step time before `onset` (or early in the run) and the recent one, in ms."""
-    now = median_step_ms(connection, run_id, *typical_range(connection, run_id, last, RECENT_STEPS))
+    recent = typical_range(connection, run_id, last, RECENT_STEPS, onset)
+    now = median_step_ms(connection, run_id, *recent)
     warm = first_step(connection, run_id) + WARM_UP_STEPS
     if onset is not None:
         lo, hi = max(warm, onset - BASELINE_STEPS), onset - 1

@@ -29,9 +29,13 @@ class _AfterImport:
             _burn_beside() if _PLACE == "thread" else _slow_passes()
 
 
-def _burn():  # type: ignore[no-untyped-def]
+def _beside():  # type: ignore[no-untyped-def]
     while not _is_late():
         time.sleep(0.5)
+    _burn()
+
+
+def _burn():  # type: ignore[no-untyped-def]
     while True:
         sum(range(10_000))
 
@@ -43,7 +47,7 @@ def _is_late():  # type: ignore[no-untyped-def]
 
 
 def _burn_beside():  # type: ignore[no-untyped-def]
-    threading.Thread(target=_burn, daemon=True).start()
+    threading.Thread(target=_beside, daemon=True).start()
 
 
 def _slow_batches(loader):  # type: ignore[no-untyped-def]
