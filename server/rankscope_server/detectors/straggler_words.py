@@ -207,6 +207,13 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
         )
         for rank in case.ranks[:4]
     ]
+    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
+    rank = case.worst_rank
+    others = [other for other in window.steps.ranks if other not in {*case.ranks, *case.company}]
+    apart = difference(window.stack_samples, rank, others, onset_ns)
+    if apart is not None:
+        other, found = apart
+        facts.append(Evidence(found.text(rank, other), window.link(rank)))
     facts += [
         Evidence(
             f"{capital(name)}: {ms_text(excess.phase_ms[name])} a step, "
@@ -221,13 +228,6 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
             f" steps in {seconds_text(case.seconds)} are slow by at least half of it"
         )
     )
-    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
-    rank = case.worst_rank
-    others = [other for other in window.steps.ranks if other not in {*case.ranks, *case.company}]
-    apart = difference(window.stack_samples, rank, others, onset_ns)
-    if apart is not None:
-        other, found = apart
-        facts.append(Evidence(found.text(rank, other), window.link(rank)))
     if case.company:
         facts.append(Evidence(f"Meanwhile {_others(case)} slower than usual too"))
     return tuple(facts)
