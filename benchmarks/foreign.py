@@ -6,7 +6,7 @@
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
 rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `data`, a sleep
 before each batch of one rank's loader, and `thread`, a second thread that computes in Python. A
-run with a fault ends a while after it was named. Goes on where it was stopped; results are in
+run with a fault ends a while after it was named. Resumes where it was stopped; results are in
 benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a fault for which no rank
 or another kind is named, and "Healthy" over it. Exit code 1 if less than 95 % are right, a healthy
 rank is accused, or "healthy" is said over a loss.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.schema import Stacks
-from rankscope_server.detectors.stack_samples import difference
+from rankscope_server.detectors.stack_samples import StackSample, difference
 
 WAITS = """Current thread 0x00007f0000000000 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 829 in _engine_run
@@ -27,9 +27,9 @@ Thread 12 (active): "MainThread"
     main (/job/train.py:60)"""
 
 
-def stacks(rank: int, texts: list[str], since: int = 0) -> list[Stacks]:
+def stacks(rank: int, texts: list[str], since: int = 0) -> list[StackSample]:
     return [
-        Stacks(attempt=0, rank=rank, time_ns=since + number, text=text)
+        StackSample.of(Stacks(attempt=0, rank=rank, time_ns=since + number, text=text))
         for number, text in enumerate(texts)
     ]
 

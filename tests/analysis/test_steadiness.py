@@ -36,8 +36,10 @@ class Looks:
         self._before: dict[str, Finding] = {}
 
     def at(self, seconds: float, *found: Finding) -> list[Finding]:
-        said = self._steadiness.settle(
-            self._detector, self._before, found, int(seconds * SECOND_NS), POLICY
+        said = list(
+            self._steadiness.settle(
+                self._detector, self._before, found, int(seconds * SECOND_NS), POLICY
+            )
         )
         self._before = {one.key: one for one in said}
         return said

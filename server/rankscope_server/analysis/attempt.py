@@ -38,6 +38,7 @@ from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.sample_table import SampleTable
+from rankscope_server.detectors.stack_samples import StackSample
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.window import Window
 
@@ -71,7 +72,7 @@ class AttemptState:
         self.ends: dict[int, list[RankEnded]] = {}  # a script may run several programs as one rank
         self.groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self.stacks: dict[int, Stacks] = {}
-        self.stack_samples: dict[int, deque[Stacks]] = {}
+        self.stack_samples: dict[int, deque[StackSample]] = {}
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
         self.times = OperationTimes()
@@ -126,8 +127,9 @@ class AttemptState:
         elif isinstance(record, Stacks):
             _keep_newest(self.stacks, record)
             kept = self.stack_samples.setdefault(record.rank, deque(maxlen=_MAX_STACKS))
-            if record not in kept:
-                kept.append(record)
+            sample = StackSample.of(record)
+            if sample not in kept:
+                kept.append(sample)
         else:
             take = self._takers.get(type(record))
             if take is not None:

@@ -142,12 +142,12 @@ class RunState:
             for detector in DETECTORS:
                 result = detector.look(window)
                 attempt.results.append(result)
-                settled = attempt.steadiness.settle(
-                    detector.name, attempt.before, result.findings, now_ns, POLICY
-                )
-                attempt.replace(
-                    detector.name, settled if not _is_over(attempt) else result.findings
-                )
+                findings = result.findings
+                if not _is_over(attempt):
+                    findings = attempt.steadiness.settle(
+                        detector.name, attempt.before, findings, now_ns, POLICY
+                    )
+                attempt.replace(detector.name, findings)
             attempt.is_news = False
         return fold(list(attempt.before.values()))
 

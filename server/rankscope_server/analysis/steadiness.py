@@ -30,14 +30,14 @@ class Steadiness:
         found: Iterable[Finding],
         now_ns: int,
         policy: Policy,
-    ) -> list[Finding]:
+    ) -> tuple[Finding, ...]:
         """Return what a detector says now: what it finds, and what is too early to take back.
 
         `before` are the findings of the last look by key, of any detector; times are of the server.
         """
         now = {finding.key: finding for finding in found}
         if detector not in ESTIMATES:
-            return list(now.values())
+            return tuple(now.values())
         for key, old in before.items():
             if old.detector != detector or not _counts(old):
                 continue
@@ -53,7 +53,7 @@ class Steadiness:
                 now[key] = old if new is None else _as_before(old, new)
             else:
                 del self._since_ns[key]
-        return list(now.values())
+        return tuple(now.values())
 
 
 def _counts(finding: Finding) -> bool:

@@ -56,7 +56,7 @@ class Policy:
     clear_steps: int = 50
     clear_seconds: float = 8.0
     clear_strength: float = 4.0
-    # So many times as slow needs few steps, which are long then: twenty might take minutes.
+    # A rank at least so many times slower needs few steps: twenty of them might take minutes.
     huge_ratio: float = 3.0
     huge_steps: int = 5
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
@@ -102,7 +102,7 @@ class Policy:
     # A clock 7 % below that of its peers is beyond the spread of healthy GPUs of one kind, which
     # run at the same clock or one step (15 MHz of about 1,700) apart.
     low_clock_ratio: float = 0.93
-    switches_ratio: float = 3.0  # of switches and faults, and more than strays: they are skewed
+    switches_ratio: float = 3.0  # of the reference's switches and faults, whose counts are skewed
     min_switches: float = 5.0
     min_major_faults: float = 1.0
     pinned_share: float = 0.5  # of the processors that it might use before, or its peers may

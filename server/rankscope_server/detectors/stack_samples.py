@@ -25,6 +25,19 @@ _OF_LIBRARIES = ("/torch/", "/rankscope/", "/threading.py", "<frozen", "/site-pa
 
 
 @dataclass(frozen=True, slots=True)
+class StackSample:
+    """The script's functions in one dump of stacks: (file, function) -> line, innermost first."""
+
+    time_ns: int
+    functions: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def of(cls, stacks: Stacks) -> StackSample:
+        """Read the text of a dump, once: it may be long."""
+        return cls(stacks.time_ns, _functions(stacks.text))
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """A function that one rank is in and the other is not; counts are stacks."""
 
@@ -46,7 +59,7 @@ class Difference:
 
 
 def difference(
-    samples: Mapping[int, Sequence[Stacks]], rank: int, others: Sequence[int], since_ns: float
+    samples: Mapping[int, Sequence[StackSample]], rank: int, others: Sequence[int], since_ns: float
 ) -> tuple[int, Difference] | None:
     """Return the other rank that was sampled, and the innermost function that tells them apart.
 
@@ -61,12 +74,15 @@ def difference(
     return None
 
 
-def _since(samples: Mapping[int, Sequence[Stacks]], rank: int, since_ns: float) -> list[str]:
-    return [one.text for one in samples.get(rank, ()) if one.time_ns >= since_ns]
+def _since(
+    samples: Mapping[int, Sequence[StackSample]], rank: int, since_ns: float
+) -> list[Mapping[tuple[str, str], int]]:
+    return [sample.functions for sample in samples.get(rank, ()) if sample.time_ns >= since_ns]
 
 
-def _differing(mine: Sequence[str], theirs: Sequence[str]) -> Difference | None:
-    own, other = [_functions(text) for text in mine], [_functions(text) for text in theirs]
+def _differing(
+    own: Sequence[Mapping[tuple[str, str], int]], other: Sequence[Mapping[tuple[str, str], int]]
+) -> Difference | None:
     seen, elsewhere = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     depth, lines = Counter[tuple[str, str]](), Counter[tuple[str, str, int]]()
     for functions in own:

@@ -254,7 +254,7 @@ def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling) -> boo
 
 
 def _is_one_spell(excess_ms: Array, policy: Policy) -> bool:
-    """Return whether most of what the stalls take lies in one stretch: a slow rank, no stalls."""
+    """Return whether most of the stalled time is one stretch of steps: a slow rank, no stalls."""
     excess = np.nan_to_num(excess_ms)
     edges = np.flatnonzero(np.diff(np.r_[False, excess > 0, False]))
     sums = np.r_[0.0, np.cumsum(excess)]

@@ -46,7 +46,7 @@ class Suspect:
 
 def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
-    compute = (_more_work, _garbage, _thermal, _pinned, _contention, _busy_thread)
+    compute = (_more_work, _garbage, _thermal, _contention, _busy_thread)
     for find in (_page_cache, _busy_thread) if suspect.is_data else compute:
         cause = find(window, suspect)
         if cause is not None:
@@ -139,8 +139,11 @@ def _thermal(window: Window, suspect: Suspect) -> Cause | None:
     )
 
 
-def _pinned(window: Window, suspect: Suspect) -> Cause | None:
-    """It may use fewer processors than before, or than its peers if it never was as fast."""
+def _pinned(window: Window, suspect: Suspect) -> str:
+    """Return that it may use few processors, empty where it may use as many as its reference.
+
+    That is as many as before, or as its peers where nothing before is known.
+    """
     mine = window.samples.cpus_allowed(suspect.rank, *_times(window, suspect.row, suspect.columns))
     reference, usual = "before", None
     if len(suspect.healthy):
@@ -156,16 +159,9 @@ def _pinned(window: Window, suspect: Suspect) -> Cause | None:
         ]  # fmt: skip
         reference, usual = "its peers", float(np.median(known)) if known else None
     if mine is None or usual is None or mine > window.policy.pinned_share * usual:
-        return None
-    known_rank = window.ranks.get(suspect.rank)
-    return Cause(
-        "cpu_pinning",
-        f"its training thread may use {mine:.0f} processor{'s' * (mine > 1)}, {reference} "
-        f"{usual:.0f}",
-        "Give it its processors back: look for taskset, numactl, a cpuset of the container or the "
-        "scheduler, and the binding of the launcher",
-        f"taskset -acp {known_rank.pid}" if known_rank else "",
-    )
+        return ""
+    processors = f"{mine:.0f} processor{'s' * (mine > 1)}"
+    return f"its training thread may use {processors}, {reference} {usual:.0f}"
 
 
 def _contention(window: Window, suspect: Suspect) -> Cause | None:
@@ -192,6 +188,16 @@ def _contention(window: Window, suspect: Suspect) -> Cause | None:
         why = (
             f"it is taken off its processor {now:.0f} times a step, its reference "
             f"{reference:.0f} times, and needs no more CPU time"
+        )
+    pinned = _pinned(window, suspect)
+    if pinned:
+        known = window.ranks.get(suspect.rank)
+        return Cause(
+            "cpu_pinning",
+            f"{pinned}; {why}",
+            "Give it its processors back: look for taskset, numactl, a cpuset of the container or "
+            "the scheduler, and the binding of the launcher",
+            f"taskset -acp {known.pid}" if known else "",
         )
     host = window.host(suspect.rank)
     near = [r for r in window.ranks if r != suspect.rank and window.host(r) == host]
@@ -220,8 +226,8 @@ def _busy_thread(window: Window, suspect: Suspect) -> Cause | None:
     return Cause(
         "busy_thread",
         f"other threads of its process take {ms_text(max(others, 0.0))} of processor time a step, "
-        f"its reference {ms_text(max(usual_others, 0.0))}, and the one that trains no more than "
-        "before: it waits for Python's interpreter lock, or for what they do",
+        f"its reference {ms_text(max(usual_others, 0.0))}, and the one that trains no more "
+        "than that: it waits for Python's interpreter lock, or for what they do",
         "See what those threads do: a Python thread that computes holds the interpreter lock and "
         "belongs in a process of its own; a loader that works in threads needs more of them",
         f"py-spy dump --pid {known.pid}" if known else "",

@@ -21,6 +21,7 @@ from rankscope_server.detectors.operation_times import OperationTimes
 from rankscope_server.detectors.policy import POLICY, Policy
 from rankscope_server.detectors.replay_table import ReplayTable
 from rankscope_server.detectors.sample_table import SampleTable
+from rankscope_server.detectors.stack_samples import StackSample
 from rankscope_server.detectors.step_table import StepTable
 
 
@@ -39,7 +40,7 @@ class Window:
     ended: Mapping[int, RankEnded] = field(default_factory=dict)
     errors: Sequence[ErrorRaised] = ()  # in order of time
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
-    stack_samples: Mapping[int, Sequence[Stacks]] = field(default_factory=dict)  # some newest
+    stack_samples: Mapping[int, Sequence[StackSample]] = field(default_factory=dict)  # some newest
     lines: LineTable = field(default_factory=LineTable)
     usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)

@@ -65,6 +65,10 @@ def create(unit: Unit, run_id: str, asked: Asked) -> int:
     """Keep a command and return its id. Raises CommandRefusedError."""
     connection = unit.connection
     run = connection.execute(sa.select(tables.run).where(tables.run.c.run_id == run_id)).one()
+    if run.launcher == schema.IMPORTED:
+        raise CommandRefusedError(
+            "this run was imported, nothing of it lives", "run", "ask a run that is recorded live"
+        )
     known = _ranks(connection, run_id, run.attempt)
     alive = [rank for rank, row in known.items() if row.ended_ns is None]
     if not alive:
@@ -169,24 +173,30 @@ def keep_answer(connection: sa.Connection, run_id: str, answer: schema.CommandAn
 
 def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
     """Ask for stacks of the ranks that open findings of hangs name; return whether any was."""
-    hangs = [
+    asked = [
+        ask_for_stacks(unit, run_id, one.id, one.body.get("ranks") or one.body.get("victims", []))
+        for one in _open_now(unit, run_id, known, "hang")
+    ]
+    return any(number is not None for number in asked)
+
+
+def _open_now(
+    unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known], detector: str
+) -> list[Known]:
+    """Return the open findings above info of a detector on the newest attempt."""
+    found = [
         (attempt, one)
         for (attempt, _), one in known.items()
-        if one.body.get("kind") == "hang"
+        if one.body.get("detector") == detector
         and one.state != "recovered"
         and one.body.get("severity") in ("critical", "warning")
     ]
-    if not hangs:
-        return False
+    if not found:
+        return []
     newest = unit.connection.scalar(
         sa.select(tables.run.c.attempt).where(tables.run.c.run_id == run_id)
     )
-    asked = [
-        ask_for_stacks(unit, run_id, one.id, one.body.get("ranks") or one.body.get("victims", []))
-        for attempt, one in hangs
-        if attempt == newest
-    ]
-    return any(number is not None for number in asked)
+    return [one for attempt, one in found if attempt == newest]
 
 
 def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
@@ -194,15 +204,9 @@ def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Kno
 
     What only the first one is in, stack after stack, is what it does instead.
     """
-    newest = unit.connection.scalar(
-        sa.select(tables.run.c.attempt).where(tables.run.c.run_id == run_id)
-    )
     table, has_asked = tables.command.c, False
-    for (attempt, _), one in known.items():
+    for one in _open_now(unit, run_id, known, "straggler"):
         ranks, victims = one.body.get("ranks"), one.body.get("victims")
-        is_bad = one.body.get("severity") in ("critical", "warning") and one.state != "recovered"
-        if one.body.get("detector") != "straggler" or attempt != newest or not is_bad:
-            continue
         number, last = unit.connection.execute(
             sa.select(sa.func.count(), sa.func.max(table.created_ns)).where(
                 table.run_id == run_id, table.finding_id == one.id
