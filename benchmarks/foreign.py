@@ -5,8 +5,9 @@
 
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
 rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `data`, a sleep
-before each batch of one rank's loader, and `thread`, a second thread that computes in Python. A
-run with a fault ends a while after it was named. Resumes where it was stopped; results are in
+before each batch of one rank's loader, `thread`, a second thread that computes in Python, and
+`pinned`, a rank that may use but one processor, on which two others compute. A run with a fault
+ends a while after it was named. Resumes where it was stopped; results are in
 benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a fault for which no rank
 or another kind is named, and "Healthy" over it. Exit code 1 if less than 95 % are right, a healthy
 rank is accused, or "healthy" is said over a loss.
@@ -25,7 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from tests.foreign.programs import Program  # noqa: E402
 KEYS = ("program", "source", "fault", "seed")
 FAULTS = ("none", "sleep", "stopped")
 KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",),
-         "thread": ("busy_thread",)}  # fmt: skip
+         "thread": ("busy_thread",), "pinned": ("cpu_pinning",)}  # fmt: skip
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
 OTHER = "another kind"
 RIGHT_SHARE = 0.95
@@ -97,7 +99,7 @@ def _run(
             command, cwd=place, env=environ, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        with _stopping(server, rank) if fault == "stopped" else contextlib.nullcontext():
+        with _OUTSIDE.get(fault, _nothing)(server, rank):
             seen = _watched(process, server, fault, rank if fault != "none" else None)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -148,28 +150,57 @@ def _watched(
 
 
 @contextlib.contextmanager
-def _stopping(server: Server, rank: int) -> Iterator[None]:
-    """Hold a rank for most of the time, from a while after the start."""
+def _later(
+    harm: Callable[[psutil.Process, threading.Event], None], server: Server, rank: int
+) -> Iterator[None]:
+    """Do harm to the process of a rank, from a while after the start until the run is over."""
     over = threading.Event()
 
-    def hold() -> None:
+    def begin() -> None:
         if over.wait(FAULT_AFTER_S):
             return
         ranks = server.get("runs/foreign/ranks")["ranks"]
         with contextlib.suppress(psutil.NoSuchProcess):
-            victim = psutil.Process(next(one["pid"] for one in ranks if one["rank"] == rank))
-            while not over.wait(GO_S):
-                victim.suspend()
-                over.wait(STOP_S)
-                victim.resume()
+            harm(psutil.Process(next(one["pid"] for one in ranks if one["rank"] == rank)), over)
 
-    thread = threading.Thread(target=hold, daemon=True)
+    thread = threading.Thread(target=begin, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+def _stop(victim: psutil.Process, over: threading.Event) -> None:
+    """Hold it for most of the time."""
+    while not over.wait(GO_S):
+        victim.suspend()
+        over.wait(STOP_S)
+        victim.resume()
+
+
+def _pin(victim: psutil.Process, over: threading.Event) -> None:
+    """Leave it one processor, and let two others compute there."""
+    here = psutil.Process().cpu_affinity()[:1]
+    busy = [psutil.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    for process in busy:
+        process.cpu_affinity(here)
+    try:
+        while not over.wait(1.0):  # new threads take after the one that starts them
+            for thread in victim.threads():
+                os.sched_setaffinity(thread.id, here)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+_OUTSIDE = {"stopped": partial(_later, _stop), "pinned": partial(_later, _pin)}
+
+
+def _nothing(*_: Any) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:

@@ -7,7 +7,8 @@ that hit one rank for seconds, as measured with four ranks on two cores. Seeds d
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -239,9 +240,10 @@ class Recording:
         items: list[Item] = []
         for rank in self.machine.ranks:
             done = [log for log in rank.log if log.ended_ms == log.ended_ms]
+            num_issued = Counter(one.step for one in rank.issued)
             for begin in range(0, len(done), per_chunk):
                 part = done[begin : begin + per_chunk]
-                rows = [self._step_row(rank, log) for log in part]
+                rows = [self._step_row(rank, log, num_issued) for log in part]
                 columns: dict[str, Column] = {
                     name: np.array([row[name] for row in rows], np.int64)
                     for name in schema.STEP_COLUMNS
@@ -251,7 +253,7 @@ class Recording:
                 )
         return items
 
-    def _step_row(self, rank: Rank, log: object) -> dict[str, int]:
+    def _step_row(self, rank: Rank, log: object, num_issued: Mapping[int, int]) -> dict[str, int]:
         row = dict.fromkeys(schema.STEP_COLUMNS, 0)
         spent, blocked = log.spent, log.blocked  # type: ignore[attr-defined]
         for phase, took in spent.items():
@@ -264,7 +266,7 @@ class Recording:
             "step": step + self.job.first_step - 1,
             "started_ns": self.clock_ns(rank.number, started),
             "duration_ns": int(total * MS),
-            "num_collectives": sum(one.step == step for one in rank.issued),
+            "num_collectives": num_issued.get(step, 0),
             "cpu_ns": int(0.4 * self.job.step_ms * MS),
         }
         if step == 1:

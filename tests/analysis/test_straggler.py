@@ -279,3 +279,15 @@ def test_a_rank_many_times_as_slow_is_named_after_few_long_steps() -> None:
         (finding,) = above_info(analyse(record(job)))
         assert finding.ranks == (1,)
         assert finding.onset_step == 120
+
+
+@pytest.mark.parametrize(("burst", "calm"), [(4, 0), (8, 0), (30, 0), (4, 3), (12, 8)])
+def test_other_work_just_before_does_not_hide_it(burst: int, calm: int) -> None:
+    """A burst that makes the rank half as slow again, and a calm stretch, then the long steps."""
+    before = Fault("slow_compute", 1, 120 - burst - calm, 1.0, steps=burst)
+    for num_ranks in (2, 4):
+        for num_long in (6, 8, 12):
+            slow = Fault("slow_compute", 1, 120, 60.0, steps=num_long)
+            job = Job(num_ranks=num_ranks, steps=119 + num_long, faults=(before, slow))
+            (finding,) = above_info(analyse(record(job)))
+            assert (finding.ranks, finding.onset_step) == ((1,), 120), (num_ranks, num_long)

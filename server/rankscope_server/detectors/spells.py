@@ -167,15 +167,17 @@ def _spells_of(
 def _much_worse(raw: Array, first: int, last: int, policy: Policy) -> int | None:
     """Return from which column on a stretch is another, many times worse one; None if it is one.
 
-    A short time of other work on the host, just before, must not hide it in a median.
+    Other work on the host, just before, must neither hide it in a median nor make it uneven. The
+    cut is the one that explains most squares, of those with so much between both means.
     """
-    window = policy.short_window
-    if last - first < 2 * window:
+    known = first + np.flatnonzero(~np.isnan(raw[first : last + 1]))
+    before = np.arange(1, len(known) - policy.huge_steps + 1)
+    if not len(before):
         return None
-    size, end = _middle(raw[first : last + 1]), _middle(raw[last - window + 1 : last + 1])
-    if not end - size >= np.log(policy.huge_ratio):
-        return None
-    return first + max(1, turning_point(raw[first : last + 1], size, end))
+    sums, after = np.cumsum(raw[known]), len(known) - before
+    gap = (sums[-1] - sums[before - 1]) / after - sums[before - 1] / before
+    gain = np.where(gap >= np.log(policy.huge_ratio), gap**2 * before * after, 0.0)
+    return int(known[1 + np.argmax(gain)]) if gain.any() else None
 
 
 def _goes_on(before: Spell, raw: Array, first: int, last: int, policy: Policy) -> bool:

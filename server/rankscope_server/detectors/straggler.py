@@ -69,7 +69,10 @@ class Straggler:
         unknown = _not_known(table, found, [one for one in every if one not in spells], policy)
         events, notes = _without_global(_events(spells, found, policy), found, policy)
         cases = [
-            case for event in events if (case := _case(window, found, event, spells)) is not None
+            case
+            for event in events
+            for alike in _each_proved(table, event, policy)
+            if (case := _case(window, found, alike, spells)) is not None
         ]
         cases.sort(key=lambda case: -case.cost.ratio)
         cases, untold = _told(window, cases)
@@ -140,6 +143,16 @@ def _events(spells: Sequence[Spell], found: Deviation, policy: Policy) -> list[l
     return events
 
 
+def _each_proved(table: StepTable, event: list[Spell], policy: Policy) -> list[list[Spell]]:
+    """Part the ranks of an event that would be accused alone from those that would not.
+
+    A healthy one with a few uneven steps must not be accused beside one that is slow.
+    """
+    lasting = [spell for spell in event if _is_lasting(table, spell, policy)]
+    other = [spell for spell in event if spell not in lasting]
+    return [part for part in (lasting, other) if part]
+
+
 def _without_global(
     events: list[list[Spell]], found: Deviation, policy: Policy
 ) -> tuple[list[list[Spell]], list[str]]:
@@ -187,7 +200,7 @@ def _case(
             cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
     if not cost.sure >= policy.cost_silent_ratio:
         return None
-    seconds = _seconds(table, columns)
+    is_lasting = _is_lasting(table, worst, policy)
     return Case(
         kind=kind,
         ranks=tuple(sorted(table.ranks[spell.row] for spell in event)),
@@ -196,7 +209,8 @@ def _case(
         columns=columns,
         onset_step=int(table.steps[columns.start]),
         ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
-        seconds=seconds,
+        seconds=_seconds(table, columns),
+        is_lasting=is_lasting,
         has_peers=bool(found.peers[worst.row]),
         num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
         excess=excess,
@@ -207,7 +221,7 @@ def _case(
             for spell in company
         },
         share=share if is_shared else 1.0,
-        severity=_severity(cost, worst, (_num_known(table, worst), seconds), policy),
+        severity=_severity(cost, is_lasting, policy),
     )
 
 
@@ -289,9 +303,7 @@ def _replayed(window: Window, case: Case) -> Case | None:
         case,
         cost=cost,
         cost_text=f"by {found.text}",
-        severity=_severity(
-            cost, case.spell, (_num_known(window.steps, case.spell), case.seconds), window.policy
-        ),
+        severity=_severity(cost, case.is_lasting, window.policy),
     )
 
 
@@ -321,12 +333,16 @@ def _num_known(table: StepTable, spell: Spell) -> int:
     return int(np.sum(table.seen()[spell.columns]))
 
 
-def _severity(cost: Cost, spell: Spell, lasted: tuple[int, float], policy: Policy) -> Severity:
+def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:
     """Return info for what is small, short (in steps and seconds) or not in every step."""
-    steps, seconds = lasted
+    return severity_of(cost.sure, policy) if is_lasting else "info"
+
+
+def _is_lasting(table: StepTable, spell: Spell, policy: Policy) -> bool:
+    steps, seconds = _num_known(table, spell), _seconds(table, spell.columns)
     is_huge = spell.size >= np.log(policy.huge_ratio)
     least = policy.huge_steps if is_huge else policy.persistent_steps
-    lasting = spell.consistent >= policy.consistent_share and (
+    return spell.consistent >= policy.consistent_share and (
         (steps >= least and seconds >= policy.persistent_seconds)
         or (
             steps >= policy.clear_steps
@@ -334,7 +350,6 @@ def _severity(cost: Cost, spell: Spell, lasted: tuple[int, float], policy: Polic
             and spell.strength >= policy.clear_strength
         )
     )
-    return severity_of(cost.sure, policy) if lasting else "info"
 
 
 def _seconds(table: StepTable, columns: slice) -> float:

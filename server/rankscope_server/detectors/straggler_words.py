@@ -39,6 +39,7 @@ class Case:
     onset_step: int
     ended_step: int | None
     seconds: float
+    is_lasting: bool  # long enough, in steps and seconds, and slow in nearly all of them
     has_peers: bool
     num_peers: int
     excess: Excess
