@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from rankscope import schema
@@ -71,6 +72,36 @@ def test_ranks_whose_watchdog_speaks_before_they_leave_are_echoes() -> None:
     assert finding.ranks == (2,)
     without = [one for one in records if not isinstance(one, schema.LogLine)]
     assert crash_of(look_after(run(), without)).ranks != (2,)  # the lines are what tells
+
+
+GLOO_MISMATCH = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456] "
+    "op.preamble.length <= op.nbytes. 5612 vs 5464. Received data size doesn't match expected size."
+)
+
+
+@pytest.mark.parametrize("printed_by", [0, line_table.LAUNCHER], ids=["rank", "launcher"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_aborts_over_unlike_calls_is_not_accused(printed_by: int, seed: int) -> None:
+    """Whichever rank compares the calls first ends; torchrun stops the others."""
+    records: list[schema.AnyRecord] = [
+        line(printed_by, -10, GLOO_MISMATCH, level=20),
+        msgspec.structs.replace(
+            raised(0, 0, "Aborted", "Fatal Python error: Aborted"), where="fatal_signal"
+        ),
+        ended(0, 5, reason="signal", signal=6),
+        *(ended(rank, 60, reason="exit_code", exit_code=143) for rank in (1, 2, 3)),
+    ]
+    finding = crash_of(look_after(run(), records, seed))
+    assert (finding.ranks, finding.severity) == ((), "critical")
+    assert finding.what.startswith("The ranks called different collectives")
+    assert "pair.cc" in finding.why
+    assert "same collectives in the same order" in finding.next
+    other = [one for one in records if not isinstance(one, schema.LogLine)]
+    assert crash_of(look_after(run(), other, seed)).ranks == (0,)  # the line is what tells
+    long_ago = [line(printed_by, -300_000, GLOO_MISMATCH, level=20), *other]
+    assert crash_of(look_after(run(), long_ago, seed)).ranks == (0,)
 
 
 @pytest.mark.parametrize("text", [CAUSES[0][0], WATCHDOG % (1, 1), "ERROR: giving up on cache"])

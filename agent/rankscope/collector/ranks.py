@@ -109,7 +109,10 @@ class FollowedRank:
         """Take final slots. A slot whose group is not named yet waits for the journal."""
         known = None if names_final else self.journal.names.groups
         try:
-            slots, lost, more = follower.read(time.monotonic_ns(), known, gone=gone)
+            last_done = self._last_done if gone else 0
+            slots, lost, more = follower.read(
+                time.monotonic_ns(), known, gone=gone, last_done=last_done
+            )
         except ring.RingDamaged as error:
             self._damage(COLLECTIVES_RING, error)
             return False
@@ -204,12 +207,13 @@ class FollowedRank:
         `os._exit(0)` leaves no time to say that the step in progress never began.
         """
         step = self.last_step
-        if reason != "clean" or self.ended != ring.RUNNING or self._steps is None:
+        if reason != "clean" or self.ended != ring.RUNNING:
             return step
-        newest = self._steps.reader.u64(ring.HEAD_AT) - 1
-        slots, state = self._steps.reader.read(np.array([newest], np.int64))
-        was_before = newest >= 0 and state[0] == 1 and slots["step"][0] == step - 1
-        return step - 1 if was_before else step
+        return step - 1 if self._last_done == step - 1 > 0 else step
+
+    @property
+    def _last_done(self) -> int:
+        return self._steps.last_done() if self._steps is not None else 0
 
     @property
     def training_thread(self) -> int:
@@ -286,6 +290,7 @@ class FollowedRank:
         try:
             with (self.directory / FATAL).open("rb") as file:
                 text = file.read(_MAX_FATAL_BYTES).decode(errors="replace").strip()
+                written_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             return None
         if not text:
@@ -294,7 +299,7 @@ class FollowedRank:
         return schema.ErrorRaised(
             attempt=self.attempt,
             rank=self.rank,
-            time_ns=time.time_ns(),
+            time_ns=written_ns,
             type=first.removeprefix("Fatal Python error: ")[:200],
             message=first[:1000],
             traceback=redact(text),

@@ -41,13 +41,14 @@ class CollectiveFollower:
         self._look_back()
 
     def read(
-        self, now_ns: int, known_groups: Container[int] | None, *, gone: bool
+        self, now_ns: int, known_groups: Container[int] | None, *, gone: bool, last_done: int = 0
     ) -> tuple[Any, int, bool]:
         """Return (slots that are final, how many were overwritten unread, whether there is more).
 
         Those of thinned steps are followed for the standing of the groups and not returned, but for
-        what a rank was in when it died. A slot whose group is not in `known_groups` waits for the
-        journal; None: wait no longer. `gone`: the process has ended, everything is final.
+        what a rank was in when it ended. A slot whose group is not in `known_groups` waits for the
+        journal; None: wait no longer. `gone`: the process has ended, everything is final, and
+        `last_done` is the last step that it brought to its end.
         """
         head = self._head(gone)
         lost = max(0, head - self.reader.num_slots - self._read_to)
@@ -75,15 +76,17 @@ class CollectiveFollower:
         lost += int((state == -1).sum()) + (int((state == 0).sum()) if gone else 0)
         taken = slots[final]
         self._ends.finish(taken, numbers[final])
-        return self._to_send(taken, gone=gone), lost, upto < head
+        return self._to_send(taken, last_done, gone=gone), lost, upto < head
 
-    def _to_send(self, slots: Any, *, gone: bool) -> Any:
-        """Leave out the calls of thinned steps, but for those in which a rank died.
+    def _to_send(self, slots: Any, last_done: int, *, gone: bool) -> Any:
+        """Leave out the calls of thinned steps, but for those in which a rank ended.
 
-        A wrong call may end all ranks at once: then no later state tells what each of them called.
+        A wrong call may end all ranks at once: then no later state shows what each of them called.
+        One that was stopped because another failed may well call that a clean end.
         """
         is_thinned = (slots["flags"] & schema.FLAG_THINNED) != 0
-        if not gone or self.reader.u8(ring.ENDED_AT) not in (ring.RUNNING, ring.EXCEPTION):
+        is_clean = self.reader.u8(ring.ENDED_AT) not in (ring.RUNNING, ring.EXCEPTION)
+        if not gone or (is_clean and last_done >= self.reader.u64(ring.STEP_AT)):
             return slots[~is_thinned]
         is_seen = slots["issued_by"] != _BY_NONE  # else what was called is not known
         is_last = is_thinned & is_seen & self._is_of_this_step(slots)
@@ -179,6 +182,12 @@ class StepFollower:
         lost += int((state == -1).sum())
         self._read_to = upto
         return slots[state == 1], lost, upto < head
+
+    def last_done(self) -> int:
+        """Return the newest step, 0 where there is none."""
+        newest = min(self.reader.u64(ring.HEAD_AT), _MAX_HEAD) - 1
+        slots, state = self.reader.read(np.array([newest], np.int64))
+        return int(slots["step"][0]) if newest >= 0 and state[0] == 1 else 0
 
     def save(self, offsets: RankOffsets) -> None:
         """Write how far this ring has been read."""

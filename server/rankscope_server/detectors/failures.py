@@ -157,6 +157,14 @@ def is_abort(failure: Failure) -> bool:
     return error is not None and error.where == "fatal_signal" and "abort" in error.type.lower()
 
 
+def is_unlike(failure: Failure) -> bool:
+    """Return whether a library ended a rank because the calls of the ranks differ.
+
+    It is whichever rank compares them first; which call is the wrong one it cannot know.
+    """
+    return failure.entry is not None and failure.entry.family == "desync_mismatch"
+
+
 def signal_name(number: int) -> str:
     """Return SIGKILL for 9; the number where it has no name here."""
     try:

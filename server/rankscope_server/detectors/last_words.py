@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from rankscope_server.book import book
 from rankscope_server.book.load import order
-from rankscope_server.detectors.failures import Failure, Role
-from rankscope_server.detectors.line_table import Row, recognise_line
+from rankscope_server.detectors.failures import Failure, Role, is_abort
+from rankscope_server.detectors.line_table import LAUNCHER, Row, recognise_line
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import cut
 
 _KILLED_BY_KERNEL = "killed by the kernel, which ran out of memory"
 _ROLES: tuple[Role, ...] = ("initiating", "cascade", "teardown")
+_TERMINATE = "terminate called"  # what the C++ runtime prints before it aborts a process
 _TRACEBACK = "Traceback (most recent call last)"
 _SURE = 3  # strength of an entry that is a cause in itself
 _KNOWN = 2
@@ -50,17 +51,12 @@ def _of_kernel(window: Window, failure: Failure) -> Failure:
 
 def _of_lines(window: Window, failure: Failure) -> Failure:
     """Return a failure with the class, and the entry, of the line that tells most of it."""
-    policy = window.policy
-    rows = [
-        row
-        for row in window.lines.near(
-            failure.rank, failure.time_ns, int(policy.last_words_seconds * 1e9),
-            int(policy.last_words_after_seconds * 1e9),
-        )
-        if not _is_usual(window, row)
-    ]  # fmt: skip
-    known = [row for row in rows if row.entry is not None and row.entry.role in _ROLES]
-    known.sort(key=lambda row: _order(row, failure.rank))
+    rows = _rows(window, failure, failure.rank, window.policy.last_words_seconds)
+    known = _known(rows, failure.rank)
+    if not known and is_abort(failure):
+        near_s = window.policy.last_words_after_seconds
+        printed = _known(_rows(window, failure, LAUNCHER, near_s), LAUNCHER)
+        known = [row for row in printed if _TERMINATE in row.text]
     if not known:
         return _of_unknown(failure, rows) if failure.is_weak and rows else failure
     best = known[0]
@@ -71,7 +67,8 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
     if failure.is_weak and entry.strength >= _KNOWN:
         text = f"{failure.text.split(' without')[0]} after: {cut(best.text, 120)}"
         return replace(failure, role=role, text=text, line=line, entry=entry, is_weak=False)
-    if _is_abort(failure) and entry.strength >= _KNOWN and failure.entry is None:
+    is_symptom = failure.entry is None or failure.entry.strength < _KNOWN
+    if is_abort(failure) and entry.strength >= _KNOWN and is_symptom:
         return replace(failure, role=role, line=line, entry=entry)
     if failure.role == "cascade" and role == "initiating" and _is_own(window, best):
         text = f"{failure.text.split(': ')[0]}, after: {cut(best.text, 120)}"
@@ -79,6 +76,19 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
     if failure.role == role and failure.entry is None and entry.strength >= _KNOWN:
         return replace(failure, line=line, entry=entry)
     return failure
+
+
+def _rows(window: Window, failure: Failure, rank: int, before_s: float) -> list[Row]:
+    """Return what a rank, or a launcher, said around a failure and does not say usually."""
+    after_ns = int(window.policy.last_words_after_seconds * 1e9)
+    near = window.lines.near(rank, failure.time_ns, int(before_s * 1e9), after_ns)
+    return [row for row in near if not _is_usual(window, row)]
+
+
+def _known(rows: Iterable[Row], rank: int) -> list[Row]:
+    """Return those that the error book knows, the most telling first."""
+    known = [row for row in rows if row.entry is not None and row.entry.role in _ROLES]
+    return sorted(known, key=lambda row: _order(row, rank))
 
 
 def _of_unknown(failure: Failure, rows: list[Row]) -> Failure:
@@ -102,7 +112,11 @@ def _order(row: Row, rank: int) -> tuple[int, int, int]:
 def _is_own(window: Window, row: Row) -> bool:
     """Return whether few ranks say it, and it names a cause in itself: no echo does that."""
     few = max(1, int(window.world_size * window.policy.rare_ratio))
-    return row.entry is not None and row.entry.strength >= _SURE and len(row.said) <= few
+    return (
+        row.entry is not None
+        and row.entry.strength >= _SURE
+        and len(row.said.keys() - {LAUNCHER}) <= few
+    )
 
 
 def _is_usual(window: Window, row: Row) -> bool:
@@ -114,7 +128,3 @@ def _is_usual(window: Window, row: Row) -> bool:
         end.reason == "clean" and end.exit_code in (0, None) and rank in row.said
         for rank, end in window.ended.items()
     )
-
-
-def _is_abort(failure: Failure) -> bool:
-    return failure.ended is not None and failure.ended.signal == signal.SIGABRT

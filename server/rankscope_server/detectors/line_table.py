@@ -2,7 +2,8 @@
 
 A line alone is never a failure: scripts log "connection reset, trying again". It only tells what
 the end of a rank meant. So one row per meaning is kept, with the first and the newest time of each
-rank, in memory that does not grow with the logs.
+rank, in memory that does not grow with the logs. Launchers pass on what ranks print and no hook
+sees; which rank printed it is not known.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rankscope_server.book.templates import template
 _MAX_UNKNOWN = 256  # templates that no entry knows; those said last are kept
 _MAX_CELLS = 100_000  # of rows and ranks: some 20 MB
 _MAX_TEXT = 2_000
+LAUNCHER = -1  # in place of a rank
 # What a line at a lower level must hold to be looked up: libraries print faults as plain output.
 _SIGNS = (
     "error", "warn", "fail", "fatal", "abort", "kill", "oom", "out of memory", "watchdog",
@@ -55,7 +57,7 @@ class LineTable:
     def take(self, line: LogLine) -> None:
         """Take a line if it may tell of a fault."""
         key = key_of(line.level, line.message)
-        if key is None or line.rank < 0:
+        if key is None:
             return
         text = line.message[:_MAX_TEXT]
         first = (line.time_ns, line.rank, text)

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rankscope.schema import ErrorRaised
+from rankscope_server.book import Entry
 from rankscope_server.detectors.blame import accused, is_level, on_one_clock, points
 from rankscope_server.detectors.failures import (
     ENDS_TRAINING,
     Failure,
     aborts_are_echoes,
     is_abort,
+    is_unlike,
     of_end,
     of_error,
 )
@@ -66,6 +68,7 @@ def _failures(window: Window) -> list[Failure]:
         replace(one, common_ns=on_one_clock(window, one.rank, one.time_ns))
         for one in _waiting_are_victims(window, with_last_words(window, found))
     ]
+    found = [replace(one, role="cascade") if is_unlike(one) else one for one in found]
     return sorted(found, key=lambda failure: (failure.common_ns, failure.rank))
 
 
@@ -331,6 +334,9 @@ def _only_echoes(
         )
     else:
         what = f"Ranks lost each other{_at(window, first)}; the origin was not captured"
+    unlike = next((one for one in failures if is_unlike(one)), None)
+    if unlike is not None and unlike.entry is not None and not accused(window, "desync"):
+        return _unlike_calls(window, unlike, unlike.entry, echoes, torn_down)
     missing = f"; nothing came from {ranks_text(silent)}" if 0 < len(silent) <= 8 else ""
     return Cause(
         failures=culprits,
@@ -346,6 +352,27 @@ def _only_echoes(
             if gone is not None
             else "Look for the rank whose last records are missing, and at its host's kernel log"
         ),
+        began=first,
+    )
+
+
+def _unlike_calls(
+    window: Window,
+    first: Failure,
+    entry: Entry,
+    echoes: tuple[int, ...],
+    torn_down: tuple[int, ...],
+) -> Cause:
+    return Cause(
+        failures=(),
+        echoes=echoes,
+        torn_down=torn_down,
+        severity="critical",
+        confidence=0.8,
+        reason="a library compared the calls; which rank's call was the wrong one it cannot know",
+        what=f"The ranks called different collectives{_at(window, first)}",
+        why=f"Rank {first.rank} ended with: {cut(first.line or first.text, 200)}",
+        next=entry.remedy,
         began=first,
     )
 

@@ -24,7 +24,7 @@ _MAX_USUAL_RUNS = 3
 def telling_lines(
     connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
 ) -> Iterator[LogLine]:
-    """Yield the lines of ranks in the newest blocks that hold a warning."""
+    """Yield the lines in the newest blocks that hold a warning."""
     table = tables.log_block.c
     rows = connection.execute(
         sa.select(table.head, table.body)
@@ -35,15 +35,14 @@ def telling_lines(
     for row in rows:
         head = read_head(row.head)
         for index, (message, _) in enumerate(read_body(row.body)):
-            if head.rank[index] >= 0:
-                yield LogLine(
-                    attempt=int(head.attempt[index]),
-                    rank=int(head.rank[index]),
-                    time_ns=int(head.time_ns[index]),
-                    level=int(head.level[index]),
-                    message=message,
-                    step=int(head.step[index]),
-                )
+            yield LogLine(
+                attempt=int(head.attempt[index]),
+                rank=int(head.rank[index]),
+                time_ns=int(head.time_ns[index]),
+                level=int(head.level[index]),
+                message=message,
+                step=int(head.step[index]),
+            )
 
 
 def usual_lines(connection: sa.Connection, earlier: Sequence[RunSummary]) -> frozenset[str]:

@@ -137,6 +137,7 @@ def test_a_segmentation_fault_is_told_with_its_stack(run: Path, receiver: Receiv
     assert (ended.reason, ended.signal) == ("signal", signal.SIGSEGV)
     (error,) = receiver.records(schema.ErrorRaised)
     assert (error.type, error.where) == ("Segmentation fault", "fatal_signal")
+    assert error.time_ns <= ended.time_ns  # when it was written, not when it was read
     assert "fake_rank.py" in error.traceback
     stop(rank)
 
