@@ -16,13 +16,15 @@ STEPS = 200
 Shape = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
-def findings(shape: Shape, ranks: int = 4, seed: int = 1, noise: float = 0.3) -> list[Finding]:
+def findings(
+    shape: Shape, ranks: int = 4, seed: int = 1, noise: float = 0.3, sent_ms: float = 5.0
+) -> list[Finding]:
     """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms."""
     chance = np.random.default_rng(seed)
     state = RunState("run")
     extra, pauses = zip(*(shape(chance, rank) for rank in range(ranks)), strict=True)
     own = 80 * np.exp(noise * chance.standard_normal((ranks, STEPS))) + np.stack(extra)
-    step_ms = own.max(axis=0) + 5
+    step_ms = own.max(axis=0) + sent_ms
     started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
     for rank in range(ranks):
         state.apply_record(registered(rank, ranks))
@@ -102,6 +104,21 @@ def test_pauses_that_fall_on_other_steps_on_each_rank_accuse_nobody() -> None:
     (found,) = findings(pauses_of_all)
     assert (found.kind, found.ranks) == ("garbage_collection", ())
     assert "all wait for each" in found.what
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cost_is_a_share_of_the_step_with_what_all_wait_for(seed: int) -> None:
+    """Work of 80 ms and transfers of 400: a pause of 15 ms on average is 3 % of the job's time."""
+
+    def pauses_of_one(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        hit = (np.arange(STEPS) % 4 == 0) & (rank == 2)
+        return hit * 60.0, hit * 60.0
+
+    (found,) = findings(pauses_of_one, seed=seed, noise=0.02)
+    assert found.cost_throughput_ratio == pytest.approx(15 / 100, rel=0.1)
+    (found,) = findings(pauses_of_one, seed=seed, noise=0.02, sent_ms=400.0)
+    assert found.cost_throughput_ratio == pytest.approx(15 / 495, rel=0.1)
+    assert found.severity == "warning"
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3, 0.6])

@@ -59,6 +59,7 @@ class Work:
     own_ms: Array  # ranks x columns
     pause_ms: Array
     far: Array  # ln(1 + excess / reference)
+    step_ms: Array  # columns: how long the job's step took, with what all wait for
     first: int  # column of the table
 
     @classmethod
@@ -70,7 +71,8 @@ class Work:
         far = np.log(np.fmax(np.exp(found.own.raw[:, columns]) - data, 0.05))
         own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
         pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
-        return cls(window, own, pauses, far, int(columns.start))
+        durations = np.nan_to_num(table.get("duration")[:, columns])
+        return cls(window, own, pauses, far, durations.max(axis=0), int(columns.start))
 
     def usual_ms(self) -> Array:
         """Return each rank's median."""
@@ -78,8 +80,10 @@ class Work:
 
     def lost(self, without: Array) -> float:
         """Return the share of the job's time that is gone with `without` as the ranks' work."""
-        now = _slowest(self.own_ms)
-        return 1.0 - float(_slowest(without).sum() / now.sum()) if now.sum() > 0 else 0.0
+        known = ~np.all(np.isnan(self.own_ms), axis=0)
+        gained = float((_slowest(self.own_ms) - _slowest(without)).sum())
+        time = float(np.fmax(_slowest(self.own_ms), self.step_ms[known]).sum())
+        return gained / time if time > 0 else 0.0
 
 
 def _slowest(work: Array) -> Array:
@@ -159,7 +163,10 @@ def _case(
     changed = work.own_ms.copy()
     changed[row] = without
     span = slice(begin, last + 1)
-    part = Work(work.window, work.own_ms[:, span], work.pause_ms[:, span], work.far[:, span], 0)
+    part = Work(
+        work.window, work.own_ms[:, span], work.pause_ms[:, span], work.far[:, span],
+        work.step_ms[span], 0,
+    )  # fmt: skip
     cost = part.lost(changed[:, span])
     if not cost >= policy.cost_silent_ratio:
         return None
