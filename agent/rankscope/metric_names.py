@@ -19,12 +19,16 @@ class Metric:
     source: str
 
 
+PRINTED_LOSS = "printed_loss"
 METRICS: tuple[Metric, ...] = (
     Metric("loss", "", "Mean of the values on which `backward()` was called in the step, "
            "before a gradient scaler.", "backward pass"),
     Metric("logged_loss", "", "Training loss as the framework itself logs it: `loss` of the "
            "Hugging Face Trainer's logs, `loss` or `train_loss` of a Lightning module.",
            "Trainer.log, LightningModule.log"),
+    Metric(PRINTED_LOSS, "", "Training loss as the script prints or logs it, where a line leaves "
+           "no doubt: with the step that it names, and without a rank where only the launcher "
+           "passed it on.", "lines of output and logs"),
     Metric("loss_nonfinite", "0 or 1", "The loss is NaN or infinite.", "backward pass"),
     Metric("learning_rate", "", "Of the first parameter group.", "optimizer"),
     Metric("samples", "", "Samples in this rank's batches of the step.", "data loader"),

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import sqlalchemy as sa
 
 from rankscope import schema
+from rankscope.metric_names import PRINTED_LOSS
 from rankscope_server import tables
+from rankscope_server.ingest.printed_loss import printed_loss
 from rankscope_server.store.commands import keep_answer
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.lines import Line
@@ -119,6 +121,11 @@ def _log(sink: _Sink, record: schema.LogLine) -> None:
         sink, record, record.level, record.stream, record.logger, record.message,
         record.step, record.fields,
     )  # fmt: skip
+    if (printed := printed_loss(record)) is not None:
+        number = printed.value if math.isfinite(printed.value) else None
+        step = printed.step or record.step
+        sink.row(tables.metric, record, name=PRINTED_LOSS, step=step, value=number)
+        sink.changed.add("metrics")
 
 
 def _error(sink: _Sink, record: schema.ErrorRaised) -> None:

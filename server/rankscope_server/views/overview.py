@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.metric_names import PRINTED_LOSS
 from rankscope.schema import IMPORTED
 from rankscope_server import tables
 from rankscope_server.shapes import (
@@ -257,17 +258,20 @@ def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:
 def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
     table = tables.metric.c
     for name, source in (
-        ("logged_loss", ", as the framework logs it"),
-        ("loss", ", the value of backward()"),
+        ("logged_loss", "as the framework logs it"),
+        (PRINTED_LOSS, "as the script prints it"),
+        ("loss", "the value of backward()"),
     ):
+        # a line may name the batch of its epoch, or no step
+        newest = [table.time_ns.desc()] if name == PRINTED_LOSS else [table.step.desc()]
         row = connection.execute(
             sa.select(table.value, table.step)
             .where(table.run_id == run_id, table.name == name)
-            .order_by(table.step.desc(), table.rank)
+            .order_by(*newest, table.rank)
             .limit(1)
         ).first()
         if row is not None:
-            text = f"step {row.step:,}{source}"
+            text = f"step {row.step:,}, {source}" if row.step else source
             text += "" if row.value is not None else ", not a finite number"
             return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
     return None

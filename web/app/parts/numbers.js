@@ -14,6 +14,8 @@ const WIDTH = 480;
 const MOST = 6;
 /** What people look for first; other names follow. */
 const FIRST = [
+  'logged_loss',
+  'printed_loss',
   'loss',
   'gradient_norm',
   'learning_rate',
@@ -36,7 +38,7 @@ const FLAGS = {
 
 /** @param {{run: string, topic: string | null}} props */
 export function NumbersCard({ run, topic }) {
-  const names = [...FIRST.slice(0, 6), ...Object.keys(FLAGS)].join(',');
+  const names = [...FIRST.slice(0, 8), ...Object.keys(FLAGS)].join(',');
   const answer = /** @type {import('../api.js').Answer<MetricsAnswer>} */ (
     useApi(withQuery(runPath(run, 'metrics'), { names, merged: 'true', width: WIDTH }), {
       topic,
