@@ -26,9 +26,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -69,9 +70,6 @@ def run_one(program: Program, source: str, fault: str, seed: int) -> dict[str, A
 def _run(
     program: Program, source: str, fault: str, rank: int, server: Server, folder: Path
 ) -> dict[str, Any]:
-    place = folder / "program"
-    place.mkdir()
-    words = program.prepare(place)
     slow_s = max(1.5 * program.step_ms, 20.0) / 1e3
     inject = (
         {
@@ -83,9 +81,34 @@ def _run(
         if fault in ("sleep", "data", "thread")
         else {}
     )
+    with (folder / "output").open("wb") as output:
+        process = start(program, source, server, folder, output.fileno(), inject)
+    try:
+        with _OUTSIDE.get(fault, _nothing)(server, rank):
+            seen = _watched(process, server, fault, rank if fault != "none" else None)
+    finally:
+        end(process)
+    if not seen["steps"]:
+        raise SystemExit((folder / "output").read_text(errors="replace")[-3000:])
+    return seen
+
+
+def start(
+    program: Program,
+    source: str,
+    server: Server,
+    folder: Path,
+    output: int,
+    inject: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
+    """Start a program under `rankscope run`, as the run "foreign" of a server."""
+    place = folder / "program"
+    place.mkdir()
+    words = program.prepare(place)
     environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
     environ |= environment_of(source, folder) | inject | {
         "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests" / "foreign" / "inject"),
+        "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     launcher = [] if program.is_alone else [
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)
@@ -94,23 +117,20 @@ def _run(
         sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", "foreign",
         "--dir", str(folder / "run"), "--", sys.executable, *launcher, *words,
     ]  # fmt: skip
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=place, env=environ, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        with _OUTSIDE.get(fault, _nothing)(server, rank):
-            seen = _watched(process, server, fault, rank if fault != "none" else None)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(40)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if not seen["steps"]:
-        raise SystemExit((folder / "output").read_text(errors="replace")[-3000:])
-    return seen
+    return subprocess.Popen(
+        command, cwd=place, env=environ, stdout=output, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(40)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _watched(
@@ -222,7 +242,7 @@ def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
     )
 
 
-def _here(names: list[str]) -> list[str]:
+def here(names: list[str]) -> list[str]:
     """Return the programs whose packages and data are there; name the others."""
     found = []
     for name in names:
@@ -242,7 +262,7 @@ def wanted_runs(chosen: argparse.Namespace) -> list[Key]:
     return [
         (program, source, fault, seed)
         for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds)
-        for program in _here(chosen.programs.split(","))
+        for program in here(chosen.programs.split(","))
         for source in sources
         for fault in chosen.faults.split(",")
     ]

@@ -262,3 +262,16 @@ def test_healthy_jobs_of_the_simulator_are_not_accused(seed: int) -> None:
     recording = record(Job(steps=400, seed=seed))
     apply(state, [*recording.items(), *recording.states(recording.last_ms)])
     assert [one for one in found_in(state) if one.severity != "info"] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_close_to_an_end_is_no_slow_ramp(seed: int) -> None:
+    """Of six blocks the second or the fifth is the first slow one: never "gradually"."""
+    for first in (45, 85, 165, 205):
+        times = times_of(seed)[:240].copy()
+        times[first:] *= 2.0
+        found = slowdown_of(STEPS[:240], times, POLICY)
+        assert found is None or not found.is_gradual, first
+        if first == 85:
+            assert found is not None
+            assert abs(found.step - int(STEPS[80])) <= 40

@@ -291,3 +291,22 @@ def test_other_work_just_before_does_not_hide_it(burst: int, calm: int) -> None:
             job = Job(num_ranks=num_ranks, steps=119 + num_long, faults=(before, slow))
             (finding,) = above_info(analyse(record(job)))
             assert (finding.ranks, finding.onset_step) == ((1,), 120), (num_ranks, num_long)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_of_three_ranks_that_became_slower_together_are_named(seed: int) -> None:
+    """The third did as before: it is not the whole job."""
+    chance = random.Random(seed)
+    slow = sorted(chance.sample(range(3), 2))
+    faults = tuple(Fault("slow_compute", rank, 100, chance.uniform(0.5, 1.5)) for rank in slow)
+    look = analyse(record(Job(num_ranks=3, steps=300, seed=seed, faults=faults)))
+    named = {rank for finding in above_info(look) for rank in finding.ranks}
+    assert named == set(slow), [finding.what for finding in look.findings]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_slow"), [(2, 2), (3, 3), (4, 4)])
+def test_where_all_became_slower_together_no_rank_is(num_ranks: int, num_slow: int) -> None:
+    faults = tuple(Fault("slow_compute", rank, 100, 1.0) for rank in range(num_slow))
+    look = analyse(record(Job(num_ranks=num_ranks, steps=260, seed=3, faults=faults)))
+    assert not [finding for finding in above_info(look) if finding.ranks]
+    assert look.answer.state != "healthy"

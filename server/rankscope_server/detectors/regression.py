@@ -22,6 +22,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, times_text
 
 Array = NDArray[Any]
+_LEAST_BLOCKS_BEFORE = 2  # of 40 steps: how the job was
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,8 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     """Return a lasting change of the step time within a run; None where it is flat.
 
     Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
-    better one tells which it is. The change must stand out of how blocks scatter.
+    better one tells which it is. The change must stand out of how blocks scatter. A step close to
+    an end is no line either, even where it is too close to be told from chance.
     """
     size = policy.slowdown_block
     count = len(times) // size
@@ -201,10 +203,14 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     kept = times[len(times) - count * size :].reshape(count, size)
     first_steps = steps[len(steps) - count * size :: size]
     blocks = np.log(np.median(kept, axis=1))
-    at, step_error = _best_split(blocks, policy.slowdown_side_blocks)
+    side = policy.slowdown_side_blocks
+    at, step_error = _best_split(blocks, _LEAST_BLOCKS_BEFORE, side)
+    at_any, any_error = _best_split(blocks, 1, 1)
     places = np.arange(count)
     slope, start = np.polyfit(places, blocks, 1)
     line_error = float(np.sum((blocks - (slope * places + start)) ** 2))
+    if at_any != at and any_error < min(step_error, line_error):
+        return None
     gradual = line_error < step_error
     before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
     size_ln = float(slope * (count - 1)) if gradual else after - before
@@ -256,11 +262,14 @@ def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
     return ""
 
 
-def _best_split(blocks: Array, side: int) -> tuple[int, float]:
-    """Return where two levels fit the blocks best, and the squared error that is left."""
+def _best_split(blocks: Array, before: int, after: int) -> tuple[int, float]:
+    """Return where two levels fit the blocks best, and the squared error that is left.
+
+    With at least so many blocks before and after it.
+    """
     errors = [
         float(np.var(blocks[:at]) * at + np.var(blocks[at:]) * (len(blocks) - at))
-        for at in range(side, len(blocks) - side + 1)
+        for at in range(before, len(blocks) - after + 1)
     ]
     best = int(np.argmin(errors))
-    return side + best, errors[best]
+    return before + best, errors[best]

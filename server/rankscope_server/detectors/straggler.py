@@ -27,6 +27,13 @@ from rankscope_server.detectors.straggler_cost import (
     middle,
     phase_excess,
 )
+from rankscope_server.detectors.straggler_events import (
+    each_proved,
+    events_of,
+    lasts,
+    seconds_of,
+    without_global,
+)
 from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
 from rankscope_server.detectors.straggler_replay import near_rows, replayed
 from rankscope_server.detectors.straggler_words import Case, finding_of
@@ -67,11 +74,11 @@ class Straggler:
         every = find_spells(found, num_steps, policy)
         spells = [spell for spell in every if _is_covered(table, spell, policy)]
         unknown = _not_known(table, found, [one for one in every if one not in spells], policy)
-        events, notes = _without_global(_events(spells, found, policy), found, policy)
+        events, notes = without_global(events_of(spells, found, policy), found, policy)
         cases = [
             case
             for event in events
-            for alike in _each_proved(table, event, policy)
+            for alike in each_proved(table, event, policy)
             if (case := _case(window, found, alike, spells)) is not None
         ]
         cases.sort(key=lambda case: -case.cost.ratio)
@@ -125,50 +132,6 @@ def _told(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]
     return kept, unknown
 
 
-def _events(spells: Sequence[Spell], found: Deviation, policy: Policy) -> list[list[Spell]]:
-    """Group spells that began together: ranks that one cause makes slow."""
-    place = np.cumsum(found.seen)  # of a column, among those that tell something
-    events: list[list[Spell]] = []
-    for spell in sorted(spells, key=lambda spell: (spell.first, spell.row)):
-        near = [
-            event
-            for event in events
-            if abs(place[spell.first] - place[event[0].first]) <= policy.short_window
-            and abs(place[spell.last] - place[event[0].last]) <= policy.long_window
-        ]
-        if near:
-            near[-1].append(spell)
-        else:
-            events.append([spell])
-    return events
-
-
-def _each_proved(table: StepTable, event: list[Spell], policy: Policy) -> list[list[Spell]]:
-    """Part the ranks of an event that would be accused alone from those that would not.
-
-    A healthy one with a few uneven steps must not be accused beside one that is slow.
-    """
-    lasting = [spell for spell in event if _is_lasting(table, spell, policy)]
-    other = [spell for spell in event if spell not in lasting]
-    return [part for part in (lasting, other) if part]
-
-
-def _without_global(
-    events: list[list[Spell]], found: Deviation, policy: Policy
-) -> tuple[list[list[Spell]], list[str]]:
-    """Leave out what began on so many ranks at once that the others are no reference."""
-    kept, notes = [], []
-    for event in events:
-        rows = {spell.row for spell in event}
-        has_peers = all(found.peers[row] for row in rows)
-        share = policy.peers_share if has_peers else policy.global_share
-        if len(rows) > 1 and len(rows) > share * len(found.roles):
-            notes.append(f"{len(rows)} ranks became slower together: no rank is accused")
-        else:
-            kept.append(event)
-    return kept, notes
-
-
 def _case(
     window: Window, found: Deviation, event: list[Spell], spells: Sequence[Spell]
 ) -> Case | None:
@@ -200,7 +163,7 @@ def _case(
             cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
     if not cost.sure >= policy.cost_silent_ratio:
         return None
-    is_lasting = _is_lasting(table, worst, policy)
+    is_lasting = lasts(table, worst, policy)
     return Case(
         kind=kind,
         ranks=tuple(sorted(table.ranks[spell.row] for spell in event)),
@@ -209,7 +172,7 @@ def _case(
         columns=columns,
         onset_step=int(table.steps[columns.start]),
         ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
-        seconds=_seconds(table, columns),
+        seconds=seconds_of(table, columns),
         is_lasting=is_lasting,
         has_peers=bool(found.peers[worst.row]),
         num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
@@ -328,32 +291,9 @@ def _explained(window: Window, found: Deviation, case: Case) -> Case:
     return replace(case, cause=cause, severity=case.severity if is_fault else "info")
 
 
-def _num_known(table: StepTable, spell: Spell) -> int:
-    """Return how many steps of a spell say something: all but those whose waits nobody saw."""
-    return int(np.sum(table.seen()[spell.columns]))
-
-
 def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:
     """Return info for what is small, short (in steps and seconds) or not in every step."""
     return severity_of(cost.sure, policy) if is_lasting else "info"
-
-
-def _is_lasting(table: StepTable, spell: Spell, policy: Policy) -> bool:
-    steps, seconds = _num_known(table, spell), _seconds(table, spell.columns)
-    is_huge = spell.size >= np.log(policy.huge_ratio)
-    least = policy.huge_steps if is_huge else policy.persistent_steps
-    return spell.consistent >= policy.consistent_share and (
-        (steps >= least and seconds >= policy.persistent_seconds)
-        or (
-            steps >= policy.clear_steps
-            and seconds >= policy.clear_seconds
-            and spell.strength >= policy.clear_strength
-        )
-    )
-
-
-def _seconds(table: StepTable, columns: slice) -> float:
-    return float(np.nansum(np.nanmax(np.nan_to_num(table.get("duration")[:, columns]), 0))) / 1e3
 
 
 def _one_per_key(findings: list[Finding]) -> list[Finding]:

@@ -1,0 +1,183 @@
+"""Are steps, their times and the loss what a program itself prints, or said to be something else?
+
+    python benchmarks/printed_numbers.py [--programs nanogpt,mingpt] [--seconds 45]
+
+Programs of `tests/foreign/programs.py`, clean. The truth are their own lines and when they arrive:
+which step a line is about, the time between two of them, the loss. Right is where
+
+- a line about a step comes before the step behind it is over (the agent ends a step where the next
+  begins, so what a script does after it counts to either);
+- the recorded steps between two lines take as long as passed between these, within 2 % and 20 ms;
+- the loss of the headline is among the newest that were printed, or is called the value of
+  `backward()`.
+
+Exit code 1 unless all are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreign import end, here, start
+from real_ranks import Server
+
+from tests.foreign import programs
+
+MAX_TIME_ERROR = 0.02
+MAX_DELAY_MS = 20.0  # of a line on its way
+NEWEST_LOSSES = 4
+LOSS_SHARE = 1e-3  # as many digits as programs print
+
+
+@dataclass(frozen=True)
+class Prints:
+    """Lines about steps. `count` in a line means that count * each + done steps are done."""
+
+    line: str
+    done: int = 0
+    each: int = 1
+
+
+NUMBER = r"(?P<loss>\d+\.\d+(?:e-?\d+)?)"
+PRINTS = {
+    "nanogpt": Prints(rf"^iter (?P<count>\d+): loss {NUMBER}", done=1),
+    "mingpt": Prints(rf"\[RANK0\] Epoch 1 \| Iter (?P<count>\d+) \| Train Loss {NUMBER}", done=1),
+    "tutorial": Prints(r"\[GPU0\] Epoch (?P<count>\d+) \| Batchsize: 32 \| Steps: 32", each=32),
+    "tensor-parallel": Prints(r"Tensor Parallel iter (?P<count>\d+) completed", done=1),
+    "trainer": Prints(rf"'loss': '?{NUMBER}.*'epoch'"),
+    "small-gpt": Prints(rf"^iter (?P<count>\d+): loss {NUMBER}", done=1),
+    "batchnorm": Prints(rf"^epoch (?P<count>\d+) loss {NUMBER}", done=32, each=32),
+    "batchnorm-4": Prints(rf"^epoch (?P<count>\d+) loss {NUMBER}", done=16, each=16),
+    "accumulate": Prints(rf"^step (?P<count>\d+): {NUMBER}"),
+    "many-buckets": Prints(rf"^(?P<count>\d+) {NUMBER}$"),
+    "accelerate": Prints(rf"^epoch (?P<count>\d+): {NUMBER}"),
+    "two-networks": Prints(rf"^\[(?P<count>\d+)\] rank 0 G {NUMBER}", done=1),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the program: when it came, after which step, with which loss."""
+
+    time_ms: float  # wall clock
+    step: int | None
+    loss: float | None
+
+
+def run_one(name: str, seconds: float) -> list[str]:
+    """Run a program and return what differs."""
+    program, prints = programs.BY_NAME[name], PRINTS[name]
+    with tempfile.TemporaryDirectory(prefix="rankscope-printed-") as scratch:
+        folder = Path(scratch)
+        server = Server(folder)
+        try:
+            process = start(program, "probe", server, folder, subprocess.PIPE)
+            lines: list[Line] = []
+            reader = threading.Thread(target=_read, args=(process, prints, lines), daemon=True)
+            reader.start()
+            time.sleep(seconds)
+            end(process)
+            reader.join(10)
+            time.sleep(2.0)  # for what the collector sends last
+            return _compare(server, lines)
+        finally:
+            server.close()
+
+
+def _read(process: subprocess.Popen[bytes], prints: Prints, lines: list[Line]) -> None:
+    assert process.stdout is not None
+    pattern = re.compile(prints.line)
+    for raw in process.stdout:
+        now_ms = time.time() * 1e3
+        found = pattern.search(raw.decode(errors="replace").rstrip())
+        if found is None:
+            continue
+        values = found.groupdict()
+        step = values.get("count")
+        loss = values.get("loss")
+        lines.append(
+            Line(
+                now_ms,
+                int(step) * prints.each + prints.done if step is not None else None,
+                float(loss) if loss is not None else None,
+            )
+        )
+
+
+def _compare(server: Server, lines: list[Line]) -> list[str]:
+    if len(lines) < 3:
+        return [f"only {len(lines)} lines: nothing to compare"]
+    numbers = {one["key"]: one for one in server.get("runs/foreign")["numbers"]}
+    return [*_loss(numbers, lines), *_steps(server, lines)]
+
+
+def _loss(numbers: dict[str, Any], lines: list[Line]) -> list[str]:
+    """Compare the headline with what was printed."""
+    headline = numbers.get("loss")
+    if headline is None:
+        return ["no loss is shown"] if lines[-1].loss is not None else []
+    printed = [line.loss for line in lines[-NEWEST_LOSSES:] if line.loss is not None]
+    value, source = headline["value"], headline["reference_text"]
+    print(f"  loss {value} ({source}); printed {printed}", flush=True)
+    is_equal = any(abs(value - one) <= LOSS_SHARE * abs(one) for one in printed)
+    is_other = "backward()" in source
+    return [] if is_equal or is_other else [f"loss {value} ({source}) is not in {printed}"]
+
+
+def _steps(server: Server, lines: list[Line]) -> list[str]:
+    """Compare number and time of the steps between the second line and the last but one."""
+    known = [(line.time_ms, line.step) for line in lines if line.step]
+    if len(known) < 3:
+        return []
+    (first_ms, first), (last_ms, last) = known[1], known[-2]
+    took = 0.0
+    wrong = []
+    for step in range(first + 1, last + 1):
+        took += float(_cell(server, step)["step_ms"])
+    for time_ms, step in (known[1], known[-2]):
+        began, follows = _cell(server, step), _cell(server, step + 1)
+        until_ms = follows["time_ms"] + follows["step_ms"] + MAX_DELAY_MS
+        if not began["time_ms"] <= time_ms <= until_ms:
+            wrong.append(f"the line about step {step} came {time_ms - began['time_ms']:.0f} ms "
+                         f"after it began, which took {began['step_ms']:.0f} ms")  # fmt: skip
+    passed = last_ms - first_ms
+    print(f"  steps {first + 1} to {last}: {took:,.0f} ms recorded, {passed:,.0f} ms by its lines "
+          f"({took / passed - 1:+.2%})", flush=True)  # fmt: skip
+    if abs(took - passed) > MAX_TIME_ERROR * passed + MAX_DELAY_MS:
+        wrong.append(f"{took:.0f} ms are recorded where {passed:.0f} ms passed")
+    return wrong
+
+
+def _cell(server: Server, step: int) -> dict[str, Any]:
+    found = server.get(f"runs/foreign/cell?rank=0&step={step}")
+    if found.get("step_ms") is None:
+        raise SystemExit(f"step {step} of rank 0 is not recorded: {found}")
+    return found
+
+
+def main() -> int:
+    """Run the programs, print what differs, return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--programs", default=",".join(PRINTS), help="with commas between")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of each run")
+    chosen = parser.parse_args()
+    num_wrong = 0
+    for name in here(chosen.programs.split(",")):
+        print(name, flush=True)
+        wrong = run_one(name, chosen.seconds)
+        num_wrong += bool(wrong)
+        print(f"  {'; '.join(wrong) or 'right'}", flush=True)
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
