@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -402,8 +403,11 @@ def test_states_of_thinned_steps_fill_no_memory_and_still_show_who_differs() -> 
     assert [rank for rank in called if called[rank] != called[0]] == [3]
 
 
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
 @pytest.mark.parametrize("dying", [(1, 2, 3), (1,), (0, 3)])
-def test_of_ranks_that_abort_the_one_with_the_wrong_call_is_to_blame(dying: Sequence[int]) -> None:
+def test_of_ranks_that_abort_the_one_with_the_wrong_call_is_to_blame(
+    dying: Sequence[int], number: signal.Signals
+) -> None:
     """gloo ends the rank that sent a wrong length, and those that got it, in the same moment."""
     chance = random.Random(11)
     calls = program(chance, 20)
@@ -411,7 +415,7 @@ def test_of_ranks_that_abort_the_one_with_the_wrong_call_is_to_blame(dying: Sequ
     ends: list[schema.AnyRecord] = [
         schema.RankEnded(
             attempt=0, rank=rank, time_ns=START_NS + (40 * 50 + 100 + rank) * MS, last_step=9,
-            reason="signal", signal=6,
+            reason="signal", signal=number,
         )
         for rank in dying
     ]  # fmt: skip

@@ -8,7 +8,10 @@ of a group the n-th collective must be the same one.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from rankscope.hooks import HookSkipped
 from rankscope.hooks.collectives import SOURCES
 from rankscope.hooks.collectives.probe import build
 from tests import capabilities
+from tests.agent import recorded
 from tests.matrix.launch import RANKS, Cell, launch, torch_version
 
 FAMILIES = (
@@ -184,3 +188,26 @@ def test_waiting_in_cpp_is_seen(launched: Launched, source: str) -> None:
             assert min(blocked) > LATE_NS / 3, (rank, blocked)
         else:
             assert max(blocked) < LATE_NS / 2, (rank, blocked)
+
+
+# A forked child that leaves by `sys.exit` hangs in older versions, with the agent or without it.
+ENDS = [("", 0), ("exit", 3), ("raise", 1), *([("fork", 4)] if torch_version() >= (2, 14) else [])]
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(("how", "code"), ENDS)
+def test_groups_that_no_script_destroys_end_as_without_the_agent(
+    tmp_path: Path, source: str, how: str, code: int
+) -> None:
+    """torch lets go of them when Python is gone: no hook may be in them then."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("undestroyed.py"), how],
+        env=recorded.environment(
+            tmp_path, RANKSCOPE_COLLECTIVES=source, MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo", **rank
+        ),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    (seen,) = recorded.read(tmp_path)
+    assert seen.operations()["all_reduce"] == 4

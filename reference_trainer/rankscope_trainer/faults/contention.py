@@ -20,7 +20,11 @@ while os.getppid() == int(sys.argv[1]):
 
 
 class Contention(Fault):
-    """Busy processes run on the same core as the rank's training thread."""
+    """Busy processes run on the same core as the rank's training thread.
+
+    That thread keeps to its core from the first step on, as launchers bind ranks: a rank that lost
+    its other cores when it became slow would be slow because of that.
+    """
 
     name: ClassVar[str] = "contention"
     finding: ClassVar[str] = "host_contention"
@@ -34,19 +38,21 @@ class Contention(Fault):
             problem = "contention needs a system with sched_setaffinity, such as Linux"
             raise SettingError("fault", problem, "Leave it out here")
 
+    def prepare(self, rank: int) -> None:
+        """Pin this thread to one core."""
+        cores = sorted(os.sched_getaffinity(0))
+        self._core = cores[rank % len(cores)]
+        os.sched_setaffinity(0, {self._core})
+
     def begin(self, context: FaultContext) -> None:
-        """Pin this thread to one core, and the busy processes to the same."""
-        self._cores = os.sched_getaffinity(0)
-        core = sorted(self._cores)[context.rank % len(self._cores)]
-        os.sched_setaffinity(0, {core})
+        """Start the busy processes."""
         command = [sys.executable, "-I", "-S", "-c", BUSY, str(os.getpid())]
         # They inherit the core of the thread that starts them.
         self._busy = [subprocess.Popen(command) for _ in range(int(context.size()))]
-        context.add(core=core)
+        context.add(core=self._core)
 
     def end(self, context: FaultContext) -> None:
-        """End the busy processes and let the thread run where it could before."""
+        """End the busy processes."""
         for process in self._busy:
             process.kill()
             process.wait()
-        os.sched_setaffinity(0, self._cores)

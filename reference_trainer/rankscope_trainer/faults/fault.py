@@ -158,6 +158,9 @@ class Fault:
     def check(self, settings: Settings, world_size: int) -> None:
         """Raise a SettingError if this run, or this machine, cannot show the fault."""
 
+    def prepare(self, rank: int) -> None:
+        """Do what has to be so from the first step on, in a rank that the fault concerns."""
+
     def is_due(self, context: FaultContext) -> bool:
         """Tell whether the fault fires at this visit of its place."""
         return True

@@ -82,6 +82,8 @@ class Injector:
         if not self._faults:
             return
         self._trainer = trainer
+        for active in self._faults:
+            active.plan.fault.prepare(self._rank)
         modules = _computed_modules(trainer.strategy.model)
         self._microbatches = trainer.strategy.microbatches
         self._visits = self._microbatches * len(modules)

@@ -157,6 +157,14 @@ def is_abort(failure: Failure) -> bool:
     return error is not None and error.where == "fatal_signal" and "abort" in error.type.lower()
 
 
+def is_segfault(failure: Failure) -> bool:
+    """Return whether this is a process that touched memory that is not its own."""
+    if failure.ended is not None:
+        return failure.ended.signal == signal.SIGSEGV
+    error = failure.error
+    return error is not None and error.where == "fatal_signal" and "egmentation" in error.type
+
+
 def is_unlike(failure: Failure) -> bool:
     """Return whether a library ended a rank because the calls of the ranks differ.
 

@@ -14,6 +14,7 @@ from rankscope_server.detectors.failures import (
     Failure,
     aborts_are_echoes,
     is_abort,
+    is_segfault,
     is_unlike,
     of_end,
     of_error,
@@ -59,9 +60,11 @@ def _failures(window: Window) -> list[Failure]:
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
     found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
-    if misled := accused(window, "desync"):  # gloo aborts whoever got what it did not expect
+    if misled := accused(window, "desync"):  # gloo ends whoever got what it did not expect
         found = [
-            replace(one, role="cascade") if is_abort(one) and one.rank not in misled else one
+            replace(one, role="cascade")
+            if (is_abort(one) or is_segfault(one)) and one.rank not in misled
+            else one
             for one in found
         ]
     found = [

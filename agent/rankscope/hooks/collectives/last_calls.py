@@ -10,10 +10,14 @@ for ever; to be told of an end takes the thread's time, so that Rankscope would 
 
 from __future__ import annotations
 
+import atexit
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+
+from rankscope import family
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
@@ -27,6 +31,13 @@ def drain(pending: Callable[[], int]) -> None:
     deadline = time.monotonic() + _DRAIN_SECONDS
     while pending() and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def at_exit(action: Callable[[], Any]) -> None:
+    """Do something before the interpreter goes, in a child of multiprocessing too."""
+    atexit.register(action)
+    if family.is_child():  # these may leave without `atexit`
+        sys.modules["multiprocessing.util"].Finalize(None, action, exitpriority=0)
 
 
 def let_threads_through() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rankscope import ring, schema
 from rankscope.guard import guarded, guarded_one
 from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.collectives.last_calls import at_exit
 from rankscope.hooks.collectives.operators import MEASURE_EVERY, OPERATORS, Operator
 from rankscope.hooks.collectives.outside import Registrations
 from rankscope.hooks.collectives.watch import Token, Watch, patch_wait
@@ -90,14 +91,15 @@ class Official:
 
         def register_process_group(name: Any, group: Any) -> Any:
             result = original(name, group)
-            attach(group)
+            attach(group, name)
             return result
 
         attach = guarded(hooks.attach)
         agent.patch(c10d, "_register_process_group", register_process_group)
-        for group in list(c10d._world.pg_map):
-            attach(group)
+        for group, name in list(c10d._world.pg_names.items()):
+            attach(group, name)
         agent.undo.append(hooks.detach)
+        at_exit(guarded(hooks.detach))
         handler = _Errors(hooks)
         logger = logging.getLogger(_ERROR_LOGGER)
         logger.addHandler(handler)
@@ -110,30 +112,34 @@ class Official:
 
 
 class _Hooks:
-    """The hooks of all groups of this process, and the calls that have not come back yet."""
+    """The hooks of all groups of this process, and the calls that have not come back yet.
+
+    They must be out before the interpreter goes. torch keeps groups that no script destroys until
+    the C++ runtime ends, and lets go of their hooks then, for which it takes the interpreter lock
+    that is no more: the process dies of SIGSEGV (PyTorch 2.14 to 2.15).
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._rows = _rows(watch)
-        self._groups: list[weakref.ref[Any]] = []
+        self._groups: list[tuple[weakref.ref[Any], str]] = []
         self._open: dict[int, tuple[int, int, Token, int]] = {}  # by thread
         self._calls = itertools.count(1)
 
-    def attach(self, group: Any) -> None:
+    def attach(self, group: Any, name: str) -> None:
         """Register both hooks with a group, in the thread that made it: its tables have no lock."""
         reference = weakref.ref(group)  # the hooks must not keep their group alive
         group.register_pre_hook(HOOK_ID, guarded_one(self._before(reference)))
         group.register_post_hook(HOOK_ID, guarded_one(self._after(id(group))))
-        self._groups = [known for known in self._groups if known() is not None] + [reference]
+        self._groups = [known for known in self._groups if _find(*known)] + [(reference, name)]
 
     def detach(self) -> None:
         """Take the hooks out of every group that still lives."""
-        for reference in self._groups:
-            group = reference()
+        while self._groups:
+            group = _find(*self._groups.pop())
             if group is not None:
                 group.unregister_pre_hook(HOOK_ID)
                 group.unregister_post_hook(HOOK_ID)
-        self._groups.clear()
 
     def failed(self) -> None:
         """Note that what this thread has called did not come back: it raised."""
@@ -195,6 +201,20 @@ class _Hooks:
                 cost(own_ns + _thread_cpu_ns() - began)
 
         return after
+
+
+def _find(reference: weakref.ref[Any], name: str) -> Any:
+    """Return a group; one that Python has let go of may live on in torch, by its name."""
+    import torch._C._distributed_c10d as module
+
+    c10d: Any = module
+    group = reference()
+    if group is None:
+        try:
+            group = c10d._resolve_process_group(name)
+        except (RuntimeError, ValueError, LookupError):
+            return None
+    return group
 
 
 class _Errors(logging.Handler):
