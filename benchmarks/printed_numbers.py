@@ -50,7 +50,7 @@ class Prints:
 NUMBER = r"(?P<loss>\d+\.\d+(?:e-?\d+)?)"
 PRINTS = {
     "nanogpt": Prints(rf"^iter (?P<count>\d+): loss {NUMBER}", done=1),
-    "mingpt": Prints(rf"\[RANK0\] Epoch 1 \| Iter (?P<count>\d+) \| Train Loss {NUMBER}", done=1),
+    "mingpt": Prints(rf"\[RANK\d\] Epoch 1 \| Iter (?P<count>\d+) \| Train Loss {NUMBER}", done=1),
     "tutorial": Prints(r"\[GPU0\] Epoch (?P<count>\d+) \| Batchsize: 32 \| Steps: 32", each=32),
     "tensor-parallel": Prints(r"Tensor Parallel iter (?P<count>\d+) completed", done=1),
     "trainer": Prints(rf"'loss': '?{NUMBER}.*'epoch'"),
@@ -59,7 +59,7 @@ PRINTS = {
     "batchnorm-4": Prints(rf"^epoch (?P<count>\d+) loss {NUMBER}", done=16, each=16),
     "accumulate": Prints(rf"^step (?P<count>\d+): {NUMBER}"),
     "many-buckets": Prints(rf"^(?P<count>\d+) {NUMBER}$"),
-    "accelerate": Prints(rf"^epoch (?P<count>\d+): {NUMBER}"),
+    "accelerate": Prints(rf"^epoch \d+: {NUMBER}"),
     "two-networks": Prints(rf"^\[(?P<count>\d+)\] rank 0 G {NUMBER}", done=1),
 }
 
@@ -134,16 +134,16 @@ def _loss(numbers: dict[str, Any], lines: list[Line]) -> list[str]:
 
 
 def _steps(server: Server, lines: list[Line]) -> list[str]:
-    """Compare number and time of the steps between the second line and the last but one."""
+    """Compare number and time of the steps between the first line and the last but one."""
     known = [(line.time_ms, line.step) for line in lines if line.step]
     if len(known) < 3:
         return []
-    (first_ms, first), (last_ms, last) = known[1], known[-2]
+    (first_ms, first), (last_ms, last) = known[0], known[-2]
     took = 0.0
     wrong = []
     for step in range(first + 1, last + 1):
         took += float(_cell(server, step)["step_ms"])
-    for time_ms, step in (known[1], known[-2]):
+    for time_ms, step in (known[0], known[-2]):
         began, follows = _cell(server, step), _cell(server, step + 1)
         until_ms = follows["time_ms"] + follows["step_ms"] + MAX_DELAY_MS
         if not began["time_ms"] <= time_ms <= until_ms:
