@@ -92,7 +92,10 @@ def test_the_newest_that_is_printed_is_the_headline(sender: Sender) -> None:
     assert headline(sender) == (2.8, "step 10, as the script prints it")
     sender.send(printed_at(3, "epoch 3 | loss: 2.75"), printed_at(4, "val loss 3.5"))
     assert headline(sender) == (2.75, "as the script prints it")
-    sender.send(printed_at(5, "iter 20: loss nan"))
+    both_ranks = [printed_at(5, f"[RANK{rank}] step 9 | Train Loss 2.{rank}") for rank in (4, 3)]
+    sender.send(*both_ranks)  # the launcher passes on both as its own
+    assert headline(sender) == (2.3, "step 9, as the script prints it")
+    sender.send(printed_at(6, "iter 20: loss nan"))
     assert headline(sender) == (None, "step 20, as the script prints it, not a finite number")
     logged = schema.Metrics(attempt=0, rank=0, time_ns=NOW, step=5, values={"logged_loss": 2.5})
     sender.send(logged)

@@ -194,7 +194,7 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
 
     Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
     better one tells which it is. The change must stand out of how blocks scatter. A step close to
-    an end is no line either, even where it is too close to be told from chance.
+    an end is no line either, even where it is too close to exceed chance.
     """
     size = policy.slowdown_block
     count = len(times) // size

@@ -60,7 +60,7 @@ def _failures(window: Window) -> list[Failure]:
         failure for ended in window.ended.values() if (failure := of_end(ended, errors)) is not None
     ]
     found = aborts_are_echoes(found, [of_error(error) for error in window.errors])
-    if misled := accused(window, "desync"):  # gloo ends whoever got what it did not expect
+    if misled := accused(window, "desync"):  # gloo ends the ranks that got another length
         found = [
             replace(one, role="cascade")
             if (is_abort(one) or is_segfault(one)) and one.rank not in misled

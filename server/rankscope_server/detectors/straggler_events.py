@@ -86,7 +86,7 @@ def lasts(table: StepTable, spell: Spell, policy: Policy) -> bool:
 
 
 def _num_known(table: StepTable, spell: Spell) -> int:
-    """Return how many steps of a spell say something: all but those whose waits nobody saw."""
+    """Return how many steps of a spell count: all but those whose waits were not recorded."""
     return int(np.sum(table.seen()[spell.columns]))
 
 
