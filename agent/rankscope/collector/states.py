@@ -13,7 +13,8 @@ from rankscope import schema
 MAX_GROUPS = 256  # in one RankState: the ones last used
 MAX_PEERS = 64  # of one group in one RankState
 _SENT, _SENT_ENDED, _RECEIVED, _RECEIVED_ENDED = range(4)  # places in the counts of a peer
-_PROBE, _BY_PROBE = schema.ISSUED_BY.index("probe"), schema.ENDED_BY.index("probe")
+_PROBE = schema.ISSUED_BY.index("probe")
+_BY_FUTURE = tuple(schema.ENDED_BY.index(name) for name in ("probe", "future"))
 _NOBODY = schema.ISSUED_BY.index("")
 _ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
 
@@ -30,7 +31,7 @@ class _Standing:
     reduce_op: int = 0
     root: int = -1
     is_seen: bool = True  # the last one, by a source
-    told: set[int] = field(default_factory=set)  # operations whose ends the probe tells
+    told: set[int] = field(default_factory=set)  # operations whose ends a future tells
     peers: dict[int, list[int]] = field(default_factory=dict)
     p2p_issued: int = 0  # highest sequence with any one peer
     p2p_has_end: bool = False
@@ -79,7 +80,8 @@ class GroupTracker:
         ended = slots["sequence"][slots["state"] >= schema.ENDED]
         if len(ended):
             standing.ended = max(standing.ended, int(ended.max()))
-        standing.told.update(slots["operation"][slots["ended_by"] == _BY_PROBE].tolist())
+        by_future = np.isin(slots["ended_by"], _BY_FUTURE)
+        standing.told.update(slots["operation"][by_future].tolist())
 
     @staticmethod
     def _count(standing: _Standing, slots: Any) -> None:
@@ -173,7 +175,7 @@ class GroupTracker:
         """Return the first collective that is open, by group.
 
         One that stays open while later ones end has ended all the same: nobody waited for it. Not
-        so where the probe tells the ends of such calls: gloo's threads end them in any order.
+        so where futures tell the ends of such calls: gloo's threads end them in any order.
         """
         if self._open is None or len(self._open) == 0:
             return {}
@@ -184,8 +186,10 @@ class GroupTracker:
             operation in group.told
             for group, operation in zip(groups, slots["operation"].tolist(), strict=True)
         ]
-        would_tell = np.array(is_told, bool) & (slots["issued_by"] == _PROBE)
-        would_tell &= (slots["flags"] & schema.FLAG_THINNED) == 0
+        would_tell = np.array(is_told, bool) & ((slots["flags"] & schema.FLAG_THINNED) == 0)
+        # the sources in Python ask for a future only where the caller itself does not wait
+        is_asked = (slots["flags"] & (schema.FLAG_ASYNC | schema.FLAG_BY_ENGINE)) != 0
+        would_tell &= is_asked | (slots["issued_by"] == _PROBE)
         slots = slots[is_last | would_tell]
         slots = slots[np.argsort(slots["sequence"], kind="stable")]
         distinct, first = np.unique(slots["group_id"], return_index=True)

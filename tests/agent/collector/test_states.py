@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rankscope import ring, schema
 from rankscope.collector.states import GroupTracker
@@ -52,20 +53,35 @@ def test_the_oldest_open_collective_is_told_with_all_it_is() -> None:
     assert group.open_ns == 1002 + 10**9
 
 
-def test_what_stays_open_while_later_ones_end_is_told_where_ends_are_seen() -> None:
+@pytest.mark.parametrize(
+    ("issued_by", "ended_by", "flags", "is_open"),
+    [
+        ("probe", "probe", 0, True),
+        ("kernel", "future", schema.FLAG_BY_ENGINE, True),
+        ("official hook", "future", schema.FLAG_ASYNC, True),
+        ("kernel", "future", 0, False),  # the caller waits for it, so no future was asked
+        ("kernel", "wait", schema.FLAG_ASYNC, False),  # this backend has no futures
+        ("probe", "probe", schema.FLAG_THINNED, False),
+        ("kernel", "future", schema.FLAG_ASYNC | schema.FLAG_THINNED, False),
+    ],
+)
+def test_what_stays_open_while_later_ones_end_is_told_where_ends_are_seen(
+    issued_by: str, ended_by: str, flags: int, is_open: bool
+) -> None:
     """gloo's two threads end operations in any order: a mismatched one hangs alone."""
-    probe = {"issued_by": number(schema.ISSUED_BY, "probe")}
-    told = {"state": schema.ENDED, "ended_by": number(schema.ENDED_BY, "probe")} | probe
+    source = {"issued_by": number(schema.ISSUED_BY, issued_by)}
+    told = {"state": schema.ENDED, "ended_by": number(schema.ENDED_BY, ended_by)} | source
     tracker = GroupTracker()
     rows = slots(
         {"sequence": 1} | told,
-        {"sequence": 2, "state": schema.RETURNED} | probe,
+        {"sequence": 2, "state": schema.RETURNED, "flags": flags} | source,
         {"sequence": 3} | told,
     )
     tracker.update(rows)
     tracker.set_open(rows)
     (group,) = states(tracker)
-    assert (group.issued, group.ended, group.open_sequence) == (3, 1, 2)
+    known = (3, 1, 2) if is_open else (3, 3, 0)
+    assert (group.issued, group.ended, group.open_sequence) == known
 
 
 def test_nothing_open_is_said_as_nothing() -> None:
