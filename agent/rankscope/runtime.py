@@ -27,6 +27,7 @@ from rankscope.hooks import Hook, HookSkipped, chosen, collectives
 from rankscope.hooks.collectives.last_calls import let_threads_through
 from rankscope.moments import GroupMade, Moments
 from rankscope.optimizer_cycle import OptimizerCycle
+from rankscope.origins import leave_out_of_warnings
 from rankscope.recorder import Recorder
 from rankscope.redaction import clean
 from rankscope.settings import Settings
@@ -175,6 +176,7 @@ class Agent:
             else:
                 self._kept_patches.add((owner, name))
 
+        leave_out_of_warnings(replacement)
         setattr(owner, name, replacement)
         self.undo.append(restore)
 

@@ -120,6 +120,15 @@ def test_logs_warnings_and_exceptions(tmp_path: Path) -> None:
     assert rank.ended == ring.EXCEPTION
 
 
+def test_a_warning_names_whom_it_names_without_us(tmp_path: Path) -> None:
+    plain, attached = (
+        recorded.run(tmp_path / said, "warns.py", RANKSCOPE=said).stdout for said in ("0", "1")
+    )
+    assert attached == plain
+    assert plain.count("warns.py:") >= 4
+    assert recorded.read(tmp_path / "1")[0].ended == ring.CLEAN
+
+
 def test_floods_and_what_cannot_be_said(tmp_path: Path) -> None:
     more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     done = recorded.run(tmp_path, "floods.py", **more)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope.guard import guarded
+from rankscope.origins import leave_out_of_warnings
 from rankscope.steps import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock
 
 if TYPE_CHECKING:
@@ -126,4 +127,5 @@ def _timed(clock: StepClock, closure: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             enter(OPTIMIZER)
 
+    leave_out_of_warnings(timed_closure)
     return timed_closure
