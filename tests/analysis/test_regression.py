@@ -139,8 +139,21 @@ def test_a_sudden_change_has_a_step(seed: int, rise: float) -> None:
     found = slowdown_of(STEPS, times, POLICY)
     assert found is not None
     assert not found.is_gradual
-    assert abs(found.step - onset) <= 40
+    assert abs(found.step - (onset + 1)) <= (2 if rise >= 0.1 else 8)
     assert found.rise == pytest.approx(rise, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_step_of_a_change_does_not_move_as_steps_come(seed: int) -> None:
+    """Blocks are counted from the newest step: where they divide moves, the change does not."""
+    times = times_of(seed, noise=0.05)
+    times[600 + 13 * seed :] *= 1.5
+    seen = {
+        found.step
+        for count in range(800, 900, 7)
+        if (found := slowdown_of(STEPS[:count], times[:count], POLICY)) is not None
+    }
+    assert seen == {601 + 13 * seed}
 
 
 def test_flat_runs_are_silent() -> None:

@@ -200,8 +200,9 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     count = len(times) // size
     if count < 2 * policy.slowdown_side_blocks:
         return None
-    kept = times[len(times) - count * size :].reshape(count, size)
-    first_steps = steps[len(steps) - count * size :: size]
+    skipped_steps = len(times) - count * size
+    kept = times[skipped_steps:].reshape(count, size)
+    first_steps = steps[skipped_steps::size]
     blocks = np.log(np.median(kept, axis=1))
     side = policy.slowdown_side_blocks
     at, step_error = _best_split(blocks, _LEAST_BLOCKS_BEFORE, side)
@@ -228,10 +229,22 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
         return Slowdown(
             int(first_steps[0]), float(np.expm1(size_ln)), low, high, True, strength, seconds
         )
+    turn = _turning_step(np.log(times), skipped_steps + at * size, size, before, after)
     return Slowdown(
-        int(first_steps[at]), float(np.expm1(size_ln)), float(np.exp(before)),
-        float(np.exp(after)), False, strength, float(kept[at:].sum()) / 1e3,
+        int(steps[turn]), float(np.expm1(size_ln)), float(np.exp(before)),
+        float(np.exp(after)), False, strength, float(times[turn:].sum()) / 1e3,
     )  # fmt: skip
+
+
+def _turning_step(logs: Array, near: int, reach: int, before: float, after: float) -> int:
+    """Return the place within `reach` of `near` from which on times lie at `after`.
+
+    Blocks end with the newest step, so where they divide moves with each step; this does not.
+    """
+    first, stop = max(0, near - reach), min(len(logs) - 1, near + reach)
+    part = logs[first:stop]
+    worse = np.abs(part - before) - np.abs(part - after)  # of counting a step as before
+    return first + int(np.argmin(np.concatenate([[0.0], np.cumsum(worse)])))
 
 
 def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
