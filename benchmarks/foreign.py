@@ -5,12 +5,12 @@
 
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
 rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `data`, a sleep
-before each batch of one rank's loader, `thread`, a second thread that computes in Python, and
-`pinned`, a rank that may use but one processor, on which two others compute. A run with a fault
-ends a while after it was named. Resumes where it was stopped; results are in
-benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a fault for which no rank
-or another kind is named, and "Healthy" over it. Exit code 1 if less than 95 % are right, a healthy
-rank is accused, or "healthy" is said over a loss.
+before each batch of one rank's loader, `item`, one wherever its script calls .item(), `thread`, a
+second thread that computes in Python, and `pinned`, a rank that may use but one processor, on which
+two others compute. A run with a fault ends a while after it was named. Resumes where it was
+stopped; results are in benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a
+fault for which no rank or another kind is named, and "Healthy" over it. Exit code 1 if less than
+95 % are right, a healthy rank is accused, or "healthy" is said over a loss.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.foreign.programs import Program  # noqa: E402
 KEYS = ("program", "source", "fault", "seed")
 FAULTS = ("none", "sleep", "stopped")
 KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",),
-         "thread": ("busy_thread",), "pinned": ("cpu_pinning",)}  # fmt: skip
+         "thread": ("busy_thread",), "pinned": ("cpu_pinning",), "item": ("own_code",)}  # fmt: skip
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
 OTHER = "another kind"
 RIGHT_SHARE = 0.95
@@ -78,7 +78,7 @@ def _run(
             "FOREIGN_S": str(slow_s),
             "FOREIGN_PLACE": fault,
         }
-        if fault in ("sleep", "data", "thread")
+        if fault in ("sleep", "data", "item", "thread")
         else {}
     )
     with (folder / "output").open("wb") as output:

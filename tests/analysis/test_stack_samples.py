@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankscope.schema import Stacks
 from rankscope_server.detectors.stack_samples import StackSample, difference
 
@@ -60,3 +62,43 @@ def test_nothing_is_said_without_a_difference_or_with_few_or_old_stacks() -> Non
     assert difference({2: stacks(2, slow), 0: stacks(0, calm)}, 2, [0], 3.0) is None
     assert difference({2: stacks(2, slow, 3), 0: stacks(0, calm, 3)}, 2, [0], 3.0) is not None
     assert difference({2: stacks(2, ["rubbish\0"] * 6), 0: stacks(0, [""] * 6)}, 2, [0], 0) is None
+
+
+def test_lines_of_one_function_where_the_whole_script_is_one() -> None:
+    """What prints or calls .item() in a main loop is in the function that all ranks are in."""
+    loop = '  File "/usr/lib/python3.12/logging/__init__.py", line 1113 in emit\n' * 2
+    loop += '  File "/job/train.py", line {line} in main'
+    mine = [loop.format(line=64)] * 5 + [loop.format(line=60)]
+    theirs = [loop.format(line=60)] * 6
+    found = difference({2: stacks(2, mine), 0: stacks(0, theirs)}, 2, [0], 0.0)
+    assert found is not None
+    assert found[1].text(2, 0) == (
+        "In 5 of 6 stacks rank 2 is at this line of main (train.py:64), rank 0 in 0 of 6"
+    )
+    assert found[1].is_outside
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_outside"),
+    [
+        ("torch/nn/modules/linear.py", False),
+        ("torch/optim/adam.py", False),
+        ("torch/distributed/distributed_c10d.py", False),
+        ("torch/utils/data/dataloader.py", False),
+        ("torch/_tensor_str.py", True),  # prints a tensor
+        ("torch/utils/_contextlib.py", True),  # @torch.no_grad()
+        ("torch/distributed/elastic/multiprocessing/errors/__init__.py", True),  # @record
+        ("torch/multiprocessing/spawn.py", True),
+    ],
+)
+def test_whether_torch_works_in_the_thread_that_is_apart(frame: str, is_outside: bool) -> None:
+    beside = (
+        'Thread 0x1 (most recent call first):\n  File "/v/torch/nn/x.py", line 1 in forward\n\n'
+    )
+    text = (
+        beside + 'Current thread 0x2 (most recent call first):\n  File "/job/a.py", line 3 in log'
+    )
+    text += f'\n  File "/v/lib/python3.11/site-packages/{frame}", line 9 in inner'
+    found = difference({2: stacks(2, [text] * 4), 0: stacks(0, [WAITS] * 4)}, 2, [0], 0.0)
+    assert found is not None
+    assert (found[1].function, found[1].is_outside) == ("log", is_outside)

@@ -31,6 +31,7 @@ def job(seed: int, slow: int, onset: int, extra_ms: float, phase: str) -> Timeli
             Act("issue", 3.0, "backward"),
             Act("wait", phase="backward"),
             Act("compute", 2.0, "optimizer"),
+            Act("compute", 1.0 + late * (phase == "other"), "other"),
         ]
 
     return Timeline(RANKS, STEPS, program, {"world": tuple(range(RANKS))}).run()
@@ -182,6 +183,75 @@ def test_a_rank_without_a_processor_by_switches_where_nothing_better_is_known() 
 
     assert the_straggler(run.items(extra=switched), slow).kind == "host_contention"
     assert the_straggler(run.items(extra=busy), slow).kind == "slow_compute"
+
+
+MODULE = (
+    '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 134 in forward\n'
+)
+
+
+def sampled(rank: int, line: int, inside: str = "") -> list[Item]:
+    """Return stacks of a rank that is at one line of its script, in its last steps."""
+    times = [START_NS + int((15_000 + 500 * number) * MS) for number in range(6)]
+    text = f'{inside}  File "/job/train.py", line {line} in main'
+    return [
+        (time_ns, schema.Stacks(attempt=0, rank=rank, time_ns=time_ns, text=text))
+        for time_ns in times
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "line", "inside", "cpu_share", "kind"),
+    [
+        ("other", 64, "", 0.0, "own_code"),
+        ("other", 64, "", 1.0, "own_code"),  # it computes, but not what all do
+        ("forward", 64, "", 0.0, "own_code"),  # it waits for a device, a pipe, a lock
+        ("forward", 64, "", 1.0, "slow_compute"),  # a model without modules, slower, is like that
+        ("forward", 64, MODULE, 0.0, "slow_compute"),  # the line of the model is evidence alone
+        ("other", 60, "", 0.0, "slow_compute"),  # where the others are too
+    ],
+)
+def test_code_that_only_one_rank_runs(
+    phase: str, line: int, inside: str, cpu_share: float, kind: str
+) -> None:
+    slow, onset, extra_ms = draw(17)
+    run = job(17, slow, onset, extra_ms, phase)
+
+    def times(rank: int, step: int) -> dict[str, int]:
+        more = cpu_share * extra_ms * (rank == slow and step >= onset)
+        return {"cpu_ns": int((80 + more) * MS)}
+
+    stacks = [*sampled(slow, line, inside), *sampled(0 if slow else 1, 60)]
+    finding = the_straggler([*run.items(extra=times), *stacks], slow)
+    assert finding.kind == kind
+    is_apart = line == 64
+    assert ("main (train.py:64)" in finding.next) == is_apart
+    assert any("train.py:64" in one.text for one in finding.evidence) == is_apart
+
+
+@pytest.mark.parametrize(("cpu_share", "kind"), [(1.0, "slow_compute"), (0.0, "own_code")])
+def test_a_script_without_phases_that_computes_is_not_called_different(
+    cpu_share: float, kind: str
+) -> None:
+    """Where most of the work of all is outside of any phase, other code is no evidence."""
+    slow, onset, extra_ms = draw(18)
+    noise = noisy(18, RANKS, STEPS, 0.05)
+
+    def program(rank: int, step: int) -> list[Act]:
+        late = extra_ms if rank == slow and step >= onset else 0.0
+        return [
+            Act("compute", 90 * noise[rank, step] + late, "other"),
+            Act("issue", 3.0, "other"),
+            Act("wait", phase="other"),
+        ]
+
+    def times(rank: int, step: int) -> dict[str, int]:
+        more = cpu_share * extra_ms * (rank == slow and step >= onset)
+        return {"cpu_ns": int((80 + more) * MS)}
+
+    run = Timeline(RANKS, STEPS, program, {"world": tuple(range(RANKS))}).run()
+    stacks = [*sampled(slow, 64), *sampled(0 if slow else 1, 60)]
+    assert the_straggler([*run.items(extra=times), *stacks], slow).kind == kind
 
 
 @pytest.mark.parametrize("phase", ["forward", "data"])

@@ -1,7 +1,8 @@
 """Where a slow rank is again and again while a healthy one is not, by stacks of both.
 
 The server asks for some stacks of a suspect and of a rank that waits for it (`ask_of_the_slow`).
-faulthandler and py-spy write them; the functions that only the suspect is in say what it does.
+faulthandler and py-spy write them; the functions that only the suspect is in say what it does, or,
+where all its work is in one function, the lines.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ _FRAMES = (
     re.compile(r"^\s+(?P<name>\S+) \((?P<file>[^():]+):(?P<line>\d+)\)", re.MULTILINE),  # py-spy
 )
 # what is inside is the library's; who called it is the script's
-_OF_LIBRARIES = ("/torch/", "/rankscope/", "/threading.py", "<frozen", "/site-packages/")
+_OF_LIBRARIES = ("/torch/", "/rankscope/", "<frozen", "/lib/python3", "/site-packages/")
+# a thread with such a frame computes the model, waits for a batch or for other ranks
+_COMPUTES = re.compile(
+    r"/torch/(nn|autograd|optim|utils/data|_dynamo|_inductor|_functorch|distributed(?!/(elastic|run)))"
+    r"[/.]|/torch/_tensor\.py.* in backward$|\bbackward \(\S*/torch/_tensor\.py",
+    re.MULTILINE,
+)
+_THREAD = re.compile(r"^(?=(?:Current )?[Tt]hread )", re.MULTILINE)
+_Place = tuple[str, str, int]  # file, function, line; 0: any line of the function
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +39,22 @@ class StackSample:
 
     time_ns: int
     functions: Mapping[tuple[str, str], int]
+    outside: frozenset[tuple[str, str]]  # those in which a thread is while torch does no work in it
 
     @classmethod
     def of(cls, stacks: Stacks) -> StackSample:
         """Read the text of a dump, once: it may be long."""
-        return cls(stacks.time_ns, _functions(stacks.text))
+        threads = [(_functions(text), text) for text in _THREAD.split(stacks.text)]
+        functions: dict[tuple[str, str], int] = {}
+        for found, _ in threads:
+            functions |= {key: line for key, line in found.items() if key not in functions}
+        outside = {one for found, text in threads if not _COMPUTES.search(text) for one in found}
+        return cls(stacks.time_ns, functions, frozenset(outside))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A function that one rank is in and the other is not; counts are stacks."""
+    """A function or line that one rank is in and the other is not; counts are stacks."""
 
     function: str
     file: str
@@ -48,13 +63,20 @@ class Difference:
     num_mine: int
     theirs: int
     num_theirs: int
+    is_line: bool  # both are in the function, on different lines
+    is_outside: bool  # mostly, torch does no work in it: neither the model's nor a collective's
+
+    @property
+    def where(self) -> str:
+        """Return the function with its file and line."""
+        return f"{self.function} ({PurePath(self.file).name}:{self.line})"
 
     def text(self, rank: int, other: int) -> str:
         """Return it as a sentence."""
         return (
-            f"In {self.mine} of {self.num_mine} stacks rank {rank} is in {self.function} "
-            f"({PurePath(self.file).name}:{self.line}), rank {other} in {self.theirs} of "
-            f"{self.num_theirs}"
+            f"In {self.mine} of {self.num_mine} stacks rank {rank} is "
+            f"{'at this line of' if self.is_line else 'in'} {self.where}, rank {other} in "
+            f"{self.theirs} of {self.num_theirs}"
         )
 
 
@@ -63,46 +85,56 @@ def difference(
 ) -> tuple[int, Difference] | None:
     """Return the other rank that was sampled, and the innermost function that tells them apart.
 
-    None where there are too few stacks, or none of the script's functions does.
+    The innermost line where no function does. None where there are too few stacks, or neither does.
     """
     mine = _since(samples, rank, since_ns)
     for other in others:
         theirs = _since(samples, other, since_ns)
         if len(mine) >= LEAST and len(theirs) >= LEAST:
-            found = _differing(mine, theirs)
+            found = _differing(mine, theirs, by_line=False)
+            found = found or _differing(mine, theirs, by_line=True)
             return None if found is None else (other, found)
     return None
 
 
 def _since(
     samples: Mapping[int, Sequence[StackSample]], rank: int, since_ns: float
-) -> list[Mapping[tuple[str, str], int]]:
-    return [sample.functions for sample in samples.get(rank, ()) if sample.time_ns >= since_ns]
+) -> list[StackSample]:
+    return [sample for sample in samples.get(rank, ()) if sample.time_ns >= since_ns]
 
 
 def _differing(
-    own: Sequence[Mapping[tuple[str, str], int]], other: Sequence[Mapping[tuple[str, str], int]]
+    own: Sequence[StackSample], other: Sequence[StackSample], *, by_line: bool
 ) -> Difference | None:
-    seen, elsewhere = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    depth, lines = Counter[tuple[str, str]](), Counter[tuple[str, str, int]]()
-    for functions in own:
-        for place, (key, line) in enumerate(functions.items()):
-            seen[key] += 1
-            depth[key] += place
-            lines[*key, line] += 1
-    for functions in other:
-        elsewhere.update(functions.keys())
+    seen, elsewhere, depth = Counter[_Place](), Counter[_Place](), Counter[_Place]()
+    for sample in own:
+        for inwards, place in enumerate(_places(sample, by_line=by_line)):
+            seen[place] += 1
+            depth[place] += inwards
+    for sample in other:
+        elsewhere.update(_places(sample, by_line=by_line))
     apart = [
-        key
-        for key, count in seen.items()
-        if count / len(own) - elsewhere[key] / len(other) >= LEAST_DIFFERENCE
+        place
+        for place, count in seen.items()
+        if count / len(own) - elsewhere[place] / len(other) >= LEAST_DIFFERENCE
     ]
     if not apart:
         return None
-    file, name = min(apart, key=lambda key: (depth[key] / seen[key], key))
-    line = max((one for one in lines if one[:2] == (file, name)), key=lambda one: lines[one])[2]
-    key = (file, name)
-    return Difference(name, file, line, seen[key], len(own), elsewhere[key], len(other))
+    place = min(apart, key=lambda place: (depth[place] / seen[place], place))
+    file, name, line = place
+    there = [sample for sample in own if place in _places(sample, by_line=by_line)]
+    if not by_line:
+        ((line, _),) = Counter(sample.functions[file, name] for sample in there).most_common(1)
+    outside = sum((file, name) in sample.outside for sample in there)
+    return Difference(
+        name, file, line, seen[place], len(own), elsewhere[place], len(other), by_line,
+        2 * outside > len(there),
+    )  # fmt: skip
+
+
+def _places(sample: StackSample, *, by_line: bool) -> list[_Place]:
+    """Return the functions of a stack, innermost first, or the lines in them."""
+    return [(*function, line if by_line else 0) for function, line in sample.functions.items()]
 
 
 def _functions(text: str) -> dict[tuple[str, str], int]:

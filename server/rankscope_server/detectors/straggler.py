@@ -16,6 +16,7 @@ from rankscope_server.detectors.gaps import without_calls
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.short_recording import slow_in_all
 from rankscope_server.detectors.spells import Spell, find_spells, turning_point
+from rankscope_server.detectors.stack_samples import Difference, difference
 from rankscope_server.detectors.step_table import StepTable
 from rankscope_server.detectors.straggler_cost import (
     Cost,
@@ -57,6 +58,7 @@ class Straggler:
         "page_cache",
         "cpu_pinning",
         "busy_thread",
+        "own_code",
         "sequence_imbalance",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
@@ -282,13 +284,23 @@ def _explained(window: Window, found: Deviation, case: Case) -> Case:
         columns=case.columns,
         peers=tuple(peers) if case.has_peers else (),
         healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
-        excess_ms=case.excess.total_ms,
+        excess=case.excess,
         ratio=case.ratio,
         is_data=case.kind == "slow_data",
+        apart=_apart(window, case),
     )
     cause = cause_of(window, suspect)
     is_fault = cause is None or cause.kind != MORE_WORK
-    return replace(case, cause=cause, severity=case.severity if is_fault else "info")
+    severity = case.severity if is_fault else "info"
+    return replace(case, cause=cause, severity=severity, apart=suspect.apart)
+
+
+def _apart(window: Window, case: Case) -> tuple[int, Difference] | None:
+    """Return where its worst rank is and one that is not slow is not, by stacks of both."""
+    slow = {*case.ranks, *case.company}
+    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
+    others = [rank for rank in window.steps.ranks if rank not in slow]
+    return difference(window.stack_samples, case.worst_rank, others, onset_ns)
 
 
 def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:

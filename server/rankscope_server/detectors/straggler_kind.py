@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.gpu_words import THROTTLE_SLOWDOWNS, throttle_words
+from rankscope_server.detectors.stack_samples import Difference
+from rankscope_server.detectors.straggler_cost import Excess
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
 
@@ -39,14 +41,20 @@ class Suspect:
     columns: slice
     peers: tuple[int, ...]  # rows; none: compared with its own steps before
     healthy: Array  # columns before
-    excess_ms: float  # of own work per step
+    excess: Excess
     ratio: float  # own work / reference
     is_data: bool
+    apart: tuple[int, Difference] | None = None  # where it is and another rank is not, by stacks
+
+    @property
+    def excess_ms(self) -> float:
+        """Return its excess of own work per step."""
+        return self.excess.total_ms
 
 
 def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
-    compute = (_more_work, _garbage, _thermal, _contention, _busy_thread)
+    compute = (_more_work, _garbage, _thermal, _contention, _busy_thread, _own_code)
     for find in (_page_cache, _busy_thread) if suspect.is_data else compute:
         cause = find(window, suspect)
         if cause is not None:
@@ -136,6 +144,33 @@ def _thermal(window: Window, suspect: Suspect) -> Cause | None:
         f"Look at the cooling and the power of the GPU of rank {suspect.rank}; if the clock stays "
         "low, run the job without it",
         "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER",
+    )
+
+
+def _own_code(window: Window, suspect: Suspect) -> Cause | None:
+    """Its script is where a healthy rank is not, outside of what all ranks compute.
+
+    Work that is the same and slower looks like that too where it is no module's: then its CPU time
+    rises with it, and nothing is said.
+    """
+    if suspect.apart is None or not suspect.apart[1].is_outside:
+        return None
+    share, excess = window.policy.min_explained_share, suspect.excess
+    begin, end = _times(window, suspect.row, suspect.columns)
+    computes_here = window.samples.gpu(suspect.rank, begin, end) is None
+    more_cpu_ms = (excess.cpu_ms or 0.0) - (excess.cpu_reference_ms or 0.0)
+    is_busy = computes_here and more_cpu_ms >= (1.0 - share) * excess.total_ms
+    is_other = excess.by_phase["other"] >= share * excess.total_ms
+    if is_busy and not (is_other and excess.phase_reference_ms["other"] < excess.reference_ms / 2):
+        return None
+    other, found = suspect.apart
+    text = found.text(suspect.rank, other)
+    return Cause(
+        "own_code",
+        f"the excess is in its script, outside of torch: {text[0].lower()}{text[1:]}",
+        f"Look at {found.where}: what one rank prints, logs, saves, evaluates or reads by .item() "
+        "in each step holds up all others. Do it less often, in another thread or process, or "
+        "share it among the ranks",
     )
 
 

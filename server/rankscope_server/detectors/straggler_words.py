@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.spells import Spell
-from rankscope_server.detectors.stack_samples import difference
+from rankscope_server.detectors.stack_samples import Difference
 from rankscope_server.detectors.straggler_cost import Cost, Excess
 from rankscope_server.detectors.straggler_kind import Cause
 from rankscope_server.detectors.window import Window
@@ -50,6 +50,7 @@ class Case:
     share: float = 1.0  # its part of what it and its company cost together
     cost_text: str = ""  # how the cost was found
     cause: Cause | None = None  # what a second signal proves
+    apart: tuple[int, Difference] | None = None  # where a healthy rank is not, by stacks of both
 
 
 def finding_of(window: Window, case: Case) -> Finding:
@@ -184,9 +185,10 @@ def _next(window: Window, case: Case) -> str:
             f"Look at what rank {case.worst_rank} reads on {host}: the disk or mount, the number "
             "of loader workers, one slow file or shard"
         )
+    code = f"{case.apart[1].where}, where its time goes, and at " if case.apart else ""
     return (
-        f"Look at {host} while it runs: clocks and throttling, other processes on the cores or "
-        f"the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
+        f"Look at {code}{host} while it runs: clocks and throttling, other processes on the cores "
+        f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
     )
 
 
@@ -208,12 +210,9 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
         )
         for rank in case.ranks[:4]
     ]
-    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
     rank = case.worst_rank
-    others = [other for other in window.steps.ranks if other not in {*case.ranks, *case.company}]
-    apart = difference(window.stack_samples, rank, others, onset_ns)
-    if apart is not None:
-        other, found = apart
+    if case.apart is not None:
+        other, found = case.apart
         facts.append(Evidence(found.text(rank, other), window.link(rank)))
     facts += [
         Evidence(

@@ -1,7 +1,8 @@
 """A fault from outside: found on PYTHONPATH, it makes one rank sleep after a while.
 
-In each pass forward of the outermost module, or (FOREIGN_PLACE=data) in each batch of a loader;
-with FOREIGN_PLACE=thread a second thread of that rank computes in Python from then on.
+In each pass forward of the outermost module, or (FOREIGN_PLACE=data) in each batch of a loader, or
+(item) wherever its script reads a number by .item(), as one that must wait for its device; with
+FOREIGN_PLACE=thread a second thread of that rank computes in Python from then on.
 """
 
 import os
@@ -26,7 +27,7 @@ class _AfterImport:
                 _slow_batches(made._BaseDataLoaderIter)
         elif hasattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel"):
             sys.meta_path.remove(self)
-            _burn_beside() if _PLACE == "thread" else _slow_passes()
+            {"thread": _burn_beside, "item": _slow_items}.get(_PLACE, _slow_passes)()
 
 
 def _beside():  # type: ignore[no-untyped-def]
@@ -59,6 +60,19 @@ def _slow_batches(loader):  # type: ignore[no-untyped-def]
         return original(self)
 
     loader.__next__ = following
+
+
+def _slow_items():  # type: ignore[no-untyped-def]
+    tensor = sys.modules["torch"].Tensor
+    original = tensor.item
+
+    def item(self):  # type: ignore[no-untyped-def]
+        is_of_torch = "/torch/" in sys._getframe(1).f_code.co_filename
+        if not is_of_torch and _is_late():
+            time.sleep(float(_SLEEP_S))
+        return original(self)
+
+    tensor.item = item
 
 
 def _slow_passes():  # type: ignore[no-untyped-def]
