@@ -363,3 +363,37 @@ def test_a_counter_that_began_anew_proves_nothing() -> None:
     assert table.run_delay_ratio(0, 0, 10**10) is None
     assert table.run_delay_ratio(0, 0, 2 * 10**9) == pytest.approx(1e-4)
     assert table.run_delay_ratio(1, 0, 10**10) is None
+
+
+@pytest.mark.parametrize(
+    ("burn_ms", "delay", "lead"),
+    [
+        (30.0, 0.0, "Look first at what the other threads of rank 3 do since step"),
+        (0.0, 0.25, "had no processor: see what else runs on node-0 since step"),
+        (0.0, 0.0, "Look at what all ranks share and changed at step"),
+    ],
+)
+def test_what_changed_when_all_ranks_became_slower(burn_ms: float, delay: float, lead: str) -> None:
+    """One rank's thread, or another job, takes processors that all ranks of a host share."""
+    noise, slow_ms, onset = noisy(23, RANKS, 2 * STEPS, 0.02), 30.0, STEPS
+
+    def program(rank: int, step: int) -> list[Act]:
+        return [
+            Act("compute", 90 * noise[rank, step] + slow_ms * (step >= onset), "forward"),
+            Act("issue", 3.0, "backward"),
+            Act("wait", phase="backward"),
+        ]
+
+    def times(rank: int, step: int) -> dict[str, int]:
+        more = burn_ms * (rank == 3 and step >= onset)
+        return {"cpu_ns": 90 * MS, "process_cpu_ns": int((110 + more) * MS)}
+
+    run = Timeline(RANKS, 2 * STEPS, program, {"world": tuple(range(RANKS))}).run()
+    onset_ms = run.ranks[0].steps[onset - 1]["started"]
+    held = process_samples(run, lambda rank, ms: delay * (ms >= onset_ms) + 0.02)
+    look = look_at([*run.items(extra=times), *held])
+    (found,) = [f for f in look.findings if f.kind == "slowdown"]
+    assert found.onset_step == onset
+    assert lead in found.next
+    assert not found.ranks  # a lead, not an accusation
+    assert not [f for f in look.findings if f.detector == "straggler" and f.severity != "info"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.finding import Evidence, Finding
+from rankscope_server.detectors.slowdown_signals import Lead, lead_of
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import cut, ms_text, percent_text
 
@@ -73,6 +74,7 @@ def slowdown_finding(window: Window, change: Slowdown) -> Finding:
     alone = len(window.steps.row_of) < 2
     absent = "; per-rank data absent" if alone else ""
     how = "gradually, not at one step" if change.is_gradual else f"at step {change.step:,}"
+    lead = Lead() if change.is_gradual else lead_of(window, change)
     return Finding(
         key=f"{window.attempt}/regression/within",
         detector="regression",
@@ -88,12 +90,13 @@ def slowdown_finding(window: Window, change: Slowdown) -> Finding:
         f"{ms_text(change.after_ms)}, {change.strength:.0f} times their scatter{absent}",
         next="Look at what all ranks share: storage, network, room temperature; and at what grows "
         "with the steps: logs, caches, validation" if change.is_gradual
-        else f"Look at what all ranks share and changed at step {change.step:,}: storage, network, "
-        "other jobs",
+        else lead.next or f"Look at what all ranks share and changed at step {change.step:,}: "
+        "storage, network, other jobs",
+        next_command=lead.command,
         confidence=0.8 if severity != "info" else 0.5,
         confidence_text="medium: the step time alone, without a rank or phase to blame"
         if severity != "info" else "low: it stands little above how the time scatters",
-        evidence=(Evidence(f"Step {change.step:,}: from here on"),),
+        evidence=(Evidence(f"Step {change.step:,}: from here on"), *lead.evidence),
         would_be_wrong_if="Batches became larger or sequences longer there",
         policy_hash=policy.hash,
     )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What changed in single ranks when the whole job became slower: a lead where no rank is to blame.
+
+Ranks that share processors slow each other, so that all of them are slower and none stands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope_server.detectors.finding import Evidence
+from rankscope_server.detectors.window import Window
+from rankscope_server.detectors.words import capital, ms_text, percent_text, ranks_text
+
+if TYPE_CHECKING:
+    from rankscope_server.detectors.regression import Slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What changed with it, and where to look therefore."""
+
+    evidence: tuple[Evidence, ...] = ()
+    next: str = ""
+    command: str = ""
+
+
+def lead_of(window: Window, change: Slowdown) -> Lead:
+    """Return which ranks' other threads, or lack of a processor, are most of the rise."""
+    more_ms = (change.after_ms - change.before_ms) * window.policy.min_explained_share
+    busy = _busier(window, change.step, more_ms)
+    held = _held(window, change, more_ms)
+    evidence = [
+        Evidence(
+            f"Other threads of rank {rank} take {ms_text(after)} of processor time a step since "
+            f"then, {ms_text(before)} before", window.link(rank, change.step)
+        )
+        for rank, (before, after) in busy.items()
+    ]  # fmt: skip
+    evidence += [
+        Evidence(
+            f"Rank {rank} was ready to run and had no processor for {percent_text(after)} of the "
+            f"time since then, {percent_text(before)} before"
+        )
+        for rank, (before, after) in held.items()
+    ]
+    if busy:
+        rank = max(busy, key=lambda rank: busy[rank][1] - busy[rank][0])
+        known = window.ranks.get(rank)
+        return Lead(
+            tuple(evidence),
+            f"Look first at what the other threads of {ranks_text(sorted(busy))} do since step "
+            f"{change.step:,}: they take the processor, or Python's interpreter lock",
+            f"py-spy dump --pid {known.pid}" if known and known.pid else "",
+        )
+    if held:
+        hosts = window.hosts(tuple(held))
+        return Lead(
+            tuple(evidence),
+            f"{capital(ranks_text(sorted(held)))} had no processor: see what else runs on "
+            f"{', '.join(hosts) or 'their hosts'} since step {change.step:,}",
+            "ps -eo pid,psr,ni,pcpu,comm --sort=-pcpu | head -20",
+        )
+    return Lead()
+
+
+def _busier(window: Window, step: int, more_ms: float) -> dict[int, tuple[float, float]]:
+    """Return ranks whose other threads take so much more a step: ms of CPU before and after."""
+    table = window.steps
+    others = table.get("process_cpu") - table.get("cpu")
+    usual = ~table.special() & table.seen()
+    found = {}
+    for rank, row in table.row_of.items():
+        before = others[row, usual & (table.steps < step)]
+        after = others[row, usual & (table.steps >= step)]
+        if np.isnan(before).all() or np.isnan(after).all():
+            continue
+        pair = (max(float(np.nanmedian(before)), 0.0), float(np.nanmedian(after)))
+        if pair[1] - pair[0] >= more_ms:
+            found[rank] = pair
+    return found
+
+
+def _held(window: Window, change: Slowdown, more_ms: float) -> dict[int, tuple[float, float]]:
+    """Return ranks that wait so much more for a processor: share of the time before and after."""
+    steps = window.steps.steps
+    first_ms, last_ms = window.time_ms(int(steps[0])), window.time_ms(int(steps[-1]))
+    turn_ms = window.time_ms(change.step)
+    if first_ms is None or turn_ms is None or last_ms is None:
+        return {}
+    found = {}
+    for rank in window.steps.row_of:
+        before = window.samples.run_delay_ratio(rank, first_ms * 1e6, turn_ms * 1e6)
+        after = window.samples.run_delay_ratio(rank, turn_ms * 1e6, last_ms * 1e6)
+        if before is None or after is None:
+            continue
+        if after * change.after_ms - before * change.before_ms >= more_ms:
+            found[rank] = (before, after)
+    return found
