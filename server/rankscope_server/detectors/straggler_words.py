@@ -257,6 +257,8 @@ def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
 
 
 def _wrong_if(case: Case) -> str:
+    if case.cause is not None and case.cause.kind == "own_code":
+        return "It waits there for what is slow: its device (.item()), a disk, a pipe that is full"
     if case.kind == "slow_data":
         return "The rank is meant to read more or larger samples than the others"
     if case.has_peers:
