@@ -44,8 +44,10 @@ from tests.foreign.programs import Program  # noqa: E402
 
 KEYS = ("program", "source", "fault", "seed")
 FAULTS = ("none", "sleep", "stopped")
-KINDS = {"sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",),
-         "thread": ("busy_thread",), "pinned": ("cpu_pinning",), "item": ("own_code",)}  # fmt: skip
+KINDS = {
+    "sleep": ("slow_compute",), "stopped": ("stopped_process",), "data": ("slow_data",),
+    "item": ("slow_compute",), "thread": ("busy_thread",), "pinned": ("cpu_pinning",),
+}  # fmt: skip
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
 OTHER = "another kind"
 RIGHT_SHARE = 0.95

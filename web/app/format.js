@@ -170,7 +170,6 @@ const KINDS = {
   page_cache: 'Straggler: data not in memory',
   cpu_pinning: 'Straggler: too few processors',
   busy_thread: 'Straggler: another thread holds it up',
-  own_code: 'Straggler: code that only it runs',
   sequence_imbalance: 'More tokens than its peers',
   stopped_process: 'A process is stopped',
   hang: 'Hang',

@@ -58,7 +58,6 @@ class Straggler:
         "page_cache",
         "cpu_pinning",
         "busy_thread",
-        "own_code",
         "sequence_imbalance",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})

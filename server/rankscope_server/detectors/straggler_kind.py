@@ -26,10 +26,11 @@ MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than inf
 class Cause:
     """A kind with its proof, and what to do."""
 
-    kind: str
+    kind: str  # empty: that of the phase
     text: str
     next: str
     command: str = ""
+    would_be_wrong_if: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,16 @@ def _own_code(window: Window, suspect: Suspect) -> Cause | None:
     if is_busy and not (is_other and excess.phase_reference_ms["other"] < excess.reference_ms / 2):
         return None
     other, found = suspect.apart
-    text = found.text(suspect.rank, other)
+    text, known = found.text(suspect.rank, other), window.ranks.get(suspect.rank)
     return Cause(
-        "own_code",
+        "",
         f"the excess is in its script, outside of torch: {text[0].lower()}{text[1:]}",
         f"Look at {found.where}: what one rank prints, logs, saves, evaluates or reads by .item() "
         "in each step holds up all others. Do it less often, in another thread or process, or "
         "share it among the ranks",
+        f"py-spy top --pid {known.pid}" if known and known.pid else "",
+        would_be_wrong_if="It waits there for what is slow: its device (.item()), a disk, a pipe "
+        "that is full",
     )
 
 

@@ -62,7 +62,7 @@ def finding_of(window: Window, case: Case) -> Finding:
     return Finding(
         key=f"{window.attempt}/straggler/{case.kind}/{ranks}",
         detector="straggler",
-        kind=case.cause.kind if case.cause else case.kind,
+        kind=case.cause.kind or case.kind if case.cause else case.kind,
         severity=case.severity,
         state="open" if case.ended_step is None else "recovered",
         attempt=window.attempt,
@@ -257,8 +257,8 @@ def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
 
 
 def _wrong_if(case: Case) -> str:
-    if case.cause is not None and case.cause.kind == "own_code":
-        return "It waits there for what is slow: its device (.item()), a disk, a pipe that is full"
+    if case.cause is not None and case.cause.would_be_wrong_if:
+        return case.cause.would_be_wrong_if
     if case.kind == "slow_data":
         return "The rank is meant to read more or larger samples than the others"
     if case.has_peers:
