@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope_server.detectors.finding import Evidence
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, ms_text, percent_text, ranks_text
 
 if TYPE_CHECKING:
     from rankscope_server.detectors.regression import Slowdown
+
+_STEPS = 200  # on each side of the change that are compared
+_SHOWN = 4  # ranks in the evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +41,17 @@ def lead_of(window: Window, change: Slowdown) -> Lead:
             f"Other threads of rank {rank} take {ms_text(after)} of processor time a step since "
             f"then, {ms_text(before)} before", window.link(rank, change.step)
         )
-        for rank, (before, after) in busy.items()
+        for rank, (before, after) in list(busy.items())[:_SHOWN]
     ]  # fmt: skip
     evidence += [
         Evidence(
             f"Rank {rank} was ready to run and had no processor for {percent_text(after)} of the "
             f"time since then, {percent_text(before)} before"
         )
-        for rank, (before, after) in held.items()
+        for rank, (before, after) in list(held.items())[:_SHOWN]
     ]
     if busy:
-        rank = max(busy, key=lambda rank: busy[rank][1] - busy[rank][0])
-        known = window.ranks.get(rank)
+        known = window.ranks.get(next(iter(busy)))
         return Lead(
             tuple(evidence),
             f"Look first at what the other threads of {ranks_text(sorted(busy))} do since step "
@@ -67,20 +70,23 @@ def lead_of(window: Window, change: Slowdown) -> Lead:
 
 
 def _busier(window: Window, step: int, more_ms: float) -> dict[int, tuple[float, float]]:
-    """Return ranks whose other threads take so much more a step: ms of CPU before and after."""
+    """Return ranks whose other threads take so much more a step: ms of CPU before and after.
+
+    The rank with the largest rise first. What is not known is left out.
+    """
     table = window.steps
-    others = table.get("process_cpu") - table.get("cpu")
-    usual = ~table.special() & table.seen()
-    found = {}
-    for rank, row in table.row_of.items():
-        before = others[row, usual & (table.steps < step)]
-        after = others[row, usual & (table.steps >= step)]
-        if np.isnan(before).all() or np.isnan(after).all():
-            continue
-        pair = (max(float(np.nanmedian(before)), 0.0), float(np.nanmedian(after)))
-        if pair[1] - pair[0] >= more_ms:
-            found[rank] = pair
-    return found
+    usual = np.flatnonzero(~table.special() & table.seen())
+    turn = int(np.searchsorted(table.steps[usual], step))
+    sides = usual[max(0, turn - _STEPS) : turn], usual[turn:][-_STEPS:]
+    if not all(map(len, sides)):
+        return {}
+    before, after = (
+        median(table.get("process_cpu")[:, side] - table.get("cpu")[:, side], 1) for side in sides
+    )
+    rows = {rank: (max(float(before[row]), 0.0), float(after[row]))
+            for rank, row in table.row_of.items()}  # fmt: skip
+    found = {rank: pair for rank, pair in rows.items() if pair[1] - pair[0] >= more_ms}
+    return dict(sorted(found.items(), key=lambda one: one[1][0] - one[1][1]))
 
 
 def _held(window: Window, change: Slowdown, more_ms: float) -> dict[int, tuple[float, float]]:
