@@ -251,7 +251,7 @@ def test_a_run_that_is_too_short_trains_on(world: World, tmp_path: Path) -> None
 
     numbers, seconds = steps()
     assert numbers == [1, 2, 3]
-    least = 10 * seconds
+    least = 1 + 10 * seconds  # a second: steps of milliseconds fill less than one pause of the host
     numbers, seconds = steps("--least-seconds", str(least))
     assert seconds > 0.8 * least
     assert numbers == list(range(1, len(numbers) + 1))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import schema
 from rankscope.guard import guarded
+from rankscope.origins import file_of
 
 if TYPE_CHECKING:
     from rankscope.group import Group
@@ -123,7 +124,7 @@ class Standing:
             self.end()
 
     def _is_waiting(self, frame: FrameType) -> bool:
-        return frame.f_code is self._agent.engine_code or frame.f_code.co_filename in self._waits
+        return frame.f_code is self._agent.engine_code or file_of(frame.f_code) in self._waits
 
     def _call(self, frame: FrameType | None) -> tuple[Any, int]:
         """Return (group, operation) of the call of torch.distributed that a thread is in."""
