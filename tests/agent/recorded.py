@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import rankscope
 from rankscope import journal, ring, schema
 from rankscope.rundir import COLLECTIVES_RING, STEPS_RING
+from tests.fork_server import server
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SITE = Path(rankscope.__file__).parent / "attach" / "site"
@@ -61,21 +63,34 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def run(
-    tmp_path: Path, script: str, *arguments: str, ranks: int = 0, **more: str
+    tmp_path: Path, script: str | Path, *arguments: str, ranks: int = 0, launched: bool = False,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run a script alone, or on as many ranks as `ranks` says.
+
+    Its processes are forked from one that has imported torch; `launched`: they are started as a
+    user starts them, by Python and by torchrun.
+    """
+    environ, words = environment(tmp_path, **more), list(arguments)
+    if launched:
+        return _launched(SCRIPTS / script, words, ranks, environ)
+    with tempfile.TemporaryDirectory(prefix="rankscope-ranks.") as folder:
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        code = server().run(SCRIPTS / script, ranks, words, output, errors=errors, environ=environ)
+        said = [file.read_text(errors="replace") for file in (output, errors)]
+    return subprocess.CompletedProcess([str(script), *words], code, *said)
+
+
+def _launched(
+    script: Path, arguments: list[str], ranks: int, environ: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script alone, or with torchrun where `ranks` says how many."""
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    command = [sys.executable, str(script), *arguments]
     if ranks:
         command[1:1] = [
             "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
         ]  # fmt: skip
     return subprocess.run(
-        command,
-        env=environment(tmp_path, **more),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+        command, env=environ, capture_output=True, text=True, timeout=180, check=False
     )
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankscope import schema
 from tests.agent import recorded
+from tests.fork_server import server
 
 PROGRAMS = Path(__file__).parent / "programs"
 RANKS = 4
-SECONDS = 240.0  # for one launch; alone on the machine all families take some 20
 
 
 @dataclass
@@ -51,31 +48,12 @@ def launch(tmp_path: Path, families: list[str], source: str) -> dict[str, list[C
 
 
 def _run(scratch: Path, families: list[str], source: str) -> str:
-    """Start the ranks; when one fails, end the others. Return what they printed."""
-    command = [sys.executable, str(PROGRAMS / "main.py"), str(scratch), *families]
-    processes = []
-    for rank in range(RANKS):
-        environment = recorded.environment(
-            scratch, RANKSCOPE_COLLECTIVES=source, RANK=str(rank), WORLD_SIZE=str(RANKS),
-            LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(RANKS), GLOO_SOCKET_IFNAME="lo",
-        )  # fmt: skip
-        with (scratch / f"output-{rank}.txt").open("wb") as output:
-            processes.append(
-                subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-            )
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):
-            deadline = min(deadline, time.monotonic() + 5)
-        time.sleep(0.05)
-    for process in processes:
-        process.kill()
-        process.wait()
-    return "\n".join(
-        f"rank {rank} (exit code {process.returncode}):\n"
-        + (scratch / f"output-{rank}.txt").read_text(errors="replace")[-6000:]
-        for rank, process in enumerate(processes)
-    )
+    """Run the ranks to their end; when one fails, the others end. Return what they printed."""
+    environ = recorded.environment(scratch, RANKSCOPE_COLLECTIVES=source, GLOO_SOCKET_IFNAME="lo")
+    output = scratch / "output.txt"
+    words = [str(scratch), *families]
+    code = server().run(PROGRAMS / "main.py", RANKS, words, output, environ=environ)
+    return f"exit code {code}:\n{output.read_text(errors='replace')[-12000:]}"
 
 
 def _cells(ledger: Path, rank: recorded.Recorded) -> dict[str, Cell]:

@@ -1,12 +1,14 @@
-"""Starts the reference trainer under torchrun, attached or not."""
+"""Starts the reference trainer, attached or not."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import rankscope_trainer
 from tests.agent import recorded
+
+_TRAINER = Path(rankscope_trainer.__file__).with_name("__main__.py")
 
 
 def command(ranks: int, *arguments: str) -> list[str]:
@@ -19,13 +21,7 @@ def command(ranks: int, *arguments: str) -> list[str]:
 
 def train(directory: Path, ranks: int, *arguments: str, attached: bool = True) -> None:
     """Run the trainer to its end. Raises AssertionError with its output if it fails."""
-    done = subprocess.run(
-        command(ranks, *arguments),
-        env=recorded.environment(directory, RANKSCOPE="1" if attached else "0"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    said = "1" if attached else "0"
+    done = recorded.run(directory, _TRAINER, *arguments, ranks=ranks, RANKSCOPE=said)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rankscope:" not in done.stderr

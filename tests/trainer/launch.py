@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.fork_server import server
+from tests.fork_server import server
 
 COUNTED_TRAINER = Path(__file__).with_name("counted_trainer.py")
 RECORDED_TRAINER = Path(__file__).with_name("recorded_trainer.py")
