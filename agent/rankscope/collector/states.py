@@ -17,6 +17,7 @@ _PROBE = schema.ISSUED_BY.index("probe")
 _BY_FUTURE = tuple(schema.ENDED_BY.index(name) for name in ("probe", "future"))
 _NOBODY = schema.ISSUED_BY.index("")
 _ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
+_ENDLESS_STEPS = 8  # with such calls open: no step ends with one, so nothing tells their ends
 
 
 @dataclass
@@ -190,6 +191,7 @@ class GroupTracker:
         # the sources in Python ask for a future only where the caller itself does not wait
         is_asked = (slots["flags"] & (schema.FLAG_ASYNC | schema.FLAG_BY_ENGINE)) != 0
         would_tell &= is_asked | (slots["issued_by"] == _PROBE)
+        would_tell &= ~_is_endless(slots, would_tell)
         slots = slots[is_last | would_tell]
         slots = slots[np.argsort(slots["sequence"], kind="stable")]
         distinct, first = np.unique(slots["group_id"], return_index=True)
@@ -242,6 +244,19 @@ def _word(words: tuple[str, ...], index: int) -> str:
 
 def _operation(index: int) -> str:
     return _word(schema.OPERATIONS, index)
+
+
+def _is_endless(slots: Any, is_told: Any) -> Any:
+    """Return which slots are of a kind that stays open for ever, by group and operation.
+
+    A group of gloo and NCCL has ends of its operations on the host, and none of those on a device.
+    """
+    endless = np.zeros(len(slots), bool)
+    for group_id, operation in set(zip(slots["group_id"], slots["operation"], strict=True)):
+        alike = is_told & (slots["group_id"] == group_id) & (slots["operation"] == operation)
+        if len(np.unique(slots["step"][alike])) > _ENDLESS_STEPS:
+            endless |= alike
+    return endless
 
 
 def _is_seen(slot: Any) -> Any:

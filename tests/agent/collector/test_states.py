@@ -84,6 +84,27 @@ def test_what_stays_open_while_later_ones_end_is_told_where_ends_are_seen(
     assert (group.issued, group.ended, group.open_sequence) == known
 
 
+def test_what_no_end_is_ever_told_of_hides_no_later_hang() -> None:
+    """A group of gloo and NCCL: futures tell the ends on the host, nothing those on a device."""
+    kernel = {"issued_by": number(schema.ISSUED_BY, "kernel"), "flags": schema.FLAG_ASYNC}
+    told = {"state": schema.ENDED, "ended_by": number(schema.ENDED_BY, "future")} | kernel
+    on_device = {"state": schema.RETURNED} | kernel
+
+    def open_sequence(num_steps: int) -> int:
+        tracker = GroupTracker()
+        devices = [{"sequence": 1 + step, "step": step} | on_device for step in range(num_steps)]
+        rows = slots(
+            *devices, {"sequence": num_steps + 1} | told, {"sequence": num_steps + 2} | on_device
+        )
+        tracker.update(rows)
+        tracker.set_open(rows)
+        (group,) = states(tracker)
+        return group.open_sequence
+
+    assert open_sequence(2) == 1  # perhaps a call that hangs alone
+    assert open_sequence(20) == 22
+
+
 def test_nothing_open_is_said_as_nothing() -> None:
     tracker = GroupTracker()
     rows = slots({"sequence": 1, "state": schema.ENDED})
