@@ -230,9 +230,9 @@ def test_one_look_at_a_thousand_ranks_takes_well_below_a_second() -> None:
     apply(state, items[:-1024])
     state.look(START_NS + 10**12)
     apply(state, items[-1024:])
-    began = time.perf_counter()
+    began = time.process_time()
     state.look(START_NS + 10**12 + 10**9)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     say(f"look at 1,024 ranks after one new step: {1000 * took:.0f} ms")
     assert took < 1.0
 

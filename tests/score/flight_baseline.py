@@ -8,6 +8,7 @@ import logging
 import pickle
 import re
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def _dump(recording: Recording, rank: int, rows: Any, numbers: Any, places: Any,
 
 def fr_trace(recording: Recording) -> tuple[int, ...]:
     """Return the ranks that `torch.distributed.flight_recorder.fr_trace` names."""
-    from torch.distributed.flight_recorder import fr_trace as tool
+    with warnings.catch_warnings():  # its own, on Python 3.13
+        warnings.filterwarnings("ignore", "Failing to pass a value to the 'type_params'")
+        from torch.distributed.flight_recorder import fr_trace as tool
 
     heard = io.StringIO()
     logger = logging.getLogger("Flight Recorder")

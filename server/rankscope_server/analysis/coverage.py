@@ -61,10 +61,16 @@ def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Co
 def notes_of(attempt: AttemptState) -> tuple[str, ...]:
     """Return what is recorded in part, or of some ranks alone, a sentence each."""
     notes = thinning_notes(attempt.facts.thinning)
-    share = float(np.mean(attempt.steps.is_thinned().any(axis=0))) if attempt.steps.num_steps else 0
+    share = thinned_share(attempt)
     if not notes and share:
         notes = (f"Of {percent_text(share)} of the steps single collectives are not recorded",)
     return (*notes, *(gap.text for gap in attempt.gaps))
+
+
+def thinned_share(attempt: AttemptState) -> float:
+    """Return of which share of the steps single collectives are not recorded, on any rank."""
+    steps = attempt.steps
+    return float(np.mean(steps.is_thinned().any(axis=0))) if steps.num_steps else 0.0
 
 
 def left_text(code: int) -> str:

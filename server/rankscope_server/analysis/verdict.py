@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from rankscope_server.analysis.answers import Answer, Coverage, Folded, Verdict
 from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.analysis.coverage import left_text
+from rankscope_server.analysis.coverage import left_text, thinned_share
 from rankscope_server.detectors.finding import (
     NOT_HERE,
     SEVERITIES,
@@ -173,6 +173,9 @@ def _healthy(
     over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
     lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
     lost += "".join(f"; {gap.text}" for gap in attempt.gaps)
+    thinned = thinned_share(attempt)  # a wrong call that did no harm in one of them is not seen
+    if thinned:
+        lost += f"; the single collectives of {percent_text(thinned)} of the steps are not known"
     world, steps = attempt.world_size, attempt.steps.num_steps + attempt.steps.dropped_steps
     return Answer(
         "healthy",

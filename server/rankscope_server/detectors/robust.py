@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-
-from rankscope.formulas import SIGMA_PER_MAD
 
 Array = NDArray[Any]
 _BLOCK_CELLS = 1 << 20  # bounds the memory of one sort
@@ -63,10 +62,19 @@ def scatter(values: Array, lag: int = 1) -> Array:
     """Return the sigma of each row from its differences at `lag`.
 
     A lasting shift moves only `lag` of the differences, so a fault hardly widens it, where the
-    deviation from the row's own median would.
+    deviation from the row's own median would. In a short record these may be most of them: the
+    `lag` largest are left out, and the median of the others is taken for the quantile that it is.
     """
     if values.shape[1] <= lag:
         return np.full(len(values), np.nan)
-    differences = np.abs(values[:, lag:] - values[:, :-lag])
-    sigma: Array = median(differences) * (SIGMA_PER_MAD / np.sqrt(2.0))
+    differences = np.sort(np.abs(values[:, lag:] - values[:, :-lag]), axis=1)  # NaN go last
+    known = np.sum(~np.isnan(differences), axis=1)
+    kept = np.where(known > lag, known - lag, known)  # where all may be moved, none is better
+    sigma: Array = np.full(len(values), np.nan)
+    for num_known, num_kept in set(zip(known.tolist(), kept.tolist(), strict=True)):
+        if num_kept:
+            rows = known == num_known
+            quantile = num_kept / (2 * num_known)
+            at_one_sigma = NormalDist().inv_cdf(0.5 + quantile / 2) * np.sqrt(2.0)
+            sigma[rows] = median(differences[rows, :num_kept]) / at_one_sigma
     return sigma

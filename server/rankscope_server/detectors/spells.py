@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.formulas import MEDIAN_SCATTER, outlier_cut
 from rankscope_server.detectors.deviation import VIEWS, Deviation, View
 from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.robust import median, scatter
+from rankscope_server.detectors.robust import median, others_median, scatter
 
 Array = NDArray[Any]
 _LEAST_NOISE = 1e-3
@@ -74,12 +74,24 @@ def entry_levels(
         (policy.long_window, view.long),
     ):
         noise = sigma * MEDIAN_SCATTER / np.sqrt(window)
-        slow = np.fmax(noise, _pooled(scatter(medians[:, begin:], window)))
+        slow = np.fmax(noise, _pooled(_slow_scatter(medians[:, begin:], window)))
         reference = sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
         reference[peers] = 0.0
         cut = outlier_cut(len(VIEWS) * len(sigma) * num_steps / window)
         levels[window] = np.fmax(policy.ln_entry_floor, cut * np.hypot(slow, reference))
     return Levels(levels[policy.short_window], levels[policy.long_window], sigma, slow, cut)
+
+
+def _slow_scatter(medians: Array, window: int) -> Array:
+    """Return the scatter of rolling medians; of a short record that of the other rows.
+
+    One lasting shift moves all differences of a record of less than two windows: the scatter that
+    it would be measured by would be its own.
+    """
+    sigma = scatter(medians, window)
+    is_short = np.sum(~np.isnan(medians), axis=1) <= 2 * window
+    others: Array = others_median(sigma[:, None], 1)[:, 0]
+    return np.where(is_short, others, sigma)
 
 
 def _pooled(sigma: Array) -> Array:
