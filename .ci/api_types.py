@@ -13,6 +13,7 @@ the dashboard and not its reader.
 from __future__ import annotations
 
 import sys
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def render() -> str:
 def interface(name: str, schema: dict[str, Any]) -> str:
     """Return one interface; the server always sends every field."""
     fields = "".join(f"  {field}: {type_of(sub)};\n" for field, sub in schema["properties"].items())
-    told = schema.get("description", "").replace("\n", " ")
+    told = cleandoc(schema.get("description", "")).replace("\n", " ")  # Python 3.13 does so itself
     return f"\n/** {told} */\nexport interface {name} {{\n{fields}}}\n"
 
 

@@ -48,8 +48,8 @@ def lines_of(directory: Path) -> list[schema.LogLine]:
 
 def test_python_writes_where_nobody_may_read_the_stream(tmp_path: Path) -> None:
     more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    done = recorded.run(tmp_path, "prints.py", **more)
-    plain = recorded.run(tmp_path / "plain", "prints.py", RANKSCOPE="0", **more)
+    done = recorded.run(tmp_path, "prints.py", launched=True, **more)
+    plain = recorded.run(tmp_path / "plain", "prints.py", launched=True, RANKSCOPE="0", **more)
     assert done.returncode == plain.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
     (rank,) = recorded.read(tmp_path)

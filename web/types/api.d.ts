@@ -138,7 +138,7 @@ export interface Collectives {
   capped: Capped | null;
 }
 
-/** What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.      It comes with every such answer until each rank's `CommandAnswer` is final: the same `id`     twice is one command. */
+/** What a server asks of ranks; travels in the answer to a batch that speaks of these ranks.  It comes with every such answer until each rank's `CommandAnswer` is final: the same `id` twice is one command. */
 export interface Command {
   id: number;
   kind: 'agent_off' | 'agent_on' | 'profile' | 'stacks' | 'thin';
@@ -931,7 +931,7 @@ export interface Runs {
   runs: RunSummary[];
 }
 
-/** Least and largest value per slice of time; what is missing is null.      A counter is told as its rate. `label` says which device, interface or process it is. */
+/** Least and largest value per slice of time; what is missing is null.  A counter is told as its rate. `label` says which device, interface or process it is. */
 export interface SampleSeries {
   host: string;
   gpu: number | null;
