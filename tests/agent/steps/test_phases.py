@@ -20,6 +20,13 @@ MS = 1_000_000
 SLACK_NS = 500 * MS  # a busy machine; that phases add up to the step bounds them too
 
 
+def with_compiler(test: Any) -> Any:
+    """Let warnings pass that are torch's compiler's own: of its imports, and on Python 3.13.0."""
+    for words in ("ignore::DeprecationWarning", "ignore:Guards may run slower:RuntimeWarning"):
+        test = pytest.mark.filterwarnings(words)(test)
+    return test
+
+
 def near(value_ns: int, seconds: float) -> bool:
     return seconds * 1e9 * 0.9 < value_ns < seconds * 1e9 + SLACK_NS
 
@@ -371,7 +378,7 @@ def test_a_rank_that_only_updates_ends_its_steps_itself(watching: Watching, upda
     assert [step["step"] for step in watching.steps] == [1, 2, 3, 4]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
+@with_compiler
 @pytest.mark.parametrize("compiled_optimizer", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_and_optimizers(
@@ -391,10 +398,12 @@ def test_compiled_models_and_optimizers(
     steps = watching.steps
     assert [step["microbatches"] for step in steps] == [1] * 6
     assert all(step["backward_ns"] > 0 and step["forward_ns"] > 0 for step in steps)
-    assert not (steps[3]["optimizer_ns"] and compiled_optimizer)
+    # inside compiled code it cannot be timed, where the compiler goes around it, it is
+    assert compiled_optimizer or steps[3]["optimizer_ns"] > 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
+@with_compiler
 def test_compiled_code_may_change_modes(watching: Watching) -> None:
     torch._dynamo.reset()
     model = net()
