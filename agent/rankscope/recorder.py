@@ -1,7 +1,7 @@
 """The recorder: what the hooks of one training process write, and nothing else.
 
 It owns the two rings and the journal of this rank. No socket, no thread, no lock: the hot path
-is a few `pack_into` calls on a mapped file.
+is a few writes to a mapped file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from rankscope import journal, ring, schema
 from rankscope.backward_wait import BackwardWait
+from rankscope.call_sites import CallSites
 from rankscope.group import Group
 from rankscope.identity import RankIdentity
 from rankscope.moments import GroupMade
@@ -26,22 +27,27 @@ from rankscope.settings import Settings
 from rankscope.thinning import is_thinned
 
 _BODY = struct.Struct("<" + "".join(code for _, _, code in ring.COLLECTIVE_FIELDS[1:]))
-_RETURNED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "returned_ns")
-_ENDED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_ns")
-_BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
+# In words of 8 bytes, of a slot or the header: to index those is quicker than `struct`, and one
+# is written at once. Their order of bytes is the machine's, which is the ring's, as in the probe.
+_ARRIVED = ring.field_offset(ring.COLLECTIVE_FIELDS, "arrived_ns") // 8
+_RETURNED = ring.field_offset(ring.COLLECTIVE_FIELDS, "returned_ns") // 8
+_ENDED = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_ns") // 8
+_BLOCKED = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns") // 8
+_HEAD, _HEARTBEAT = ring.HEAD_AT // 8, ring.HEARTBEAT_AT // 8
+_THREAD_BLOCKED, _LATEST_END = ring.BLOCKED_AT // 8, ring.LATEST_END_AT // 8
+_ENGINE_SITE = ring.ENGINE_SITE_AT // 8
+_ENGINE_NUMBER, _ENGINE_ARRIVED = ring.ENGINE_NUMBER_AT // 8, ring.ENGINE_ARRIVED_AT // 8
 _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
 _ENDED_BY_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_by")
+_BY_WAIT = schema.ENDED_BY.index("wait")
 _BY_ERROR = schema.ENDED_BY.index("error")
 _HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
 _pack_body = _BODY.pack_into
-_pack_head = struct.Struct("<QQ").pack_into  # slots begun, and the heartbeat behind it
-assert ring.HEARTBEAT_AT == ring.HEAD_AT + 8
 _pack_u64 = ring.U64.pack_into
 _unpack_u64 = ring.U64.unpack_from
 get_ident = threading.get_ident
 _now = time.monotonic_ns
-_MAX_CALL_SITES = 50_000
 
 
 class Recorder:
@@ -61,6 +67,7 @@ class Recorder:
         self.waits_unknown = False  # in the step in progress
         self.on_group: Callable[[GroupMade], None] = lambda made: None
         self.journal = journal.JournalWriter(directory)
+        self.call_sites = CallSites(self.journal)
         self._ring = self._open_ring(
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
         )
@@ -73,10 +80,10 @@ class Recorder:
         self._worlds = 0
         self._instances: dict[tuple[int, str], int] = {}
         self._group_lock = threading.Lock()
-        self._call_sites: dict[tuple[Any, int], int] = {}
         self._is_alone = False
         self.thinning = 0
         self.buffer = self._ring.buffer
+        self._words = memoryview(self.buffer).cast("Q")
         self.costs = OwnCosts(self._ring)
         self.backward = BackwardWait(self._ring, self.blocked)
 
@@ -116,18 +123,18 @@ class Recorder:
         """Record that a collective was entered; return its slot number, the token."""
         number = next(self._numbers)
         at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
-        buffer = self.buffer
+        words, word = self._words, at >> 3
         thread = self._threads.get(get_ident()) or self._native_id()
-        _pack_u64(buffer, at, 0)
+        words[word] = 0
         arrived = _now()
         _pack_body(
-            buffer, at + 8, arrived, 0, 0, 0, input_bytes, output_bytes, 0, sequence, self.step,
-            thread, peer_rank, call_site, group.index,
+            self.buffer, at + 8, arrived, 0, 0, 0, input_bytes, output_bytes, 0, sequence,
+            self.step, thread, peer_rank, call_site, group.index,
             num_tensors if num_tensors < 65536 else 65535, operation,
             schema.ISSUED, dtype, flags, reduce_op, issued_by, 0, 0,
         )  # fmt: skip
-        _pack_u64(buffer, at, number + 1)
-        _pack_head(buffer, ring.HEAD_AT, number + 1, arrived)
+        words[word] = words[_HEAD] = number + 1
+        words[_HEARTBEAT] = arrived
         return number
 
     def _native_id(self) -> int:
@@ -137,13 +144,11 @@ class Recorder:
     def returned(self, number: int) -> None:
         """Record that the call of a collective came back (it may still run)."""
         at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
-        buffer = self.buffer
-        if _unpack_u64(buffer, at)[0] == number + 1:
-            now = _now()
-            _pack_u64(buffer, at + _RETURNED_AT, now)
-            if buffer[at + _STATE_AT] == schema.ISSUED:
-                buffer[at + _STATE_AT] = schema.RETURNED
-            _pack_u64(buffer, ring.HEARTBEAT_AT, now)
+        words, word = self._words, at >> 3
+        if words[word] == number + 1:
+            words[word + _RETURNED] = words[_HEARTBEAT] = _now()
+            if self.buffer[at + _STATE_AT] == schema.ISSUED:
+                self.buffer[at + _STATE_AT] = schema.RETURNED
 
     def failed(self, number: int) -> None:
         """Record that a collective raised."""
@@ -154,27 +159,36 @@ class Recorder:
         self._finish(number, schema.ENDED, flags, ended_by)
 
     def _finish(self, number: int, state: int, flags: int, ended_by: int) -> None:
-        at = self._ring.offset(number)
-        buffer = self.buffer
-        if not self.active or _unpack_u64(buffer, at)[0] != number + 1:
+        at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
+        buffer, words, word = self.buffer, self._words, at >> 3
+        if not self.active or words[word] != number + 1 or buffer[at + _STATE_AT] >= schema.ENDED:
             return
-        if buffer[at + _STATE_AT] >= schema.ENDED:
-            return
-        now = _now()
-        _pack_u64(buffer, at + _ENDED_AT, now)
+        words[word + _ENDED] = words[_LATEST_END] = _now()
         buffer[at + _FLAGS_AT] |= flags
         buffer[at + _ENDED_BY_AT] = ended_by
         buffer[at + _STATE_AT] = state
-        _pack_u64(buffer, ring.LATEST_END_AT, now)
+
+    def waited(self, number: int, duration_ns: int, is_end: bool, in_training: bool) -> None:
+        """Record a wait in Python for a collective, which ends it or not, and of which thread."""
+        at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
+        buffer, words, word = self.buffer, self._words, at >> 3
+        if words[word] == number + 1:
+            if is_end and buffer[at + _STATE_AT] < schema.ENDED and self.active:
+                words[word + _ENDED] = words[_LATEST_END] = _now()
+                buffer[at + _FLAGS_AT] |= schema.FLAG_END_FROM_WAIT
+                buffer[at + _ENDED_BY_AT] = _BY_WAIT
+                buffer[at + _STATE_AT] = schema.ENDED
+            words[word + _BLOCKED] += duration_ns
+        if in_training:
+            words[_THREAD_BLOCKED] += duration_ns
 
     def blocked(self, number: int, duration_ns: int) -> None:
         """Add time for which the caller was blocked waiting for a collective."""
-        at = self._ring.offset(number)
-        if _unpack_u64(self.buffer, at)[0] == number + 1:
-            before = _unpack_u64(self.buffer, at + _BLOCKED_AT)[0]
-            _pack_u64(self.buffer, at + _BLOCKED_AT, before + duration_ns)
+        word = self._ring.offset(number) >> 3
+        if self._words[word] == number + 1:
+            self._words[word + _BLOCKED] += duration_ns
 
-    # --- groups and call sites -----------------------------------------------------------
+    # --- groups ----------------------------------------------------------------------------
 
     @property
     def num_collectives(self) -> int:
@@ -184,7 +198,7 @@ class Recorder:
     @property
     def num_issued(self) -> int:
         """Number of slots begun so far."""
-        return int(_unpack_u64(self.buffer, ring.HEAD_AT)[0])
+        return self._words[_HEAD]
 
     @property
     def collectives_in_step(self) -> int:
@@ -198,13 +212,12 @@ class Recorder:
 
     def thread_blocked(self, duration_ns: int) -> None:
         """Add time for which the training thread was blocked; the step clock takes it."""
-        before = _unpack_u64(self.buffer, ring.BLOCKED_AT)[0]
-        _pack_u64(self.buffer, ring.BLOCKED_AT, before + duration_ns)
+        self._words[_THREAD_BLOCKED] += duration_ns
 
     @property
     def thread_blocked_ns(self) -> int:
         """Time for which the training thread was blocked in waits, ever."""
-        return int(_unpack_u64(self.buffer, ring.BLOCKED_AT)[0])
+        return self._words[_THREAD_BLOCKED]
 
     # --- thinning, and the backward pass -------------------------------------------------
 
@@ -232,17 +245,17 @@ class Recorder:
 
     def engine_site(self) -> int:
         """Return the call site of this backward pass, -1 if nobody has looked it up."""
-        return int(_unpack_u64(self.buffer, ring.ENGINE_SITE_AT)[0]) - 1
+        return self._words[_ENGINE_SITE] - 1
 
     def set_engine_site(self, call_site: int) -> None:
         """Keep the call site of this backward pass."""
-        _pack_u64(self.buffer, ring.ENGINE_SITE_AT, call_site + 1)
+        self._words[_ENGINE_SITE] = call_site + 1
 
     def engine_issued(self, number: int) -> None:
         """Remember that the autograd engine itself called this collective (DDP's reducer)."""
-        at = self._ring.offset(number)
-        _pack_u64(self.buffer, ring.ENGINE_ARRIVED_AT, _unpack_u64(self.buffer, at + 8)[0])
-        _pack_u64(self.buffer, ring.ENGINE_NUMBER_AT, number + 1)
+        words = self._words
+        words[_ENGINE_ARRIVED] = words[(self._ring.offset(number) >> 3) + _ARRIVED]
+        words[_ENGINE_NUMBER] = number + 1
 
     def group(self, process_group: Any) -> Group:
         """Return the record of a process group, defining it at its first use.
@@ -304,19 +317,6 @@ class Recorder:
         with self._group_lock:
             self._is_alone = True
             self._groups_by_id.clear()
-
-    def call_site(self, code: Any, line: int) -> int:
-        """Return the index of a place in the user's code, 0 when there are too many."""
-        index = self._call_sites.get((code, line))
-        if index is None:
-            if len(self._call_sites) >= _MAX_CALL_SITES:
-                return 0
-            index = self._call_sites[code, line] = len(self._call_sites) + 1
-            text = f"{code.co_filename}:{line} {code.co_name}"
-            self.journal.append(
-                journal.CALL_SITE, journal.INDEXED.pack(index) + text.encode(), urgent=True
-            )
-        return index
 
     # --- steps ---------------------------------------------------------------------------
 

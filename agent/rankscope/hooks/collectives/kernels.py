@@ -27,6 +27,7 @@ from rankscope.hooks.collectives.watch import Token, Watch, patch_wait
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
+_DEPTH = 3  # frames of ours above the caller's: issued, the guard, the kernel
 _thread_cpu_ns = time.thread_time_ns
 
 
@@ -59,7 +60,7 @@ class Kernels:
         """Register the kernels."""
         import torch
 
-        watch = Watch(agent, "kernel", depth=3)  # issued, the guard, the kernel
+        watch = Watch(agent, "kernel", depth=_DEPTH, has_boxes=True)
         self._watch = watch
         registrations = Registrations()
         for operator in OPERATORS:
@@ -87,12 +88,13 @@ def _kernel(operator: Operator, overload: Any, watch: Watch) -> Callable[..., An
     where = places(overload._schema)
     work_in_tuple = where.work_in_tuple
     issued, failed = guarded_one(_issuer(operator, where, watch)), watch.failed
-    returned = guarded_two(_returner(watch))
+    returned = guarded_two(watch.returned)
 
-    calls, cost = itertools.count(1), guarded(watch.cost)
+    is_measured = itertools.cycle((False,) * (MEASURE_EVERY - 1) + (True,))
+    cost = guarded(watch.cost)
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        began = _thread_cpu_ns() if next(calls) % MEASURE_EVERY == 0 else 0
+        began = _thread_cpu_ns() if next(is_measured) else 0
         token = issued(args)
         own_ns = _thread_cpu_ns() - began if began else 0
         try:
@@ -138,6 +140,7 @@ def _issuer(
                 reduces = engine_reduces[group.index] = reduce_op(args, reduce_at)
         else:
             reduces = reduce_op(args, reduce_at)
+        is_async = args[async_at] if 0 <= async_at < len(args) else async_default
         token = issue(
             recorder,
             operation,
@@ -146,26 +149,17 @@ def _issuer(
             output,
             args[peer_at] if peer_at >= 0 else -1,
             reduces,
-            args[async_at] if 0 <= async_at < len(args) else async_default,
+            is_async,
             site,
             by_engine,
             is_whole,
         )
-        if functional and not by_engine:
+        if functional and not by_engine and (is_async or async_at < 0):
             tensors = args[0]
             results.note(tensors if isinstance(tensors, list) else (tensors,), token[0], token[2])
         return token
 
     return issued
-
-
-def _returner(watch: Watch) -> Callable[[Token, Any], None]:
-    unbox_work, returned = watch.unbox_work, watch.returned
-
-    def unboxed(token: Token, boxed: Any) -> None:
-        returned(token, unbox_work(boxed))
-
-    return unboxed
 
 
 def _reduce_op(args: tuple[Any, ...], at: int) -> int:

@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankscope import schema
-from rankscope.guard import guarded
+from rankscope.guard import guarded, guarded_two
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.functional import Results, patch_wait_tensor
 from rankscope.hooks.collectives.last_calls import drain
@@ -33,41 +33,50 @@ if TYPE_CHECKING:
 _MAX_FRAMES = 40
 _MAX_THREADS = 64
 _BY_FUTURE = schema.ENDED_BY.index("future")
-_BY_WAIT = schema.ENDED_BY.index("wait")
 _OWN_DIRECTORY = str(Path(__file__).parents[2])
 _now = time.monotonic_ns
 # slot number; the autograd engine called, so C++ waits; host: the end can be seen from the CPU;
 # a future is needed to see it: the caller itself waits for a synchronous call
 Token: TypeAlias = tuple[int, bool, bool, bool]
+Waiting: TypeAlias = tuple[Any, int, bool]  # a work, its slot number, on the host
 Measured: TypeAlias = tuple[int, int, int, bool]  # bytes, tensors, dtype of the first, on the CPU
 
 
 class Watch:
     """The two ends of every call, and the works whose wait is still to come."""
 
-    def __init__(self, agent: Agent, issued_by: str, depth: int) -> None:
-        """Make it for one source; `depth` frames of ours stand above `issuer`'s caller."""
+    def __init__(
+        self, agent: Agent, issued_by: str, depth: int, *, has_boxes: bool = False
+    ) -> None:
+        """Make it for one source; `depth` frames of ours stand above `issuer`'s caller.
+
+        `has_boxes`: it knows works as the dispatcher does, in boxes.
+        """
         import torch
         from torch._C._distributed_c10d import ProcessGroup, Work
 
         self.agent = agent
         self.unbox_group = ProcessGroup.unbox
-        self.unbox_work = Work.unbox
+        self._unbox_work = Work.unbox if has_boxes else None
         self.work_class = Work
         self.failed = guarded(self._failed)
-        self.wait_ended = guarded(self._wait_ended)
+        self.wait_ended = guarded_two(self._wait_ended)
+        self.wait_failed = guarded_two(self._wait_failed)
         self._depth = 1 + depth
         self.has_call_sites = True
         self._issued_by = schema.ISSUED_BY.index(issued_by)
         self._dtypes = dtype_numbers()
         self._tensor = torch.Tensor
-        self._inside_torch: dict[Any, bool] = {}
+        # by id: the hash of a code object goes through all of it. The code is kept for its id
+        self._inside_torch: dict[int, tuple[bool, Any]] = {}
         self._not_the_user = not_the_user()
+        # works whose wait is still to come: the latest of each thread, which must live until its
+        # caller has it (most are waited for at once), and weakly, by id, those before
+        self._latest: dict[int, Waiting] = {}
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
         self._calling: set[int] = set()  # slots whose future has not called back yet
         agent.before_exit.append(guarded(self._drain))
-        self._latest_works: dict[int, Any] = {}  # by thread, until its caller has it
         # a child that let go of the parent's work would wait for the parent's threads for ever
         os.register_at_fork(before=self._let_go)
 
@@ -131,15 +140,19 @@ class Watch:
         recorder = self.agent.recorder
         assert recorder is not None
         recorder.returned(number)  # first: the callback below may run at once
+        if by_engine and not needs_future:
+            return
+        if self._unbox_work is not None:
+            work = self._unbox_work(work)
         if work is None:
             return
         if not by_engine:  # C++ callers never wait through Python
-            key, waiting = id(work), self._waiting
-            reference = weakref.ref(work, lambda _: waiting.pop(key, None))
-            waiting[key] = (reference, number, on_host)
-            if len(self._latest_works) > _MAX_THREADS:  # threads that ended leave theirs behind
-                self._latest_works.clear()
-            self._latest_works[get_ident()] = work
+            thread = get_ident()
+            if thread in self._latest:
+                self._let_go_of(thread)
+            elif len(self._latest) > _MAX_THREADS:  # threads that ended leave theirs behind
+                self._let_go()
+            self._latest[thread] = work, number, on_host
         if needs_future:
             try:
                 future = work.get_future()
@@ -163,17 +176,51 @@ class Watch:
             recorder.failed(token[0])
 
     def _let_go(self) -> None:
-        self._latest_works.clear()
+        for thread in list(self._latest):
+            self._let_go_of(thread)
 
-    def _wait_ended(self, work: Any, began_ns: int, failed: bool) -> None:
-        # a work holds its group, sockets and all, after its destruction
-        self._latest_works.pop(get_ident(), None)
+    def _let_go_of(self, thread: int) -> None:
+        """Know the latest work of a thread weakly from now on."""
+        latest = self._latest.pop(thread, None)
+        if latest is not None:
+            work, number, on_host = latest
+            key, waiting = id(work), self._waiting
+            waiting[key] = weakref.ref(work, lambda _: waiting.pop(key, None)), number, on_host
+
+    def _wait_failed(self, work: Any, began_ns: int) -> None:
+        self._wait_ended(work, began_ns, failed=True)
+
+    def _wait_ended(self, work: Any, began_ns: int, failed: bool = False) -> None:
+        thread, agent = get_ident(), self.agent
+        latest, recorder = self._latest.get(thread), agent.recorder
+        if latest is not None and latest[0] is work:
+            # a work holds its group, sockets and all, after its destruction
+            self._latest.pop(thread, None)
+        else:
+            latest = self._waited_late(work, thread)
+        if recorder is None:
+            return
+        duration, in_training = _now() - began_ns, thread == agent.clock.thread
+        if latest is not None:
+            _, number, on_host = latest
+            if failed:
+                recorder.failed(number)
+            # on a device, wait returns when the stream is told to wait
+            recorder.waited(number, duration, on_host and not failed, in_training)
+        elif in_training and recorder.waits_unknown:  # the call itself was not recorded
+            recorder.thread_blocked(duration)
+
+    def _waited_late(self, work: Any, thread: int) -> Waiting | None:
+        """Return what is known of a work of an earlier call, or of another thread's."""
+        self._let_go_of(thread)
         known = self._waiting.pop(id(work), None)
         if known is not None and known[0]() is work:
-            self.waited(known[1], known[2], _now() - began_ns, failed)
-        elif self.agent.recorder is not None and self.agent.recorder.waits_unknown:
-            if self.agent.clock.is_ours():  # the call itself was not recorded
-                self.agent.recorder.thread_blocked(_now() - began_ns)
+            return (work, *known[1:])
+        for other, latest in list(self._latest.items()):
+            if latest[0] is work:
+                self._latest.pop(other, None)
+                return latest
+        return None
 
     def waited(self, number: int, on_host: bool, duration: int, failed: bool) -> None:
         """Note that this thread was blocked in a wait for so many ns, until the end came."""
@@ -182,18 +229,15 @@ class Watch:
             return
         if failed:
             recorder.failed(number)
-        elif on_host:  # on a device, wait returns when the stream is told to wait
-            recorder.ended(number, schema.FLAG_END_FROM_WAIT, _BY_WAIT)
-        recorder.blocked(number, duration)
-        if self.agent.clock.is_ours():
-            recorder.thread_blocked(duration)
+        is_end = on_host and not failed  # on a device, wait returns when the stream is told to wait
+        recorder.waited(number, duration, is_end, get_ident() == self.agent.clock.thread)
 
     def measure(self, tensors: Any) -> Measured:
         """Return (bytes, number of tensors, dtype of the first, on the CPU) of nested lists."""
+        while isinstance(tensors, list | tuple) and len(tensors) == 1:
+            tensors = tensors[0]
         if isinstance(tensors, self._tensor):
             return tensors.nbytes, 1, self._dtypes.get(tensors.dtype, 0), tensors.is_cpu
-        if len(tensors) == 1:
-            return self.measure(tensors[0])
         size_bytes = count = dtype = 0
         on_host = True
         for part in tensors:
@@ -211,35 +255,37 @@ class Watch:
         recorded whole has no call sites.
         """
         wants_site = is_whole and self.has_call_sites
-        if not wants_site and self.agent.engine_code is None:
+        engine = self.agent.engine_code
+        if not wants_site and engine is None:
             return 0, False
         try:
             frame: Any = sys._getframe(self._depth)
         except ValueError:  # C++ called in a thread without Python frames: the engine's
             return max(recorder.engine_site(), 0), True
-        if frame.f_code is not self.agent.engine_code:
-            return self._users_frame(recorder, frame) if wants_site else 0, False
+        by_engine = frame.f_code is engine
         if not wants_site:
-            return 0, True
-        site = recorder.engine_site()
-        if site < 0:
-            site = self._users_frame(recorder, frame)
-            recorder.set_engine_site(site)
-        return site, True
-
-    def _users_frame(self, recorder: Recorder, frame: Any) -> int:
-        known = self._inside_torch
+            return 0, by_engine
+        if by_engine and (site := recorder.engine_site()) >= 0:
+            return site, True
+        site, known = 0, self._inside_torch
         for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
-            code = frame.f_code
-            inside = known.get(code)
-            if inside is None:
-                inside = known[code] = code.co_filename.startswith(self._not_the_user)
-            if not inside:
-                return recorder.call_site(code, frame.f_lineno)
+            is_inside = known.get(id(frame.f_code)) or self._is_inside_torch(frame.f_code)
+            if not is_inside[0]:
+                sites = recorder.call_sites
+                place = sites.known.get((id(frame.f_code), frame.f_lasti))
+                site = place[0] if place is not None else sites.of_frame(frame)
+                break
             frame = frame.f_back
-        return 0
+        if by_engine:
+            recorder.set_engine_site(site)
+        return site, by_engine
+
+    def _is_inside_torch(self, code: Any) -> tuple[bool, Any]:
+        inside = code.co_filename.startswith(self._not_the_user), code
+        self._inside_torch[id(code)] = inside
+        return inside
 
 
 def not_the_user() -> tuple[str, ...]:
@@ -273,16 +319,16 @@ def patch_wait(agent: Agent, watch: Watch, registrations: Registrations) -> None
     original = watch.work_class.__dict__.get("wait")
     if original is None:
         raise HookSkipped("Work.wait is not a method of its class in this version")
-    wait_ended = watch.wait_ended
+    wait_ended, wait_failed = watch.wait_ended, watch.wait_failed
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         began = _now()
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
-            wait_ended(self, began, True)
+            wait_failed(self, began)
             raise
-        wait_ended(self, began, False)
+        wait_ended(self, began)
         return result
 
     wait.__doc__ = original.__doc__

@@ -197,7 +197,7 @@ def _start(agent: Agent, module: Any) -> None:
 
     @guarded
     def name_place(code: Any, line: int) -> int:
-        return recorder.call_site(code, line)
+        return recorder.call_sites.of_line(code, line)
 
     module.open(
         str(recorder.directory / COLLECTIVES_RING),
