@@ -48,6 +48,19 @@ def test_every_path_to_a_collective(tmp_path: Path) -> None:
     assert not any("/torch/" in site for site in first.call_sites.values())
 
 
+@pytest.mark.multiproc
+def test_kernels_know_each_reduce_op_and_each_wait(tmp_path: Path) -> None:
+    done = recorded.run(tmp_path, "ops_and_waits.py", RANKSCOPE_COLLECTIVES="kernels")
+    assert done.returncode == 0, done.stderr
+    assert "rankscope:" not in done.stderr
+    (rank,) = recorded.read(tmp_path)
+    ops = [schema.REDUCE_OPS[number] for number in rank.collectives["reduce_op"]]
+    expected = ["sum", "max", "sum", "min", "max", "product", "min", *["sum"] * 4]
+    unreadable = torch_version() in ((2, 6), (2, 9))
+    assert ops == ([schema.REDUCE_OPS[0]] * len(expected) if unreadable else expected)
+    assert (rank.collectives["blocked_ns"] > 0).all()
+
+
 def _check_states(rank: recorded.Recorded) -> None:
     for slot in rank.collectives:
         operation = schema.OPERATIONS[slot["operation"]]

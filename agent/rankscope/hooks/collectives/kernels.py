@@ -7,6 +7,7 @@ pipelining alike, on every version of PyTorch since 2.6, and passes the call on 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
 _DEPTH = 3  # frames of ours above the caller's: issued, the guard, the kernel
+_MAX_KNOWN = 256
 _thread_cpu_ns = time.thread_time_ns
 
 
@@ -119,10 +121,10 @@ def _issuer(
     """Return what runs before one operator: it records the call and returns its token."""
     agent, measure, call_site = watch.agent, watch.measure, watch.call_site
     engine_reduces: dict[int, int] = {}  # by group: to ask a boxed ReduceOp runs an interpreter
-    unbox_group, reduce_op = watch.unbox_group, _reduce_op
+    unbox_group, reduce_ops = watch.unbox_group, _ReduceOps(where.reduce_at)
     operation = schema.OPERATIONS.index(operator.operation)
     group_at, peer_at = operator.group_at, operator.peer_at
-    async_at, async_default, reduce_at = where.async_at, where.async_default, where.reduce_at
+    async_at, async_default, has_reduce = where.async_at, where.async_default, where.reduce_at > 0
     issue = watch.issuer(operator, knows_async=async_at >= 0)
     results, functional = watch.results, operator.functional
 
@@ -137,9 +139,9 @@ def _issuer(
         if by_engine:  # DDP's: the same for all buckets of a model
             reduces = engine_reduces.get(group.index)
             if reduces is None:
-                reduces = engine_reduces[group.index] = reduce_op(args, reduce_at)
+                reduces = engine_reduces[group.index] = reduce_ops.of(args)
         else:
-            reduces = reduce_op(args, reduce_at)
+            reduces = reduce_ops.of_call(args) if has_reduce else 0
         is_async = args[async_at] if 0 <= async_at < len(args) else async_default
         token = issue(
             recorder,
@@ -162,15 +164,52 @@ def _issuer(
     return issued
 
 
-def _reduce_op(args: tuple[Any, ...], at: int) -> int:
-    """Return the index of a call's ReduceOp; its number is that of torch's enum.
+class _ReduceOps:
+    """Tells the ReduceOp of a call: to ask a boxed one runs an interpreter, 12 us in a cold cache.
 
-    0, unknown, without one, and in versions whose box Python cannot open (2.6 and 2.9).
+    torch's own functions pass on what they were given as `op`. So the boxed one is asked once for
+    each of these functions and each member of the enum, which never changes.
     """
-    if not 0 < at < len(args):
-        return 0
-    read = getattr(args[at], "op", None)
-    if read is None:
-        return 0
-    number: int = read()
-    return number + 1 if number < len(schema.REDUCE_OPS) - 2 else len(schema.REDUCE_OPS) - 1
+
+    def __init__(self, at: int) -> None:
+        """`at`: where the ReduceOp stands among the arguments, 0 or less: there is none."""
+        import torch.distributed.distributed_c10d as c10d
+
+        self._at = at
+        self._file = c10d.__file__
+        self._enum: Any = c10d.ReduceOp.RedOpType
+        # by the ids of function and member, which are kept for them
+        self._known: dict[tuple[int, int], tuple[int, Any, Any]] = {}
+
+    def of_call(self, args: tuple[Any, ...]) -> int:
+        """Return the index of the ReduceOp of a call that Python made."""
+        if not 0 < self._at < len(args):
+            return 0
+        try:
+            frame = sys._getframe(1 + _DEPTH)  # and above this one
+        except ValueError:  # C++ called, in a thread without Python frames
+            return self.of(args)
+        code = frame.f_code
+        if code.co_filename != self._file:  # a frame of the user's would keep its locals for this
+            return self.of(args)
+        op = frame.f_locals.get("op")
+        known = self._known.get((id(code), id(op)))
+        if known is not None:
+            return known[0]
+        number = self.of(args)
+        if type(op) is self._enum and len(self._known) < _MAX_KNOWN:
+            self._known[id(code), id(op)] = number, code, op
+        return number
+
+    def of(self, args: tuple[Any, ...]) -> int:
+        """Return the index of a call's ReduceOp; its number is that of torch's enum.
+
+        0, unknown, without one, and in versions whose box Python cannot open (2.6 and 2.9).
+        """
+        if not 0 < self._at < len(args):
+            return 0
+        boxed = args[self._at]
+        if not boxed._has_method("op"):
+            return 0
+        number: int = boxed._get_method("op")()  # `boxed.op` would raise and catch an error first
+        return number + 1 if number < len(schema.REDUCE_OPS) - 2 else len(schema.REDUCE_OPS) - 1
