@@ -208,8 +208,8 @@ class _ReduceOps:
         """
         if not 0 < self._at < len(args):
             return 0
-        boxed = args[self._at]
-        if not boxed._has_method("op"):
+        read = getattr(args[self._at], "op", None)
+        if read is None:
             return 0
-        number: int = boxed._get_method("op")()  # `boxed.op` would raise and catch an error first
+        number: int = read()
         return number + 1 if number < len(schema.REDUCE_OPS) - 2 else len(schema.REDUCE_OPS) - 1
