@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankscope_server.detectors.robust import scatter
-from tests.analysis.simulator import CALM, Fault, Job, analyse, record
+from tests.analysis.simulator import CALM, Fault, Job, Noise, analyse, record
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,21 @@ def test_short_healthy_runs_accuse_nobody(num_stages: int) -> None:
         look = analyse(record(Job(steps=steps, num_stages=num_stages, seed=1000 + seed)))
         accused = [found for found in look.findings if found.severity != "info"]
         assert not accused, (seed, steps, accused)
+
+
+@pytest.mark.parametrize("noise", [CALM, Job().noise], ids=["calm", "noisy"])
+def test_where_all_ranks_of_a_short_run_became_slower_nobody_is_accused_and_it_is_said(
+    noise: Noise,
+) -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        onset, slow_steps = chance.randint(26, 60), chance.randint(40, 60)
+        size, stages = chance.uniform(0.8, 1.2), chance.choice((1, 4))
+        faults = tuple(Fault("slow_compute", rank, onset, size) for rank in range(4))
+        look = analyse(record(Job(
+            steps=onset + slow_steps, step_ms=900.0, num_stages=stages, noise=noise, seed=seed,
+            faults=faults,
+        )))  # fmt: skip
+        accused = [found for found in look.findings if found.severity != "info" and found.ranks]
+        assert not accused, (seed, onset, slow_steps, stages, accused)
+        assert look.answer.state != "healthy", (seed, onset, slow_steps, stages, size)

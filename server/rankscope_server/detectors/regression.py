@@ -250,29 +250,54 @@ def _turning_step(logs: Array, near: int, reach: int, before: float, after: floa
 def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
     """Return since when the whole job takes much longer than before, in words; empty: it does not.
 
-    Means of short blocks, as one long step in ten costs as much as ten that are a little longer:
-    all since some block against nearly all before it. `past` are blocks of the steps before.
+    Means of short blocks, as one long step in ten costs as much as ten that are a little longer;
+    medians too where all blocks are at hand, as a single pause lifts the mean of a block before.
+    `past` are blocks of the steps before.
     """
-    if not len(times):
+    parts = _parts(times, policy)
+    if not parts:
         return ""
-    usual_ms = max(float(np.median(times)), 1e-3)
-    size = max(policy.rise_block, int(1e3 * policy.rise_block_seconds / usual_ms))
-    count = len(times) // size
-    kept = times[len(times) - count * size :].reshape(count, size)
-    first_steps = steps[len(steps) - count * size :: size]
-    recent = np.stack([first_steps, np.full(count, size), kept.sum(axis=1)], axis=1)
+    first_steps = steps[len(steps) - np.cumsum([len(part) for part in parts[::-1]])[::-1]]
+    recent = np.array([
+        [first, len(part), part.sum()] for first, part in zip(first_steps, parts, strict=True)
+    ])  # fmt: skip
     blocks = np.concatenate([past, recent])
-    means, lasts_ms = blocks[:, 2] / blocks[:, 1], np.cumsum(blocks[::-1, 2])[::-1]
-    lowest = np.minimum.accumulate(means[::-1])[::-1]
-    for since in range(1, int(np.sum(lasts_ms >= 1e3 * policy.rise_seconds))):
-        before = float(np.quantile(means[:since], 0.9))
-        if lowest[since] >= policy.rise_ratio * before:
-            first, after = blocks[since, 0], float(np.median(means[since:]))
+    num_lasting = int(np.sum(np.cumsum(blocks[::-1, 2]) >= 1e3 * policy.rise_seconds))
+    looks = [blocks[:, 2] / blocks[:, 1]]
+    if not len(past):
+        looks.append(np.array([np.median(part) for part in parts]))
+    for each_ms in looks:
+        since, before = _rise_at(each_ms, num_lasting, policy)
+        if since:
+            first, after = blocks[since, 0], float(np.median(each_ms[since:]))
             return (
                 f"since about step {int(first):,} a step takes {times_text(after / before)} as "
                 f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"
             )
     return ""
+
+
+def _parts(times: Array, policy: Policy) -> list[Array]:
+    """Return the newest times in blocks of one size; before them one that holds half of it."""
+    usual_ms = max(float(np.median(times)), 1e-3) if len(times) else 1.0
+    size = max(policy.rise_block, int(1e3 * policy.rise_block_seconds / usual_ms))
+    left = len(times) % size
+    begin = 0 if 2 * left >= size else left
+    starts = np.arange(left, len(times), size)
+    return [part for part in np.split(times[begin:], starts - begin) if len(part)]
+
+
+def _rise_at(each_ms: Array, num_lasting: int, policy: Policy) -> tuple[int, float]:
+    """Return the first of the first blocks from which on all are much longer, and what was usual.
+
+    Longer than nearly all before, but the last, in which the rise may have begun; 0: there is none.
+    """
+    lowest = np.minimum.accumulate(each_ms[::-1])[::-1]
+    for since in range(1, num_lasting):
+        before = float(np.quantile(each_ms[: max(1, since - 1)], 0.9))
+        if lowest[since] >= policy.rise_ratio * before:
+            return since, before
+    return 0, 0.0
 
 
 def _best_split(blocks: Array, before: int, after: int) -> tuple[int, float]:

@@ -148,6 +148,9 @@ def _case(
     near = near_rows(window, [spell.row for spell in event])
     cost = cost_of(table, found, event, columns, calm, near, policy)
     worst, is_shared = max(event, key=lambda spell: spell.size), False
+    whole = middle(found.own.raw[worst.row, worst.columns])
+    if not whole >= policy.min_explained_share * worst.size:
+        return None  # longer in one phase and shorter in another: the rank is no slower
     company = [
         spell
         for spell in _company(event, spells)
@@ -178,7 +181,7 @@ def _case(
         has_peers=bool(found.peers[worst.row]),
         num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
         excess=excess,
-        ratio=float(np.exp(middle(found.own.raw[worst.row, worst.columns]))),
+        ratio=float(np.exp(whole)),
         cost=cost,
         company={
             table.ranks[spell.row]: float(np.exp(-_lately(found, spell.row, columns)))
