@@ -43,6 +43,8 @@ from rankscope_server.detectors.words import capital, ranks_text
 
 Kind: TypeAlias = Literal["slow_compute", "slow_data"]
 _MAX_FINDINGS = 32
+# Of what a phase is longer so much is left in the whole step; other slow ranks may hide the rest.
+_LEAST_WHOLE = 0.25
 
 
 class Straggler:
@@ -149,7 +151,7 @@ def _case(
     cost = cost_of(table, found, event, columns, calm, near, policy)
     worst, is_shared = max(event, key=lambda spell: spell.size), False
     whole = middle(found.own.raw[worst.row, worst.columns])
-    if not whole >= policy.min_explained_share * worst.size:
+    if not whole >= _LEAST_WHOLE * worst.size:
         return None  # longer in one phase and shorter in another: the rank is no slower
     company = [
         spell
