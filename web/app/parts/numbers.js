@@ -68,7 +68,7 @@ export function toDraw(series) {
 export function troubles(series) {
   return Object.entries(FLAGS).flatMap(([name, text]) => {
     const at = series.find((one) => one.name === name);
-    const first = at?.max.findIndex((value) => value === 1) ?? -1;
+    const first = at?.max.indexOf(1) ?? -1;
     return at && first >= 0 ? [`${text} at step ${count(at.step[first])}`] : [];
   });
 }
