@@ -22,6 +22,7 @@ from rankscope_server.detectors.words import capital, ranks_text
 _RECENT_STEPS = 256  # whose slowest give the time that a step may take
 _FIRST_STEP = 1
 _SECOND = 1e9
+_SEEN = 3  # steps that have rows of a rank: its calls are not being lost
 
 
 class Hang:
@@ -247,8 +248,10 @@ def _is_told(window: Window, ranks: Sequence[int]) -> bool:
     now = np.array([events.is_seen(rank, steps) for rank in window.ranks or ranks])
     if now.any():
         return all(events.is_seen(rank, steps).all() for rank in ranks)
-    # Where nothing is thinned, a step without rows is one in which no operation has ended.
-    return not is_thinned and all(events.is_seen(rank, steps - 1).all() for rank in ranks)
+    # Where nothing is thinned, nor lost in the steps before, a step without rows is one in which no
+    # operation has ended.
+    before = [np.maximum(steps - back, np.minimum(steps - 1, 1)) for back in range(1, _SEEN + 1)]
+    return not is_thinned and all(events.is_seen(rank, b).all() for rank in ranks for b in before)
 
 
 def _placed(window: Window, case: HangCase, finding: Finding) -> Finding:
