@@ -78,6 +78,15 @@ def test_lines_of_one_function_where_the_whole_script_is_one() -> None:
     assert found[1].is_outside
 
 
+@pytest.mark.parametrize("folder", ["/home/me/torch", "/home/me/rankscope/tests", "/rankscope"])
+def test_a_folder_of_the_script_may_be_called_like_a_library(folder: str) -> None:
+    slow = [f'  File "{folder}/train.py", line 7 in be_late'] * 6
+    calm = ['  File "/v/lib/python3.11/site-packages/torch/autograd/graph.py", line 8 in run'] * 6
+    found = difference({2: stacks(2, slow), 0: stacks(0, calm)}, 2, [0], 0.0)
+    assert found is not None
+    assert found[1].function == "be_late"
+
+
 @pytest.mark.parametrize(
     ("frame", "is_outside"),
     [
@@ -92,13 +101,12 @@ def test_lines_of_one_function_where_the_whole_script_is_one() -> None:
     ],
 )
 def test_whether_torch_works_in_the_thread_that_is_apart(frame: str, is_outside: bool) -> None:
-    beside = (
-        'Thread 0x1 (most recent call first):\n  File "/v/torch/nn/x.py", line 1 in forward\n\n'
-    )
+    site = "/v/lib/python3.11/site-packages"
     text = (
-        beside + 'Current thread 0x2 (most recent call first):\n  File "/job/a.py", line 3 in log'
+        f'Thread 0x1 (most recent call first):\n  File "{site}/torch/nn/x.py", line 1 in forward\n'
     )
-    text += f'\n  File "/v/lib/python3.11/site-packages/{frame}", line 9 in inner'
+    text += '\nCurrent thread 0x2 (most recent call first):\n  File "/job/a.py", line 3 in log'
+    text += f'\n  File "{site}/{frame}", line 9 in inner'
     found = difference({2: stacks(2, [text] * 4), 0: stacks(0, [WAITS] * 4)}, 2, [0], 0.0)
     assert found is not None
     assert (found[1].function, found[1].is_outside) == ("log", is_outside)

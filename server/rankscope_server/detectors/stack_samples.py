@@ -21,8 +21,12 @@ _FRAMES = (
     re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE),
     re.compile(r"^\s+(?P<name>\S+) \((?P<file>[^():]+):(?P<line>\d+)\)", re.MULTILINE),  # py-spy
 )
-# what is inside is the library's; who called it is the script's
-_OF_LIBRARIES = ("/torch/", "/rankscope/", "<frozen", "/lib/python3", "/site-packages/")
+# What is inside is the library's; who called it is the script's. A folder of the user's may well be
+# called torch or rankscope: by these names alone only checkouts of both are known.
+_OF_LIBRARIES = (
+    "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "/pytorch/torch/",
+    "/agent/rankscope/",
+)  # fmt: skip
 # a thread with such a frame computes the model, waits for a batch or for other ranks
 _COMPUTES = re.compile(
     r"/torch/(nn|autograd|optim|utils/data|_dynamo|_inductor|_functorch|distributed(?!/(elastic|run)))"
