@@ -73,8 +73,9 @@ def render() -> str:
 def interface(name: str, schema: dict[str, Any]) -> str:
     """Return one interface; the server always sends every field."""
     fields = "".join(f"  {field}: {type_of(sub)};\n" for field, sub in schema["properties"].items())
-    told = cleandoc(schema.get("description", "")).replace("\n", " ")  # Python 3.13 does so itself
-    return f"\n/** {told} */\nexport interface {name} {{\n{fields}}}\n"
+    text = cleandoc(schema.get("description", ""))  # Python 3.13 strips docstrings itself
+    description = text.replace("\n", " ")
+    return f"\n/** {description} */\nexport interface {name} {{\n{fields}}}\n"
 
 
 def type_of(schema: dict[str, Any]) -> str:

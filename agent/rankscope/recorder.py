@@ -169,7 +169,10 @@ class Recorder:
         buffer[at + _STATE_AT] = state
 
     def waited(self, number: int, duration_ns: int, is_end: bool, in_training: bool) -> None:
-        """Record a wait in Python for a collective, which ends it or not, and of which thread."""
+        """Record a wait in Python for a collective, which ends it or not, and of which thread.
+
+        The end is written as in `_finish`, without the calls: each synchronous collective pays.
+        """
         at = _HEADER_BYTES + number % self._num_slots * _SLOT_BYTES
         buffer, words, word = self.buffer, self._words, at >> 3
         if words[word] == number + 1:

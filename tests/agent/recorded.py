@@ -68,30 +68,20 @@ def run(
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a script alone, or on as many ranks as `ranks` says.
 
-    Its processes are forked from one that has imported torch; `launched`: they are started as a
-    user starts them, by Python and by torchrun.
+    Its processes are forked from one that has imported torch. `launched`: one process, started by
+    Python, whose output is a pipe.
     """
     environ, words = environment(tmp_path, **more), list(arguments)
     if launched:
-        return _launched(SCRIPTS / script, words, ranks, environ)
+        return subprocess.run(
+            [sys.executable, str(SCRIPTS / script), *words], env=environ, capture_output=True,
+            text=True, timeout=180, check=False,
+        )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rankscope-ranks.") as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         code = server().run(SCRIPTS / script, ranks, words, output, errors=errors, environ=environ)
         said = [file.read_text(errors="replace") for file in (output, errors)]
     return subprocess.CompletedProcess([str(script), *words], code, *said)
-
-
-def _launched(
-    script: Path, arguments: list[str], ranks: int, environ: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *arguments]
-    if ranks:
-        command[1:1] = [
-            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-        ]  # fmt: skip
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=180, check=False
-    )
 
 
 def read(tmp_path: Path) -> list[Recorded]:

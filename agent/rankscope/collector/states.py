@@ -252,7 +252,8 @@ def _is_endless(slots: Any, is_told: Any) -> Any:
     A group of gloo and NCCL has ends of its operations on the host, and none of those on a device.
     """
     endless = np.zeros(len(slots), bool)
-    for group_id, operation in set(zip(slots["group_id"], slots["operation"], strict=True)):
+    reported = slots[is_told]
+    for group_id, operation in set(zip(reported["group_id"], reported["operation"], strict=True)):
         alike = is_told & (slots["group_id"] == group_id) & (slots["operation"] == operation)
         if len(np.unique(slots["step"][alike])) > _ENDLESS_STEPS:
             endless |= alike

@@ -11,8 +11,8 @@ STEPS = {"ddp": 260, "pipeline": 260}
 # A slow rank is named after 15 s and 20 recorded steps; the latest step to begin is reached after
 # 5 to 15 s, and where recording is thinned fewer than half of the steps may be recorded.
 LEAST_SECONDS = 40.0
-# Extra time of the slow rank as a multiple of its own step. A pipeline hides part of a delay; in
-# its last stage, on a busy machine, all of one that is as long as the stage's own work.
+# Extra time of the slow rank as a multiple of its own step. A pipeline hides part of a delay,
+# on a busy machine perhaps all of one that is as long as the stage's own work.
 _SIZES = {("slow_compute", "pipeline"): 2.0, ("slow_data", "pipeline"): 2.0}
 _EARLIEST_STEP, _LATEST_STEP = 60, 140
 

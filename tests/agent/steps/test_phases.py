@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -398,7 +399,9 @@ def test_compiled_models_and_optimizers(
     steps = watching.steps
     assert [step["microbatches"] for step in steps] == [1] * 6
     assert all(step["backward_ns"] > 0 and step["forward_ns"] > 0 for step in steps)
-    # inside compiled code it cannot be timed, where the compiler goes around it, it is
+    # inside compiled code it cannot be timed; on Python 3.13 the compiler goes around the step
+    if sys.version_info < (3, 13):
+        assert not (steps[3]["optimizer_ns"] and compiled_optimizer)
     assert compiled_optimizer or steps[3]["optimizer_ns"] > 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 

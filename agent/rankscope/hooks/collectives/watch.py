@@ -205,7 +205,7 @@ class Watch:
             _, number, on_host = latest
             if failed:
                 recorder.failed(number)
-            # on a device, wait returns when the stream is told to wait
+            # on a device, wait returns once the stream has its wait enqueued
             recorder.waited(number, duration, on_host and not failed, in_training)
         elif in_training and recorder.waits_unknown:  # the call itself was not recorded
             recorder.thread_blocked(duration)
@@ -229,7 +229,7 @@ class Watch:
             return
         if failed:
             recorder.failed(number)
-        is_end = on_host and not failed  # on a device, wait returns when the stream is told to wait
+        is_end = on_host and not failed  # as in `_wait_ended`
         recorder.waited(number, duration, is_end, get_ident() == self.agent.clock.thread)
 
     def measure(self, tensors: Any) -> Measured:
