@@ -79,10 +79,14 @@ def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
 
 
 def test_a_source_that_is_not_the_best_is_named_with_its_remedy(tmp_path: Path) -> None:
-    """The caller's choice of a source and of a budget reaches the ranks."""
+    """The caller's choice of a source and of a budget reaches the ranks.
+
+    The first decision of a budget takes 8 s of training, its agreement 2 to 4 more: a run that
+    crashes at step 60 may be over by then.
+    """
     choice = {"RANKSCOPE_COLLECTIVES": "kernels", "RANKSCOPE_OVERHEAD_PERCENT": "0.05",
               "RANKSCOPE_RUN_ID": "another", "RANKSCOPE": "0"}  # fmt: skip
-    answer = run_once(tmp_path, "--fault", "crash", "--seed", "1", environment=choice)
+    answer = run_once(tmp_path, "--fault", "none", "--ranks", "2", environment=choice)
     assert answer["match"], json.dumps(answer, indent=1)
     assert answer["collectives"] == "kernels"
     assert answer["better_source"].startswith("probe ")
