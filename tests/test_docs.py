@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from rankscope import cli, environment
 from rankscope.hooks import HOOKS
 from rankscope.metric_names import METRICS
 from rankscope.settings import SETTINGS
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"),
@@ -88,9 +88,7 @@ def test_the_readmes_three_lines_work(tmp_path: Path) -> None:
     lines = shell_lines(ROOT / "README.md")
     serve = next(line for line in lines if line.startswith("rankscope serve"))
     run = next(line for line in lines if line.startswith("rankscope run"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     variables = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_DATA_HOME": str(tmp_path),

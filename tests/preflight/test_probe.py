@@ -15,6 +15,7 @@ from rankscope.preflight.probe.classify import classify
 from rankscope.preflight.probe.dial import Caller, dial, hang_up, knock
 from rankscope.preflight.probe.listener import Listener, Stream
 from rankscope.preflight.probe.transfers import Transfers
+from tests.ports import free_port
 
 TOKEN = "test"
 CALLER = Caller(TOKEN, "b")
@@ -32,11 +33,6 @@ async def listening(node: str = "a", token: str = TOKEN) -> AsyncIterator[tuple[
         yield listener, port
     finally:
         await listener.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from tests.ports import free_port
+
 SMALL = ["--layers", "2", "--width", "32", "--context", "32", "--data-bytes", "65536"]
 SMALL += ["--timeout-seconds", "120", "--device", "cpu", "--log-every", "1000"]
 CHECKPOINT_EVERY = 5
@@ -53,9 +55,7 @@ class ElasticRun:
             "--checkpoint-every", str(checkpoint_every),
         ]  # fmt: skip
         self._under = under
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = free_port()
 
     def start(self, *launcher: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start a node."""

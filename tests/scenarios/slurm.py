@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.ports import free_port
+
 CONFIGURATION = """
 ClusterName=rankscope
 SlurmctldHost={host}(127.0.0.1)
@@ -83,9 +85,3 @@ def _wait_until_idle(environment: dict[str, str], folder: Path) -> None:
 
 def _path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.scenarios import slurm, starts
 from tests.scenarios.conftest import Watched
 from tests.scenarios.launched import PYTHON, RUN, TORCHRUN, cells, environment, launch, operations
@@ -30,7 +31,7 @@ def is_whole(run: Watched) -> None:
 
 
 def port() -> dict[str, str]:
-    return {"FREE_PORT": str(slurm.free_port())}
+    return {"FREE_PORT": str(free_port())}
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -56,7 +57,7 @@ def test_wrappers(tmp_path: Path, server: ServerProcess) -> None:
 
 def test_two_nodes_on_one_machine(tmp_path: Path, server: ServerProcess) -> None:
     """Each node has its own launcher; both name the run, and here they share a directory."""
-    rendezvous = f"127.0.0.1:{slurm.free_port()}"
+    rendezvous = f"127.0.0.1:{free_port()}"
     nodes = [
         subprocess.Popen(
             [*RUN, PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
@@ -121,7 +122,7 @@ def test_a_rank_of_srun_that_dies_before_its_group(tmp_path: Path, server: Serve
 
 def test_a_pod_that_numbers_its_nodes(tmp_path: Path, server: ServerProcess) -> None:
     """RANK and WORLD_SIZE of a pod are its node's: neither torchrun nor a parent is rank 0."""
-    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(slurm.free_port())}
+    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port())}
     run = launch(server, tmp_path, *TORCHRUN, SCRIPT, **(pod | {"RANKSCOPE_RUN_ID": "torchrun"}))
     is_whole(run)
     run = launch(server, tmp_path, PYTHON, SCRIPT, "spawn", **(pod | {"RANKSCOPE_RUN_ID": "spawn"}))

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope import schema, thinning
 from tests.agent import recorded
-from tests.scenarios import slurm
+from tests.ports import free_port
 from tests.scenarios.conftest import Watched
 from tests.scenarios.launched import PYTHON, RUN, environment
 from tests.server.conftest import ServerProcess
@@ -55,7 +55,7 @@ def changes(rank: recorded.Recorded) -> list[schema.Event]:
 
 
 def test_they_record_the_same_steps_whole(tmp_path: Path, server: ServerProcess) -> None:
-    run, port = Watched(server, tmp_path, "test"), slurm.free_port()
+    run, port = Watched(server, tmp_path, "test"), free_port()
     launchers = [start(node, port, tmp_path / NODES[node], server) for node in range(len(NODES))]
 
     def has_thinned() -> bool:

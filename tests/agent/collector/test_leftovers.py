@@ -17,7 +17,8 @@ from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
-from tests.agent.collector.test_trouble import free_port, spooled
+from tests.agent.collector.test_trouble import spooled
+from tests.ports import free_port
 
 
 def test_a_run_that_nobody_delivered_is_delivered_by_the_next(tmp_path: Path) -> None:
