@@ -30,5 +30,6 @@ for number in 0:stdin 1:stdout 2:stderr; do ln -s "fd/${number%%:*}" "$root/dev/
 cd "$root"
 pivot_root . mnt
 # a bare system has no umount; 2: at once, whoever still looks into it
-exec chroot . sh -c 'python3 -c "import ctypes; exit(ctypes.CDLL(None).umount2(b\"/mnt\", 2))" && exec "$@"' \
+# This shell stays: the first process inherits all orphans, and `script` in its place spins over them.
+exec chroot . sh -c 'python3 -c "import ctypes; exit(ctypes.CDLL(None).umount2(b\"/mnt\", 2))" || exit; "$@"; exit $?' \
     sh "$@" </dev/null

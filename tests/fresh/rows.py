@@ -49,9 +49,28 @@ class Row:
         told += [] if self.home else ["HOME unset"]
         return ", ".join(told)
 
+    def holds(self, other: Row) -> bool:
+        """Return whether this is another row of which more has been taken away.
+
+        Debian, PyTorch, who runs it and what is installed must be equal: neither is the harder.
+        """
+        alike = ("debian", "user", "compiler", "torch")
+        if self == other or any(getattr(self, name) != getattr(other, name) for name in alike):
+            return False
+        if self.tun == "open" != other.tun:
+            return False  # that one has more
+        taken = ("tun", "namespaces", "shm_mib", "ipv6", "folder", "ascii", "home")
+        return all(
+            getattr(other, name) in (getattr(self, name), getattr(SMALLEST, name))
+            for name in taken
+        )  # fmt: skip
+
 
 SMALLEST = Row("bare")
 ROOT = replace(SMALLEST, name="root", user="root")
+_NARROW = replace(
+    SMALLEST, name="narrow", tun="absent", namespaces=False, shm_mib=64, ipv6=False
+)  # fmt: skip
 ROWS = (
     SMALLEST,
     ROOT,
@@ -71,4 +90,12 @@ ROWS = (
     replace(SMALLEST, name="blanks", folder="a path/with blanks"),
     replace(SMALLEST, name="ascii", ascii=True),
     replace(SMALLEST, name="no-home", home=False),
+    replace(SMALLEST, name="odd", folder="a path/with blanks", ascii=True, home=False),
+    _NARROW,
+    replace(_NARROW, name="root-narrow", user="root"),
 )
+
+
+def harder(row: Row) -> tuple[Row, ...]:
+    """Return the rows that hold one: what is right in all of them is right in it."""
+    return tuple(other for other in ROWS if other.holds(row))
