@@ -64,12 +64,7 @@ class Rows:
 
     def all(self) -> list[dict[str, Any]]:
         """Return the rows of this label, the last of each key."""
-        newest: dict[Key, dict[str, Any]] = {}
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            row = json.loads(line)
-            if row["label"] == self.label:
-                newest[tuple(row[key] for key in self._keys)] = row
-        return list(newest.values())
+        return newest(self.path, self._keys, self.label)
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
         """Return which of these keys have no row yet, in their order."""
@@ -84,6 +79,16 @@ class Rows:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         return row
+
+
+def newest(path: Path, keys: Sequence[str], label: str = "") -> list[dict[str, Any]]:
+    """Return the last row of each key, of one label or, without one, whatever code it is of."""
+    found: dict[Key, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        if label in ("", row["label"]):
+            found[tuple(row[key] for key in keys)] = row
+    return list(found.values())
 
 
 def _git(*words: str) -> str:

@@ -4,7 +4,8 @@
 
 Simulates each kind of fault and clean runs at several sizes and seeds, feeds what agents would
 have sent through the analysis of the server, and writes docs/scorecard.md, with the results of
-`benchmarks/real_ranks.py` and `benchmarks/real_costs.py` beside them. `--quick` runs one seed of 8
+`benchmarks/real_ranks.py`, `benchmarks/real_costs.py`, `benchmarks/foreign.py` and
+`benchmarks/sources.py` beside them. `--quick` runs one seed of 8
 ranks and exits with 1 if a healthy rank is accused or less than 90 % is found; `--page` runs
 nothing. Cases that ran before under the same policy are kept in results/simulated.jsonl, one a
 line, so that the large ones can be run one by one.
@@ -20,9 +21,14 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
+
+import foreign  # noqa: E402
+import sources  # noqa: E402
+from rows import newest  # noqa: E402
 
 from rankscope_server.detectors.policy import POLICY  # noqa: E402
 from tests.score import flight_baseline  # noqa: E402
@@ -30,7 +36,16 @@ from tests.score.baselines import baselines  # noqa: E402
 from tests.score.card import baseline_rows, rows  # noqa: E402
 from tests.score.cases import DIAGNOSES, Case, matrix, ranks_of  # noqa: E402
 from tests.score.outcome import Outcome, run  # noqa: E402
-from tests.score.real import CostPair, RealRun, cost_rows, miss_rows, read, real_rows  # noqa: E402
+from tests.score.real import (  # noqa: E402
+    NOT_FIRED,
+    RIGHT,
+    CostPair,
+    RealRun,
+    cost_rows,
+    miss_rows,
+    read,
+    real_rows,
+)
 
 SIZES = {8: 10, 64: 6, 1024: 2, 8192: 1}  # ranks -> seeds of each diagnosis
 QUICK = {8: 1}
@@ -38,6 +53,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SIMULATED = RESULTS / "simulated.jsonl"
 REAL, COSTS = RESULTS / "real_ranks.jsonl", RESULTS / "real_costs.jsonl"
 CARD = ROOT / "docs" / "scorecard.md"
+FOREIGN, SOURCES = RESULTS / "foreign.jsonl", RESULTS / "sources.jsonl"
 _MAX_FLIGHT_RANKS = 64  # fr_trace takes minutes of a thousand ranks
 _STOPS = ("hang", "wrong call", "slow rank, then a hang")
 _SLOWS = ("slow compute", "other work on the host", "garbage collection", "heat or power",
@@ -98,7 +114,9 @@ def text_of(outcomes: list[Outcome], runs: list[RealRun], costs: list[CostPair])
         *baseline_rows(slow), "",
         "Stopped and mismatched jobs, by torch's own `fr_trace` on dumps that the ranks would have "
         f"written (up to {_MAX_FLIGHT_RANKS} ranks):", "", *baseline_rows(stop), "",
-        *real_text(runs, costs),
+        *real_text(runs, costs), "",
+        *foreign_text(newest(FOREIGN, foreign.KEYS)), "",
+        *sources_text(newest(SOURCES, sources.KEYS)),
     ]  # fmt: skip
     misses = [one for one in outcomes if one.is_missed]
     if misses:
@@ -137,6 +155,44 @@ def real_text(runs: list[RealRun], costs: list[CostPair]) -> list[str]:
         lines.append(f"Not run: no {COSTS.relative_to(ROOT)}.")
     missed = miss_rows(runs)
     return lines + (["", "### What missed (real ranks)", "", *missed] if missed else [])
+
+
+def foreign_text(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the part of the page on programs that nobody here wrote."""
+    lines, _ = foreign.table(runs)
+    return [
+        "## Foreign programs", "",
+        "Programs of `tests/foreign/programs.py` under `rankscope run`, clean and with a fault "
+        "from outside, each with a source of collectives by force (`python "
+        "benchmarks/foreign.py`). Right: rank and kind of the fault, no other rank accused, no "
+        '"Healthy" over it; of a clean run, nobody accused. The newest run of each program, '
+        f"source, fault and seed: {len(runs)} of them, on {of_code(runs)}.", "",
+        *lines,
+        *(f"- {one['program']}, {one['source']}, {one['fault']}, seed {one['seed']}: "
+          f"{one['judgement']}; {one['answer']}"
+          for one in runs if one["judgement"] != foreign.RIGHT),
+    ]  # fmt: skip
+
+
+def sources_text(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the part of the page on what each source of collectives is good for."""
+    lines, _ = sources.table(runs)
+    return [
+        "## Every source of collectives", "",
+        "The runs of \"Real ranks\" again, each with a source by force (`python "
+        "benchmarks/sources.py`). The newest run of each source, fault, strategy and seed, on "
+        f"{of_code(runs)}.", "",
+        *lines, "",
+        *(f"- {one['source']}, {one['fault']}, {one['strategy']}, seed {one['seed']}: "
+          f"{one['judgement']}"
+          for one in runs if not one["judgement"].startswith((RIGHT, NOT_FIRED))),
+    ]  # fmt: skip
+
+
+def of_code(runs: list[dict[str, Any]]) -> str:
+    """Return of how many states of the code some runs are."""
+    count = len({one["label"] for one in runs})
+    return "one state of the code" if count == 1 else f"{count} states of the code"
 
 
 def stored() -> list[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -47,8 +48,10 @@ def test_wrappers(tmp_path: Path, server: ServerProcess) -> None:
     Before the training each rank runs a Python program that is none.
     """
     inner, outer = tmp_path / "rank.sh", tmp_path / "job.sh"
-    inner.write_text(f"#!/bin/sh\n{PYTHON} -c 'import logging'\nexec {PYTHON} {SCRIPT} again\n")
-    outer.write_text(f"{PYTHON} -c 'print(1)'\nenv A=1 {' '.join(TORCHRUN)} --no-python {inner}\n")
+    python, script = shlex.quote(PYTHON), shlex.quote(SCRIPT)
+    torchrun = shlex.join([*TORCHRUN, "--no-python", str(inner)])
+    inner.write_text(f"#!/bin/sh\n{python} -c 'import logging'\nexec {python} {script} again\n")
+    outer.write_text(f"{python} -c 'print(1)'\nenv A=1 {torchrun}\n")
     inner.chmod(0o700)
     run = launch(server, tmp_path, "sh", str(outer))
     is_whole(run)

@@ -150,8 +150,8 @@ def test_the_first_screen_holds_everything(tmp_path: Path) -> None:
     hung_run(tmp_path / "job")
     done = subprocess.run(
         [sys.executable, "-m", "rankscope", "report", str(tmp_path / "job")],
-        env=os.environ | {"COLUMNS": "80", "PYTHONWARNINGS": "error"},
-        capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "error"},
+        capture_output=True, encoding="utf-8", timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     screen = done.stdout.splitlines()[:24]
