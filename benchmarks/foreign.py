@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -244,6 +244,16 @@ def table(rows: list[dict[str, Any]]) -> tuple[list[str], bool]:
     )
 
 
+def misses(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a list item for each run that is not right, with what was answered."""
+    return [
+        f"- {row['program']}, {row['source']}, {row['fault']}, seed {row['seed']}: "
+        f"{row['judgement']}; {row['answer']}"
+        for row in rows
+        if row["judgement"] != RIGHT
+    ]
+
+
 def here(names: list[str]) -> list[str]:
     """Return the programs whose packages and data are there; name the others."""
     found = []
@@ -288,10 +298,7 @@ def main() -> int:
         )  # fmt: skip
     lines, is_good = table(rows.all())
     print("\n".join(lines))
-    for row in rows.all():
-        if row["judgement"] != RIGHT:
-            print(f"{row['program']} {row['source']} {row['fault']} seed {row['seed']}: "
-                  f"{row['judgement']}; {row['answer']}")  # fmt: skip
+    print("\n".join(misses(rows.all())))
     return 0 if is_good else 1
 
 

@@ -5,10 +5,10 @@
 Simulates each kind of fault and clean runs at several sizes and seeds, feeds what agents would
 have sent through the analysis of the server, and writes docs/scorecard.md, with the results of
 `benchmarks/real_ranks.py`, `benchmarks/real_costs.py`, `benchmarks/foreign.py` and
-`benchmarks/sources.py` beside them. `--quick` runs one seed of 8
-ranks and exits with 1 if a healthy rank is accused or less than 90 % is found; `--page` runs
-nothing. Cases that ran before under the same policy are kept in results/simulated.jsonl, one a
-line, so that the large ones can be run one by one.
+`benchmarks/sources.py` beside them. `--quick` runs one seed of 8 ranks and exits with 1 if a
+healthy rank is accused or less than 90 % is found; `--page` runs nothing. Cases that ran before
+under the same policy are kept in results/simulated.jsonl, one a line, so that the large ones can be
+run one by one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from tests.score.card import baseline_rows, rows  # noqa: E402
 from tests.score.cases import DIAGNOSES, Case, matrix, ranks_of  # noqa: E402
 from tests.score.outcome import Outcome, run  # noqa: E402
 from tests.score.real import (  # noqa: E402
-    NOT_FIRED,
-    RIGHT,
     CostPair,
     RealRun,
     cost_rows,
@@ -158,41 +156,36 @@ def real_text(runs: list[RealRun], costs: list[CostPair]) -> list[str]:
 
 
 def foreign_text(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the part of the page on programs that nobody here wrote."""
-    lines, _ = foreign.table(runs)
-    return [
-        "## Foreign programs", "",
-        "Programs of `tests/foreign/programs.py` under `rankscope run`, clean and with a fault "
-        "from outside, each with a source of collectives by force (`python "
-        "benchmarks/foreign.py`). Right: rank and kind of the fault, no other rank accused, no "
-        '"Healthy" over it; of a clean run, nobody accused. The newest run of each program, '
-        f"source, fault and seed: {len(runs)} of them, on {of_code(runs)}.", "",
-        *lines,
-        *(f"- {one['program']}, {one['source']}, {one['fault']}, seed {one['seed']}: "
-          f"{one['judgement']}; {one['answer']}"
-          for one in runs if one["judgement"] != foreign.RIGHT),
-    ]  # fmt: skip
+    """Return the part of the page on third-party training programs."""
+    about = (
+        "Third-party training programs (`tests/foreign/programs.py`) under `rankscope run`, each "
+        "without a fault and with one injected from outside, by source of collectives (`python "
+        "benchmarks/foreign.py`). Right: rank and kind of the fault, no other rank accused, and "
+        'not "Healthy"; without a fault, no rank accused. The newest run of each program, '
+        f"source, fault and seed: {len(runs)} runs of {of_code(runs)}."
+    )
+    return section("Third-party programs", about, foreign.table(runs)[0], foreign.misses(runs))
 
 
 def sources_text(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the part of the page on what each source of collectives is good for."""
-    lines, _ = sources.table(runs)
-    return [
-        "## Every source of collectives", "",
-        "The runs of \"Real ranks\" again, each with a source by force (`python "
-        "benchmarks/sources.py`). The newest run of each source, fault, strategy and seed, on "
-        f"{of_code(runs)}.", "",
-        *lines, "",
-        *(f"- {one['source']}, {one['fault']}, {one['strategy']}, seed {one['seed']}: "
-          f"{one['judgement']}"
-          for one in runs if not one["judgement"].startswith((RIGHT, NOT_FIRED))),
-    ]  # fmt: skip
+    """Return the part of the page on each source of collectives."""
+    about = (
+        "The faults of *Real ranks* with each source of collectives in turn (`python "
+        "benchmarks/sources.py`). The newest run of each source, fault, strategy and seed, of "
+        f"{of_code(runs)}."
+    )
+    return section("Sources of collectives", about, sources.table(runs)[0], sources.misses(runs))
+
+
+def section(title: str, about: str, table: list[str], misses: list[str]) -> list[str]:
+    """Return a part of the page: what was run, the table, and what missed."""
+    return [f"## {title}", "", about, "", *table, *([""] * bool(misses)), *misses]
 
 
 def of_code(runs: list[dict[str, Any]]) -> str:
-    """Return of how many states of the code some runs are."""
-    count = len({one["label"] for one in runs})
-    return "one state of the code" if count == 1 else f"{count} states of the code"
+    """Return how many versions of the code the runs are of."""
+    count = len({run["label"] for run in runs})
+    return "one version of the code" if count == 1 else f"{count} versions of the code"
 
 
 def stored() -> list[Outcome]:

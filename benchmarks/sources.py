@@ -96,6 +96,16 @@ def table(rows: Iterable[dict[str, Any]]) -> tuple[list[str], bool]:
     return lines, is_good and bool(by_source)
 
 
+def misses(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a list item for each run whose fault fired and that is not right."""
+    return [
+        f"- {row['source']}, {row['fault']}, {row['strategy']}, seed {row['seed']}: "
+        f"{row['judgement']}"
+        for row in rows
+        if not row["judgement"].startswith((RIGHT, NOT_FIRED))
+    ]
+
+
 def main() -> int:
     """Run what is missing, print the table, return the exit code."""
     parser = parser_of(
@@ -112,10 +122,7 @@ def main() -> int:
         run_all(wanted_runs(chosen), rows, chosen.jobs)
     lines, is_good = table(rows.all())
     print("\n".join(lines))
-    for row in rows.all():
-        if not row["judgement"].startswith((RIGHT, NOT_FIRED)):
-            print(f"{row['source']} {row['fault']} {row['strategy']} seed {row['seed']}: "
-                  f"{row['judgement']}")  # fmt: skip
+    print("\n".join(misses(rows.all())))
     return 0 if is_good else 1
 
 

@@ -57,8 +57,8 @@ class Row:
         alike = ("debian", "user", "compiler", "torch")
         if self == other or any(getattr(self, name) != getattr(other, name) for name in alike):
             return False
-        if self.tun == "open" != other.tun:
-            return False  # that one has more
+        if self.tun == "open" and other.tun != "open":
+            return False  # this one has more
         taken = ("tun", "namespaces", "shm_mib", "ipv6", "folder", "ascii", "home")
         return all(
             getattr(other, name) in (getattr(self, name), getattr(SMALLEST, name))
@@ -97,5 +97,5 @@ ROWS = (
 
 
 def harder(row: Row) -> tuple[Row, ...]:
-    """Return the rows that hold one: what is right in all of them is right in it."""
+    """Return the rows that hold this one: what is right in any of them is right in it."""
     return tuple(other for other in ROWS if other.holds(row))

@@ -145,21 +145,26 @@ def test_without_a_witness_of_the_end_nobody_is_accused(tmp_path: Path) -> None:
     assert "how its ranks ended is not known" in found["notes"][0]
 
 
-def test_the_first_screen_holds_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "side", "top", "bottom"), [("utf-8", "│", "╭─", "╰"), ("ascii", "|", "+-", "+")]
+)
+def test_the_first_screen_holds_everything(
+    tmp_path: Path, encoding: str, side: str, top: str, bottom: str
+) -> None:
     """As a program of its own, on a terminal of 80 columns and 24 lines."""
     hung_run(tmp_path / "job")
     done = subprocess.run(
         [sys.executable, "-m", "rankscope", "report", str(tmp_path / "job")],
-        env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "error"},
-        capture_output=True, encoding="utf-8", timeout=120, check=False,
+        env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": encoding, "PYTHONWARNINGS": "error"},
+        capture_output=True, encoding=encoding, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     screen = done.stdout.splitlines()[:24]
     text = "\n".join(screen)
     for label in ("What", "Why", "Cost", "Next", "Command", "Sure", "Wrong if", "Ruled out"):
-        assert f"│ {label} " in text, label
-    assert screen[0].startswith("╭─ Culprit found")
-    assert any(line.startswith("╰") for line in screen)
+        assert f"{side} {label} " in text, label
+    assert screen[0].startswith(f"{top} Culprit found")
+    assert any(line.startswith(bottom) for line in screen)
     assert "Not measured: unknown, not healthy" in done.stdout
 
 
