@@ -3,6 +3,17 @@
 # The command, one line of a shell, runs as USER with what the environment says.
 set -eu
 user=$1 home=$2 namespaces=$3 ipv6=$4 terminal=$5 command=$6
+
+if [ "$ipv6" = no ]; then
+    # A network of its own, as the machine's is everybody's; what pip needed is there already.
+    # First of all: who may make no more namespaces cannot make this one.
+    up='import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x49))'
+    exec unshare --net sh -euc 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+        echo 1 >/proc/sys/net/ipv6/conf/lo/disable_ipv6
+        python3 -c "$0" && exec "$@"' "$up" \
+        sh "$0" "$user" "$home" "$namespaces" yes "$terminal" "$command"
+fi
+
 id "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$user"
 cd "$(getent passwd "$user" | cut -d: -f6)"
 unset HOME
@@ -11,13 +22,6 @@ export USER="$user" LOGNAME="$user"
 [ "$terminal" = no ] || export COMMAND="$command" command='script --quiet --return --command "$COMMAND" /dev/null'
 
 set -- setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups bash -c "$command"
-if [ "$ipv6" = no ]; then
-    # a network of its own, as the machine's is everybody's; what pip needed is there already
-    up='import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x49))'
-    set -- unshare --net sh -c 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
-        echo 1 >/proc/sys/net/ipv6/conf/lo/disable_ipv6
-        python3 -c "$0" && exec "$@"' "$up" "$@"
-fi
 [ "$namespaces" = no ] || exec "$@"
 
 # As in a container: no more user namespaces, and root may neither mount nor make other ones.
