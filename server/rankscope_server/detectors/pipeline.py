@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 import numpy as np
@@ -196,7 +197,7 @@ def _advice(window: Window, split: Split) -> str:
     layers = window.layer_ms
     sizes = best_split(layers, split.num_stages) if layers else None
     if sizes is not None:
-        ends = np.cumsum(sizes)
+        ends = itertools.accumulate(sizes)
         slowest = max(sum(layers[end - size : end]) for size, end in zip(sizes, ends, strict=True))
         reached = slowest / (sum(layers) / split.num_stages)
         return (

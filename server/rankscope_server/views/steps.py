@@ -58,9 +58,9 @@ def quiet(function: Any, values: Array, axis: int | None = None) -> Any:
     if values.size == 0:
         return np.float64(np.nan) if axis is None else np.full(values.shape[1 - axis], np.nan)
     with np.errstate(all="ignore"):
-        missing = np.isnan(values).all(axis=axis, keepdims=axis is not None)
         if axis is None:
-            return np.float64(np.nan) if missing else function(values)
+            return np.float64(np.nan) if np.isnan(values).all() else function(values)
+        missing = np.isnan(values).all(axis=axis, keepdims=True)
         filled = np.where(missing, 0.0, values)
         return np.where(np.squeeze(missing, axis), np.nan, function(filled, axis=axis))
 
