@@ -8,3 +8,8 @@ from pathlib import Path
 SHARED_DATA = Path(
     os.environ.get("RANKSCOPE_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
 )
+
+
+def named(path: Path) -> str:
+    """Return how a reason calls a path of the open data: the same on every machine."""
+    return f"shared/data/{path.relative_to(SHARED_DATA)}"

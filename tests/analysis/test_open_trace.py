@@ -13,7 +13,7 @@ from rankscope.chunk import decode_chunk
 from rankscope_server.analysis import Look, RunState
 from rankscope_server.readers.open_trace import NotATrace, Reading, read_open_trace, replay_of
 from rankscope_server.readers.open_trace_records import records_of
-from tests.shared_data import SHARED_DATA
+from tests.shared_data import SHARED_DATA, named
 
 TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
 pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`"
 @pytest.fixture(scope="module")
 def trace() -> Any:
     if not TRACE.exists():
-        pytest.skip(f"the open trace is not there: {TRACE}")
+        pytest.skip(f"the open trace is not there: {named(TRACE)}")
     return read_open_trace(TRACE)
 
 

@@ -16,7 +16,7 @@ import zstandard
 
 from rankscope.cli import main
 from tests.agent.test_flight_dumps import dump, entry
-from tests.shared_data import SHARED_DATA
+from tests.shared_data import SHARED_DATA, named
 
 ECHO = "RuntimeError: Connection closed by peer [10.0.0.{0}]:{0}\n"
 CAUSE = "OSError: [Errno 28] No space left on device: '/scratch/x'\n"
@@ -231,7 +231,7 @@ def test_the_open_trace_names_its_straggler() -> None:
     pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
     trace = SHARED_DATA / "traces" / "trace-AR.parquet"
     if not trace.exists():
-        pytest.skip(f"the open trace is not there: {trace}")
+        pytest.skip(f"the open trace is not there: {named(trace)}")
     found = answer(str(trace))
     assert found["root"]["ranks"] == [0]
     assert (found["root"]["family"], found["root"]["kind"]) == ("other", "slow_compute")

@@ -5,7 +5,7 @@ set -eu
 user=$1 home=$2 namespaces=$3 ipv6=$4 terminal=$5 command=$6
 
 if [ "$ipv6" = no ]; then
-    # A network of its own, as the machine's is everybody's; what pip needed is there already.
+    # A network of its own, as the machine's is shared; what pip needed is there already.
     # First of all: who may make no more namespaces cannot make this one.
     up='import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 0x49))'
     exec unshare --net sh -euc 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6

@@ -15,7 +15,7 @@ from rankscope import cli
 from rankscope.imports.flight_dumps import read_dumps
 from tests.agent.test_flight_dumps import dump, entry
 from tests.server.conftest import ServerProcess
-from tests.shared_data import SHARED_DATA
+from tests.shared_data import SHARED_DATA, named
 
 DATA = SHARED_DATA / "flight_recorder" / "gpu_error_2nd"
 TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
@@ -103,7 +103,7 @@ def test_the_open_trace_becomes_a_run(
 ) -> None:
     pytest.importorskip("pyarrow", reason="reading Parquet needs the extra `traces`")
     if not TRACE.exists():
-        pytest.skip(f"the open trace is not there: {TRACE}")
+        pytest.skip(f"the open trace is not there: {named(TRACE)}")
     server = start_server("--look-seconds", "0.5")
     code = cli.main(["import", str(TRACE), "--run", "ar", "--server", server.url, "--json"])
     said = json.loads(capsys.readouterr().out)

@@ -16,7 +16,7 @@ from rankscope.collector.flight.match import Matched, Matcher
 from rankscope.collector.flight.summary import open_entries, summary
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
-from tests.shared_data import SHARED_DATA
+from tests.shared_data import SHARED_DATA, named
 
 GROUPS = {1: "0"}
 DATA = SHARED_DATA / "flight_recorder"
@@ -229,7 +229,7 @@ def load(path: Path) -> Dump:
         return msgspec.convert(_PlainUnpickler(file).load(), Dump)
 
 
-needs_data = pytest.mark.skipif(not real_dumps(), reason=f"no recorded dumps in {DATA}")
+needs_data = pytest.mark.skipif(not real_dumps(), reason=f"no recorded dumps in {named(DATA)}")
 
 
 @needs_data
