@@ -9,7 +9,7 @@ The last line is empty of facts: without it pytest did not come to its end, what
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -28,6 +28,7 @@ class Outcome:
     state: State
     reason: str = ""  # why it was skipped, or did not even start
     is_unsteady: bool = False  # it failed before it passed
+    seconds: float = 0.0  # of its fixtures too, where it was the first to need them
 
 
 class Writer:
@@ -35,15 +36,18 @@ class Writer:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        before = self._seconds.get(report.nodeid, 0.0)
+        self._seconds[report.nodeid] = before + report.duration
         if report.failed:
             self._write(report.nodeid, "failed")
         elif report.skipped:
             # an expected failure is reported as skipped: it did what was said
             is_expected = hasattr(report, "wasxfail")
             self._write(report.nodeid, "passed" if is_expected else "skipped", _reason(report))
-        elif report.when == "call":
+        elif report.when != "setup":
             self._write(report.nodeid, "passed")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -57,7 +61,8 @@ class Writer:
         self._file.flush()
 
     def _write(self, name: str, state: State, reason: str = "") -> None:
-        self._file.write(json.dumps({"name": name, "state": state, "reason": reason}) + "\n")
+        outcome = Outcome(name, state, reason, seconds=round(self._seconds.get(name, 0.0), 2))
+        self._file.write(json.dumps(asdict(outcome)) + "\n")
         self._file.flush()
 
 
@@ -87,6 +92,6 @@ def read(path: Path) -> tuple[list[Outcome], bool]:
             continue
         outcome = Outcome(**json.loads(line))
         before = worst.setdefault(outcome.name, outcome)
-        if _BADNESS[outcome.state] > _BADNESS[before.state]:
-            worst[outcome.name] = outcome
+        worse = max(before, outcome, key=lambda one: _BADNESS[one.state])
+        worst[outcome.name] = replace(worse, seconds=max(before.seconds, outcome.seconds))
     return list(worst.values()), _END in lines

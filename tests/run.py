@@ -7,9 +7,9 @@
 Where a few tests of a group failed, those run once more, alone. One that passes then counts as
 passed and is told as unsteady: a bug to be found, not a reason to distrust all others.
 
-It ends with the skips, each with the command that would make it run, then what was unsteady and
-what failed, then the line "N passed, N failed, N skipped". A check counts as one test. Exit codes:
-0 nothing failed, 1 something did, 130 Ctrl-C.
+It ends with the slowest tests and the skips, each with the command that would make it run, then
+what was unsteady and what failed, then the line "N passed, N failed, N skipped". A check counts as
+one test. Exit codes: 0 nothing failed, 1 something did, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 CLOSING = ROOT / "artifacts" / "closing"  # the last line, for who ran this below something else
 _BIN = Path(sys.executable).parent
 _NOTHING_COLLECTED = 5
+_SLOWEST, _SLOW_SECONDS = 25, 1.0  # as many are listed, if they take as long
 _MOST_UNSTEADY = 3  # failures in one group; more than that are no accident
 
 
@@ -100,10 +101,10 @@ GROUPS = (
     Group("agents of preflight", (*AGENTS, *_without(LABORATORY))),
     Group(
         "runs",
-        ("--numprocesses", str(_AT_ONCE), "--dist", "worksteal", "--durations=25", "-m",
-         "not quiet", *_without(ALONE)),
+        ("--numprocesses", str(_AT_ONCE), "--dist", "worksteal", "-m", "not quiet",
+         *_without(ALONE)),
     ),
-    Group("quiet runs", ("--durations=10", "-m", "quiet", *_without(ALONE))),
+    Group("quiet runs", ("-m", "quiet", *_without(ALONE))),
 )  # fmt: skip
 
 
@@ -169,8 +170,13 @@ def _call(name: str, command: Sequence[str]) -> int:
 
 
 def summary(found: Sequence[Outcome]) -> str:
-    """Return the table of skips, the list of failures and the closing line."""
+    """Return the slowest tests, the table of skips, the failures and the closing line."""
     lines: list[str] = []
+    slow = [outcome for outcome in found if outcome.seconds >= _SLOW_SECONDS]
+    slow.sort(key=lambda outcome: outcome.seconds, reverse=True)
+    if slow:
+        lines += ["", "Slowest, in seconds:"]
+    lines += [f"{outcome.seconds:6.0f}  {outcome.name}" for outcome in slow[:_SLOWEST]]
     skips = Counter(outcome.reason for outcome in found if outcome.state == "skipped")
     if skips:
         lines += ["", "Skipped, and what would make it run:"]

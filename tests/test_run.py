@@ -13,9 +13,9 @@ from tests.outcomes import Outcome
 from tests.run import Check, Group
 
 TESTS = """
-import os, pytest
+import os, pytest, time
 
-def test_right(): pass
+def test_right(): time.sleep(1)
 
 def test_wrong(): assert 1 == 2
 
@@ -63,6 +63,8 @@ def test_every_test_is_counted_once_and_its_worst_end_holds(
     }  # fmt: skip
     assert run.closing(found) == "4 passed, 3 failed, 1 skipped"
     assert "     1  the moon is full\n" in run.summary(found)
+    slowest = [line for line in run.summary(found).splitlines() if line.startswith("     1  ")]
+    assert slowest[0].endswith("::test_right")
     assert run.summary(found).endswith("\n\n4 passed, 3 failed, 1 skipped")
 
 
