@@ -53,8 +53,10 @@ def make_times_known(model: GPT, seconds: Sequence[float]) -> None:
 
 
 def _make_time_known(block: torch.nn.Module, seconds: float) -> None:
+    apply: Any = _Sleep.apply  # has types from PyTorch 2.14 on
+
     def after_forward(_block: Any, _inputs: Any, x_BTD: Tensor) -> Any:
-        return _Sleep.apply(x_BTD, seconds)  # type: ignore[no-untyped-call]
+        return apply(x_BTD, seconds)
 
     def on_gradient(_gradient: Tensor) -> None:
         time.sleep(seconds)

@@ -31,8 +31,8 @@ def test_every_path_to_a_collective(tmp_path: Path) -> None:
             "gather": 1,
             "scatter": 1,
             "barrier": 1,
-            # one of them refused by the backend; all_gather_object has two of its own since 2.14
-            "all_gather_into_tensor": 4 if torch_version() >= (2, 14) else 2,
+            # one of them refused by the backend; all_gather_object has two of its own since 2.15
+            "all_gather_into_tensor": 4 if torch_version() >= (2, 15) else 2,
         }
         assert {name: seen[name] for name in expected} == expected
         p2p = seen["send"] + seen["recv"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -53,8 +54,8 @@ class Wire:
     def __init__(self, servers: Sequence[int]) -> None:
         """Use the default group if it is gloo's, else make one; all ranks construct this."""
         is_gloo = dist.get_backend() == "gloo"
-        self._group = None if is_gloo else dist.new_group(backend="gloo")
-        self._among_servers = dist.new_group(list(servers), backend="gloo")
+        self._group = None if is_gloo else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+        self._among_servers = cast(dist.ProcessGroup, dist.new_group(list(servers), backend="gloo"))
 
     def send(self, tensor: Tensor, rank: int, tag: Tag) -> None:
         """Send, and wait until it is taken."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -89,7 +89,7 @@ class Line:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, num_stages: int) -> None:
         """Nothing is under way yet."""
-        self._group = dist.new_group()
+        self._group = cast(dist.ProcessGroup, dist.new_group())
         self._shape, self._device, self._num_stages = shape, device, num_stages
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()  # keeps the memory alive, too
 

@@ -20,7 +20,7 @@ def run(ledger: Ledger) -> None:
 
     dist.all_gather_object([None] * n, mine)
     one = zeros(8, LENGTH)
-    if VERSION >= (2, 14):
+    if VERSION >= (2, 15):
         ledger.did("all_gather_into_tensor", [one], [zeros(8 * n, LENGTH)])
         ledger.did("all_gather_into_tensor", [zeros(most)], [zeros(n * most)])
     else:

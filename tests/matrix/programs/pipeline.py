@@ -45,7 +45,7 @@ def run(ledger: Ledger) -> None:
 
 def _did(ledger: Ledger, x: torch.Tensor, *, first: bool) -> None:
     rank, last = ledger.rank, ledger.size - 1
-    if first and VERSION >= (2, 14):
+    if first and VERSION >= (2, 15):
         _meet(ledger)
     elif first and VERSION >= (2, 13):
         _vote(ledger)

@@ -1,8 +1,9 @@
 """The official source: hooks before and after each operation, which torch has since 2.14.
 
 They fire below every caller, in Python or C++, and above the backend. They are told less than the
-dispatcher: not the reduce op, and `gather` and `gather_into_tensor` are one. torch calls the hook
-after an operation only if that did not raise, so a failure shows when the caller hears of it.
+dispatcher: not the reduce op, and `gather` and `gather_into_tensor` are one; 2.14 has but one name
+for all forms of a collective. torch calls the hook after an operation only if that did not raise,
+so a failure shows when the caller hears of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import ring, schema
@@ -53,6 +55,8 @@ _OPERATIONS: dict[str, str] = {
     "SCATTER": "scatter",
     "GATHER": "gather",
 }
+# names that in 2.14 stand for the forms that functional collectives use too
+_FAMILIES = frozenset({"ALLGATHER", "REDUCE_SCATTER", "ALLTOALL"})
 _LEFT_OUT = frozenset({"SPLIT", "NEW_WINDOW"})
 Issue = Callable[..., Token]
 Row = tuple[Operator, int, Issue]
@@ -239,11 +243,14 @@ def _rows(watch: Watch) -> dict[int, Row]:
 
     c10d: Any = module  # older versions have no HookOpName
     by_operation = {operator.operation: operator for operator in OPERATORS}
-    names = {int(number): name for name, number in c10d.HookOpName.__members__.items()}
+    names = {name: int(number) for name, number in c10d.HookOpName.__members__.items()}
     rows = {}
-    for number, name in names.items():
+    for name, number in names.items():
         if name not in _LEFT_OUT:
-            rows[number] = _row(watch, by_operation.get(_OPERATIONS.get(name, ""), _OTHER))
+            operator = by_operation.get(_OPERATIONS.get(name, ""), _OTHER)
+            if name in _FAMILIES and f"{name}_BASE" not in names:
+                operator = replace(operator, functional=True)
+            rows[number] = _row(watch, operator)
     rows[_ANY_SOURCE] = _row(watch, by_operation["recv_any_source"])
     return rows
 

@@ -17,6 +17,7 @@ _VALUES = (
     "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters",
     "duplicate-stderr-filters", "node-rank", "master-addr", "master-port", "local-addr",
     "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout",
+    "log-line-prefix-template", "print-completion",
 )  # fmt: skip
 _SWITCHES = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "use-env")
 _SHORT = {"-r": "redirects", "-t": "tee", "-m": "module"}
