@@ -8,6 +8,11 @@ from typing import Literal
 Tun = Literal["absent", "root", "open"]  # /dev/net/tun: not there, for root only, for all
 BARE = ("python3", "python3-venv", "git", "make", "ca-certificates", "passwd")  # and useradd
 COMPILER = ("g++", "python3-dev")
+DEBIANS = {
+    "bookworm": "Debian 12 (Python 3.11)",
+    "trixie": "Debian 13 (Python 3.13)",
+    "forky": "Debian 14, testing (Python 3.14)",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Row:
     def words(self) -> str:
         """Return what is special about it."""
         told = [
-            {"bookworm": "Debian 12", "trixie": "Debian 13"}[self.debian],
+            DEBIANS[self.debian],
             "root" if self.user == "root" else "ordinary user",
             "g++" if self.compiler else "no compiler",
             {"absent": "no tun", "root": "tun for root", "open": "tun for all"}[self.tun],
@@ -86,6 +91,7 @@ ROWS = (
     replace(SMALLEST, name="no-ipv6", ipv6=False),
     replace(SMALLEST, name="debian-13", debian="trixie"),
     replace(ROOT, name="debian-13-root", debian="trixie", compiler=True),
+    replace(SMALLEST, name="debian-14", debian="forky"),
     replace(SMALLEST, name="newest-torch", torch="torch"),
     replace(SMALLEST, name="blanks", folder="a path/with blanks"),
     replace(SMALLEST, name="ascii", ascii=True),

@@ -19,6 +19,7 @@ from tests.fresh.rows import Row
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankscope" / "fresh"
 _SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+_STALE = 'Acquire::Check-Valid-Until "false"'  # a mirror of a testing release may lag for weeks
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -39,8 +40,8 @@ def archive(row: Row) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         made = Path(folder) / target.name
-        words = ["--quiet", "--variant=apt", f"--include={packages}", row.debian, str(made)]
-        _call(["mmdebstrap", *words, *_sources(row.debian, Path(folder))])
+        words = ["--quiet", "--variant=apt", f"--aptopt={_STALE}", f"--include={packages}"]
+        _call(["mmdebstrap", *words, row.debian, str(made), *_sources(row.debian, Path(folder))])
         made.rename(target)
     return target
 

@@ -19,6 +19,7 @@ BY_NAME = {row.name: row for row in ROWS}
         ("no-tun", ["narrow"]),
         ("root-no-tun", ["root-no-namespaces", "root-narrow"]),
         ("debian-13", []),
+        ("debian-14", []),
         ("open-tun", []),
         ("compiler", []),
         ("newest-torch", []),
