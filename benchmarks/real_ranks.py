@@ -159,6 +159,7 @@ class Server:
                 answer: dict[str, Any] = json.load(reply)
                 return answer
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code != 404:
                 raise
             return {}

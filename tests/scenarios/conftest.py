@@ -52,6 +52,7 @@ class Watched:
                 answer: dict[str, Any] = json.load(reply)
                 return answer
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code != 404:
                 raise
             return {}

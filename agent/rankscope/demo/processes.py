@@ -62,6 +62,7 @@ class Api:
                 body: bytes = reply.read()
                 return body
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == 404:
                 return None
             raise DemoFailed(f"the server answered {error.code} to {path}") from error

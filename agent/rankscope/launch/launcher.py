@@ -164,6 +164,7 @@ class Launcher:
             with urllib.request.urlopen(url, timeout=_HEALTH_SECONDS):
                 return
         except urllib.error.HTTPError as error:
+            error.close()
             why = f"it answers {error.code} to {url}"
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = str(getattr(error, "reason", error))

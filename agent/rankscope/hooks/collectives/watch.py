@@ -290,13 +290,12 @@ class Watch:
 
 def not_the_user() -> tuple[str, ...]:
     """Return the beginnings of file names that are not the user's code."""
-    import warnings
-
     import torch
-    import typing_extensions
+    from typing_extensions import deprecated
 
-    # typing_extensions holds the wrapper of functions that are deprecated
-    wrappers = (contextlib.__file__, warnings.__file__, typing_extensions.__file__)
+    # the wrapper of deprecated functions: which file it is in differs between versions of Python
+    wrapper: Any = deprecated.__call__
+    wrappers = (contextlib.__file__, wrapper.__code__.co_filename)
     return (torch.__path__[0], _OWN_DIRECTORY, *wrappers, "<")
 
 
