@@ -23,8 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +35,7 @@ from rankscope_trainer.faults import FAULTS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from tests import api  # noqa: E402
 from tests.score.real import (  # noqa: E402
     ACCUSES,
     EVERYBODY,
@@ -154,15 +153,7 @@ class Server:
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the API's answer, empty for what is not there yet."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=20) as reply:
-                answer: dict[str, Any] = json.load(reply)
-                return answer
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise
-            return {}
+        return api.get(f"{self.url}/api/v1/{path}")
 
     def close(self) -> None:
         """Stop it."""

@@ -92,6 +92,6 @@ def read(path: Path) -> tuple[list[Outcome], bool]:
             continue
         outcome = Outcome(**json.loads(line))
         before = worst.setdefault(outcome.name, outcome)
-        worse = max(before, outcome, key=lambda one: _BADNESS[one.state])
+        worse = max(before, outcome, key=lambda either: _BADNESS[either.state])
         worst[outcome.name] = replace(worse, seconds=max(before.seconds, outcome.seconds))
     return list(worst.values()), _END in lines

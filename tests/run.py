@@ -7,7 +7,7 @@
 Where a few tests of a group failed, those run once more, alone. One that passes then counts as
 passed and is told as unsteady: a bug to be found, not a reason to distrust all others.
 
-It ends with the slowest tests and the skips, each with the command that would make it run, then
+It ends with the slowest tests, then the skips, each with the command that would make it run, then
 what was unsteady and what failed, then the line "N passed, N failed, N skipped". A check counts as
 one test. Exit codes: 0 nothing failed, 1 something did, 130 Ctrl-C.
 """

@@ -13,6 +13,7 @@ DEBIANS = {
     "trixie": "Debian 13 (Python 3.13)",
     "forky": "Debian 14, testing (Python 3.14)",
 }
+TESTING = "forky"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fresh import carried
-from tests.fresh.rows import Row
+from tests.fresh.rows import TESTING, Row
 
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankscope" / "fresh"
@@ -40,7 +40,8 @@ def archive(row: Row) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         made = Path(folder) / target.name
-        words = ["--quiet", "--variant=apt", f"--aptopt={_STALE}", f"--include={packages}"]
+        words = ["--quiet", "--variant=apt", f"--include={packages}"]
+        words += [f"--aptopt={_STALE}"] if row.debian == TESTING else []
         _call(["mmdebstrap", *words, row.debian, str(made), *_sources(row.debian, Path(folder))])
         made.rename(target)
     return target

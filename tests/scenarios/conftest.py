@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import api
 from tests.agent import recorded
 from tests.scenarios.trainer import command
 from tests.server.conftest import ServerProcess
@@ -46,16 +44,7 @@ class Watched:
 
     def get(self, path: str = "") -> dict[str, Any]:
         """Read the API; an answer of 404 is an empty object: the run is not there yet."""
-        address = f"{self.server.url}/api/v1/runs/{self.run_id}{path}"
-        try:
-            with urllib.request.urlopen(address, timeout=10) as reply:
-                answer: dict[str, Any] = json.load(reply)
-                return answer
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise
-            return {}
+        return api.get(f"{self.server.url}/api/v1/runs/{self.run_id}{path}")
 
     def until(self, what: Callable[[], Any], seconds: float = 90.0) -> Any:
         """Return the first true value of `what`; fail with the run's output after a while."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests import api
 from tests.agent import recorded
 from tests.server.conftest import ServerProcess
 
@@ -58,14 +59,7 @@ class Loop:
         return content
 
     def get(self, path: str = "") -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] = json.loads(self.request(path))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 404:
-                raise
-            return {}
-        return answer
+        return api.get(f"{self.server.url}/api/v1/runs/loop{path}", TOKEN)
 
     def until(self, what: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + SECONDS
