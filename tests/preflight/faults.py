@@ -46,6 +46,7 @@ class Fault:
     also: tuple[str, ...] = ()  # ids that may stand beside: true as well, and no more than that
     is_user: bool = False  # it binds ordinary users only
     needs_torch: bool = False  # it lies in torch itself
+    needs: tuple[str, ...] = ()  # of the machine, beside hosts and the wire (tests/capabilities.py)
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
     def build(self, scene: Scene) -> None:
@@ -227,6 +228,7 @@ CLOCKS = (
         Fault(
             f"clock-{name}", f"clock {seconds:+d} s at node 2", broken.clock(2, seconds),
             _one("clock.offset", "node2", remedy=r"chrony", status="fail"), modes=modes,
+            needs=("compiler",),
         )
         for name, seconds, modes in (
             ("behind-16", -16, ("c10d",)), ("behind-20", -20, ("c10d", "static")),
@@ -237,6 +239,7 @@ CLOCKS = (
     Fault(
         "clock-ahead-5", "clock +5 s at node 2", broken.clock(2, 5),
         _one("clock.offset", "node2", remedy=r"chrony", status="warn"), modes=("c10d",),
+        needs=("compiler",),
     ),
 )  # fmt: skip
 
@@ -319,7 +322,7 @@ MACHINES = (
     Fault(
         "disk-hung", "checkpoint directory hangs at node 1", machine.hung_mount(1),
         _one("fs.hang", "node1"), options="--checkpoint-dir {shared}",
-        job="--checkpoint {shared}",
+        job="--checkpoint {shared}", needs=("fuse",),
     ),
     Fault(
         "torch-differs", "an older torch at node 2", machine.older_torch(2),

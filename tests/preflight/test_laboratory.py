@@ -31,8 +31,7 @@ def told(trial: Trial) -> str:
 
 def needed(fault: Fault) -> tuple[str, ...]:
     """Return what a fault wants of the machine, beside hosts."""
-    tun = ("tun",) if fault.wire == "tap" else ()
-    return (*tun, "compiler") if fault.name.startswith("clock-") else tun
+    return (*fault.needs, "tun") if fault.wire == "tap" else fault.needs
 
 
 @pytest.mark.parametrize(
