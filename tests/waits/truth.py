@@ -39,10 +39,9 @@ class Waits:
         """Return by what share of the step the record differs from the truth."""
         return (self.recorded - self.truth) / self.duration
 
-    @property
-    def share_right(self) -> float:
-        """Return the share of steps whose record is right."""
-        return float((np.abs(self.errors) <= WITHIN).mean())
+    def share_within(self, limit: float) -> float:
+        """Return the share of steps whose record differs by no more than `limit` of the step."""
+        return float((np.abs(self.errors) <= limit).mean())
 
     def __str__(self) -> str:
         middle, truth, told = (
@@ -50,7 +49,7 @@ class Waits:
         )
         return (
             f"{self.program:<24}rank {self.rank}  step {middle:6.1f} ms  waits {truth:6.1f}  "
-            f"recorded {told:6.1f}  right in {100 * self.share_right:5.1f} %  "
+            f"recorded {told:6.1f}  right in {100 * self.share_within(WITHIN):5.1f} %  "
             f"error {100 * self.errors.min():+.1f} to {100 * self.errors.max():+.1f} %"
         )
 
