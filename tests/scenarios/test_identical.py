@@ -11,6 +11,7 @@ from tests.agent import recorded
 from tests.scenarios.trainer import train
 
 STEPS = 200
+SMALL = ("--layers", "4", "--width", "32", "--context", "32", "--bucket-mib", "0.05")
 
 
 @pytest.mark.multiproc
@@ -20,7 +21,7 @@ def test_losses_are_bit_identical(tmp_path: Path, strategy: str) -> None:
     for attached in (True, False):
         path = tmp_path / f"losses-{attached}"
         train(
-            tmp_path / str(attached), 2, "--strategy", strategy, "--steps", str(STEPS),
+            tmp_path / str(attached), 2, "--strategy", strategy, "--steps", str(STEPS), *SMALL,
             "--losses", str(path), attached=attached,
         )  # fmt: skip
         losses[attached] = [json.loads(line) for line in path.read_text().splitlines()]
