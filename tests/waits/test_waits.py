@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.quiet, pytest.mark.needs("compi
 
 STEPS, SLOW_MS = 28, 40.0
 # A wait that is not seen is most of a step. What a busy machine adds is not: 2 % of a step are
-# 0.9 ms here, less than it may take to wake a thread, and the copying between 16 buckets is another.
+# 0.9 ms here, less than it may take to wake a thread; copying 16 buckets is another one.
 NEARLY, ENOUGH = 0.1, 0.8
 
 
