@@ -5,8 +5,10 @@ what remains is waiting. A bucket's future reports its end, but wakes the waitin
 calls back later (`Future::markCompleted` in ATen/core/ivalue_inl.h): where that callback has not
 come when the pass is over, the wait ended just before the pass did. How much just before is learnt
 from the passes whose ends are known: the copying of buckets into gradients. What a pass takes
-beyond that the thread was still waiting, for a processor to wake up on. On a device no end is
-reported, and the thread does not wait.
+beyond that the thread was still waiting, for a processor to wake up on. Each bucket is copied when
+its wait is over, so the earlier ones are copied meanwhile: that is taken off by their bytes, and
+never more than a small part of the wait, as it is not measured. On a device no end is reported, and
+the thread does not wait.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ _ARRIVED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "arrived_ns")
 _BLOCKED_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns")
 _THREAD_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "thread_id")
 _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
+_BYTES_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "input_bytes")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
 _AT_ONCE = 4  # buckets whose ends can be reported in another order than DDP waits for them
 _MOST_LOOKED_AT = 64  # slots of one pass
 _FIRST_PASSES = 8  # what follows the wait is the shortest of these; later a longer or shorter one
 _LONGER, _SHORTER = 32, 2  # counts for one in so many
+_MOST_COPIED = 20  # copying between buckets is at most one in so many of a wait
 _U32 = struct.Struct("<I")
 _unpack_u64, _pack_u64 = ring.U64.unpack_from, ring.U64.pack_into
 
@@ -42,6 +46,7 @@ class BackwardWait:
         self._begun_at = 0  # slots begun before this pass
         self._after_ns = 0  # from the end of the wait to the end of the pass
         self._num_known = 0  # passes whose ends were reported in time
+        self._copied = 0.0  # of what the last bucket holds, how often the earlier ones hold it
         # models under DDP whose buckets go through a hook in Python: the engine does not call then
         self.with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -56,11 +61,14 @@ class BackwardWait:
         """Return how long DDP waited, in ns; 0 if it did not. The pass is over at `now_ns`."""
         buffer = self._ring.buffer
         number = _unpack_u64(buffer, ring.ENGINE_NUMBER_AT)[0] - 1
-        is_known = False
+        is_known, copied = False, 0.0
         if number >= 0:
             _pack_u64(buffer, ring.ENGINE_NUMBER_AT, 0)
             (arrived,) = _unpack_u64(buffer, ring.ENGINE_ARRIVED_AT)
-            is_known = not buffer[ring.THINNED_AT] and self._have_ended(number)
+            if not buffer[ring.THINNED_AT]:
+                is_known = self._have_ended(number)
+                self._copied = self._earlier(number)
+            copied = self._copied
         elif self.with_hooks:
             number = self._last_of_hooks()
             if number < 0:
@@ -75,6 +83,7 @@ class BackwardWait:
         if not self._num_known:
             return 0
         blocked_ns: int = max(0, max(ended_ns, now_ns - self._after_ns) - arrived)
+        blocked_ns -= min(int(copied * self._after_ns), blocked_ns // _MOST_COPIED)
         self._blocked(number, blocked_ns)
         return blocked_ns
 
@@ -103,6 +112,20 @@ class BackwardWait:
             if seen == _AT_ONCE:
                 break
         return True
+
+    def _earlier(self, last: int) -> float:
+        """Return the bytes of the pass's other buckets as a multiple of those of the last.
+
+        Each counts as one at most: what a small last one takes is not the copying of its bytes.
+        """
+        buffer, offset = self._ring.buffer, self._ring.offset
+        (own,) = _unpack_u64(buffer, offset(last) + _BYTES_AT)
+        others = 0
+        for number in self._slots(last)[1:]:
+            at = offset(number)
+            if buffer[at + _FLAGS_AT] & schema.FLAG_BY_ENGINE:
+                others += min(own, _unpack_u64(buffer, at + _BYTES_AT)[0])
+        return others / own if own else 0.0
 
     def _has_ended(self, number: int) -> bool:
         return self._ring.buffer[self._ring.offset(number) + _STATE_AT] >= schema.ENDED

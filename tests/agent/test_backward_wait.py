@@ -30,7 +30,10 @@ class Pass:
         self.wait = BackwardWait(self.ring, self.waited_ns.__setitem__)
         self.number = 0
 
-    def issue(self, at_ms: float, ended_ms: float = 0.0, flags: int = schema.FLAG_BY_ENGINE) -> int:
+    def issue(
+        self, at_ms: float, ended_ms: float = 0.0, flags: int = schema.FLAG_BY_ENGINE,
+        num_bytes: int = 0,
+    ) -> int:  # fmt: skip
         number, values = self.number, [0] * len(ring.COLLECTIVE_FIELDS)
         self.number += 1
         values[WORDS["number"]] = number + 1
@@ -38,6 +41,7 @@ class Pass:
         values[WORDS["state"]] = schema.ENDED if ended_ms else schema.RETURNED
         values[WORDS["thread_id"]] = threading.get_native_id()
         values[WORDS["flags"]] = flags
+        values[WORDS["input_bytes"]] = num_bytes
         buffer, at = self.ring.buffer, self.ring.offset(number)
         ring.COLLECTIVE_SLOT.pack_into(buffer, at, *values)
         ring.U64.pack_into(buffer, ring.HEAD_AT, number + 1)
@@ -115,6 +119,24 @@ def test_of_a_thinned_step_no_end_is_reported(one: Pass) -> None:
     one.ring.buffer[ring.THINNED_AT] = 1
     one.issue(20, ended_ms=21)
     assert one.ended_after(50) == 25
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last", "copied_ms"),
+    [
+        ((400, 200), 400, 1.5),  # half of what the last one holds, copied in half of its time
+        ((400, 400), 8, 2.0),  # what a small last one takes is not the copying of its bytes
+        ((400,) * 8, 400, 4.0),  # at most a twentieth of the wait
+    ],
+)
+def test_earlier_buckets_are_copied_while_the_last_is_waited_for(
+    one: Pass, earlier: tuple[int, ...], last: int, copied_ms: float
+) -> None:
+    known(one, after_ms=1)
+    for num_bytes in earlier:
+        one.issue(10, ended_ms=14, num_bytes=num_bytes)
+    one.issue(20, ended_ms=100, num_bytes=last)
+    assert one.ended_after(101) == pytest.approx(80 - copied_ms)
 
 
 def test_on_a_device_no_end_is_reported_and_no_thread_waits(one: Pass) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from tests.agent import recorded
 from tests.scenarios.trainer import train
+from tests.trainer.launch import SMALL
 
 STEPS = 200
-SMALL = ("--layers", "4", "--width", "32", "--context", "32", "--bucket-mib", "0.05")
+BUCKETS = ("--bucket-mib", "0.05")  # several of them
 
 
 @pytest.mark.multiproc
@@ -22,7 +23,7 @@ def test_losses_are_bit_identical(tmp_path: Path, strategy: str) -> None:
         path = tmp_path / f"losses-{attached}"
         train(
             tmp_path / str(attached), 2, "--strategy", strategy, "--steps", str(STEPS), *SMALL,
-            "--losses", str(path), attached=attached,
+            *BUCKETS, "--losses", str(path), attached=attached,
         )  # fmt: skip
         losses[attached] = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(losses[True]) == STEPS

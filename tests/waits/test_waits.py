@@ -16,9 +16,10 @@ from tests.waits.programs import PROGRAMS
 pytestmark = [pytest.mark.multiproc, pytest.mark.quiet, pytest.mark.needs("compiler")]
 
 STEPS, SLOW_MS = 28, 40.0
-# A wait that is not seen is most of a step. What a busy machine adds is not: 2 % of a step are
-# 0.9 ms here, less than it may take to wake a thread; copying 16 buckets is another one.
-NEARLY, ENOUGH = 0.1, 0.8
+# Of the steps of one rank: 2 % of them are 0.9 ms here, less than a busy machine takes to wake a
+# thread. A wait that is not seen is most of a step.
+ENOUGH, ENOUGH_OF_ALL = 0.5, 0.8
+NEARLY, ENOUGH_NEARLY = 0.1, 0.8
 
 
 @pytest.mark.parametrize("source", [source.name for source in SOURCES])
@@ -34,6 +35,9 @@ def test_every_wait_is_seen(source: str, tmp_path: Path) -> None:
     sys.stdout.write("\n".join(map(str, found)))
     assert Counter(waits.program for waits in found) == dict.fromkeys(PROGRAMS, 2)
     assert all(len(waits.duration) >= STEPS - truth.WARM_UP - 1 for waits in found)
-    wrong = [str(waits) for waits in found if waits.share_within(NEARLY) < ENOUGH]
+    wrong = [
+        str(waits) for waits in found
+        if waits.share_within(truth.WITHIN) < ENOUGH or waits.share_within(NEARLY) < ENOUGH_NEARLY
+    ]  # fmt: skip
     assert not wrong, "\n".join(wrong)
-    assert sum(waits.share_within(truth.WITHIN) for waits in found) / len(found) >= ENOUGH
+    assert sum(waits.share_within(truth.WITHIN) for waits in found) / len(found) >= ENOUGH_OF_ALL
