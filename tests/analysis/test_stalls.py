@@ -17,9 +17,17 @@ Shape = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
 def findings(
-    shape: Shape, ranks: int = 4, seed: int = 1, noise: float = 0.3, sent_ms: float = 5.0
+    shape: Shape,
+    ranks: int = 4,
+    seed: int = 1,
+    noise: float = 0.3,
+    sent_ms: float = 5.0,
+    recorded: slice | np.ndarray = slice(None),
 ) -> list[Finding]:
-    """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms."""
+    """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms.
+
+    `recorded` picks the steps that were recorded, of all ranks.
+    """
     chance = np.random.default_rng(seed)
     state = RunState("run")
     extra, pauses = zip(*(shape(chance, rank) for rank in range(ranks)), strict=True)
@@ -39,7 +47,8 @@ def findings(
             "gc_ns": (pauses[rank] * MS).astype(np.int64),
             "flags": np.zeros(STEPS, np.int64),
         }
-        state.apply_chunk(chunk_of(rank, int(started[-1])), columns)
+        kept = {name: values[recorded] for name, values in columns.items()}
+        state.apply_chunk(chunk_of(rank, len(kept["step"]), int(started[-1])), kept)
     look = state.look(int(started[-1]) + 10**9)
     return [one for one in look.findings if one.detector == "stalls"]
 
@@ -51,9 +60,9 @@ def registered(rank: int, world_size: int) -> schema.RankRegistered:
     )  # fmt: skip
 
 
-def chunk_of(rank: int, last_ns: int) -> schema.Chunk:
+def chunk_of(rank: int, count: int, last_ns: int) -> schema.Chunk:
     return schema.Chunk(
-        attempt=0, rank=rank, host="node-0", kind="steps", count=STEPS, time_lo_ns=START_NS,
+        attempt=0, rank=rank, host="node-0", kind="steps", count=count, time_lo_ns=START_NS,
         time_hi_ns=last_ns, data=b"%d" % rank,
     )  # fmt: skip
 
@@ -90,6 +99,44 @@ def test_a_rank_that_stalls_at_random_is_named(seed: int) -> None:
     assert 61 <= found.onset_step <= 75
     assert "one step in" in found.what
     assert found.cost_throughput_ratio == pytest.approx(0.37, abs=0.15)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_few_long_stalls_are_named_among_many_small_ones_of_all(seed: int) -> None:
+    """Each tenth step of rank 1 takes 600 ms longer; of any rank one in ten takes 80 ms longer."""
+
+    def uneven(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        small = np.where(chance.random(STEPS) < 0.1, 80.0, 0.0)
+        long = (np.arange(STEPS) % 10 == 0) & (np.arange(STEPS) >= 60) & (rank == 1)
+        return np.where(long, 600.0, small), np.zeros(STEPS)
+
+    (found,) = findings(uneven, seed=seed, noise=0.1)
+    assert (found.kind, found.ranks, found.severity) == ("slow_compute", (1,), "critical")
+    assert found.onset_step == 61
+    assert found.cost_throughput_ratio == pytest.approx(60 / 180, abs=0.08)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_stalls_are_named_where_steps_were_thinned(seed: int) -> None:
+    """One step in two is recorded from step 101 on: 90 of 140 since the stalls began."""
+    steps = np.arange(STEPS)
+    kept = (steps < 100) | (steps % 2 == 0)
+    (found,) = findings(hiccups, seed=seed, noise=0.2, recorded=kept)
+    assert (found.kind, found.ranks, found.severity) == ("slow_compute", (2,), "critical")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bursts_of_other_work_are_not_above_info(seed: int) -> None:
+    """They take rank 0 to 1.6 times its usual work four times, for 5 to 12 steps."""
+
+    def bursts(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        extra = np.zeros(STEPS)
+        for begin in chance.integers(0, STEPS, 4) if rank == 0 else ():
+            extra[begin : begin + chance.integers(5, 13)] = 48.0
+        return extra, np.zeros(STEPS)
+
+    found = findings(bursts, seed=seed, noise=0.05)
+    assert [one.severity for one in found] in ([], ["info"])
 
 
 @pytest.mark.parametrize("seed", range(10))

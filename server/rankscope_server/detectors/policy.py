@@ -90,10 +90,13 @@ class Policy:
     # Two stalls are an event, and no rank is judged by one bad minute: so many, with steps between.
     stall_least: int = 6
     stall_multiple: float = 3.0  # of the worst of the others: ranks of one host stall together
-    # Above info, where no second signal proves them: a tenth of a hundred steps or more, all over
-    # them, and eight times the worst of the others. Simulated healthy ranks on a shared host
-    # reach 25 stalls in 94 steps against 4, and 24 in 80 against 1.
-    stall_sure_steps: int = 100
+    # Above info, where no second signal proves them: stalls of 2.5 times the reference alone stand
+    # out. Other work takes a rank to 1.6 times, see above: of 2,400 simulated healthy runs on a
+    # shared host 46 stood out by all stalls, and of the 1,200 looked at by the clear ones none.
+    ln_stall_clear: float = math.log(2.5)
+    # Or smaller ones are a tenth of these steps or more, all over them, and eight times the worst
+    # of the others: of 2,700 such runs four reach that in 100 steps, none in 150.
+    stall_sure_steps: int = 150
     stall_sure_share: float = 0.1
     stall_sure_multiple: float = 8.0
     pause_share: float = 0.05  # of a step; pauses of the collector are measured, not guessed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,40 +92,59 @@ def _slowest(work: Array) -> Array:
     return slowest
 
 
+class _Row(NamedTuple):
+    """A row that stalls more often than the others."""
+
+    row: int
+    most_of_others: int  # separate stalls of the worst other row
+    hits: NDArray[np.bool_]  # per column
+    is_clear: bool  # by the stalls that no burst of other work reaches alone
+
+
 def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
     """Yield what is wrong: measured pauses first, then stalls that they do not explain."""
     pauses = work.pause_ms > policy.pause_share * work.usual_ms()[:, None]
     paused = set()
     for row, worst in _stand_out(pauses, policy):
         without = work.own_ms[row] - work.pause_ms[row]
-        case = _case(work, row, worst, pauses[row], without, policy)
+        case = _case(work, _Row(row, worst, pauses[row], is_clear=False), without, policy)
         if case is not None:
             paused.add(row)
             yield case
     if not paused and (case := _of_all(work, pauses, policy)):
         yield case
         return
-    stalls = _stalled(work, policy)
-    for row, worst in _stand_out(stalls, policy):
+    for found in _stalling(work, policy):
+        row, hits = found.row, found.hits
         if row in paused:
             continue
-        usual = median(np.where(stalls[row], np.nan, work.own_ms[row]))
-        without = np.where(stalls[row], np.fmin(work.own_ms[row], usual), work.own_ms[row])
-        case = _case(work, row, worst, stalls[row], without, policy)
+        usual = median(np.where(hits, np.nan, work.own_ms[row]))
+        without = np.where(hits, np.fmin(work.own_ms[row], usual), work.own_ms[row])
+        case = _case(work, found, without, policy)
         is_spell = _is_one_spell(work.own_ms[row] - without, policy)
-        if case is not None and not is_spell and _is_calm_between(
-            work.far[row], stalls[row], case
-        ):  # fmt: skip
+        if case is not None and not is_spell and _is_calm_between(work.far[row], hits, case):
             yield case
 
 
-def _stalled(work: Work, policy: Policy) -> NDArray[np.bool_]:
+def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
+    """Yield the rows that stall more often than the others, by all stalls or by the clear ones.
+
+    Among many small stalls of every row those of one that is many times as slow would be lost.
+    """
+    stalls = _beyond(work, policy.ln_stall_floor, policy.stall_sigmas)
+    clear = _beyond(work, policy.ln_stall_clear, policy.stall_sigmas)
+    by_all, by_clear = dict(_stand_out(stalls, policy)), dict(_stand_out(clear, policy))
+    for row, worst in (by_clear | by_all).items():
+        yield _Row(row, worst, (stalls if row in by_all else clear)[row], row in by_clear)
+
+
+def _beyond(work: Work, floor: float, sigmas: float) -> NDArray[np.bool_]:
+    """Return which steps lie so many sigma of their row over their reference, and the floor."""
     sigma = scatter(work.far)
-    sigma = np.fmax(sigma, median(sigma))
-    level = np.fmax(policy.ln_stall_floor, policy.stall_sigmas * sigma)
+    level = np.fmax(floor, sigmas * np.fmax(sigma, median(sigma)))
     with np.errstate(invalid="ignore"):
-        stalled: NDArray[np.bool_] = work.far > level[:, None]
-    return stalled
+        beyond: NDArray[np.bool_] = work.far > level[:, None]
+    return beyond
 
 
 def _times(hits: NDArray[np.bool_]) -> Array:
@@ -154,10 +173,9 @@ def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, i
             yield int(row), int(worst)
 
 
-def _case(
-    work: Work, row: int, worst: int, hits: NDArray[np.bool_], without: Array, policy: Policy
-) -> Stalling | None:
+def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling | None:
     """Return what the stalls of a row amount to; None below the cost gate."""
+    row, worst, hits, is_clear = found
     begin = _onset(hits)
     last = int(np.flatnonzero(hits)[-1])
     changed = work.own_ms.copy()
@@ -179,6 +197,8 @@ def _case(
     extra = float(np.nanmean(work.own_ms[row][hits])) - usual
     seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
     steps = table.steps[work.first :]
+    is_pause = pause > 0.5 * extra
+    is_sure = is_pause or is_clear or _is_steady(hits[span], num, worst, policy)
     return Stalling(
         rank=table.ranks[row],
         onset_step=int(steps[begin]),
@@ -189,12 +209,10 @@ def _case(
         most_of_others=worst,
         usual_ms=usual,
         extra_ms=extra,
-        pause_ms=pause if pause > 0.5 * extra else 0.0,
+        pause_ms=pause if is_pause else 0.0,
         phase=_phase(work, row, hits),
         cost=cost,
-        severity=_severity(cost, seconds, policy)
-        if pause > 0.5 * extra or _is_steady(hits[span], num, worst, policy)
-        else "info",
+        severity=_severity(cost, seconds, policy) if is_sure else "info",
     )
 
 
