@@ -7,9 +7,9 @@
 Where a few tests of a group failed, those run once more, alone. One that passes then counts as
 passed and is told as unsteady: a bug to be found, not a reason to distrust all others.
 
-It ends with the slowest tests, then the skips, each with the command that would make it run, then
-what was unsteady and what failed, then the line "N passed, N failed, N skipped". A check counts as
-one test. Exit codes: 0 nothing failed, 1 something did, 130 Ctrl-C.
+It ends with the slowest tests and files, then the skips, each with the command that would make it
+run, then what was unsteady and what failed, then the line "N passed, N failed, N skipped". A check
+counts as one test. Exit codes: 0 nothing failed, 1 something did, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 CLOSING = ROOT / "artifacts" / "closing"  # the last line, for who ran this below something else
 _BIN = Path(sys.executable).parent
 _NOTHING_COLLECTED = 5
-_SLOWEST, _SLOW_SECONDS = 25, 1.0  # as many are listed, if they take as long
+_SLOWEST, _SLOW = 30, 1.0  # as many are listed, if they take as many seconds
 _MOST_UNSTEADY = 3  # failures in one group; more than that are no accident
 
 
@@ -170,13 +170,13 @@ def _call(name: str, command: Sequence[str]) -> int:
 
 
 def summary(found: Sequence[Outcome]) -> str:
-    """Return the slowest tests, the table of skips, the failures and the closing line."""
+    """Return the slowest tests and files, the table of skips, the failures and the closing line."""
     lines: list[str] = []
-    slow = [outcome for outcome in found if outcome.seconds >= _SLOW_SECONDS]
-    slow.sort(key=lambda outcome: outcome.seconds, reverse=True)
-    if slow:
-        lines += ["", "Slowest, in seconds:"]
-    lines += [f"{outcome.seconds:6.0f}  {outcome.name}" for outcome in slow[:_SLOWEST]]
+    by_test = {outcome.name: outcome.seconds for outcome in found}
+    by_file: dict[str, float] = defaultdict(float)
+    for name, seconds in by_test.items():
+        by_file[name.partition("::")[0]] += seconds
+    lines += _slowest("Slowest tests", by_test) + _slowest("Slowest files", by_file)
     skips = Counter(outcome.reason for outcome in found if outcome.state == "skipped")
     if skips:
         lines += ["", "Skipped, and what would make it run:"]
@@ -194,6 +194,13 @@ def summary(found: Sequence[Outcome]) -> str:
         lines += ["", "Failed:"]
     lines += [f"  {f.name}{': ' if f.reason else ''}{f.reason}" for f in failures]
     return "\n".join([*lines, "", closing(found)])
+
+
+def _slowest(title: str, seconds: Mapping[str, float]) -> list[str]:
+    slow = [(took, name) for name, took in seconds.items() if took >= _SLOW]
+    slow.sort(reverse=True)
+    heading = ["", f"{title}, in seconds:"] if slow else []
+    return [*heading, *(f"{took:6.0f}  {name}" for took, name in slow[:_SLOWEST])]
 
 
 def closing(found: Sequence[Outcome]) -> str:

@@ -65,6 +65,7 @@ def test_every_test_is_counted_once_and_its_worst_end_holds(
     assert "     1  the moon is full\n" in run.summary(found)
     slowest = [line for line in run.summary(found).splitlines() if line.startswith("     1  ")]
     assert slowest[0].endswith("::test_right")
+    assert any(line.endswith(written.name) for line in run.summary(found).splitlines())
     assert run.summary(found).endswith("\n\n4 passed, 3 failed, 1 skipped")
 
 
