@@ -19,7 +19,7 @@ from rankscope.settings import SETTINGS
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"),
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"),
                     ROOT / "reference_trainer" / "README.md"])  # fmt: skip
 LOCAL_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 SOURCE_PATH = re.compile(
