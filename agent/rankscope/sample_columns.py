@@ -131,7 +131,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "voluntary_switches_total",  # of the main thread, as the next two
         "involuntary_switches_total",
         "run_delay_us_total",  # ready to run, no processor free
-        "stopped_by",  # 0: it may run; 1: a signal, 2: a debugger, 3: a frozen control group
+        # 0: it may run; 1: a signal, 2: a debugger, 3: a frozen control group; MACHINE_PAUSED
+        "stopped_by",
         "cpus_allowed",  # processors that the training thread may use, by affinity and cpuset
         "minor_faults_total",
         "major_faults_total",
@@ -244,6 +245,10 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "memory_bytes",
     ),
 }  # fmt: skip
+
+# `stopped_by`: since the sample before all of the machine or container did not run, the collector
+# neither
+MACHINE_PAUSED = 4
 
 SAMPLE_COLUMNS: dict[str, tuple[str, ...]] = {
     kind: (*EVERY_SAMPLE, *SAMPLE_KEYS[kind], *values) for kind, values in _VALUES.items()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from rankscope.sample_columns import MACHINE_PAUSED
 from rankscope_server.analysis import Finding, RunState
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.stopped_process import Stops, stops_of
@@ -69,6 +70,23 @@ def test_samples_that_are_lost_count_as_neither() -> None:
     assert found.stopped_ns <= 6 * S
 
 
+def test_a_pause_of_the_machine_counts_for_the_time_before_the_sample_that_tells_it() -> None:
+    times = [at * S for at in (*range(20), *range(30, 40))]
+    found = stops_of(0, times, [0] * 20 + [MACHINE_PAUSED] + [0] * 9, POLICY)
+    assert found is not None
+    assert (found.by, found.num_stopped, found.is_over) == (MACHINE_PAUSED, 1, False)
+    assert (found.begin_ns, found.last_ns, found.stopped_ns) == (20 * S, 30 * S, 10 * S)
+
+
+def test_what_stopped_it_for_longest_is_told() -> None:
+    """The first sample after a pause may find a rank that is not let go yet."""
+    times = [at * S for at in (*range(20), 30, 30.1, *range(31, 40))]
+    found = stops_of(0, times, [0] * 20 + [MACHINE_PAUSED, 1] + [0] * 9, POLICY)
+    assert found is not None
+    assert (found.by, found.num_times) == (MACHINE_PAUSED, 1)
+    assert stops([0] * 5 + [2] + [1] * 3).by == 1  # type: ignore[union-attr]
+
+
 def with_states(
     run: Timeline, code: Callable[[int, float], int], *, is_known: bool = True
 ) -> list[Item]:
@@ -98,6 +116,17 @@ def test_a_rank_that_is_stopped_in_every_step_is_named_as_stopped_not_as_slow() 
     assert "Rank 5 on node-0 is stopped again and again since step" in look.verdict.what
     assert [one.key.split("/")[1] for one in look.verdict.folded] == ["straggler"]
     assert {f.ranks for f in look.findings if f.severity != "info"} == {(5,)}
+
+
+def test_ranks_that_were_paused_with_their_machine_are_one_finding() -> None:
+    run = job(3, slow=0, onset=999, extra_ms=0.0, phase="forward")
+    items = with_states(run, lambda r, s: MACHINE_PAUSED * int(r in (4, 5) and s in (6, 9)))
+    (found,) = found_in(items)
+    assert (found.ranks, found.state) == ((4, 5), "open")
+    assert "were paused for" in found.what
+    assert "2 times" in found.what
+    assert found.what.endswith("with the machine or container")
+    assert not found.next_command
 
 
 def test_ranks_that_are_stopped_together_are_one_finding() -> None:

@@ -69,15 +69,16 @@ class Watched:
             self.process.wait(60)
 
 
-def processes_of(directory: Path) -> list[str]:
-    """Return the command lines of processes whose environment names this directory."""
-    found = []
+def processes_of(directory: Path) -> dict[int, str]:
+    """Return the command lines of processes whose environment names this directory, by pid."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or entry.name == str(os.getpid()):
             continue
         try:
             if str(directory).encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(entry.name)] = line
         except OSError:
             continue
     return found

@@ -52,7 +52,7 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
     deadline = time.monotonic() + 15
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
-    left = [line for line in processes_of(tmp_path) if "rankscope_server" not in line]
+    left = [line for line in processes_of(tmp_path).values() if "rankscope_server" not in line]
     assert not left
     kinds = {finding["kind"] for finding in watched.get("/findings")["open"]}
     assert not kinds & {"hang", "slow_compute", "slow_data"}

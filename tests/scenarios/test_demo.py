@@ -53,7 +53,7 @@ def _left(tmp_path: Path) -> list[str]:
     deadline = time.monotonic() + 10
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return processes_of(tmp_path)
+    return list(processes_of(tmp_path).values())
 
 
 @pytest.mark.parametrize(

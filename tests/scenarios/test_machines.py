@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import statistics
+import time
 from typing import Any
 
 import pytest
 
-from tests.scenarios.conftest import Watched
+from tests.scenarios.conftest import Watched, processes_of
 
 pytestmark = pytest.mark.multiproc
 
@@ -52,3 +55,27 @@ def test_a_run_tells_what_its_machine_does(watched: Watched) -> None:
     assert (cpu["unit"], memory["unit"]) == ("ratio", "bytes")
     assert 0 < statistics.median(values(cpu)) <= 1.05
     assert min(values(memory)) > 1 << 20
+
+
+def test_ranks_that_are_paused_with_their_collector_are_named_as_stopped(watched: Watched) -> None:
+    """All processes of the job are stopped for 6 s, as `docker pause` does it."""
+    watched.start(2, "--steps", "100000")
+    watched.until(lambda: watched.step() > 100)
+    processes = processes_of(watched.directory)
+    stopped = [pid for pid, line in processes.items() if "rankscope_server" not in line]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+    def found() -> Any:
+        findings = watched.get("/findings").get("open", [])
+        return next((one for one in findings if one["kind"] == "stopped_process"), None)
+
+    pause = watched.until(found, 20)
+    assert pause["ranks"] == [0, 1]
+    assert "were paused for" in pause["what"]
+    assert pause["cost_throughput_ratio"] == pytest.approx(6 / 30, abs=0.08)
+    step = watched.step()
+    watched.until(lambda: watched.step() > step + 20)  # and it goes on

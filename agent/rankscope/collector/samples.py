@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.collector.sources.base import Row, Skipped, Source
+from rankscope.collector.sources.files import uptime_seconds, waited_seconds
 
 BUDGET_RATIO = 0.005  # CPU time of one source by time passed
 MAX_INTERVAL_SECONDS = 60.0
 MAX_RETRY_SECONDS = 600.0
 STUCK_SECONDS = 30.0
+OVERSLEPT_SECONDS = 2.0  # sleeps that last less too long are of the scheduler
 JITTER_RATIO = 0.1  # of the interval, to both sides
 MAX_ROWS = 4096  # of a source, in memory; a collector that is that late keeps the newest
 _NEWEST_SHARE = 0.3  # of a sample's cost in the moving mean
@@ -143,7 +145,7 @@ class LaneThread(threading.Thread):
                 slot.turn(time.monotonic(), stretch)
             self._asked = None
             due = min(slot.due for slot in self.slots)
-            self._ending.wait(max(due - time.monotonic(), 0.001))
+            self._sleep(max(due - time.monotonic(), 0.001))
         for slot in self.slots:
             slot.source.close()
 
@@ -152,6 +154,18 @@ class LaneThread(threading.Thread):
         self._ending.set()
         if self.is_alive():
             self.join(timeout_seconds)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for the next turn, and tell the sources where that took far too long."""
+        began, waited_before = uptime_seconds(), waited_seconds()
+        self._ending.wait(seconds)
+        waited = waited_seconds()
+        if waited is None or waited_before is None:
+            return
+        late = uptime_seconds() - began - seconds - (waited - waited_before)
+        if late > OVERSLEPT_SECONDS:
+            for slot in self.slots:
+                slot.source.overslept(late)
 
     def look(self) -> None:
         """Notice a source that has not answered for long; called by another thread."""

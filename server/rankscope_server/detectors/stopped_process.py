@@ -2,6 +2,7 @@
 
 Steps tell such a rank from a slow one only where its waits are seen, and not why. The collector
 asks the kernel for the state of each process; the time between two samples counts as the first.
+Where the collector was paused too, the first sample after that counts for the time before it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.formulas import rank_hours_per_day
+from rankscope.sample_columns import MACHINE_PAUSED
 from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.finding import DetectorResult, Evidence, Finding, ran, skipped
 from rankscope_server.detectors.policy import Policy
@@ -27,11 +29,40 @@ from rankscope_server.detectors.words import (
 )
 
 Array: TypeAlias = NDArray[Any]
-_STOPPERS = {1: "a signal (state T)", 2: "a debugger (state t)", 3: "a frozen control group"}
-_NEXT = {
-    1: "Find who sends SIGSTOP: a job manager that suspends, a checkpoint tool, a script, Ctrl-Z",
-    2: "Find the debugger or tracer that holds it, by TracerPid",
-    3: "Find who freezes its control group: a paused container, a job manager that suspends",
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a finding says about what stopped a process."""
+
+    by: str
+    next: str
+    confidence: str = "high: the kernel says so; how long is counted in samples"
+    ruled_out: str = "A slow GPU, processor or disk: a process that works is not in this state"
+    wrong_if: str = "You stopped it yourself, or no other rank waits for this one"
+
+
+_CAUSES = {
+    1: Cause(
+        "a signal (state T)",
+        "Find who sends SIGSTOP: a job manager that suspends, a checkpoint tool, a script, Ctrl-Z",
+    ),
+    2: Cause("a debugger (state t)", "Find the debugger or tracer that holds it, by TracerPid"),
+    3: Cause(
+        "a frozen control group",
+        "Find who freezes its control group: a paused container, a job manager that suspends",
+    ),
+    MACHINE_PAUSED: Cause(
+        "a pause of the machine or container, in which the collector did not run either",
+        "Find what pauses the machine: a paused container, a virtual machine that is migrated or "
+        "saved, a computer that sleeps",
+        confidence="high: the collector, asleep, woke so much later than it was meant to, and the "
+        "ranks used no processor meanwhile",
+        ruled_out="Other work on the machine: time in which the collector was ready to run and "
+        "had no processor is not counted",
+        wrong_if="The machine was out of memory and paged (see major faults and memory pressure), "
+        "or no other rank waits for these",
+    ),
 }
 
 
@@ -46,6 +77,7 @@ class Stops:
     stopped_ns: int
     num_samples: int
     num_stopped: int
+    num_times: int  # apart from each other
     by: int
     is_over: bool
     is_whole: bool  # stopped in every sample since it began
@@ -57,7 +89,7 @@ class Stops:
 
 
 class StoppedProcess:
-    """Finds ranks whose process is stopped: by a signal, a debugger or a frozen control group."""
+    """Finds ranks whose process is stopped, alone or with all of their machine."""
 
     name: ClassVar[str] = "stopped-process"
     kinds: ClassVar[tuple[str, ...]] = ("stopped_process",)
@@ -84,18 +116,25 @@ class StoppedProcess:
 def stops_of(
     rank: int, times_ns: Sequence[int] | Array, by: Sequence[int] | Array, policy: Policy
 ) -> Stops | None:
-    """Return the newest stops of a rank that belong together, None for less than two samples."""
+    """Return the newest stops of a rank that belong together, None for less than two samples.
+
+    A single sample is enough where it tells of a pause of all: that was measured from both ends.
+    """
     times, codes = np.asarray(times_ns), np.asarray(by)
     hits = np.flatnonzero(codes > 0)
     if not len(hits):
         return None
     apart = np.flatnonzero(np.diff(times[hits]) > policy.stopped_series_seconds * 1e9)
     hits = hits[apart[-1] + 1 if len(apart) else 0 :]
-    if len(hits) < policy.stopped_least:
+    is_paused = codes == MACHINE_PAUSED
+    if len(hits) < policy.stopped_least and not is_paused[hits].any():
         return None
     usual_ns = int(np.median(np.diff(times))) if len(times) > 1 else 0
     lasts_ns = np.minimum(np.diff(times, append=times[-1] + usual_ns), 3 * usual_ns)
-    begin, last = int(times[hits[0]]), int(times[hits[-1]])
+    since_ns = np.diff(times, prepend=times[0])
+    lasts_ns = np.where(is_paused, np.maximum(since_ns - usual_ns, 0), lasts_ns)
+    begins = np.where(is_paused, times - lasts_ns, times)
+    begin, last = int(begins[hits[0]]), int(times[hits[-1]])
     newest_ns = int(times[-1])
     starts = hits[np.flatnonzero(np.diff(hits, prepend=hits[0] - 2) > 1)]
     between_ns = float(np.diff(times[starts]).max(initial=0))
@@ -109,7 +148,8 @@ def stops_of(
         stopped_ns=int(lasts_ns[hits].sum()),
         num_samples=len(codes[inside]),
         num_stopped=len(hits),
-        by=int(np.median(codes[hits])),
+        num_times=len(starts),
+        by=int(np.bincount(codes[hits], weights=lasts_ns[hits] + 1).argmax()),
         is_over=bool(is_over),
         is_whole=bool((codes[inside] > 0).all()),
     )
@@ -136,6 +176,7 @@ def _together(found: Sequence[Stops], policy: Policy) -> list[list[Stops]]:
 
 def _finding(window: Window, event: Sequence[Stops]) -> Finding:
     worst = max(event, key=lambda one: one.stopped_ns)
+    cause = _CAUSES[worst.by]
     ranks = tuple(sorted(one.rank for one in event))
     cost = worst.cost(window.policy)
     key = f"{window.attempt}/stopped-process/{'+'.join(map(str, ranks[:8]))}"
@@ -158,12 +199,14 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
         what=_what(window, ranks, worst, step),
         why=f"{worst.num_stopped} of {worst.num_samples} samples found "
         f"{'it' if len(ranks) == 1 else ranks_text((worst.rank,))} stopped by "
-        f"{_STOPPERS[worst.by]}; a stopped process does nothing, and the job loses "
+        f"{cause.by}; a stopped process does nothing, and the job loses "
         f"{percent_text(cost)} of its time where all wait for it",
-        next=_NEXT[worst.by],
-        next_command=f"grep -E 'State|TracerPid' /proc/{window.ranks[worst.rank].pid}/status",
+        next=cause.next,
+        next_command=""
+        if worst.by == MACHINE_PAUSED
+        else f"grep -E 'State|TracerPid' /proc/{window.ranks[worst.rank].pid}/status",
         confidence=0.95,
-        confidence_text="high: the kernel says so; how long is counted in samples",
+        confidence_text=cause.confidence,
         evidence=tuple(
             Evidence(
                 f"Rank {one.rank}, process {window.ranks[one.rank].pid}: stopped for about "
@@ -172,8 +215,8 @@ def _finding(window: Window, event: Sequence[Stops]) -> Finding:
             )
             for one in event[:8]
         ),
-        ruled_out=("A slow GPU, processor or disk: a process that works is not in this state",),
-        would_be_wrong_if="You stopped it yourself, or no other rank waits for this one",
+        ruled_out=(cause.ruled_out,),
+        would_be_wrong_if=cause.wrong_if,
         policy_hash=window.policy.hash,
         victims=tuple(rank for rank in sorted(window.steps.ranks) if rank not in ranks),
     )
@@ -184,6 +227,10 @@ def _what(window: Window, ranks: tuple[int, ...], worst: Stops, step: int | None
     lasted = seconds_text(worst.stopped_ns / 1e9)
     are, were = ("is", "was") if len(ranks) == 1 else ("are", "were")
     since = "" if step is None else f" since step {step:,}"
+    if worst.by == MACHINE_PAUSED:
+        often = f" in all, {worst.num_times} times" if worst.num_times > 1 else ""
+        place = since if often else since.replace("since", "at")
+        return f"{who} {were} paused for {lasted}{often}{place}, with the machine or container"
     if worst.is_whole and not worst.is_over:
         return f"{who} {are} stopped{since}, for {lasted} so far: the process does not run"
     if worst.is_whole:

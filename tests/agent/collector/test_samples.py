@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -94,6 +97,54 @@ def test_samples_do_not_walk_in_step_with_what_comes_and_goes_at_an_even_rate() 
     waits = np.diff([int(row["time_ns"]) for row in steady.take_rows()]) / 1e6
     assert np.mean(np.abs(waits - 20.0) > 0.5) > 0.3  # evenly spread over 18 to 22 ms
     assert 19.0 < np.median(waits) < 24.0
+
+
+class Sleeper(Steady):
+    """Writes how long the collector overslept."""
+
+    def overslept(self, seconds: float) -> None:
+        sys.stdout.write(f"{seconds}\n")
+        sys.stdout.flush()
+
+
+def test_a_pause_of_the_collector_is_noticed_when_it_is_over() -> None:
+    """A real process that is stopped for 4 s, asked twice a second."""
+    program = (
+        "from rankscope.collector.samples import LaneThread, Slot\n"
+        "from rankscope.collector.sources.machine import Machine\n"
+        "from tests.agent.collector.test_samples import Sleeper\n"
+        "print('ready', flush=True)\n"
+        "LaneThread('kernel', [Slot(Sleeper(Machine()), 0.5)]).run()\n"
+    )
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        assert 3.0 < float(process.stdout.readline()) < 6.0  # nothing before it
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("waited", "overslept"), [((0.0, 0.0), [8.0]), ((0.0, 7.0), []), ((None, 0.0), [])]
+)
+def test_time_without_a_processor_is_no_pause(
+    monkeypatch: pytest.MonkeyPatch, waited: tuple[float | None, float], overslept: list[float]
+) -> None:
+    source = Steady(Machine())
+    heard: list[float] = []
+    monkeypatch.setattr(source, "overslept", heard.append)
+    monkeypatch.setattr(samples, "uptime_seconds", iter((100.0, 109.0)).__next__)
+    monkeypatch.setattr(samples, "waited_seconds", iter(waited).__next__)
+    lane = LaneThread("kernel", [Slot(source, 1.0)])
+    lane._ending.set()  # the wait itself is over at once
+    lane._sleep(1.0)
+    assert heard == overslept
 
 
 def test_a_dear_source_is_asked_less_often_until_it_costs_its_share() -> None:

@@ -260,6 +260,46 @@ def test_a_frozen_control_group_keeps_a_rank_from_running(
     assert row["stopped_by"] == stopped_by
 
 
+@pytest.mark.parametrize(
+    ("overslept", "used_ticks", "stopped_by"),
+    [
+        (4.0, 100, 4),  # a second of work in five, before it one of each second: it was paused
+        (4.0, 400, 0),  # it worked on: the collector was paused alone
+        (0.0, 100, 0),  # less work, and no pause
+    ],
+)
+def test_a_rank_that_was_paused_with_its_machine(
+    machine: Machine, tree: Tree, overslept: float, used_ticks: int, stopped_by: int
+) -> None:
+    uptimes = iter((10.0, 11.0, 16.0, 17.0))
+    source = ProcessSource(replace(machine, uptime=uptimes.__next__))
+
+    def codes(user_ticks: int) -> list[Any]:
+        text = (machine.proc / "4711/stat").read_text()
+        head, _, rest = text.rpartition(")")
+        words = rest.split()
+        words[11] = str(user_ticks)
+        tree(".", {"proc/4711/stat": f"{head}) {' '.join(words)}\n"})
+        return [row["stopped_by"] for row in source.sample()]
+
+    per_second = os.sysconf("SC_CLK_TCK")
+    assert codes(per_second) == codes(2 * per_second) == [0]
+    if overslept:
+        source.overslept(overslept)
+    after = 2 * per_second + used_ticks * per_second // 100
+    assert codes(after) == [stopped_by]
+    assert codes(after) == [0]  # the next one is as it is
+
+
+def test_what_a_rank_without_work_did_in_a_pause_is_not_known(machine: Machine) -> None:
+    uptimes = iter((10.0, 11.0, 16.0))
+    source = ProcessSource(replace(machine, uptime=uptimes.__next__))
+    list(source.sample())
+    list(source.sample())
+    source.overslept(4.0)
+    assert [row["stopped_by"] for row in source.sample()] == [0]
+
+
 def test_a_process_that_a_signal_stopped() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         machine = Machine(ranks=lambda: (RankProcess(0, 0, process.pid),))

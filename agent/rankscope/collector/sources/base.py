@@ -62,6 +62,13 @@ class Source(Protocol):
     def close(self) -> None:
         """Let go of what `open` took, if anything."""
 
+    def overslept(self, seconds: float) -> None:
+        """Learn that the sleep before the next sample lasted so much longer than it was meant to.
+
+        Time without a free processor is not counted: the collector, and perhaps all of its machine,
+        was paused.
+        """
+
 
 class Limiter:
     """Lets at most `most` pass in each span of `seconds`, and counts the others."""

@@ -1,8 +1,9 @@
-"""Reading files of /proc and /sys: cheap, bounded, and -1 for what is not told."""
+"""Reading what the kernel says: cheap, bounded, and -1 for what is not told."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def need(path: Path, why: str) -> None:
         raise Skipped(f"no {path}: {why}") from None
     except OSError as error:
         raise Skipped(f"{path}: {error.strerror}") from error
+
+
+def uptime_seconds() -> float:
+    """Return the time since the machine was started, with what it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def waited_seconds() -> float | None:
+    """Return how long this thread was ready to run without a processor; None if not known."""
+    words = (read_or_none("/proc/thread-self/schedstat") or "").split()
+    return int(words[1]) / 1e9 if len(words) == 3 else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope.collector.sources.base import News, RankProcess
+from rankscope.collector.sources.files import uptime_seconds
 from rankscope.collector.sources.netlink import TcpConnection, established
 from rankscope.collector.sources.nvml import Nvml
 
@@ -27,6 +28,7 @@ class Machine:
     recent: Callable[[], Sequence[RankProcess]] = tuple  # gone a moment ago: news come late
     tell: Callable[[News], None] = lambda news: None
     wall_ns: Callable[[], int] = time.time_ns
+    uptime: Callable[[], float] = uptime_seconds
 
     def tell_of(self, name: str, fields: dict[str, str], pid: int = 0, time_ns: int = 0) -> None:
         """Tell news; of a rank, where `pid` is one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from rankscope.collector.sources.base import Lane, RankProcess, Row, Skipped, Source
 from rankscope.collector.sources.files import pairs, read, read_or_none
 from rankscope.collector.sources.machine import Machine
+from rankscope.sample_columns import MACHINE_PAUSED
 from rankscope.schema import ChunkKind
 
 _US_PER_TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -35,6 +36,10 @@ class ProcessSource(Source):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._paused_seconds = 0.0  # before the next sample
+        self._at = 0.0  # uptime of the last one
+        self._cpu_us: dict[RankProcess, int] = {}  # up to it
+        self._ratio: dict[RankProcess, float] = {}  # processors in use before it
 
     def open(self) -> None:
         """Raise Skipped where /proc does not show processes."""
@@ -43,8 +48,33 @@ class ProcessSource(Source):
 
     def sample(self) -> Iterable[Row]:
         """Return one row for each rank that lives and can be seen."""
-        rows = [process_row(self._machine, rank) for rank in self._machine.ranks()]
-        return [row for row in rows if row is not None]
+        rows = {rank: process_row(self._machine, rank) for rank in self._machine.ranks()}
+        found = {rank: row for rank, row in rows.items() if row is not None}
+        for rank in self._paused(found):
+            found[rank]["stopped_by"] = MACHINE_PAUSED  # its state may still be that of the pause
+        return found.values()
+
+    def overslept(self, seconds: float) -> None:
+        """Ask at the next sample which ranks were paused too."""
+        self._paused_seconds += seconds
+
+    def _paused(self, rows: Mapping[RankProcess, Row]) -> list[RankProcess]:
+        """Return the ranks that were paused with the collector since the last sample.
+
+        They used less than half of the processor time that they used before in as long a time; of
+        a rank that used none before, or was not there, it is not known.
+        """
+        cpu_us = {rank: int(row["user_us_total"]) + int(row["system_us_total"])
+                  for rank, row in rows.items()}  # fmt: skip
+        now = self._machine.uptime()
+        seconds, paused_seconds = max(now - self._at, 1e-3), self._paused_seconds
+        ratio = {rank: (cpu_us[rank] - self._cpu_us[rank]) / 1e6 / seconds
+                 for rank in cpu_us if rank in self._cpu_us}  # fmt: skip
+        self._at, self._cpu_us, self._paused_seconds = now, cpu_us, 0.0
+        if not paused_seconds:
+            self._ratio = ratio
+            return []
+        return [rank for rank in ratio if ratio[rank] < 0.5 * self._ratio.get(rank, 0.0)]
 
 
 class ProcessSampler:
@@ -58,7 +88,7 @@ class ProcessSampler:
         return (values[_USER] + values[_SYSTEM]) * _US_PER_TICK / 1e6, values[_RSS] * _PAGE_BYTES
 
 
-def process_row(machine: Machine, rank: RankProcess) -> Row | None:
+def process_row(machine: Machine, rank: RankProcess) -> dict[str, float | str] | None:
     """Return the row of one process, None where it is gone."""
     values = _stat(machine.proc, rank.pid)
     if values is None:
