@@ -81,21 +81,18 @@ class Policy:
     min_explained_share: float = 0.5
 
     # --- stalls: some steps only ----------------------------------------------------------
-    # Steps that are looked at, the newest; fewer tell nothing of how often a rank stalls.
-    stall_steps: int = 512
-    # A step is a stall from a fifth over its reference, or from 3 sigma of the rank's steps: what
-    # is left of chance is measured on the other ranks.
+    stall_steps: int = 512  # the newest; fewer tell nothing of how often a rank stalls
+    # From a fifth over its reference, or 3 sigma of the rank's steps; chance shows on other ranks.
     ln_stall_floor: float = math.log(1.2)
     stall_sigmas: float = 3.0
     # Two stalls are an event, and no rank is judged by one bad minute: so many, with steps between.
     stall_least: int = 6
     stall_multiple: float = 3.0  # of the worst of the others: ranks of one host stall together
-    # Above info, where no second signal proves them: stalls of 2.5 times the reference alone stand
-    # out. Other work takes a rank to 1.6 times, see above: of 2,400 simulated healthy runs on a
-    # shared host 46 stood out by all stalls, and of the 1,200 looked at by the clear ones none.
+    # Above info without a second signal: stalls of 2.5 times the reference alone stand out (other
+    # work takes a rank to 1.6 times, see above), which none did in 1,200 simulated healthy runs.
     ln_stall_clear: float = math.log(2.5)
-    # Or smaller ones are a tenth of these steps or more, all over them, and eight times the worst
-    # of the others: of 2,700 such runs four reach that in 100 steps, none in 150.
+    # Or smaller ones are a tenth of 150 steps or more, all over them, and eight times the others'
+    # worst: of 2,700 such runs four reach that in 100 steps, none in 150.
     stall_sure_steps: int = 150
     stall_sure_share: float = 0.1
     stall_sure_multiple: float = 8.0
