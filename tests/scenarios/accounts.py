@@ -152,7 +152,9 @@ def _torchrun_of(pid: int) -> psutil.Process:
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
             try:
-                if "torch.distributed.run" in child.cmdline():
+                # not a fork of `rankscope run` on its way to another program: its line holds the
+                # whole command too
+                if child.cmdline()[1:3] == ["-m", "torch.distributed.run"]:
                     return child
             except psutil.Error:
                 continue
