@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 
 import numpy as np
@@ -56,12 +57,15 @@ class ClockTable:
         self._estimate: tuple[object, Clocks] | None = None  # None once that changes
         self._leads_cut_ns = 0
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
+        self._met_by: object = None  # the hosts that these are of; a row that changes is left out
+        self._met: dict[str, dict[int, tuple[int, Meeting] | None]] = {}
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
         self._rows.clear()
         self._strides.clear()
+        self._met.clear()
         self._estimate = None
 
     def add(self, rank: int, columns: Mapping[str, Column], host: str = "") -> None:
@@ -84,6 +88,8 @@ class ClockTable:
             start_ns, end_ns = row.get(who, (arrived_ns, arrived_ns + duration_ns))
             row[who] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
             self._note(who, arrived_ns)
+            if group in self._met:
+                self._met[group].pop(number, None)
             if number <= self._used.get(group, 0):
                 self._estimate = None
             if len(rows) > 2 * KEPT:
@@ -98,8 +104,10 @@ class ClockTable:
         else:
             stride = self._strides[group] = 2 * self._strides.get(group, self._stride)
             gone = [number for number in numbers if number % stride]
+        met = self._met.get(group, {})
         for number in gone:
             del rows[number]
+            met.pop(number, None)
 
     def add_exchange(self, record: ClockOffset) -> None:
         """Take what a host measured against the server."""
@@ -169,7 +177,9 @@ class ClockTable:
             found: dict[str, list[float]] = {host: [] for host in hosts}
             for meeting in self._meetings(hosts, names):
                 if meeting.starts_ns.min() < self._leads_cut_ns:
-                    leads = (meeting.ends_ns - np.median(meeting.ends_ns)).tolist()
+                    ends_ns = meeting.ends_ns.tolist()
+                    middle_ns = statistics.median(ends_ns)
+                    leads = [end_ns - middle_ns for end_ns in ends_ns]
                     for place, lead in zip(meeting.hosts.tolist(), leads, strict=True):
                         found[hosts[place]].append(lead)
             self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
@@ -181,26 +191,42 @@ class ClockTable:
         Notes up to which number of each group they go.
         """
         place = {host: number for number, host in enumerate(hosts)}
-        found = []
+        met_by = (tuple(hosts), tuple(host_of.items()))
+        if self._met_by != met_by:
+            self._met_by = met_by
+            self._met.clear()
+        found: list[tuple[int, Meeting]] = []
         share = max(MAX_MEETINGS // max(len(self._rows), 1), 8)
         self._used = {}
         for group, rows in self._rows.items():
+            met = self._met.setdefault(group, {})
             for number in sorted(rows)[-share:]:
-                starts: dict[int, int] = {}
-                ends: dict[int, int] = {}
-                for who, (start, end) in rows[number].items():
-                    name = who if isinstance(who, str) else host_of.get(who, "")
-                    host = place.get(name)
-                    if host is not None:
-                        starts[host] = max(starts.get(host, start), start)
-                        ends[host] = min(ends.get(host, end), end)
-                met = sorted(starts)
-                meeting = Meeting(
-                    np.array(met),
-                    np.array([starts[host] for host in met]),
-                    np.array([ends[host] for host in met]),
-                )
-                if met and meeting.time_ns < self._cut_ns:
+                if number not in met:
+                    met[number] = _meeting(rows[number], place, host_of)
+                timed = met[number]
+                if timed is not None and timed[0] < self._cut_ns:
                     self._used[group] = number
-                    found += [meeting] * (len(met) > 1)
-        return sorted(found, key=lambda meeting: meeting.time_ns)
+                    found += [timed] * (len(timed[1].hosts) > 1)
+        return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+
+
+def _meeting(
+    row: Mapping[str | int, tuple[int, int]], place: Mapping[str, int], host_of: Mapping[int, str]
+) -> tuple[int, Meeting] | None:
+    """Return one operation with its time, None where no host of those asked for took part."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for who, (start, end) in row.items():
+        host = place.get(who if isinstance(who, str) else host_of.get(who, ""))
+        if host is not None:
+            starts[host] = max(starts.get(host, start), start)
+            ends[host] = min(ends.get(host, end), end)
+    if not starts:
+        return None
+    hosts = sorted(starts)
+    meeting = Meeting(
+        np.array(hosts),
+        np.array([starts[host] for host in hosts]),
+        np.array([ends[host] for host in hosts]),
+    )
+    return meeting.time_ns, meeting
