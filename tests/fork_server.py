@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -30,7 +31,9 @@ _GRACE_SECONDS = 15.0  # after SIGTERM
 _LOOK_SECONDS = 0.02
 _IMPORTED = (
     "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
-    "rankscope_trainer.__main__", "rankscope_trainer.train", "rankscope_trainer.faults.injector",
+    "torch.distributed.checkpoint.state_dict", "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.profiler", "rankscope_trainer.__main__", "rankscope_trainer.train",
+    "rankscope_trainer.faults.injector",
 )  # fmt: skip
 _ROOT = Path(__file__).parents[1]
 
@@ -90,6 +93,9 @@ def _serve() -> int | None:
     """Answer orders; in a forked rank return its exit code."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    # A rank that collects, or takes down at its end, what was imported here copies all of it first.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         stop, port = _host_store() if order["ranks"] else (-1, 0)

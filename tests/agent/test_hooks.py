@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope import ring, schema
+from rankscope.attach import start
 from tests.agent import recorded
 from tests.matrix.launch import torch_version
 
@@ -224,16 +225,30 @@ def test_a_source_that_cannot_work_here_is_registered_with_its_reason(tmp_path: 
 
 @pytest.mark.parametrize(
     ("said", "is_on"),
-    [("1", True), ("true", True), ("Yes", True), ("on", True), ("0", False), ("off", False),
-     ("", False), ("enable", False)],
+    [("1", True), ("true", True), (" Yes ", True), ("on", True), ("0", False), ("off", False),
+     ("No", False), ("", False), ("enable", False)],
 )  # fmt: skip
-def test_what_switches_it_on(tmp_path: Path, said: str, is_on: bool) -> None:
+def test_what_switches_it_on(said: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_for: list[str] = []
+    monkeypatch.setenv("RANKSCOPE", said)
+    monkeypatch.setattr(start, "_tried", False)
+    monkeypatch.setattr(start, "_is_our_own", lambda _: False)
+    monkeypatch.setattr(start, "name_family", lambda _: None)
+    monkeypatch.setattr(start, "is_rank", lambda _: False)
+    monkeypatch.setattr(start, "when_imported", lambda name, _: waits_for.append(name))
+    monkeypatch.delenv(start.ATTACHED, raising=False)
+    start.attach_from_environment()
+    assert waits_for == ["torch"] * is_on
+
+
+@pytest.mark.parametrize(("said", "is_on"), [("Yes", True), ("enable", False)])
+def test_who_never_imports_torch_pays_nothing(tmp_path: Path, said: str, is_on: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import rankscope.attach.start as s; print(s.agent()); "
          "import torch; print(s.agent() is not None)"],
         env=recorded.environment(tmp_path, RANKSCOPE=said), capture_output=True, text=True,
         timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout == f"None\n{is_on}\n"  # who never imports torch pays nothing
+    assert done.stdout == f"None\n{is_on}\n"
     why = "rankscope: not attached: RANKSCOPE='enable': say 1 or 0\n"
     assert done.stderr == (why if said == "enable" else "")

@@ -93,6 +93,14 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     process.close()
 
 
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server of a module's tests, each of which names a run of its own."""
+    process = ServerProcess(tmp_path_factory.mktemp("server")).start()
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def watched(server: ServerProcess, tmp_path: Path) -> Iterator[Watched]:
     run = Watched(server, tmp_path, "scenario")

@@ -43,8 +43,12 @@ def launch(
     seconds: float = 200.0,
     **variables: str,
 ) -> Watched:
-    """Run a command and return its run page; fail if it, or the agent, had trouble."""
-    run = Watched(server, directory, variables.get("RANKSCOPE_RUN_ID", "test"))
+    """Run a command and return its run page; fail if it, or the agent, had trouble.
+
+    The run has the name of its directory: a server may have runs of several tests.
+    """
+    variables = {"RANKSCOPE_RUN_ID": directory.name} | variables
+    run = Watched(server, directory, variables["RANKSCOPE_RUN_ID"])
     with run.log.open("ab") as log:
         done = subprocess.run(
             [*attach, *command], env=environment(directory, server, **variables), stdout=log,

@@ -26,6 +26,11 @@ dist.destroy_process_group()
 """
 
 
+@pytest.fixture(scope="module")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    return shared_server
+
+
 def variables(directory: Path, server: ServerProcess, **more: str) -> dict[str, str]:
     environment = recorded.environment(directory, RANKSCOPE_SERVER=server.url, **more)
     for name in ("RANKSCOPE", "RANKSCOPE_COLLECTOR", "PYTHONPATH"):
@@ -46,7 +51,7 @@ def test_all_ways_record_the_same(tmp_path: Path, server: ServerProcess, way: st
     script = tmp_path / "train.py"
     setup = "import rankscope; rankscope.init()" if way == "init" else ""
     script.write_text(SCRIPT.format(setup=setup))
-    environment = variables(tmp_path, server)
+    environment = variables(tmp_path, server, RANKSCOPE_RUN_ID=way)
     command = torchrun(script)
     if way == "run":
         command = [sys.executable, "-m", "rankscope", "run", "--", *command]
@@ -56,7 +61,7 @@ def test_all_ways_record_the_same(tmp_path: Path, server: ServerProcess, way: st
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    run = Watched(server, tmp_path, "test")
+    run = Watched(server, tmp_path, way)
     run.until(lambda: run.get().get("run", {}).get("status") == "ended", 30)
     for rank in (0, 1):
         rows = run.get(f"/collectives/records?rank={rank}&limit=500")["rows"]

@@ -267,7 +267,12 @@ def test_one_rank_alone_off_and_on_is_never_matched(loop: Loop) -> None:
     assert not [one for one in loop.get("/findings")["open"] if one["kind"] != "straggler"]
 
 
-def test_a_collector_that_is_killed_does_each_command_once(loop: Loop) -> None:
+def test_a_collector_is_killed_and_a_rank_hangs(loop: Loop) -> None:
+    _a_collector_that_is_killed_does_each_command_once(loop)
+    _a_hang_asks_for_stacks_and_its_page_shows_them(loop)
+
+
+def _a_collector_that_is_killed_does_each_command_once(loop: Loop) -> None:
     asked = loop.ask(kind="profile", ranks=[0], num_steps=20)
     loop.until(lambda: loop.get(f"/commands/{asked['id']}")["ranks"][0]["state"] == "running")
     os.kill(loop.collector_pid(), 9)
@@ -280,7 +285,7 @@ def test_a_collector_that_is_killed_does_each_command_once(loop: Loop) -> None:
     assert json.loads((directory / "answers").read_text())["answers"].keys() == {str(asked["id"])}
 
 
-def test_a_hang_asks_for_stacks_and_its_page_shows_them(loop: Loop) -> None:
+def _a_hang_asks_for_stacks_and_its_page_shows_them(loop: Loop) -> None:
     loop.until(lambda: loop.step() >= 12)  # a first step may take long
     loop.stop_file.with_suffix(".hang").touch()
     (finding,) = loop.until(

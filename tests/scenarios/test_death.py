@@ -13,10 +13,15 @@ import pytest
 from tests.scenarios.conftest import Watched, processes_of
 
 pytestmark = pytest.mark.multiproc
+# Steps of 40 ms that cost hardly any CPU, with four buckets.
+TRAINING = (
+    "--layers", "2", "--layer-seconds", "0.005", "--width", "32", "--context", "32",
+    "--data-bytes", "65536", "--bucket-mib", "0.035",
+)  # fmt: skip
 
 
 def test_a_killed_rank_is_known_within_five_seconds(watched: Watched) -> None:
-    watched.start(2, "--steps", "2000", "--log-every", "1")
+    watched.start(2, *TRAINING, "--steps", "2000", "--log-every", "1")
     watched.until(lambda: watched.step() > 20)
     victim = next(rank for rank in watched.ranks() if rank["rank"] == 1)
     os.kill(victim["pid"], signal.SIGKILL)
@@ -44,7 +49,7 @@ def test_a_killed_rank_is_known_within_five_seconds(watched: Watched) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
-    watched.start(2, "--steps", "2000")
+    watched.start(2, *TRAINING, "--steps", "2000")
     watched.until(lambda: watched.step() > 5)
     assert watched.process is not None
     os.killpg(watched.process.pid, signal.SIGINT)  # what a terminal does
@@ -57,7 +62,7 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
     kinds = {finding["kind"] for finding in watched.get("/findings")["open"]}
     assert not kinds & {"hang", "slow_compute", "slow_data"}
     # and the next start does not trip over it
-    again = Watched(watched.server, tmp_path, "again").start(1, "--steps", "3")
+    again = Watched(watched.server, tmp_path, "again").start(1, *TRAINING, "--steps", "3")
     assert again.process is not None
     assert again.process.wait(90) == 0, again.log.read_text()
     again.until(lambda: again.get().get("run", {}).get("status") == "ended", 20)
@@ -66,7 +71,7 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
 def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
     steps = 260
     port = watched.server.url.rpartition(":")[2]
-    watched.start(2, "--steps", str(steps))
+    watched.start(2, *TRAINING, "--steps", str(steps))
     for after in (20, 60):
         watched.until(lambda after=after: watched.step() > after)
         watched.server.end(signal.SIGKILL)
@@ -91,7 +96,7 @@ def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
 def test_server_absent_training_goes_on_and_data_arrives_later(watched: Watched) -> None:
     port = watched.server.url.rpartition(":")[2]
     watched.server.end(signal.SIGKILL)
-    watched.start(2, "--steps", "40")
+    watched.start(2, *TRAINING, "--steps", "40")
     assert watched.process is not None
     assert watched.process.wait(120) == 0, watched.log.read_text()[-2000:]
     assert "rankscope" in watched.log.read_text()  # it says that the server did not answer

@@ -20,6 +20,11 @@ SCRIPT = str(Path(starts.__file__))
 MPI_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
+@pytest.fixture(scope="module")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    return shared_server
+
+
 def is_whole(run: Watched) -> None:
     """Both ranks are there, did all their steps and ended, and nobody else was taken for one."""
     ranks = run.ranks()

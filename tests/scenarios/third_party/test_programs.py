@@ -44,6 +44,11 @@ PROGRAMS = (
 LOGS_LOSS = ("transformers", "lightning")
 
 
+@pytest.fixture(scope="module")
+def server(shared_server: ServerProcess) -> ServerProcess:
+    return shared_server
+
+
 @pytest.mark.multiproc
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.script)
 def test_a_complete_run_page(tmp_path: Path, server: ServerProcess, program: Program) -> None:
