@@ -89,11 +89,16 @@ def table(rows: Iterable[dict[str, Any]]) -> tuple[list[str], bool]:
                  for word in (RIGHT, SILENT, OTHER, ACCUSES, FALSE_ALARM, NOT_FIRED)}  # fmt: skip
         fired, accused = len(mine) - count[NOT_FIRED], count[ACCUSES] + count[FALSE_ALARM]
         is_good &= not accused and count[RIGHT] >= RIGHT_SHARE * fired > 0
-        used = ", ".join(sorted({row["used"] or "not registered" for row in mine}))
+        used = ", ".join(sorted({_recorded_by(row["used"]) for row in mine}))
         cells = (source, used, len(mine), share(count[RIGHT], fired), count[SILENT], count[OTHER],
                  accused, count[NOT_FIRED])  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines, is_good and bool(by_source)
+
+
+def _recorded_by(used: str) -> str:
+    """Return what recorded a run; some end before they import what a source needs."""
+    return "none yet" if used.startswith("waits for") else used or "not registered"
 
 
 def misses(rows: Iterable[dict[str, Any]]) -> list[str]:
