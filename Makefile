@@ -3,6 +3,7 @@ PYTHON ?= python3
 # Torch comes first and by exact version: a range alone may pull gigabytes of CUDA libraries.
 TORCH  ?= torch==2.13.0
 BIN    := .venv/bin
+READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -11,17 +12,22 @@ STAMP  := .venv/.installed
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-$(STAMP): pyproject.toml
+# What the demo needs, without the frameworks and tools that only the tests use.
+$(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Set PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$(TORCH)" "numpy>=1.26,<3"
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet -e '.[server,trainer]'
 	-$(BIN)/rankscope doctor --build
-	touch $(STAMP)
+	touch $@
+
+$(STAMP): $(READY)
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
 
 install: $(STAMP) ## make .venv and install everything into it
 
-demo: $(STAMP) ## train on 4 ranks, slow one of them, show who it was (DEMO="--fault hang" ...)
+demo: $(READY) ## train on 4 ranks, slow one of them, show who it was (DEMO="--fault hang" ...)
 	$(BIN)/rankscope demo $(DEMO)
 
 # All of them run, whatever becomes of one; the summary says what was skipped, and what enables it.

@@ -64,7 +64,7 @@ class DemoCommand:
             "--ranks", type=_ranks, default=4, help="ranks to train on (default: 4)"
         )
         parser.add_argument(
-            "--strategy", choices=tuple(plans.STEPS), default="ddp", help="(default: ddp)"
+            "--strategy", choices=plans.STRATEGIES, default="ddp", help="(default: ddp)"
         )
         parser.add_argument("--once", action="store_true", help="end when the verdict stands")
         parser.add_argument(

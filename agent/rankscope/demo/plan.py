@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FAULTS: tuple[str, ...] = ("slow_compute", "slow_data", "hang", "crash")
-STEPS = {"ddp": 260, "pipeline": 260}
+STRATEGIES: tuple[str, ...] = ("ddp", "pipeline")
 # A slow rank is named after 15 s and 20 recorded steps; the latest step to begin is reached after
 # 5 to 15 s, and where recording is thinned fewer than half of the steps may be recorded.
 LEAST_SECONDS = 40.0
@@ -15,6 +15,7 @@ LEAST_SECONDS = 40.0
 # on a busy machine perhaps all of one that is as long as the stage's own work.
 _SIZES = {("slow_compute", "pipeline"): 2.0, ("slow_data", "pipeline"): 2.0}
 _EARLIEST_STEP, _LATEST_STEP = 60, 140
+_STEPS_AFTER = 120  # on a slow machine; with LEAST_SECONDS on a fast one
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ def draw(fault: str, ranks: int, strategy: str, seed: int | None) -> Plan:
     """Draw rank and step at random, the fault too where it is "random"."""
     chance = random.Random(seed)
     chosen: str | None = chance.choice(FAULTS) if fault == "random" else fault
+    rank, start_step = chance.randrange(ranks), chance.randint(_EARLIEST_STEP, _LATEST_STEP)
     return Plan(
         fault=None if chosen == "none" else chosen,
-        rank=chance.randrange(ranks),
-        start_step=chance.randint(_EARLIEST_STEP, _LATEST_STEP),
+        rank=rank,
+        start_step=start_step,
         ranks=ranks,
         strategy=strategy,
-        steps=STEPS[strategy],
+        steps=start_step + _STEPS_AFTER,
     )
