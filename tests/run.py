@@ -1,5 +1,7 @@
 """All checks and all tests: each group runs whatever became of the others; one summary.
 
+The checks run beside the first group, which needs no quiet machine.
+
     python -m tests.run check                    lint, types, import contracts, vendored files
     python -m tests.run test [WORDS ...]         the same and all tests, or what pytest selects
     python -m tests.run --fresh test             and the first command in a bare system
@@ -22,6 +24,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,14 +111,14 @@ GROUPS = (
 )  # fmt: skip
 
 
-def run_check(check: Check) -> list[Outcome]:
-    """Run one check."""
+def run_check(check: Check, *, is_beside: bool = False) -> list[Outcome]:
+    """Run one check; `is_beside` something else, its output comes at its end."""
     for name in check.needs:
         why = capabilities.reason(name)
         if why:
             is_required = name in capabilities.required()
             return [Outcome(check.name, "failed" if is_required else "skipped", why)]
-    code = _call(check.name, check.command)
+    code = _call(check.name, check.command, is_beside=is_beside)
     return [Outcome(check.name, "passed" if code == 0 else "failed")]
 
 
@@ -157,10 +160,17 @@ def _prefix(group: Group) -> tuple[str, ...]:
     return capabilities.IN_USER_NAMESPACE
 
 
-def _call(name: str, command: Sequence[str]) -> int:
-    sys.stdout.write(f"\n== {name}: {shlex.join(command)}\n")
-    sys.stdout.flush()
+def _call(name: str, command: Sequence[str], *, is_beside: bool = False) -> int:
+    title = f"\n== {name}: {shlex.join(command)}\n"
     environ = os.environ | {"PATH": f"{_BIN}{os.pathsep}{capabilities.search_path()}"}
+    if is_beside:
+        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+        sys.stdout.write(f"{title}{done.stdout}")
+        sys.stdout.flush()
+        return done.returncode
+    sys.stdout.write(title)
+    sys.stdout.flush()
     process = subprocess.Popen(command, cwd=ROOT, env=environ)
     try:
         return process.wait()
@@ -221,15 +231,19 @@ def main() -> int:
         groups = (Group("chosen", tuple(chosen.words)),) if chosen.words else GROUPS
     found: list[Outcome] = []
     code = 0
+    beside = ThreadPoolExecutor(1)  # most checks take one processor
     try:
-        for check in CHECKS:
-            found += run_check(check)
+        checks = [beside.submit(run_check, check, is_beside=True) for check in CHECKS]
         for group in groups:
             found += run_group(group)
+        for check in checks:
+            found += check.result()
         if chosen.fresh:
             found += run_check(FRESH)
     except KeyboardInterrupt:
         code = 130
+    finally:
+        beside.shutdown(cancel_futures=True)
     text = summary(found)
     CLOSING.parent.mkdir(exist_ok=True)
     CLOSING.write_text(closing(found) + "\n")
