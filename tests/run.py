@@ -164,9 +164,12 @@ def _call(name: str, command: Sequence[str], *, is_beside: bool = False) -> int:
     title = f"\n== {name}: {shlex.join(command)}\n"
     environ = os.environ | {"PATH": f"{_BIN}{os.pathsep}{capabilities.search_path()}"}
     if is_beside:
-        done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
-        sys.stdout.write(f"{title}{done.stdout}")
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            check=False,
+        )  # fmt: skip
+        sys.stdout.flush()
+        sys.stdout.buffer.write(title.encode() + done.stdout)  # bytes: the terminal may be ASCII
         sys.stdout.flush()
         return done.returncode
     sys.stdout.write(title)

@@ -13,9 +13,9 @@ import pytest
 from tests.scenarios.conftest import Watched, processes_of
 
 pytestmark = pytest.mark.multiproc
-# Steps of 40 ms that cost hardly any CPU, with four buckets.
+# Steps of 0.1 s that sleep for most of it, with four buckets.
 TRAINING = (
-    "--layers", "2", "--layer-seconds", "0.005", "--width", "32", "--context", "32",
+    "--layers", "2", "--layer-seconds", "0.016", "--width", "32", "--context", "32",
     "--data-bytes", "65536", "--bucket-mib", "0.035",
 )  # fmt: skip
 
@@ -74,6 +74,8 @@ def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
     watched.start(2, *TRAINING, "--steps", str(steps))
     for after in (20, 60):
         watched.until(lambda after=after: watched.step() > after)
+        assert watched.process is not None
+        assert watched.process.poll() is None, "it must train while its server is killed"
         watched.server.end(signal.SIGKILL)
         time.sleep(2.0)
         watched.server.flags = ("--port", port)

@@ -57,7 +57,8 @@ class ClockTable:
         self._estimate: tuple[object, Clocks] | None = None  # None once that changes
         self._leads_cut_ns = 0
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
-        self._met_by: object = None  # the hosts that these are of; a row that changes is left out
+        # by group and number what `_meetings` made of a row, until that changes; for these hosts
+        self._met_by: object = None
         self._met: dict[str, dict[int, tuple[int, Meeting] | None]] = {}
 
     def start_again(self, since_ns: int) -> None:
