@@ -23,6 +23,7 @@ const char *nvmlErrorString(int error) {
     return error == NO_DRIVER ? "Driver Not Loaded" : error == LOST ? "GPU is lost" : "Some Error";
 }
 int nvmlSystemGetDriverVersion(char *text, uint size) { snprintf(text, size, "570.86.15"); return OK; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12080; return OK; }
 int nvmlDeviceGetCount_v2(uint *count) { *count = 2; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(uint index, Device **device) { *device = &devices[index]; return OK; }
 int nvmlDeviceGetIndex(Device *device, uint *index) { *index = device->index; return OK; }
@@ -133,6 +134,19 @@ int nvmlDeviceGetNvLinkState(Device *device, uint link, uint *up) {
 int nvmlDeviceGetNvLinkErrorCounter(Device *device, uint link, uint counter, ull *count) {
     HOPPER(device);
     *count = 100 + counter; /* replay 0, recovery 1, CRC flit 2 */
+    return OK;
+}
+
+typedef struct {
+    uint version;
+    unsigned char cluster[16];
+    int status;
+    uint clique, state, health;
+} Fabric;
+int nvmlDeviceGetGpuFabricInfoV(Device *device, Fabric *fabric) {
+    if (getenv("FAKE_NVML_CRASHES")) abort();
+    HOPPER(device);
+    fabric->status = 0, fabric->state = 3, fabric->health = 5;
     return OK;
 }
 

@@ -18,8 +18,8 @@ from rankscope.collector.sources.gpu_health import GpuHealthSource
 from rankscope.collector.sources.machine import Machine
 from rankscope.gpu_words import THROTTLE_WORDS, throttle_words, xid_words
 from rankscope.sample_columns import SAMPLE_COLUMNS
-from tests import capabilities
 from tests.agent.collector import processes
+from tests.agent.collector.fake_nvml import build
 from tests.agent.collector.processes import ensure, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
 
@@ -29,14 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a libnvidia-ml.so.1 with known answers."""
-    capabilities.need("compiler")
-    directory = tmp_path_factory.mktemp("nvml")
-    target = directory / "libnvidia-ml.so.1"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", str(target), str(HERE / "fake_nvml.c")], check=True
-    )
-    return directory
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 def sampled(library: Path, **environment: str) -> dict[str, Any]:

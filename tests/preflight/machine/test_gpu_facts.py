@@ -19,6 +19,7 @@ from rankscope.preflight.facts.gpu_child import VARIABLE
 from rankscope.preflight.facts.gpu_host import collect as collect_host
 from rankscope.preflight.model import Facts, NodeReport, Options
 from rankscope.preflight.system import Done, System
+from tests.agent.collector.fake_nvml import build
 
 DATA = Path(__file__).parents[1] / "data"
 HEALTHY = DATA / "nvml_h100_x8.json"
@@ -243,6 +244,22 @@ def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     facts = collect_host(Denied(root=tmp_path), has_gpus=True)
     assert "Operation not permitted" in facts.xid_problem
     assert facts.is_open_driver is False
+
+
+def test_a_library_of_c_is_asked_as_c_wants_it(tmp_path: Path) -> None:
+    environ = {"LD_LIBRARY_PATH": str(build(tmp_path)), "FAKE_NVML_PID": "1"}
+    facts = gpu.collect(Quiet(environ=environ), Options())
+    assert (facts.count, facts.cuda_driver) == (2, "12.8")
+    assert [(one.fabric_state, one.fabric_health) for one in facts.gpus] == [
+        ("completed", 5), ("", facts.gpus[1].fabric_health),
+    ]  # fmt: skip
+
+
+def test_a_library_that_crashes_is_told_with_its_place(tmp_path: Path) -> None:
+    environ = {"LD_LIBRARY_PATH": str(build(tmp_path)), "FAKE_NVML_PID": "1"}
+    environ["FAKE_NVML_CRASHES"] = "1"
+    with pytest.raises(child.Untold, match=r"Aborted.*nvmlDeviceGetGpuFabricInfoV.*in ask"):
+        gpu.collect(Quiet(environ=environ), Options())
 
 
 @pytest.mark.gpu

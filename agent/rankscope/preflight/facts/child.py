@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.preflight.system import System
+from rankscope.preflight.system import Done, System
 
 STARTED = "started"  # the children write it by themselves: they import nothing of ours
 
@@ -33,5 +33,14 @@ def ask(system: System, argv: Sequence[str], limit_s: float, times: int = 2) -> 
     else:
         raise Hung(f"no answer in {limit_s:g} s")
     if first != STARTED or not rest:
-        raise Untold((done.err.strip().splitlines() or [f"exit code {done.code}"])[-1])
+        raise Untold(_why(done))
     return rest
+
+
+def _why(done: Done) -> str:
+    """Return what a child said at its end; of a crash, where in it that was."""
+    lines = done.err.strip().splitlines() or [f"exit code {done.code}"]
+    if lines[0].startswith("Fatal Python error"):  # by faulthandler; the innermost frames first
+        frames = [line.strip() for line in lines if line.lstrip().startswith("File ")]
+        return ", ".join([lines[0], *frames[:3]])
+    return lines[-1]

@@ -8,6 +8,8 @@ support is left out; any other error of the driver is kept as text, by the name 
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -208,7 +210,8 @@ def _fabric(reader: Reader) -> dict[str, Any]:
     if not hasattr(nvml, "c_nvmlGpuFabricInfo_v2_t"):
         return {}
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
-    if reader.ask("GpuFabricInfoV", info) is None:
+    # pynvml hands its argument on to C as it is: the structure itself would be a crash
+    if reader.ask("GpuFabricInfoV", ctypes.pointer(info)) is None:
         return {}
     found: dict[str, Any] = {"fabric_state": _word(_FABRIC, info.state)}
     if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED:
@@ -250,6 +253,7 @@ def _text(value: Any) -> str:
 
 def main() -> None:
     """Print the facts, of a recording if the environment names one."""
+    faulthandler.enable()  # a library of the driver may crash: then its caller is told
     recording = os.environ.get(VARIABLE, "")
     sys.stdout.write("started\n")
     sys.stdout.flush()

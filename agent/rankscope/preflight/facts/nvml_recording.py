@@ -67,7 +67,7 @@ class Recording:
                 return _value(self._system.get(name, {"error": "NOT_SUPPORTED"}))
             told = self._gpus[arguments[0]]
             if name in _STRUCTURES:
-                return _fill(arguments[1], told.get(name))
+                return _fill(arguments[1].contents, told.get(name))
             exact = f"{name}({','.join(map(str, arguments[1:]))})"
             return _value(told.get(exact, told.get(name, {"error": "NOT_SUPPORTED"})))
 
