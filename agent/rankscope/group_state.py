@@ -43,3 +43,5 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p2p_issued_ns: int = 0
     p2p_sequence: int = 0  # among those with this peer in this direction; 0: not known
     peers: list[PeerState] = []
+    # ends come from a record of the backend itself; without, 0 ended on a device may be all ended
+    ends_are_known: bool = False

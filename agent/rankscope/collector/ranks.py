@@ -261,6 +261,10 @@ class FollowedRank:
         if processes is not None and (usage := processes.sample(self.pid))[1]:
             self._usage = usage  # a process that is just gone has none: the last one known stays
         cpu_seconds, rss_bytes = self._usage
+        names = self.journal.names
+        groups = self._collectives.tracker.states(names.groups, names.call_sites, to_wall)
+        if self.flight.standstill is not None:
+            groups = self.flight.standstill.complete(groups, reader.u64(ring.HEAD_AT))
         return schema.RankState(
             attempt=self.attempt,
             rank=self.rank,
@@ -272,9 +276,7 @@ class FollowedRank:
             alive=alive,
             thinning=reader.u8(ring.THINNING_AT),
             thinning_wanted=reader.u8(ring.THINNING_WANTED_AT),
-            groups=self._collectives.tracker.states(
-                self.journal.names.groups, self.journal.names.call_sites, to_wall
-            ),
+            groups=groups,
             cpu_seconds=cpu_seconds,
             rss_bytes=rss_bytes,
         )

@@ -201,7 +201,7 @@ def _group(
             "issued_ns": last.time_created_ns, "call_site": _call_site(last),
         }  # fmt: skip
     return schema.GroupState(
-        group=group, issued=issued, ended=min(ended, issued), **fields,
+        group=group, issued=issued, ended=min(ended, issued), ends_are_known=True, **fields,
         **_exchanges([entry for entry in exchanges if entry.record_id in is_open], ranks),
     )  # fmt: skip
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import structs
 
-from rankscope.schema import GroupState
+from rankscope.schema import GroupState, PeerState
 from rankscope_server.detectors.window import Window
 
 Lack: TypeAlias = Literal["not entered", "behind", "sends nothing", "takes nothing", ""]
@@ -32,6 +33,8 @@ class Operation:
     is_weak: bool = False
     # Somebody else has ended it: what keeps it open is the rank that is still in it.
     is_done_elsewhere: bool = False
+    # A device that tells no ends: it may be over. The last one entered stands for all before it.
+    is_untold: bool = False
 
 
 class Places:
@@ -64,7 +67,8 @@ class Places:
         """Return the first collective of a group that this rank has not ended, and since when."""
         if group.issued <= group.ended:
             return None
-        tells_ends = group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER
+        is_untold = not (group.ended or group.ends_are_known) and self.runs_on_device(rank)
+        tells_ends = not is_untold and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
         members = self._members(rank, group.group)
         if tells_ends and group.open_sequence > group.ended:
             sequence, since_ns = group.open_sequence, group.open_ns
@@ -75,14 +79,23 @@ class Places:
         # By identity: members are one tuple for the whole group, and long.
         key = (group.group, id(members), sequence, group.ended)
         if key not in self._known:
-            self._known[key] = self._work_out(
+            worked_out = self._work_out(
                 rank, group, members, sequence, name, size_bytes, tells_ends
             )
+            if worked_out is not None and is_untold:
+                worked_out = replace(worked_out, is_untold=True)
+            self._known[key] = worked_out
         operation = self._known[key]
         return None if operation is None else (operation, since_ns)
 
     def exchange(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
         """Return the oldest open send or receive of a group, and since when."""
+        on_device = self.runs_on_device(rank)
+        is_untold = on_device and not (
+            group.ends_are_known or any(_has_end(counts) for counts in group.peers)
+        )
+        if is_untold:
+            group = self._not_come(rank, group)
         peer = group.p2p_peer
         if not group.p2p_operation or peer < 0 or peer not in self._heard:
             return None
@@ -101,9 +114,31 @@ class Places:
             lacks=() if is_there else (peer,),
             lack="" if is_there else lack,
             # On the host what both have issued has happened, or nobody waits for it yet.
-            is_weak=(is_send or is_there) and not self.runs_on_device(rank),
+            is_weak=(is_send or is_there) and not on_device,
+            is_untold=is_untold,
         )
         return operation, group.p2p_issued_ns
+
+    def _not_come(self, rank: int, group: GroupState) -> GroupState:
+        """Return `group` with an exchange open to which the peer has not come, if there is one.
+
+        A device that tells no ends leaves all of them open, from the first one on. Since when the
+        rank waits in it is not known: not before it last moved.
+        """
+        state = self._window.states[rank]
+        for counts in group.peers:
+            theirs = self._states.get((counts.peer, group.group))
+            back = next((one for one in theirs.peers if one.peer == rank), None) if theirs else None
+            for operation, mine, come in (
+                ("recv", counts.received, back.sent if back else 0),
+                ("send", counts.sent, back.received if back else 0),
+            ):
+                if come < mine:
+                    return structs.replace(
+                        group, p2p_operation=operation, p2p_peer=counts.peer,
+                        p2p_sequence=come + 1, p2p_issued_ns=state.heartbeat_ns,
+                    )  # fmt: skip
+        return group
 
     def _is_untold(self, peer: int, group: GroupState) -> bool:
         """Return whether a peer says nothing of a group in which it has had exchanges before."""
@@ -187,6 +222,10 @@ class Places:
         if row is None:  # its steps are missing, too: as far as the others
             return step > 1 and table.num_steps > 0
         return not bool(np.isnan(table.get("duration")[row]).all())
+
+
+def _has_end(counts: PeerState) -> bool:
+    return bool(counts.sent_ended or counts.received_ended)
 
 
 class _Standing:

@@ -59,12 +59,15 @@ def build(window: Window, still: Iterable[int]) -> WaitGraph:
         found += [places.exchange(rank, group) for group in groups if group.p2p_operation]
         known = [pair for pair in found if pair is not None]
         if known:
-            # The earliest operation that did not end; an open send, or what all others have
-            # ended and nobody here waited for, only where nothing else is.
+            # The earliest operation that did not end; an open send, what all others have ended
+            # and nobody here waited for, or what may be over, only where nothing else is.
             on_host = not places.runs_on_device(rank)
             operation, since = min(
                 known,
-                key=lambda pair: (pair[0].is_weak or (on_host and _is_over(pair[0])), pair[1]),
+                key=lambda pair: (
+                    pair[0].is_weak or (on_host and _is_over(pair[0])) or _may_be_over(pair[0]),
+                    pair[1],
+                ),
             )
             graph.waits[rank], graph.since_ns[rank] = operation, since
         elif found:
@@ -81,6 +84,8 @@ def _follow_devices(places: Places, graph: WaitGraph) -> None:
     for rank, operation in list(graph.waits.items()):
         if operation.lacks or operation.is_done_elsewhere or not places.runs_on_device(rank):
             continue
+        if operation.is_untold:
+            continue  # nothing says that its device is still in it
         elsewhere = tuple(
             member
             for member in operation.members
@@ -167,12 +172,22 @@ def _tangle(
 def _waits_for_nobody(graph: WaitGraph, rank: int) -> bool:
     """Return whether a rank that others lack is in no operation, or alone in one."""
     operation = graph.waits.get(rank)
-    return operation is None or _is_over(operation) or (operation.is_weak and not operation.lacks)
+    return (
+        operation is None
+        or _is_over(operation)
+        or _may_be_over(operation)
+        or (operation.is_weak and not operation.lacks)
+    )
 
 
 def _is_over(operation: Operation) -> bool:
     """Return whether an operation lacks nobody and somebody else has ended it."""
     return not operation.lacks and operation.is_done_elsewhere
+
+
+def _may_be_over(operation: Operation) -> bool:
+    """Return whether all have entered an operation whose end nobody would tell."""
+    return operation.is_untold and not operation.lacks
 
 
 def _order(window: Window, rank: int) -> tuple[bool, int]:

@@ -209,6 +209,24 @@ def test_an_incident_leaves_a_file_and_a_summary(watched: Watched) -> None:
     assert kept["entries"] == watched.flight.entries
 
 
+def test_an_incident_tells_what_has_ended_until_the_next_call(watched: Watched) -> None:
+    def ends() -> list[tuple[int, int, bool]]:
+        state = watched.rank.state(None, alive=True)
+        assert state is not None
+        return [(one.issued, one.ended, one.ends_are_known) for one in state.groups]
+
+    for _ in range(5):
+        watched.flight.call()
+    watched.flight.complete(watched.flight.entries[:3])
+    watched.serve(setup=flight.FlightSetup(handlers=[flight.OF_NCCL]))
+    watched.until(lambda: watched.rank.has_header)
+    watched.until(lambda: ends() == [(5, 0, False)])
+    watched.rank.flight.incident("inside a collective for 30 s")
+    watched.until(lambda: ends() == [(5, 3, True)])
+    watched.flight.call()
+    watched.until(lambda: ends() == [(6, 0, False)])
+
+
 def test_a_rank_that_is_gone_leaves_no_socket(watched: Watched) -> None:
     for _ in range(4):
         watched.flight.call()

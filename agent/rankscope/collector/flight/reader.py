@@ -16,6 +16,7 @@ from rankscope import flight, ring
 from rankscope.collector.flight.ask import Question
 from rankscope.collector.flight.ends import Ends
 from rankscope.collector.flight.match import Matcher
+from rankscope.collector.flight.standstill import Standstill, standstill
 from rankscope.collector.flight.summary import summary
 from rankscope.rundir import FLIGHT_SETUP, FLIGHT_SOCKET
 
@@ -36,6 +37,7 @@ class FlightReader:
 
     def __init__(self, directory: Path, tell: Tell, lose: Lose) -> None:
         self.ends = Ends()
+        self.standstill: Standstill | None = None  # of the last incident
         self._directory = directory
         self._tell, self._lose = tell, lose
         self._setup = flight.FlightSetup()
@@ -44,6 +46,7 @@ class FlightReader:
         self._matchers: dict[str, Matcher] = {}
         self._question: Question | None = None
         self._reason = ""  # of the question under way, empty for one of the polls
+        self._head = 0  # calls that had been made when it was asked
         self._wanted: deque[tuple[str, str]] = deque()  # handler, reason: of incidents
         self._turns = -1
         self._num_dumps = 0
@@ -64,6 +67,7 @@ class FlightReader:
             self._take(question, reader, groups, now)
         if self._wanted:
             handler, self._reason = self._wanted.popleft()
+            self._head = reader.u64(ring.HEAD_AT)
             self._question = Question(self._directory / FLIGHT_SOCKET, handler)
         elif self._setup.polled and now >= self._next_poll:
             self._next_poll = now + self._pause()
@@ -127,6 +131,8 @@ class FlightReader:
         self._bad_answers, self._answered = 0, now
         if self._reason:
             self._keep(question)
+            if question.handler not in self._setup.polled:
+                self.standstill = standstill(question.dump, self._head, groups)
         if question.handler in self._setup.polled:
             self._match(question, reader, groups)
 
