@@ -43,6 +43,7 @@ _ECHO = re.compile(
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError",
                "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
                "ChildFailedError", "RendezvousClosedError")  # fmt: skip
+_WAITED = "collective_timeout_hang"  # family of what a rank says that waited for another in vain
 # A misuse of torch.distributed is the rank's own fault although its type is one of c10d.
 _OWN_FAULT = re.compile(
     r"invalid (usage|argument|rank)|mismatch|no space left|out of memory|cuda error", re.IGNORECASE
@@ -91,8 +92,10 @@ def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
         return "teardown"
     if error.where == "fatal_signal":
         return "teardown" if "SIGTERM" in error.type + error.message else "initiating"
-    if entry is not None and entry.strength > 1 and entry.role in ("initiating", "cascade"):
-        return "initiating" if entry.role == "initiating" else "cascade"
+    if entry is not None and entry.role in ("initiating", "cascade"):
+        is_timeout = entry.role == "cascade" and entry.family == _WAITED
+        if entry.strength > 1 or is_timeout:
+            return "initiating" if entry.role == "initiating" else "cascade"
     if _OWN_FAULT.search(error.message):
         return "initiating"
     if name in _ECHO_TYPES or _ECHO.search(error.message):

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope_server.detectors.places import HOST_BACKENDS
 from rankscope_server.detectors.step_table import SILENCE, StepTable
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, percent_text, ranks_text
 
 Array = NDArray[Any]
 _REMEDY = "see the agent page: sources and losses of these ranks"
+_NEWER = "PyTorch 2.14 or newer: there the Flight Recorder tells when a device was done"
+_LATEST = 20  # steps in which ends are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ def gaps_of(window: Window) -> tuple[Gap, ...]:
     if len(columns) and len(window.steps.ranks) > 1:
         found += _of_waits(window, columns)
         found += _of_calls(window, columns)
+    found += _of_devices(window)
     return tuple(sorted(found, key=lambda gap: (-gap.share, gap.ranks)))
 
 
@@ -167,6 +171,29 @@ def _of_calls(window: Window, columns: Array) -> list[Gap]:
     missing = counted & ~table.is_thinned()[:, columns[kept]] & ~seen & seen.any(axis=0)
     shares = dict(zip(table.ranks, missing.mean(axis=1), strict=True))
     return _grouped(shares, "their single collectives are")
+
+
+def _of_devices(window: Window) -> list[Gap]:
+    """Return the ranks whose devices tell no ends of collectives: the host only issues them.
+
+    All ranks then take the same time a step, and which of them the others wait for is not known.
+    """
+    on_device = {
+        rank for rank, known in window.ranks.items() if known.backend not in HOST_BACKENDS
+    }
+    if not on_device:
+        return []
+    rows = window.replays.events.select(window.steps.steps[-_LATEST:])
+    counts, ends = (
+        np.bincount(rows["rank"][chosen], minlength=window.world_size)
+        for chosen in (rows["rank"] >= 0, rows["duration_ms"] >= 0)
+    )
+    untold = [
+        rank for rank in sorted(on_device)
+        if rank < len(counts) and counts[rank] and 2 * ends[rank] < counts[rank]
+    ]  # fmt: skip
+    what = "what their devices waited for is"
+    return [Gap(tuple(untold), what, 1.0, _NEWER)] if untold else []
 
 
 def without_calls(window: Window, ranks: Iterable[int], columns: slice) -> list[int]:

@@ -1,4 +1,4 @@
-"""Hangs of ranks on a device that tells no ends: what each entered last is all that is known.
+"""Ranks on a device that tells no ends: what each entered last is all that is known.
 
 So it is with NCCL before PyTorch 2.14, until the Flight Recorder is asked.
 """
@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 import pytest
 
 from rankscope import schema
@@ -58,19 +59,31 @@ def untold(recording: Recording, now_ms: float) -> list[Item]:
 
 
 def on_device(items: Iterable[Item]) -> list[Item]:
-    """Return what ranks over NCCL would have said of themselves, without any collective's end."""
+    """Return what ranks over NCCL would have said of themselves."""
     return [
         (at, msgspec.structs.replace(what, backend="nccl"))
         if isinstance(what, schema.RankRegistered)
         else (at, what)
         for at, what in items
-        if not (isinstance(what, tuple) and what[0].kind == "collectives")
     ]
+
+
+def without_ends(items: Iterable[Item]) -> list[Item]:
+    """Return `items` with the collectives as they are issued, and no more."""
+    found: list[Item] = []
+    for at, what in items:
+        if isinstance(what, tuple) and what[0].kind == "collectives":
+            rows = np.full(what[0].count, -1), np.full(what[0].count, schema.RETURNED)
+            columns = dict(zip(("duration_ns", "state"), rows, strict=True))
+            found.append((at, (what[0], {**what[1], **columns})))
+        else:
+            found.append((at, what))
+    return found
 
 
 def hangs(recording: Recording) -> list[Finding]:
     state, at_ms = RunState("run"), recording.last_ms + LATE_MS
-    apply(state, on_device(recording.items()))
+    apply(state, without_ends(on_device(recording.items())))
     apply(state, untold(recording, at_ms))
     look = state.look(START_NS + int(at_ms * MS))
     return [finding for finding in look.findings if finding.kind == "hang"]
@@ -111,7 +124,7 @@ def test_where_all_have_entered_nobody_is_named() -> None:
     states = untold(recording, at_ms)
     most = max(group.issued for _, state in states for group in state.groups)  # type: ignore[union-attr]
     state, late_ms = RunState("run"), at_ms + 200_000.0
-    apply(state, [one for one in on_device(recording.items()) if one[0] <= START_NS + at_ms * MS])
+    apply(state, [one for one in without_ends(on_device(recording.items())) if one[0] <= START_NS + at_ms * MS])
     for at, told in states:
         assert isinstance(told, schema.RankState)
         groups = [
@@ -124,3 +137,20 @@ def test_where_all_have_entered_nobody_is_named() -> None:
     (finding,) = [one for one in look.findings if one.kind == "hang"]
     assert finding.ranks == ()
     assert "all 4 members have entered it" in finding.what
+
+
+def test_without_ends_nobody_is_called_healthy() -> None:
+    """All take the same time a step there, a slow one too."""
+    recording = record(Job(steps=60, noise=CALM))
+    items, at_ms = on_device(recording.items()), recording.last_ms + 1.0
+    answers = []
+    for told in (items, without_ends(items)):
+        state = RunState("run")
+        apply(state, told)
+        apply(state, recording.states(at_ms))
+        answers.append(state.look(START_NS + int(at_ms * MS)).answer)
+    assert [answer.state for answer in answers] == ["healthy", "unknown"]
+    assert answers[1].text == (
+        "No verdict: Ranks 0 to 3: what their devices waited for is not known"
+    )
+    assert answers[1].deciding[0].startswith("PyTorch 2.14 or newer")
