@@ -138,7 +138,8 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
 def aborts_are_echoes(found: Iterable[Failure], errors: Iterable[Failure]) -> list[Failure]:
     """Return `found` where an abort of a rank that has told of nothing but echoes is one too.
 
-    The watchdog of NCCL ends its own process (SIGABRT) when a collective does not come back.
+    The watchdog of NCCL ends its own process (SIGABRT) when a collective does not come back. The
+    threads that are still at work then may touch what is gone (SIGSEGV).
     """
     roles: dict[int, set[Role]] = {}
     for error in errors:
@@ -146,7 +147,7 @@ def aborts_are_echoes(found: Iterable[Failure], errors: Iterable[Failure]) -> li
             roles.setdefault(error.rank, set()).add(error.role)
     return [
         replace(failure, role="cascade")
-        if is_abort(failure) and roles.get(failure.rank) == {"cascade"}
+        if (is_abort(failure) or is_segfault(failure)) and roles.get(failure.rank) == {"cascade"}
         else failure
         for failure in found
     ]
