@@ -1,6 +1,6 @@
 """What Rankscope says of ranks over NCCL, on a machine with one GPU; see `gpu_program.py`.
 
-    python benchmarks/gpu.py [--faults none,gpu,host,hang,crash,kill] [--read-every 1,10] [--keep DIR]
+    python benchmarks/gpu.py [--faults none,gpu,host,hang,crash,kill] [--read-every 1,10]
     python benchmarks/gpu.py --cost
 
 Each fault once, on ranks that share the GPU: who was accused, of what, how long after it began.

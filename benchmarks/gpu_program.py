@@ -56,7 +56,7 @@ def suffer(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
+def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=1_000_000)
@@ -66,42 +66,50 @@ def main() -> None:
     parser.add_argument("--read-every", type=int, default=1, help="steps between loss.item()")
     parser.add_argument("--losses", type=Path)
     parser.add_argument("--times", type=Path, help="seconds of each step, for the first rank")
-    arguments = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    is_cuda = torch.cuda.is_available()
-    os.environ.setdefault("NCCL_HOSTID", f"host-{rank}")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    device = torch.device("cuda:0" if is_cuda else "cpu")
-    dist.init_process_group("nccl" if is_cuda else "gloo", timeout=HANG_LIMIT)
-    torch.manual_seed(rank)
+    return parser.parse_args()
+
+
+def train(arguments: argparse.Namespace, rank: int, device: torch.device) -> tuple[list[str], ...]:
+    """Return the losses and the seconds of the steps, as texts."""
     net = Net().to(device)
-    model = DistributedDataParallel(net, device_ids=[0] if is_cuda else None)
+    model = DistributedDataParallel(net, device_ids=[0] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses: list[str] = []
-    times: list[float] = []
+    times: list[str] = []
     is_over = torch.zeros((), device=device)
     began = time.monotonic()
     for step in range(1, arguments.steps + 1):
         at = time.monotonic()
         if rank == arguments.rank and at - began > arguments.after:
             net.fault = arguments.fault
-        x = torch.randn(ROWS if is_cuda else 16, WIDTH).to(device)
+        x = torch.randn(ROWS if device.type == "cuda" else 16, WIDTH).to(device)
         loss = (model(x) - x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % arguments.read_every == 0:
             losses.append(loss.item().hex())
-        times.append(time.monotonic() - at)
+        times.append(f"{time.monotonic() - at:.6f}")
         if step % 50 == 0:  # they end together
             is_over.fill_(time.monotonic() - began > arguments.seconds)
             dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
             if is_over.item():
                 break
+    return losses, times
+
+
+def main() -> None:
+    arguments, rank = arguments_of(), int(os.environ["RANK"])
+    is_cuda = torch.cuda.is_available()
+    os.environ.setdefault("NCCL_HOSTID", f"host-{rank}")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    dist.init_process_group("nccl" if is_cuda else "gloo", timeout=HANG_LIMIT)
+    torch.manual_seed(rank)
+    losses, times = train(arguments, rank, torch.device("cuda:0" if is_cuda else "cpu"))
     if arguments.losses:
         arguments.losses.with_suffix(f".{rank}").write_text("\n".join(losses))
     if arguments.times and rank == 0:
-        arguments.times.write_text("\n".join(f"{one:.6f}" for one in times))
+        arguments.times.write_text("\n".join(times))
     dist.destroy_process_group()
 
 

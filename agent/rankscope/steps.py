@@ -158,11 +158,12 @@ class StepClock:
         if threading.get_ident() != self.thread:  # taken over meanwhile
             return
         before = self.phase
+        was_forward = phase == BACKWARD and before == OTHER and self._gap_is_forward()
         if self.on_phase is not None and phase != before:
-            self.on_phase(before)
+            self.on_phase(FORWARD if was_forward else before)
         self._account()
         if phase == BACKWARD and before != BACKWARD:
-            if before == OTHER and self._gap_is_forward():
+            if was_forward:
                 self._spent[OTHER] -= self._gap_ns
                 self._spent[FORWARD] += self._gap_ns
                 self._blocked[OTHER] -= self._gap_blocked_ns

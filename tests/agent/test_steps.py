@@ -84,6 +84,14 @@ def test_forward_is_guessed_without_a_data_loader(now: list[int]) -> None:
     assert (step["forward_ns"], step["forward_blocked_ns"], step["other_ns"]) == (30, 10, 2)
 
 
+def test_what_is_told_of_phases_as_they_end_knows_a_forward(now: list[int]) -> None:
+    clock, told = clock_with(FakeRecorder()), list[int]()
+    clock.on_phase = told.append
+    for _ in range(2):
+        play(clock, now, (BACKWARD, 40), (OTHER, 2), (OPTIMIZER, 5))
+    assert told == 2 * [FORWARD, BACKWARD, OTHER, OPTIMIZER]
+
+
 def test_second_microbatch_from_one_batch_is_a_forward(now: list[int]) -> None:
     recorder = FakeRecorder()
     clock = clock_with(recorder)

@@ -6,17 +6,31 @@ So it is with NCCL before PyTorch 2.14, until the Flight Recorder is asked.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
 
 from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
-from tests.analysis.simulator import CALM, MS, START_NS, Fault, Item, Job, Recording, apply, record
+from rankscope.chunk import decode_chunk
+from rankscope_server.analysis import Finding, Look, RunState
+from tests.analysis.simulator import (
+    CALM,
+    HEAVY,
+    MS,
+    START_NS,
+    Fault,
+    Item,
+    Job,
+    Recording,
+    apply,
+    record,
+)
 
 LATE_MS = 12_000.0
+FILES = sorted((Path(__file__).parent / "data" / "h200").glob("*.msgpack"))
 
 
 def untold(recording: Recording, now_ms: float) -> list[Item]:
@@ -58,32 +72,58 @@ def untold(recording: Recording, now_ms: float) -> list[Item]:
     return items
 
 
-def on_device(items: Iterable[Item]) -> list[Item]:
-    """Return what ranks over NCCL would have said of themselves."""
-    return [
-        (at, msgspec.structs.replace(what, backend="nccl"))
-        if isinstance(what, schema.RankRegistered)
-        else (at, what)
-        for at, what in items
-    ]
+def on_device(recording: Recording, *, is_ddp: bool = True) -> list[Item]:
+    """Return what ranks over NCCL say: hosts that hardly wait, collectives without an end.
 
-
-def without_ends(items: Iterable[Item]) -> list[Item]:
-    """Return `items` with the collectives as they are issued, and no more."""
-    found: list[Item] = []
-    for at, what in items:
-        if isinstance(what, tuple) and what[0].kind == "collectives":
+    Where it is not DDP, collectives are issued wherever the script does so.
+    """
+    items: list[Item] = []
+    for at, what in recording.items():
+        if isinstance(what, schema.RankRegistered):
+            items.append((at, msgspec.structs.replace(what, backend="nccl")))
+        elif not isinstance(what, tuple):
+            items.append((at, what))
+        elif what[0].kind == "steps":
+            blocked = {name: 0 * np.asarray(what[1][name]) for name in what[1] if "blocked" in name}
+            items.append((at, (what[0], {**what[1], **blocked})))
+        else:
             rows = np.full(what[0].count, -1), np.full(what[0].count, schema.RETURNED)
             columns = dict(zip(("duration_ns", "state"), rows, strict=True))
-            found.append((at, (what[0], {**what[1], **columns})))
-        else:
-            found.append((at, what))
-    return found
+            columns["flags"] = np.full(what[0].count, schema.FLAG_BY_ENGINE if is_ddp else 0)
+            items.append((at, (what[0], {**what[1], **columns})))
+    return items
+
+
+def measured(recording: Recording) -> list[Item]:
+    """Return the phases of each fourth step as the devices had them."""
+    items: list[Item] = []
+    for at, what in recording.items():
+        if not isinstance(what, tuple) or what[0].kind != "steps":
+            continue
+        rows = {name: np.asarray(what[1][name]) for name in what[1]}
+        for place in np.flatnonzero(rows["step"] % 4 == 0):
+            values = {
+                f"gpu_{phase}_seconds": float(rows[f"{phase}_ns"][place]) / 1e9
+                for phase in schema.PHASES
+            }
+            items.append((at, schema.Metrics(
+                attempt=0, rank=what[0].rank, time_ns=int(rows["started_ns"][place]),
+                step=int(rows["step"][place]), values=values,
+            )))  # fmt: skip
+    return items
+
+
+def looked_at(recording: Recording, *items: list[Item]) -> Look:
+    state, at_ms = RunState("run"), recording.last_ms + 1.0
+    for some in items:
+        apply(state, some)
+    apply(state, recording.states(at_ms))
+    return state.look(START_NS + int(at_ms * MS))
 
 
 def hangs(recording: Recording) -> list[Finding]:
     state, at_ms = RunState("run"), recording.last_ms + LATE_MS
-    apply(state, without_ends(on_device(recording.items())))
+    apply(state, on_device(recording))
     apply(state, untold(recording, at_ms))
     look = state.look(START_NS + int(at_ms * MS))
     return [finding for finding in look.findings if finding.kind == "hang"]
@@ -94,9 +134,7 @@ def test_a_hung_rank_is_named(num_stages: int) -> None:
     for seed in range(20):
         chance = random.Random(seed)
         fault = Fault("hang", chance.randrange(4), chance.randint(3, 80))
-        (finding,) = hangs(
-            record(Job(num_stages=num_stages, seed=seed, steps=90, faults=(fault,)))
-        )
+        (finding,) = hangs(record(Job(num_stages=num_stages, seed=seed, steps=90, faults=(fault,))))
         assert finding.ranks == (fault.rank,), seed
         assert set(finding.victims) == set(range(4)) - {fault.rank}, seed
 
@@ -124,7 +162,7 @@ def test_where_all_have_entered_nobody_is_named() -> None:
     states = untold(recording, at_ms)
     most = max(group.issued for _, state in states for group in state.groups)  # type: ignore[union-attr]
     state, late_ms = RunState("run"), at_ms + 200_000.0
-    apply(state, [one for one in without_ends(on_device(recording.items())) if one[0] <= START_NS + at_ms * MS])
+    apply(state, [one for one in on_device(recording) if one[0] <= START_NS + at_ms * MS])
     for at, told in states:
         assert isinstance(told, schema.RankState)
         groups = [
@@ -139,18 +177,86 @@ def test_where_all_have_entered_nobody_is_named() -> None:
     assert "all 4 members have entered it" in finding.what
 
 
-def test_without_ends_nobody_is_called_healthy() -> None:
+def named(look: Look) -> set[int]:
+    return {rank for one in look.findings if one.severity != "info" for rank in one.ranks}
+
+
+@pytest.mark.parametrize("kind", ["slow_compute", "slow_data"])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_a_slow_rank_is_named_by_what_the_devices_measured(
+    num_ranks: int, kind: Literal["slow_compute", "slow_data"]
+) -> None:
+    for seed in range(6):
+        fault = Fault(kind, seed % num_ranks, 100, 0.8 + 0.1 * seed)
+        recording = record(
+            Job(num_ranks=num_ranks, steps=360, seed=seed, noise=CALM, faults=(fault,))
+        )
+        look = looked_at(recording, on_device(recording), measured(recording))
+        (finding,) = [one for one in look.findings if one.severity != "info"]
+        assert (finding.kind, finding.ranks) == (kind, (fault.rank,)), seed
+        assert finding.onset_step is not None
+        assert 100 <= finding.onset_step <= 116, seed
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_healthy_ranks_are_called_healthy(num_ranks: int) -> None:
+    for seed in range(10):
+        for noise in (CALM, HEAVY):
+            recording = record(Job(num_ranks=num_ranks, steps=240, seed=seed, noise=noise))
+            look = looked_at(recording, on_device(recording), measured(recording))
+            assert named(look) == set(), seed
+            assert look.answer.state == "healthy" or noise == HEAVY, seed
+
+
+def test_what_one_rank_has_not_told_is_compared_with_nobody() -> None:
+    recording = record(Job(steps=360, noise=CALM, faults=(Fault("slow_compute", 2, 100, 0.9),)))
+    for missing in (0, 2):
+        some = [one for one in measured(recording) if one[1].rank != missing]  # type: ignore[union-attr]
+        look = looked_at(recording, on_device(recording), some)
+        assert (look.answer.state, named(look)) == ("unknown", set())
+
+
+def test_where_nothing_tells_for_whom_a_device_waits_nobody_is_called_healthy() -> None:
     """All take the same time a step there, a slow one too."""
     recording = record(Job(steps=60, noise=CALM))
-    items, at_ms = on_device(recording.items()), recording.last_ms + 1.0
-    answers = []
-    for told in (items, without_ends(items)):
-        state = RunState("run")
-        apply(state, told)
-        apply(state, recording.states(at_ms))
-        answers.append(state.look(START_NS + int(at_ms * MS)).answer)
-    assert [answer.state for answer in answers] == ["healthy", "unknown"]
-    assert answers[1].text == (
-        "No verdict: Ranks 0 to 3: what their devices waited for is not known"
-    )
-    assert answers[1].deciding[0].startswith("PyTorch 2.14 or newer")
+    for look in (
+        looked_at(recording, on_device(recording)),
+        looked_at(recording, on_device(recording, is_ddp=False), measured(recording)),
+    ):
+        assert look.answer.state == "unknown"
+        assert look.answer.text == (
+            "No verdict: Ranks 0 to 3: what their devices waited for is not known"
+        )
+        assert "torch.profiler" in look.answer.deciding[0]
+
+
+class Kept(msgspec.Struct):
+    """A run on a real device, as `data/README.md` tells."""
+
+    program: str
+    truth: dict[str, Any] | None
+    records: list[schema.AnyRecord]
+    chunks: list[schema.Chunk]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_runs_on_a_real_device_are_judged_as_they_were(file: Path) -> None:
+    kept = msgspec.msgpack.decode(file.read_bytes(), type=Kept)
+    items: list[Item] = [(one.time_ns, one) for one in kept.records]
+    items += [(one.time_hi_ns, (one, decode_chunk(one.data))) for one in kept.chunks]
+    items.sort(key=lambda item: item[0])
+    truth = {kept.truth["rank"]} if kept.truth else set()
+    state = RunState("run")
+    for begin in range(0, len(items), 40):
+        part = items[begin : begin + 40]
+        apply(state, part)
+        look = state.look(part[-1][0])
+        assert named(look) <= truth
+    if kept.truth is None:
+        # states were not kept: all else is known
+        assert look.answer.text == "No verdict: hang: no rank has said yet where it is"
+    else:
+        assert look.verdict is not None
+        assert (look.verdict.kind, set(look.verdict.ranks)) == (kept.truth["kind"], truth)
+        assert look.verdict.onset_step is not None
+        assert abs(look.verdict.onset_step - kept.truth["start_step"]) <= 16

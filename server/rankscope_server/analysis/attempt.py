@@ -29,6 +29,7 @@ from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clock_table import ClockTable
 from rankscope_server.detectors.declared_work import DeclaredWork
+from rankscope_server.detectors.device_steps import DeviceSteps
 from rankscope_server.detectors.facts import Facts
 from rankscope_server.detectors.finding import DetectorResult, Finding
 from rankscope_server.detectors.gaps import Gap
@@ -75,6 +76,7 @@ class AttemptState:
         self.stack_samples: dict[int, deque[StackSample]] = {}
         self.losses: dict[tuple[int, str, str], Loss] = {}
         self.steps = StepTable()
+        self.device_steps = DeviceSteps()
         self.times = OperationTimes()
         self.calls = CallTable()
         self.clocks = ClockTable()
@@ -199,7 +201,8 @@ class AttemptState:
             self.losses[key] = record
 
     def _measure(self, record: Metrics) -> None:
-        """Take the tokens of a step, and times of layers, which scripts may say."""
+        """Take what devices measured, and what scripts may say: tokens, times of layers."""
+        self.device_steps.put(record.rank, record.step, record.values)
         if "tokens" in record.values:
             self.work.add(record.rank, record.step, record.values["tokens"])
         for name, value in record.values.items():
@@ -281,6 +284,7 @@ class AttemptState:
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
+        self.device_steps.renew(self.steps, self.replays.events, self.ranks)
         return Window(
             run_id=self.run_id,
             attempt=self.attempt,
@@ -297,6 +301,7 @@ class AttemptState:
             lines=self.lines,
             usual_lines=usual_lines,
             steps=self.steps,
+            device_steps=self.device_steps.table,
             times=self.times,
             calls=self.calls,
             clocks=self.clocks.clocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,6 +38,14 @@ def lack_of(window: Window) -> tuple[str, str] | None:
             "see the agent page: sources and losses of these ranks",
         )
     return None
+
+
+def as_devices_tell(window: Window) -> Window:
+    """Return the window with the steps of devices, where hosts only enqueue and these are known."""
+    enough = window.device_steps.num_steps >= window.policy.min_steps
+    if not enough or not all(window.runs_on_device(rank) for rank in window.ranks):
+        return window
+    return replace(window, steps=window.device_steps)
 
 
 def roles_of(window: Window) -> dict[int, Hashable]:

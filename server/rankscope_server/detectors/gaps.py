@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope_server.detectors.places import HOST_BACKENDS
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.step_table import SILENCE, StepTable
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, percent_text, ranks_text
 
 Array = NDArray[Any]
 _REMEDY = "see the agent page: sources and losses of these ranks"
-_NEWER = "PyTorch 2.14 or newer: there the Flight Recorder tells when a device was done"
-_LATEST = 20  # steps in which ends are looked for
+_PROFILE = "traces of torch.profiler, of the same steps on all ranks: rankscope import"
+_NEAR_STEPS = 200  # so far behind may be the newest step that devices tell
+_WAITS = 0.01  # of a step, in most of them: a host that waits for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +175,25 @@ def _of_calls(window: Window, columns: Array) -> list[Gap]:
 
 
 def _of_devices(window: Window) -> list[Gap]:
-    """Return the ranks whose devices tell no ends of collectives: the host only issues them.
+    """Return the ranks whose devices wait, nobody knows for how long: the hosts do not.
 
     All ranks then take the same time a step, and which of them the others wait for is not known.
     """
-    on_device = {
-        rank for rank, known in window.ranks.items() if known.backend not in HOST_BACKENDS
-    }
-    if not on_device:
+    table, devices = window.steps, window.device_steps
+    on_device = tuple(rank for rank in sorted(window.ranks) if window.runs_on_device(rank))
+    if len(on_device) < 2 or not table.num_steps or window.facts.is_recording:
         return []
-    rows = window.replays.events.select(window.steps.steps[-_LATEST:])
-    counts, ends = (
-        np.bincount(rows["rank"][chosen], minlength=window.world_size)
-        for chosen in (rows["rank"] >= 0, rows["duration_ms"] >= 0)
-    )
-    untold = [
-        rank for rank in sorted(on_device)
-        if rank < len(counts) and counts[rank] and 2 * ends[rank] < counts[rank]
-    ]  # fmt: skip
-    what = "what their devices waited for is"
-    return [Gap(tuple(untold), what, 1.0, _NEWER)] if untold else []
+    first = max(0, table.num_steps - window.policy.recent_steps)
+    known = table.steps[table.steps >= table.steps[-1] - _NEAR_STEPS]
+    is_told = devices.num_steps >= window.policy.min_steps and devices.steps[-1] >= known[0]
+    rows = [table.row_of[rank] for rank in on_device if rank in table.row_of]
+    with np.errstate(invalid="ignore"):
+        waited = table.get("blocked", first)[rows] / table.get("duration", first)[rows]
+    is_seen = bool((median(waited.astype(float), 1) > _WAITS).any())
+    has_calls = bool((table.get("calls", first)[rows] > 0).any())
+    if is_told or is_seen or not has_calls:
+        return []
+    return [Gap(on_device, "what their devices waited for is", 1.0, _PROFILE)]
 
 
 def without_calls(window: Window, ranks: Iterable[int], columns: slice) -> list[int]:

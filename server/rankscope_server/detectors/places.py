@@ -14,7 +14,6 @@ from rankscope_server.detectors.window import Window
 
 Lack: TypeAlias = Literal["not entered", "behind", "sends nothing", "takes nothing", ""]
 Key: TypeAlias = tuple[object, ...]
-HOST_BACKENDS = ("", "gloo")  # what a rank is in there it is in itself; others only enqueue it
 _UNKNOWN_END_AFTER = 256  # operations without one known end: the backend tells none
 
 
@@ -61,8 +60,7 @@ class Places:
 
     def runs_on_device(self, rank: int) -> bool:
         """Return whether what a rank has entered may still wait for its device."""
-        known = self._window.ranks.get(rank)
-        return known is not None and known.backend not in HOST_BACKENDS
+        return self._window.runs_on_device(rank)
 
     def collective(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
         """Return the first collective of a group that this rank has not ended, and since when."""

@@ -44,6 +44,7 @@ class Window:
     lines: LineTable = field(default_factory=LineTable)
     usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)
+    device_steps: StepTable = field(default_factory=StepTable)  # some, on the clock of devices
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
     clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
@@ -59,6 +60,11 @@ class Window:
     earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
     past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
     is_newest: bool = True
+
+    def runs_on_device(self, rank: int) -> bool:
+        """Return whether a rank only enqueues its collectives, for its device to do them."""
+        known = self.ranks.get(rank)
+        return known is not None and known.backend not in ("", "gloo")
 
     def host(self, rank: int) -> str:
         """Return the host of a rank, empty where it is not known."""
