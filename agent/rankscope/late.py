@@ -1,7 +1,4 @@
-"""Small tensors of a GPU, read some steps later and without waiting for the device.
-
-Not verified on hardware: written from the documentation of CUDA events and pinned memory.
-"""
+"""Small tensors of a GPU, read some steps later and without waiting for the device."""
 
 from __future__ import annotations
 

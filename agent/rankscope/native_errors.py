@@ -1,7 +1,7 @@
 """Errors that C++ can only print before it ends the process, recognised by their words.
 
 The forms are those of PyTorch's sources (ProcessGroupNCCL.cpp, 2.6 to 2.13) and of libstdc++.
-Those of NCCL were read, not provoked: there was no NCCL to run.
+Of those of NCCL the watchdog's time-out and what follows it were provoked (2.11); others were read.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from tests.analysis.simulator import (
     apply,
     record,
 )
+from tests.analysis.watchdog import SIGNALS, gives_up
 
 LATE_MS = 12_000.0
 FILES = sorted((Path(__file__).parent / "data" / "h200").glob("*.msgpack"))
@@ -137,6 +138,25 @@ def test_a_hung_rank_is_named(num_stages: int) -> None:
         (finding,) = hangs(record(Job(num_stages=num_stages, seed=seed, steps=90, faults=(fault,))))
         assert finding.ranks == (fault.rank,), seed
         assert set(finding.victims) == set(range(4)) - {fault.rank}, seed
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_hang_stays_the_verdict_when_its_victims_give_up(number: int) -> None:
+    recording = record(Job(num_ranks=2, steps=60, faults=(Fault("hang", 1, 40),)))
+    state, at_ms = RunState("run"), recording.last_ms + LATE_MS
+    apply(state, on_device(recording))
+    apply(state, untold(recording, at_ms))
+    (before,) = state.look(START_NS + int(at_ms * MS)).findings
+    end_ns = START_NS + int((at_ms + 13_000.0) * MS)
+    for told in gives_up(0, end_ns, 40, number):
+        state.apply_record(told)
+    state.apply_record(schema.RankEnded(
+        attempt=0, rank=1, time_ns=end_ns + 61 * 10**9, reason="signal", signal=15, last_step=39,
+    ))  # fmt: skip
+    look = state.look(end_ns + 62 * 10**9)
+    assert look.verdict is not None
+    assert (look.verdict.key, look.verdict.ranks) == (before.key, (1,))
+    assert named(look) == {1}
 
 
 def test_nested_groups_name_one_rank_of_thirty_two() -> None:

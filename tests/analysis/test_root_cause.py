@@ -12,6 +12,7 @@ from rankscope.group_state import GroupState
 from rankscope_server.analysis import Look, RunState
 from rankscope_server.detectors import failures
 from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
+from tests.analysis.watchdog import SIGNALS, gives_up
 
 ECHOES = (
     ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
@@ -436,33 +437,10 @@ def test_a_watchdog_that_aborts_its_own_rank_accuses_nobody_else() -> None:
         assert finding.ranks == (2,)
 
 
-@pytest.mark.parametrize("number", [6, 11])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_who_gave_up_waiting_over_nccl_did_not_begin_it(number: int) -> None:
-    """What rank 0 of two told on an H200, with PyTorch 2.11: rank 1 hung, in no collective."""
-    timed_out = (
-        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=231, OpType=ALLREDUCE, "
-        "NumelIn=1049600, NumelOut=1049600, Timeout(ms)=25000) ran for 25007 milliseconds before "
-        "timing out."
-    )
-    told = [
-        ("collective", "NCCL watchdog timeout", f"ALLREDUCE SeqNum=231 ran for 25007 ms: "
-         f"[E1126 03:03:09.091558991 ProcessGroupNCCL.cpp:689] [Rank 0] {timed_out}", 0.0),
-        ("fatal_signal", "Aborted", "Fatal Python error: Aborted", 60_549.0),
-        ("collective", "NCCL takes the process down", "[E1126 03:04:09.643024801 "
-         "ProcessGroupNCCL.cpp:764] [Rank 0] To avoid data inconsistency, we are taking the entire "
-         "process down.", 60_550.0),
-        ("collective", "c10::DistBackendError", "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process "
-         f"group watchdog thread terminated with exception: [Rank 0] {timed_out}", 60_551.0),
-        ("main", "DistBackendError", "NCCL communicator was aborted on rank 0. ", 60_552.0),
-    ]  # fmt: skip
-    records: list[schema.AnyRecord] = [
-        msgspec.structs.replace(raised(0, ms, kind, message), where=where)
-        for where, kind, message, ms in told
-    ]
-    records += [
-        ended(0, 60_700, reason="signal", signal=number),
-        ended(1, 60_900, reason="signal", signal=15),
-    ]
+    """Rank 1 of two hung, in no collective; nobody looked meanwhile."""
+    records = [*gives_up(0, at(0), 114, number), ended(1, 60_900, reason="signal", signal=15)]
     look = look_after(run(2), records)
     assert [rank for finding in look.findings for rank in finding.ranks] == []
     assert "the origin was not captured" in look.answer.text

@@ -1,6 +1,6 @@
 """Copies from host to device: the time that they hold the main thread.
 
-Not verified on hardware: without a GPU nothing is patched and the time is 0.
+Without a GPU nothing is patched and the time is 0.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The host runs ahead of the device, so its times say little there. At each change of phase an
 event is put on the current stream; some steps later, when the device has passed it, the times
-between are read. Nothing waits. Not verified on hardware.
+between are read. Nothing waits.
 """
 
 from __future__ import annotations
