@@ -1,7 +1,8 @@
 """How long ranks really waited: by a preloaded library that knows nothing of the agent.
 
 `waits.c` writes down each sleep of the main thread on a condition variable of C++. Here those
-sleeps are put beside what the agent recorded of the same steps.
+sleeps are put beside what the agent recorded of the same steps. Time in which the thread could run
+and got no processor is neither work nor waiting for a peer: a record may count it as either.
 """
 
 from __future__ import annotations
@@ -33,23 +34,28 @@ class Waits:
     duration: NDArray[np.int64]
     truth: NDArray[np.int64]
     recorded: NDArray[np.int64]
+    crowded: NDArray[np.int64]  # without a processor, though it could run
 
     @property
     def errors(self) -> NDArray[np.float64]:
-        """Return by what share of the step the record differs from the truth."""
-        return (self.recorded - self.truth) / self.duration
+        """Return by what share of the step the record differs from the truth, beside crowding."""
+        difference = self.recorded - self.truth
+        beyond = np.maximum(np.abs(difference) - self.crowded, 0)
+        return np.sign(difference) * beyond / self.duration
 
     def share_within(self, limit: float) -> float:
         """Return the share of steps whose record differs by no more than `limit` of the step."""
         return float((np.abs(self.errors) <= limit).mean())
 
     def __str__(self) -> str:
-        middle, truth, told = (
-            float(np.median(one)) / 1e6 for one in (self.duration, self.truth, self.recorded)
+        middle, truth, told, crowded = (
+            float(np.median(one)) / 1e6
+            for one in (self.duration, self.truth, self.recorded, self.crowded)
         )
         return (
             f"{self.program:<24}rank {self.rank}  step {middle:6.1f} ms  waits {truth:6.1f}  "
-            f"recorded {told:6.1f}  right in {100 * self.share_within(WITHIN):5.1f} %  "
+            f"recorded {told:6.1f}  crowded {crowded:4.1f}  "
+            f"right in {100 * self.share_within(WITHIN):5.1f} %  "
             f"error {100 * self.errors.min():+.1f} to {100 * self.errors.max():+.1f} %"
         )
 
@@ -84,14 +90,21 @@ def run(
 
 def _of_rank(told: Path, rank: recorded.Recorded) -> Iterator[Waits]:
     pid = rank.of(schema.RankRegistered)[0].pid
-    slept = np.fromfile(told / str(pid), dtype=np.uint64).astype(np.int64).reshape(-1, 2)
+    slept = np.fromfile(told / str(pid), dtype=np.uint64).astype(np.int64).reshape(-1, 3)
     begun, ended = (rank.steps[name].astype(np.int64) for name in ("started_ns", "ended_ns"))
     blocked = sum(rank.steps[name].astype(np.int64) for name in _BLOCKED)
     truth = np.array([
         np.clip(np.minimum(slept[:, 1], to) - np.maximum(slept[:, 0], at), 0, None).sum()
         for at, to in zip(begun, ended, strict=True)
     ])  # fmt: skip
+    # by the sleeps that ended next to the step's two ends
+    total = np.r_[0, slept[:, 2]]
+    places = (np.searchsorted(slept[:, 1], begun, "right"), np.searchsorted(slept[:, 1], ended))
+    last = np.minimum(places[1] + 1, len(total) - 1)
+    crowded = total[last] - total[places[0]]
     for line in (told / f"programs-{pid}.txt").read_text().splitlines():
         name, first, last = line.split()
         mine = np.flatnonzero((begun >= int(first)) & (ended <= int(last)))[WARM_UP:]
-        yield Waits(name, rank.rank, (ended - begun)[mine], truth[mine], blocked[mine])
+        yield Waits(
+            name, rank.rank, (ended - begun)[mine], truth[mine], blocked[mine], crowded[mine]
+        )

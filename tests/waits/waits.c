@@ -3,7 +3,9 @@
 // Every wait of PyTorch for a collective on the CPU is one: of a work, of a future, of gloo. What
 // Python itself waits for (its interpreter lock, its queues) is left out by who calls.
 //
-//   WAITS=folder LD_PRELOAD=waits.so python ...      one file a process: pairs of CLOCK_MONOTONIC ns
+//   WAITS=folder LD_PRELOAD=waits.so python ...      one file a process: when a sleep began and ended,
+//                                                    CLOCK_MONOTONIC ns, and for how long the thread
+//                                                    could run until then and had no processor, ns
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,6 +31,22 @@ static int file_of_process(void) {
     file = folder ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
   }
   return file;
+}
+
+// 0 where the kernel does not tell.
+static uint64_t without_processor_ns(void) {
+  static int file = -2;
+  static pid_t owner;
+  char text[128];
+  if (file == -2 || owner != getpid()) {
+    owner = getpid();
+    snprintf(text, sizeof text, "/proc/self/task/%d/schedstat", (int)owner);
+    file = open(text, O_RDONLY | O_CLOEXEC);
+  }
+  const ssize_t count = file < 0 ? -1 : pread(file, text, sizeof text - 1, 0);
+  unsigned long long ran = 0, waited = 0;
+  text[count > 0 ? count : 0] = 0;
+  return sscanf(text, "%llu %llu", &ran, &waited) == 2 ? waited : 0;
 }
 
 // Only the main thread asks, so there is no race.
@@ -60,9 +78,9 @@ static int is_watched(void *caller) {
 }
 
 static void slept(uint64_t began) {
-  const uint64_t both[2] = {began, now_ns()};
+  const uint64_t row[3] = {began, now_ns(), without_processor_ns()};
   const int file = file_of_process();
-  if (file >= 0 && write(file, both, sizeof both) < 0) _exit(99);
+  if (file >= 0 && write(file, row, sizeof row) < 0) _exit(99);
 }
 
 #define TIMED(call)                                               \
