@@ -31,3 +31,21 @@ class Group:
     def next_p2p(self, operation: int, peer: int) -> int:
         """Return the next number between this rank and `peer` in one direction."""
         return next(self.p2p.setdefault((operation, peer), itertools.count(1)))
+
+
+def backend_of(process_group: Any) -> str:
+    """Return the backend that does a group's work: of several, that of devices, not of the host.
+
+    A group that was made without a name of a backend calls it "undefined", one with several by
+    "cpu:gloo,cuda:nccl".
+    """
+    import torch.distributed as dist
+
+    told = str(dist.get_backend(process_group))
+    if told == "undefined":
+        told = str(dist.get_backend_config(process_group))
+    by_device = dict(part.split(":", 1) for part in told.split(",") if ":" in part)
+    if not by_device:
+        return told
+    devices = [name for device, name in by_device.items() if device != "cpu"]
+    return devices[0] if devices else by_device["cpu"]

@@ -18,7 +18,7 @@ from typing import Any
 from rankscope import journal, ring, schema
 from rankscope.backward_wait import BackwardWait
 from rankscope.call_sites import CallSites
-from rankscope.group import Group
+from rankscope.group import Group, backend_of
 from rankscope.identity import RankIdentity
 from rankscope.moments import GroupMade
 from rankscope.own_costs import OwnCosts
@@ -291,7 +291,7 @@ class Recorder:
         if self._is_alone:
             label = f"{label}@{self.identity.rank}"
         ranks = [int(rank) for rank in dist.get_process_group_ranks(process_group)]
-        backend = str(dist.get_backend(process_group))
+        backend = backend_of(process_group)
         group = Group(sum(self._instances.values()), label, ranks, weakref.ref(process_group))
         index = journal.INDEXED.pack(group.index)
         self.journal.append(journal.GROUP, index + label.encode(), urgent=True)

@@ -22,6 +22,7 @@ from functools import partial, wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rankscope.group import backend_of
 from rankscope.guard import guarded
 from rankscope.hooks.collectives.standing import Standing
 
@@ -250,9 +251,9 @@ class Outside:
     def _read(self, recorder: Recorder) -> dict[Any, tuple[int, int]]:
         """Return (counter, number issued) of each group; where one cannot be, the kernels stay."""
         found = {}
-        for group, (backend, _) in self._known_groups().items():
+        for group in self._known_groups():
             known = recorder.group(group) if recorder.has_group(group) else None
-            if backend != "gloo":
+            if (backend := backend_of(group)) != "gloo":
                 self._stay(f"the counter of {backend} has not been tried")
             elif known is not None and known.p2p:
                 self._stay(f"group {known.name} carries point-to-point operations")
