@@ -44,6 +44,20 @@ def test_paths_exist(document: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = [ROOT, *(ROOT / name for name in ("agent", "server", "reference_trainer", "tests"))]
+    named = {
+        path.rstrip("/") for path in re.findall(r"`([\w.*-]+(?:/[\w.*-]+)*(?:/|\.\w+))`", text)
+    }
+    assert len(named) > 50
+    for path in sorted(named - {"pyproject.toml"}):
+        folder, _, name = path.rpartition("/")
+        places = (room.glob(path) for room in rooms)
+        inside = (room.rglob(f"{folder}/{name}" if folder else name) for room in rooms[1:])
+        assert any(next(found, None) for found in (*places, *inside)), path
+
+
 def test_settings_table_is_the_code() -> None:
     text = (ROOT / "docs" / "attach.md").read_text()
     rows = [f"| `{s.variable}` | `{s.default}` | {s.help} |" for s in SETTINGS]
