@@ -73,10 +73,12 @@ def untold(recording: Recording, now_ms: float) -> list[Item]:
     return items
 
 
-def on_device(recording: Recording, *, is_ddp: bool = True) -> list[Item]:
+def on_device(
+    recording: Recording, *, is_ddp: bool = True, operation: str = "all_reduce"
+) -> list[Item]:
     """Return what ranks over NCCL say: hosts that hardly wait, collectives without an end.
 
-    Where it is not DDP, collectives are issued wherever the script does so.
+    Where it is not DDP, the script itself issues them.
     """
     items: list[Item] = []
     for at, what in recording.items():
@@ -91,6 +93,7 @@ def on_device(recording: Recording, *, is_ddp: bool = True) -> list[Item]:
             rows = np.full(what[0].count, -1), np.full(what[0].count, schema.RETURNED)
             columns = dict(zip(("duration_ns", "state"), rows, strict=True))
             columns["flags"] = np.full(what[0].count, schema.FLAG_BY_ENGINE if is_ddp else 0)
+            columns["operation"] = [operation] * what[0].count  # type: ignore[assignment]
             items.append((at, (what[0], {**what[1], **columns})))
     return items
 
@@ -233,6 +236,19 @@ def test_what_one_rank_has_not_told_is_compared_with_nobody() -> None:
     for missing in (0, 2):
         some = [one for one in measured(recording) if one[1].rank != missing]  # type: ignore[union-attr]
         look = looked_at(recording, on_device(recording), some)
+        assert (look.answer.state, named(look)) == ("unknown", set())
+
+
+def test_who_stands_out_beside_what_all_wait_in_is_named_and_no_one_is_called_healthy() -> None:
+    """Collectives of the script: all wait alike in the first, for the sender alone in the other."""
+    clean = record(Job(steps=360, noise=CALM))
+    slow = record(Job(steps=360, noise=CALM, faults=(Fault("slow_compute", 2, 100, 0.9),)))
+    for operation, ranks in (("all_reduce", {2}), ("broadcast", set())):
+        look = looked_at(slow, on_device(slow, is_ddp=False, operation=operation), measured(slow))
+        assert named(look) == ranks
+        look = looked_at(
+            clean, on_device(clean, is_ddp=False, operation=operation), measured(clean)
+        )
         assert (look.answer.state, named(look)) == ("unknown", set())
 
 

@@ -284,7 +284,7 @@ class AttemptState:
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)
-        self.device_steps.renew(self.steps, self.replays.events, self.ranks)
+        self.device_steps.renew(self.steps, self.replays.events, self.ranks, self.groups)
         return Window(
             run_id=self.run_id,
             attempt=self.attempt,
@@ -302,6 +302,7 @@ class AttemptState:
             usual_lines=usual_lines,
             steps=self.steps,
             device_steps=self.device_steps.table,
+            sure_device_steps=tuple(self.device_steps.sure),
             times=self.times,
             calls=self.calls,
             clocks=self.clocks.clocks(

@@ -2,14 +2,20 @@
 
 With NCCL a host waits for its own device, if at all, and then all ranks seem to work for as long as
 the step takes. The agent also measures phases on the device's stream, with events where the phase
-changes. If DDP issues all collectives of a step in the backward pass, that is where the stream
+changes. If DDP issues the collectives of a step in the backward pass, that is where the stream
 waits for other ranks: what a rank's pass takes longer than the shortest of all ranks counts as
 waiting. So a rank that computes longer in its backward passes alone is not told from one that
 waits, and is not named; every other phase is its own work, be it of its device or of its host.
+
+Other collectives may be in such a step where all ranks wait in them for all others alike: then no
+rank's phase is longer than another's because of them, so who stands out is slow. But what all wait
+there for one of them is not seen: nobody is called healthy by such steps. A broadcast, or a group
+of some ranks, would make victims look slow: a step with one is not looked at.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,19 +24,30 @@ from numpy.typing import NDArray
 
 from rankscope.schema import FLAG_BY_ENGINE, PHASES
 from rankscope_server.detectors.event_table import EventTable
+from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.step_table import SPECIAL, StepTable
 
 _NAMES = {f"gpu_{phase}_seconds": at for at, phase in enumerate(PHASES)}
 _BACKWARD = PHASES.index("backward")
+# operations that no rank ends before all have come
+_ALIKE = frozenset({
+    "all_reduce", "all_reduce_coalesced", "barrier", "all_gather", "all_gather_into_tensor",
+    "all_gather_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single",
+})  # fmt: skip
 _MAX_WAITING = 128  # sampled steps of which something has not come yet
 _NS_PER_S, _NS_PER_MS = 1e9, 1e6
 
 
 class DeviceSteps:
-    """Fills `table` with the steps of which phases, collectives and host times are all known."""
+    """Fills `table` with the steps of which phases, collectives and host times are all known.
+
+    `sure` are the newest of those in which no rank can wait but in the backward pass.
+    """
 
     def __init__(self) -> None:
         self.table = StepTable()
+        self.sure: deque[int] = deque(maxlen=POLICY.min_steps)
         self._told: dict[int, dict[int, NDArray[np.float64]]] = {}  # step -> rank -> phases, ns
 
     def put(self, rank: int, step: int, values: Mapping[str, float]) -> None:
@@ -45,7 +62,10 @@ class DeviceSteps:
         if len(self._told) > _MAX_WAITING:
             del self._told[min(self._told)]
 
-    def renew(self, steps: StepTable, events: EventTable, ranks: Iterable[int]) -> None:
+    def renew(
+        self, steps: StepTable, events: EventTable, ranks: Iterable[int],
+        groups: Mapping[tuple[int, str], tuple[int, ...]],
+    ) -> None:  # fmt: skip
         """Move what is complete into the table; `steps` are those of the hosts."""
         wanted = sorted(ranks)
         numbers = self._complete(steps, events, wanted)
@@ -54,8 +74,14 @@ class DeviceSteps:
         told = [self._told.pop(step) for step in numbers.tolist()]
         times = np.stack([[one[rank] for rank in wanted] for one in told])
         calls = events.select(numbers)
-        others = calls["step"][(calls["flags"] & FLAG_BY_ENGINE) == 0]
-        counts = ~np.isin(numbers, others)
+        whole = [
+            len(groups.get((wanted[0], name), ())) == len(wanted) for name in events.words("group")
+        ]
+        alike = [name in _ALIKE for name in events.words("operation")]
+        is_alike = _taken(whole, calls["group"]) & _taken(alike, calls["operation"])
+        is_engines = (calls["flags"] & FLAG_BY_ENGINE) != 0
+        counts = ~np.isin(numbers, calls["step"][~is_alike & ~is_engines])
+        self.sure.extend(np.setdiff1d(numbers, calls["step"][~is_engines]).tolist())
         if counts.any():
             self._fill(steps, wanted, numbers[counts], times[counts])
 
@@ -92,6 +118,13 @@ class DeviceSteps:
             }
             columns |= {f"{phase}_ns": own[:, index] for index, phase in enumerate(PHASES)}
             self.table.put(rank, columns)
+
+
+def _taken(values: list[bool], places: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return `values` at some places, False beyond their end."""
+    padded = np.array([*values, False])
+    found: NDArray[np.bool_] = padded[np.minimum(places, len(values))]
+    return found
 
 
 def _of(steps: StepTable, metric: str, ranks: list[int], numbers: NDArray[Any]) -> NDArray[Any]:

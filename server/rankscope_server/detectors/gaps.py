@@ -179,13 +179,13 @@ def _of_devices(window: Window) -> list[Gap]:
 
     All ranks then take the same time a step, and which of them the others wait for is not known.
     """
-    table, devices = window.steps, window.device_steps
+    table, sure = window.steps, window.sure_device_steps
     on_device = tuple(rank for rank in sorted(window.ranks) if window.runs_on_device(rank))
     if len(on_device) < 2 or not table.num_steps or window.facts.is_recording:
         return []
     first = max(0, table.num_steps - window.policy.recent_steps)
     known = table.steps[table.steps >= table.steps[-1] - _NEAR_STEPS]
-    is_told = devices.num_steps >= window.policy.min_steps and devices.steps[-1] >= known[0]
+    is_told = len(sure) >= window.policy.min_steps and max(sure) >= known[0]
     rows = [table.row_of[rank] for rank in on_device if rank in table.row_of]
     with np.errstate(invalid="ignore"):
         waited = table.get("blocked", first)[rows] / table.get("duration", first)[rows]

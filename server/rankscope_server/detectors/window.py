@@ -45,6 +45,7 @@ class Window:
     usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
     steps: StepTable = field(default_factory=StepTable)
     device_steps: StepTable = field(default_factory=StepTable)  # some, on the clock of devices
+    sure_device_steps: Sequence[int] = ()  # the newest that hide no waiting
     times: OperationTimes = field(default_factory=OperationTimes)
     calls: CallTable = field(default_factory=CallTable)
     clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
