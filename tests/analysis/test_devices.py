@@ -178,9 +178,11 @@ def test_two_roots_are_both_named() -> None:
     assert {rank for finding in hangs(record(job)) for rank in finding.ranks} == {3, 13}
 
 
-def test_where_all_have_entered_nobody_is_named() -> None:
-    """A link that broke: each rank has issued as much as the others, and none moves."""
-    recording = record(Job(steps=40))
+def stuck(recording: Recording, known: dict[int, int]) -> list[Finding]:
+    """Return the hangs of a job in which each rank has issued as much as the others.
+
+    `known` are ranks whose devices were asked, and how many of their collectives are in flight.
+    """
     at_ms = recording.last_ms / 2
     states = untold(recording, at_ms)
     most = max(group.issued for _, state in states for group in state.groups)  # type: ignore[union-attr]
@@ -188,16 +190,30 @@ def test_where_all_have_entered_nobody_is_named() -> None:
     apply(state, [one for one in on_device(recording) if one[0] <= START_NS + at_ms * MS])
     for at, told in states:
         assert isinstance(told, schema.RankState)
+        ends: dict[str, Any] = {}
+        if told.rank in known:
+            ends = {"ended": most - known[told.rank], "ends_are_known": True}
         groups = [
-            msgspec.structs.replace(one, issued=most, issued_ns=told.heartbeat_ns)
+            msgspec.structs.replace(one, issued=most, issued_ns=told.heartbeat_ns, **ends)
             for one in told.groups
         ]
         late_ns = told.time_ns + int(200_000.0 * MS)
         apply(state, [(at, msgspec.structs.replace(told, time_ns=late_ns, groups=groups))])
     look = state.look(START_NS + int(late_ms * MS))
-    (finding,) = [one for one in look.findings if one.kind == "hang"]
+    return [one for one in look.findings if one.kind == "hang"]
+
+
+@pytest.mark.parametrize("known", [(), (0,), (1, 2), (0, 1, 2, 3)])
+def test_where_all_have_entered_nobody_is_named(known: tuple[int, ...]) -> None:
+    """A link that broke; some devices were asked, and are in the last collective."""
+    (finding,) = stuck(record(Job(steps=40)), dict.fromkeys(known, 1))
     assert finding.ranks == ()
     assert "all 4 members have entered it" in finding.what
+
+
+def test_a_device_that_is_behind_is_named_among_those_that_were_asked() -> None:
+    (finding,) = stuck(record(Job(steps=40)), {0: 1, 1: 1, 2: 3})
+    assert finding.ranks == (2,)
 
 
 def named(look: Look) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -66,7 +67,7 @@ class Places:
         """Return the first collective of a group that this rank has not ended, and since when."""
         if group.issued <= group.ended:
             return None
-        is_untold = not (group.ended or group.ends_are_known) and self.runs_on_device(rank)
+        is_untold = not self._tells_ends(rank, group)
         tells_ends = not is_untold and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
         members = self._members(rank, group.group)
         if tells_ends and group.open_sequence > group.ended:
@@ -86,6 +87,10 @@ class Places:
             self._known[key] = worked_out
         operation = self._known[key]
         return None if operation is None else (operation, since_ns)
+
+    def _tells_ends(self, rank: int, group: GroupState) -> bool:
+        """Return whether no end of a rank in a group means that it has ended none."""
+        return bool(group.ended or group.ends_are_known) or not self.runs_on_device(rank)
 
     def exchange(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
         """Return the oldest open send or receive of a group, and since when."""
@@ -172,7 +177,7 @@ class Places:
         if standing is None:
             return None
         absent = standing.issued < sequence
-        behind = ~absent & (standing.ended < group.ended) & tells_ends
+        behind = ~absent & (standing.ended < group.ended) & standing.is_told & tells_ends
         is_done = bool(tells_ends and (standing.ended >= sequence).any())
         # On the host an end is known a little later here and there; on a device it is a fact.
         lacking = absent | behind if self.runs_on_device(rank) else absent
@@ -197,8 +202,16 @@ class Places:
         if key not in self._groups:
             known = len(members) > 1 and self._heard.issuperset(members)
             known = known and not self._untold(group, members)
-            self._groups[key] = _Standing(self._states, group, members) if known else None
+            self._groups[key] = self._standing_of(group, members) if known else None
         return self._groups[key]
+
+    def _standing_of(self, group: str, members: tuple[int, ...]) -> _Standing:
+        places = [self._states.get((member, group)) for member in members]
+        is_told = [
+            place is None or self._tells_ends(member, place)
+            for member, place in zip(members, places, strict=True)
+        ]
+        return _Standing(places, members, is_told)
 
     def _untold(self, group: str, members: tuple[int, ...]) -> list[int]:
         """Return the members that say nothing of a group though they have been in it.
@@ -231,9 +244,9 @@ class _Standing:
     """Last sequences of the members of one group, as arrays; a member not seen in it has none."""
 
     def __init__(
-        self, states: dict[tuple[int, str], GroupState], group: str, members: tuple[int, ...]
+        self, places: Sequence[GroupState | None], members: tuple[int, ...], is_told: list[bool]
     ) -> None:
-        places = [states.get((member, group)) for member in members]
         self.members = np.array(members, np.int64)
         self.issued: Any = np.array([place.issued if place else -1 for place in places], np.int64)
         self.ended: Any = np.array([place.ended if place else -1 for place in places], np.int64)
+        self.is_told = np.array(is_told, bool)  # else a member may have ended all it has entered
