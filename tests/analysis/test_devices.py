@@ -6,6 +6,7 @@ So it is with NCCL before PyTorch 2.14, until the Flight Recorder is asked.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import pytest
 from rankscope import schema
 from rankscope.chunk import decode_chunk
 from rankscope_server.analysis import Finding, Look, RunState
+from tests.analysis.program import Rank
 from tests.analysis.simulator import (
     CALM,
     HEAVY,
@@ -253,6 +255,24 @@ def test_what_one_rank_has_not_told_is_compared_with_nobody() -> None:
         some = [one for one in measured(recording) if one[1].rank != missing]  # type: ignore[union-attr]
         look = looked_at(recording, on_device(recording), some)
         assert (look.answer.state, named(look)) == ("unknown", set())
+
+
+class LogsEachFourthStep(Recording):
+    """The first rank writes for 40 ms in the very steps that the devices measure."""
+
+    def _step_row(self, rank: Rank, log: object, num_issued: Mapping[int, int]) -> dict[str, int]:
+        row = super()._step_row(rank, log, num_issued)
+        if row["step"] % 4 == 0:
+            row["duration_ns"] += int(40 * MS)
+            row["backward_ns" if rank.number else "other_ns"] += int(40 * MS)
+        return row
+
+
+def test_what_happens_in_the_measured_steps_alone_accuses_nobody() -> None:
+    plain = record(Job(steps=360, noise=CALM))
+    logs = LogsEachFourthStep(plain.job, plain.machine)
+    look = looked_at(logs, on_device(logs), measured(logs))
+    assert (look.answer.state, named(look)) == ("unknown", set())
 
 
 def test_who_stands_out_beside_what_all_wait_in_is_named_and_no_one_is_called_healthy() -> None:

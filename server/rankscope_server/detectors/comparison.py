@@ -8,8 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope_server.detectors.finding import NOT_HERE
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import percent_text, ranks_text
+
+_UNLIKE = 1.1  # sampled steps that take so much longer, or shorter, than the others are unlike them
 
 
 def lack_of(window: Window) -> tuple[str, str] | None:
@@ -42,10 +45,27 @@ def lack_of(window: Window) -> tuple[str, str] | None:
 
 def as_devices_tell(window: Window) -> Window:
     """Return the window with the steps of devices, where hosts only enqueue and these are known."""
-    enough = window.device_steps.num_steps >= window.policy.min_steps
-    if not enough or not all(window.runs_on_device(rank) for rank in window.ranks):
+    if not all(window.runs_on_device(rank) for rank in window.ranks) or not are_typical(window):
         return window
     return replace(window, steps=window.device_steps)
+
+
+def are_typical(window: Window) -> bool:
+    """Return whether the steps that devices tell are enough, and take as long as those between.
+
+    They are every fourth: a script that logs or evaluates as often shows only such steps there.
+    """
+    table, sampled = window.steps, window.device_steps.steps
+    if len(sampled) < window.policy.min_steps:
+        return False
+    is_near = (table.steps >= sampled[-window.policy.recent_steps :][0]) & ~table.special()
+    is_sampled = np.isin(table.steps, sampled)
+    times = median(table.get("duration")[table.some_rows()].astype(float), 0)
+    told, between = (times[is_near & chosen] for chosen in (is_sampled, ~is_sampled))
+    if not len(told) or not len(between):
+        return bool(len(told))
+    ratio = float(np.nanmedian(told) / np.nanmedian(between))
+    return 1 / _UNLIKE < ratio < _UNLIKE
 
 
 def roles_of(window: Window) -> dict[int, Hashable]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope_server.detectors.comparison import are_typical
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.step_table import SILENCE, StepTable
 from rankscope_server.detectors.window import Window
@@ -186,6 +187,7 @@ def _of_devices(window: Window) -> list[Gap]:
     first = max(0, table.num_steps - window.policy.recent_steps)
     known = table.steps[table.steps >= table.steps[-1] - _NEAR_STEPS]
     is_told = len(sure) >= window.policy.min_steps and max(sure) >= known[0]
+    is_told = is_told and are_typical(window)
     rows = [table.row_of[rank] for rank in on_device if rank in table.row_of]
     with np.errstate(invalid="ignore"):
         waited = table.get("blocked", first)[rows] / table.get("duration", first)[rows]
