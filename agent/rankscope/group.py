@@ -41,11 +41,11 @@ def backend_of(process_group: Any) -> str:
     """
     import torch.distributed as dist
 
-    told = str(dist.get_backend(process_group))
-    if told == "undefined":
-        told = str(dist.get_backend_config(process_group))
-    by_device = dict(part.split(":", 1) for part in told.split(",") if ":" in part)
+    name = str(dist.get_backend(process_group))
+    if name == "undefined":
+        name = str(dist.get_backend_config(process_group))
+    by_device = dict(part.split(":", 1) for part in name.split(",") if ":" in part)
     if not by_device:
-        return told
-    devices = [name for device, name in by_device.items() if device != "cpu"]
+        return name
+    devices = [backend for device, backend in by_device.items() if device != "cpu"]
     return devices[0] if devices else by_device["cpu"]

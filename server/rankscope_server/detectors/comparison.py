@@ -58,13 +58,14 @@ def are_typical(window: Window) -> bool:
     table, sampled = window.steps, window.device_steps.steps
     if len(sampled) < window.policy.min_steps:
         return False
-    is_near = (table.steps >= sampled[-window.policy.recent_steps :][0]) & ~table.special()
-    is_sampled = np.isin(table.steps, sampled)
-    times = median(table.get("duration")[table.some_rows()].astype(float), 0)
-    told, between = (times[is_near & chosen] for chosen in (is_sampled, ~is_sampled))
-    if not len(told) or not len(between):
-        return bool(len(told))
-    ratio = float(np.nanmedian(told) / np.nanmedian(between))
+    first = int(np.searchsorted(table.steps, sampled[-window.policy.recent_steps :][0]))
+    times_ms = median(table.get("duration", first)[table.some_rows()].astype(float), 0)
+    is_usual = ~table.special(first) & ~np.isnan(times_ms)
+    is_sampled = np.isin(table.steps[first:], sampled)
+    measured, between = (times_ms[is_usual & some] for some in (is_sampled, ~is_sampled))
+    if not len(measured) or not len(between):
+        return bool(len(measured))
+    ratio = float(np.median(measured) / np.median(between))
     return 1 / _UNLIKE < ratio < _UNLIKE
 
 

@@ -4,8 +4,8 @@ With NCCL a host waits for its own device, if at all, and then all ranks seem to
 the step takes. The agent also measures phases on the device's stream, with events where the phase
 changes. If DDP issues the collectives of a step in the backward pass, that is where the stream
 waits for other ranks: what a rank's pass takes longer than the shortest of all ranks counts as
-waiting. So a rank that computes longer in its backward passes alone is not told from one that
-waits, and is not named; every other phase is its own work, be it of its device or of its host.
+waiting. So a rank that computes longer in its backward passes alone looks like one that waits,
+and is not named; every other phase is its own work, be it of its device or of its host.
 
 Other collectives may be in such a step where all ranks wait in them for all others alike: then no
 rank's phase is longer than another's because of them, so who stands out is slow. But what all wait
@@ -48,7 +48,7 @@ class DeviceSteps:
     def __init__(self) -> None:
         self.table = StepTable()
         self.sure: deque[int] = deque(maxlen=POLICY.min_steps)
-        self._told: dict[int, dict[int, NDArray[np.float64]]] = {}  # step -> rank -> phases, ns
+        self._waiting: dict[int, dict[int, NDArray[np.float64]]] = {}  # step -> rank -> phases, ns
 
     def put(self, rank: int, step: int, values: Mapping[str, float]) -> None:
         """Take what one rank measured in one step, if that is the device's phases."""
@@ -58,9 +58,9 @@ class DeviceSteps:
         times = np.zeros(len(PHASES))
         for at, seconds in phases:
             times[at] = max(seconds, 0.0) * _NS_PER_S
-        self._told.setdefault(step, {})[rank] = times
-        if len(self._told) > _MAX_WAITING:
-            del self._told[min(self._told)]
+        self._waiting.setdefault(step, {})[rank] = times
+        if len(self._waiting) > _MAX_WAITING:
+            del self._waiting[min(self._waiting)]
 
     def renew(
         self, steps: StepTable, events: EventTable, ranks: Iterable[int],
@@ -71,14 +71,14 @@ class DeviceSteps:
         numbers = self._complete(steps, events, wanted)
         if not len(numbers):
             return
-        told = [self._told.pop(step) for step in numbers.tolist()]
-        times = np.stack([[one[rank] for rank in wanted] for one in told])
+        reported = [self._waiting.pop(step) for step in numbers.tolist()]
+        times = np.stack([[phases[rank] for rank in wanted] for phases in reported])
         calls = events.select(numbers)
         whole = [
             len(groups.get((wanted[0], name), ())) == len(wanted) for name in events.words("group")
         ]
         alike = [name in _ALIKE for name in events.words("operation")]
-        is_alike = _taken(whole, calls["group"]) & _taken(alike, calls["operation"])
+        is_alike = _at(whole, calls["group"]) & _at(alike, calls["operation"])
         is_engines = (calls["flags"] & FLAG_BY_ENGINE) != 0
         counts = ~np.isin(numbers, calls["step"][~is_alike & ~is_engines])
         self.sure.extend(np.setdiff1d(numbers, calls["step"][~is_engines]).tolist())
@@ -89,8 +89,8 @@ class DeviceSteps:
         """Return the steps of which everything is known of all ranks."""
         if len(ranks) < 2 or not steps.row_of.keys() >= set(ranks):
             return np.zeros(0, np.int64)
-        told = [step for step, of in self._told.items() if of.keys() >= set(ranks)]
-        numbers = np.intersect1d(np.array(told, np.int64), steps.steps)
+        complete = [step for step, of in self._waiting.items() if of.keys() >= set(ranks)]
+        numbers = np.intersect1d(np.array(complete, np.int64), steps.steps)
         if not len(numbers):
             return numbers
         is_known = ~np.isnan(_of(steps, "duration", ranks, numbers)).any(axis=0)
@@ -120,7 +120,7 @@ class DeviceSteps:
             self.table.put(rank, columns)
 
 
-def _taken(values: list[bool], places: NDArray[Any]) -> NDArray[np.bool_]:
+def _at(values: list[bool], places: NDArray[Any]) -> NDArray[np.bool_]:
     """Return `values` at some places, False beyond their end."""
     padded = np.array([*values, False])
     found: NDArray[np.bool_] = padded[np.minimum(places, len(values))]

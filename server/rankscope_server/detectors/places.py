@@ -34,8 +34,8 @@ class Operation:
     is_weak: bool = False
     # Somebody else has ended it: what keeps it open is the rank that is still in it.
     is_done_elsewhere: bool = False
-    # A device that tells no ends: it may be over. The last one entered stands for all before it.
-    is_untold: bool = False
+    # A device that reports no ends: it may have ended, and so may all before it.
+    end_is_unknown: bool = False
 
 
 class Places:
@@ -67,8 +67,8 @@ class Places:
         """Return the first collective of a group that this rank has not ended, and since when."""
         if group.issued <= group.ended:
             return None
-        is_untold = not self._tells_ends(rank, group)
-        tells_ends = not is_untold and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
+        end_is_unknown = not self._reports_ends(rank, group)
+        tells_ends = not end_is_unknown and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
         members = self._members(rank, group.group)
         if tells_ends and group.open_sequence > group.ended:
             sequence, since_ns = group.open_sequence, group.open_ns
@@ -77,28 +77,28 @@ class Places:
             sequence = group.ended + 1 if tells_ends else group.issued
             since_ns, name, size_bytes = group.issued_ns, group.operation, group.size_bytes
         # By identity: members are one tuple for the whole group, and long.
-        key = (group.group, id(members), sequence, group.ended)
+        key = (group.group, id(members), sequence, group.ended, end_is_unknown)
         if key not in self._known:
             worked_out = self._work_out(
                 rank, group, members, sequence, name, size_bytes, tells_ends
             )
-            if worked_out is not None and is_untold:
-                worked_out = replace(worked_out, is_untold=True)
+            if worked_out is not None and end_is_unknown:
+                worked_out = replace(worked_out, end_is_unknown=True)
             self._known[key] = worked_out
         operation = self._known[key]
         return None if operation is None else (operation, since_ns)
 
-    def _tells_ends(self, rank: int, group: GroupState) -> bool:
+    def _reports_ends(self, rank: int, group: GroupState) -> bool:
         """Return whether no end of a rank in a group means that it has ended none."""
         return bool(group.ended or group.ends_are_known) or not self.runs_on_device(rank)
 
     def exchange(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
         """Return the oldest open send or receive of a group, and since when."""
         on_device = self.runs_on_device(rank)
-        is_untold = on_device and not (
+        end_is_unknown = on_device and not (
             group.ends_are_known or any(_has_end(counts) for counts in group.peers)
         )
-        if is_untold:
+        if end_is_unknown:
             group = self._not_come(rank, group)
         peer = group.p2p_peer
         if not group.p2p_operation or peer < 0 or peer not in self._heard:
@@ -119,7 +119,7 @@ class Places:
             lack="" if is_there else lack,
             # On the host what both have issued has happened, or nobody waits for it yet.
             is_weak=(is_send or is_there) and not on_device,
-            is_untold=is_untold,
+            end_is_unknown=end_is_unknown,
         )
         return operation, group.p2p_issued_ns
 
@@ -177,7 +177,7 @@ class Places:
         if standing is None:
             return None
         absent = standing.issued < sequence
-        behind = ~absent & (standing.ended < group.ended) & standing.is_told & tells_ends
+        behind = ~absent & (standing.ended < group.ended) & standing.reports_ends & tells_ends
         is_done = bool(tells_ends and (standing.ended >= sequence).any())
         # On the host an end is known a little later here and there; on a device it is a fact.
         lacking = absent | behind if self.runs_on_device(rank) else absent
@@ -207,11 +207,11 @@ class Places:
 
     def _standing_of(self, group: str, members: tuple[int, ...]) -> _Standing:
         places = [self._states.get((member, group)) for member in members]
-        is_told = [
-            place is None or self._tells_ends(member, place)
+        reports_ends = [
+            place is None or self._reports_ends(member, place)
             for member, place in zip(members, places, strict=True)
         ]
-        return _Standing(places, members, is_told)
+        return _Standing(places, members, reports_ends)
 
     def _untold(self, group: str, members: tuple[int, ...]) -> list[int]:
         """Return the members that say nothing of a group though they have been in it.
@@ -244,9 +244,13 @@ class _Standing:
     """Last sequences of the members of one group, as arrays; a member not seen in it has none."""
 
     def __init__(
-        self, places: Sequence[GroupState | None], members: tuple[int, ...], is_told: list[bool]
+        self,
+        places: Sequence[GroupState | None],
+        members: tuple[int, ...],
+        reports_ends: list[bool],
     ) -> None:
         self.members = np.array(members, np.int64)
         self.issued: Any = np.array([place.issued if place else -1 for place in places], np.int64)
         self.ended: Any = np.array([place.ended if place else -1 for place in places], np.int64)
-        self.is_told = np.array(is_told, bool)  # else a member may have ended all it has entered
+        # where not, a member may have ended all that it has entered
+        self.reports_ends = np.array(reports_ends, bool)

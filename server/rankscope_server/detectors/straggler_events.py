@@ -93,10 +93,10 @@ def _num_known(table: StepTable, spell: Spell) -> int:
 def seconds_of(table: StepTable, columns: slice) -> float:
     """Return how long these steps took, with those between them where only some are sampled."""
     times_ms = np.nanmax(np.nan_to_num(table.get("duration")[:, columns]), 0)
-    told_ms, numbers = float(np.nansum(times_ms)), table.steps[columns]
+    recorded_ms, numbers = float(np.nansum(times_ms)), table.steps[columns]
     if len(numbers) < 2:
-        return told_ms / 1e3
+        return recorded_ms / 1e3
     started_ms = np.fmin.reduce(table.get("started_ms")[:, columns], axis=0)
     passed_ms = float(np.nan_to_num(started_ms[-1] - started_ms[0])) + float(times_ms[-1])
-    sampled_ms = told_ms * float(np.median(np.diff(numbers)))
-    return max(told_ms, min(passed_ms, sampled_ms)) / 1e3
+    sampled_ms = recorded_ms * float(np.median(np.diff(numbers)))
+    return max(recorded_ms, min(passed_ms, sampled_ms)) / 1e3

@@ -84,7 +84,7 @@ def _follow_devices(places: Places, graph: WaitGraph) -> None:
     for rank, operation in list(graph.waits.items()):
         if operation.lacks or operation.is_done_elsewhere or not places.runs_on_device(rank):
             continue
-        if operation.is_untold:
+        if operation.end_is_unknown:
             continue  # nothing says that its device is still in it
         elsewhere = tuple(
             member
@@ -187,7 +187,7 @@ def _is_over(operation: Operation) -> bool:
 
 def _may_be_over(operation: Operation) -> bool:
     """Return whether all have entered an operation whose end nobody would tell."""
-    return operation.is_untold and not operation.lacks
+    return operation.end_is_unknown and not operation.lacks
 
 
 def _order(window: Window, rank: int) -> tuple[bool, int]:

@@ -1,7 +1,7 @@
-"""What of a rank that stands still its device has not done, from the dump of an incident.
+"""Which collectives of a rank that does not move its device has not done, from one dump.
 
-Where the Flight Recorder may not be asked all the time, nothing tells the ends of NCCL's
-collectives: what was entered last may be over. One dump says so for the moment that matters.
+Where the Flight Recorder may not be polled, nothing reports the ends of NCCL's collectives: what
+was entered last may have ended. The dump of an incident reports it, until the next call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Standstill:
 
     def _complete(self, state: GroupState) -> GroupState:
         ended = max(state.ended, state.issued - self.in_flight[state.group])
-        if state.group in self.exchanging:  # which ones have ended is not told by peer
+        if state.group in self.exchanging:  # ends of exchanges are not reported per peer
             return msgspec.structs.replace(state, ended=ended)
         peers = [
             msgspec.structs.replace(one, sent_ended=one.sent, received_ended=one.received)

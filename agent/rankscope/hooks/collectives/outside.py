@@ -251,9 +251,10 @@ class Outside:
     def _read(self, recorder: Recorder) -> dict[Any, tuple[int, int]]:
         """Return (counter, number issued) of each group; where one cannot be, the kernels stay."""
         found = {}
-        for group in self._known_groups():
+        for group, (named, _) in self._known_groups().items():
             known = recorder.group(group) if recorder.has_group(group) else None
-            if (backend := backend_of(group)) != "gloo":
+            backend = named if named == "gloo" else backend_of(group)  # asked at each whole step
+            if backend != "gloo":
                 self._stay(f"the counter of {backend} has not been tried")
             elif known is not None and known.p2p:
                 self._stay(f"group {known.name} carries point-to-point operations")
