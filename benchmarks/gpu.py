@@ -1,6 +1,7 @@
 """What Rankscope says of ranks over NCCL, on a machine with one GPU; see `gpu_program.py`.
 
-    python benchmarks/gpu.py [--faults none,gpu,host,hang,crash,kill] [--read-every 1,10]
+    python benchmarks/gpu.py [--models ddp,fsdp] [--faults none,gpu,host,hang,crash,kill]
+                             [--read-every 1,10] [--at-once 2]
     python benchmarks/gpu.py --cost
 
 Each fault once, on ranks that share the GPU: who was accused, of what, how long after it began.
@@ -47,14 +48,16 @@ def _environment() -> dict[str, str]:
 
 
 def run_one(
-    server: Server, fault: str, read_every: int, ranks: int, folder: Path, seconds: float
-) -> dict[str, Any]:
+    server: Server, model: str, fault: str, read_every: int, ranks: int, folder: Path,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
     """Run the program with a fault of its last rank and return what was said of it."""
-    run_id, culprit = f"{fault}-{read_every}", ranks - 1
+    run_id, culprit = f"{model}-{fault}-{read_every}", ranks - 1
     command = [
         sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", run_id,
         "--dir", str(folder / run_id), "--", sys.executable, "-m", "torch.distributed.run",
-        "--standalone", "--nproc-per-node", str(ranks), str(PROGRAM), "--fault", fault,
+        "--standalone", "--nproc-per-node", str(ranks), str(PROGRAM), "--model", model,
+        "--fault", fault,
         "--rank", str(culprit), "--after", str(AFTER_S), "--read-every", str(read_every),
         "--seconds", str(seconds),
     ]  # fmt: skip
@@ -129,9 +132,11 @@ def costs(folder: Path) -> Iterator[dict[str, Any]]:
 def main() -> int:
     """Run what was asked for, print as it comes, return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default="ddp")
     parser.add_argument("--faults", default="none,gpu,host,hang,crash,kill")
     parser.add_argument("--read-every", default="1", help="steps between reads of the loss")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--at-once", type=int, default=1, help="runs, of those that use the GPU")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of training")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep what was recorded in this directory")
@@ -153,21 +158,22 @@ def main() -> int:
         server = Server(folder)
         try:
             cases = [
-                (fault, int(every))
+                (model, fault, int(every))
+                for model in arguments.models.split(",")
                 for every in arguments.read_every.split(",")
                 for fault in arguments.faults.split(",")
             ]
 
-            def one(case: tuple[str, int]) -> dict[str, Any]:
+            def one(case: tuple[str, str, int]) -> dict[str, Any]:
                 return run_one(server, *case, arguments.ranks, folder, arguments.seconds)
 
             # those that end by themselves hardly use the GPU: all at once
             with ThreadPoolExecutor(8) as pool:
-                for found in pool.map(one, [case for case in cases if case[0] in ENDS]):
+                for found in pool.map(one, [case for case in cases if case[1] in ENDS]):
                     told(found)
-            for case in cases:
-                if case[0] not in ENDS:
-                    told(one(case))
+            with ThreadPoolExecutor(arguments.at_once) as pool:
+                for found in pool.map(one, [case for case in cases if case[1] not in ENDS]):
+                    told(found)
         finally:
             server.close()
     return not all_right

@@ -57,6 +57,11 @@ class BackwardWait:
         _pack_u64(buffer, ring.ENGINE_SITE_AT, 0)
         self._begun_at = int(_unpack_u64(buffer, ring.HEAD_AT)[0])
 
+    def ends_in_wait(self) -> bool:
+        """Return whether DDP will wait at the end of this pass for what it has issued in it."""
+        issued: int = _unpack_u64(self._ring.buffer, ring.ENGINE_NUMBER_AT)[0]
+        return issued > 0 or bool(self.with_hooks)
+
     def end(self, now_ns: int) -> int:
         """Return how long DDP waited, in ns; 0 if it did not. The pass is over at `now_ns`."""
         buffer = self._ring.buffer

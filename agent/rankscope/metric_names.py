@@ -76,8 +76,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("cuda_ooms", "", "Allocations that failed, ever.", "torch.cuda.memory_stats"),
     Metric("pinned_bytes", "bytes", "Page-locked host memory in use.",
            "torch.cuda.host_memory_stats"),
-    *(Metric(f"gpu_{phase}_seconds", "s", "Time of the current stream in this phase.",
-             "CUDA events, sampled")
+    *(Metric(f"gpu_{phase}_{name}", "s", meaning, "CUDA events, sampled")
+      for name, meaning in (
+          ("seconds", "Time of the current stream in this phase."),
+          ("wait_seconds", "Its part in which the stream waited for other ranks, where all such "
+           "waits were seen."),
+      )
       for phase in ("other", "data", "forward", "backward", "optimizer", "checkpoint",
                     "evaluation")),
 )  # fmt: skip

@@ -1,28 +1,35 @@
 """What the phases of a step took on the GPU, from CUDA events that are used again and again.
 
 The host runs ahead of the device, so its times say little there. At each change of phase an
-event is put on the current stream; some steps later, when the device has passed it, the times
-between are read. Nothing waits.
+event is put on the current stream, and around all that lets the stream wait for other ranks
+(`stream_waits.py`); some steps later, when the device has passed them, the times between are
+read. Nothing waits.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import schema
 from rankscope.grid import Grid
 from rankscope.hooks.base import HookSkipped
+from rankscope.hooks.stream_waits import StreamWaits
 from rankscope.moments import listen
 from rankscope.steps import EndedStep
 
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
 
-_MAX_EVENTS = 64  # of one step; one with more changes of phase is left out
+_MAX_EVENTS = 512  # of one step; one with more changes and waits is left out
 _GIVE_UP_STEPS = 8
 _EVERY = 4  # steps
+_MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
+_cpu_ns = time.thread_time_ns
 
 
 class GpuPhases:
@@ -41,12 +48,15 @@ class GpuPhases:
         grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
         self._grid = agent.grids.setdefault(self.name, grid)
         self._pool: EventPool | None = None
+        self._waits = StreamWaits(agent, self._mark_part)
+        listen(agent, "backward", self._waits.backward_begins)
         listen(agent, "step", self._step)
         agent.undo.append(self._stop)
         return "pooled CUDA events, read one or more steps later"
 
     def _stop(self) -> None:
         self._agent.clock.on_phase = None
+        self._waits.end_step()
 
     def _step(self, ended: EndedStep) -> None:
         if self._pool is None:
@@ -54,58 +64,102 @@ class GpuPhases:
                 return
             self._pool = EventPool(lambda: self._cuda.Event(enable_timing=True))
         pool, clock, recorder = self._pool, self._agent.clock, self._agent.recorder
+        began = _cpu_ns()
+        for step, values in pool.arrived(ended.step):
+            if recorder is not None:
+                recorder.record(schema.Metrics(**self._agent.here(), step=step, values=values))
         if clock.on_phase is not None:
             clock.on_phase = None
             self._mark(clock.phase)
-            pool.close(ended.step)
-        for step, seconds in pool.arrived(ended.step):
-            if recorder is not None:
-                values = {f"gpu_{schema.PHASES[phase]}_seconds": s for phase, s in seconds.items()}
-                recorder.record(schema.Metrics(**self._agent.here(), step=step, values=values))
+            num_marks = pool.close(ended.step, knows_waits=self._waits.end_step())
+            own_ns = _cpu_ns() - began + num_marks * _MARK_NS
+            self._grid.spent(own_ns, ended.duration_ns)
         if self._grid.wants(ended.step + 1) and not self._cuda.is_current_stream_capturing():
             self._mark(clock.phase)
             clock.on_phase = self._mark
+            self._waits.begin_step()
 
     def _mark(self, phase: int) -> None:
+        """A phase ends here; with the backward pass DDP's last wait may end."""
         assert self._pool is not None
+        is_wait = self._waits.ends_with_phase()
         if not self._cuda.is_current_stream_capturing():
-            self._pool.mark(phase)
+            self._pool.mark(phase, is_wait=is_wait)
+
+    def _mark_part(self, is_wait: bool) -> None:
+        """A part of the phase ends here, in which the stream waited for other ranks, or not."""
+        assert self._pool is not None
+        self._pool.mark_part(is_wait=is_wait)
+
+
+@dataclass(slots=True)
+class _Mark:
+    """An event, and what the time before it was."""
+
+    event: Any
+    is_wait: bool
+    phase: int | None  # None until the phase ends
 
 
 class EventPool:
     """Events between the phases of steps, made once. `make` gives a new event."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._free: list[Any] = []
-        self._open: list[tuple[int, Any]] = []  # the phase that ended, and the event at its end
-        self._closed: deque[tuple[int, list[tuple[int, Any]]]] = deque()
+        self._open: list[_Mark] = []
+        self._closed: deque[tuple[int, list[_Mark], bool]] = deque()
 
-    def mark(self, phase: int) -> None:
+    def mark(self, phase: int, *, is_wait: bool = False) -> None:
         """Put an event where `phase` ends; the first one of a step is its beginning."""
+        for mark in reversed(self._open):
+            if mark.phase is not None:
+                break
+            mark.phase = phase
+        self._put(is_wait, phase)
+
+    def mark_part(self, *, is_wait: bool) -> None:
+        """Put an event inside a phase, which gets its name when it ends."""
+        self._put(is_wait, None)
+
+    def _put(self, is_wait: bool, phase: int | None) -> None:
         if len(self._open) <= _MAX_EVENTS:
             event = self._free.pop() if self._free else self._make()
             event.record()
-            self._open.append((phase, event))
+            self._open.append(_Mark(event, is_wait, phase))
 
-    def close(self, step: int) -> None:
-        """The step of the events since the last call has ended."""
+    def close(self, step: int, *, knows_waits: bool = False) -> int:
+        """The step of the events since the last call has ended; return how many there were.
+
+        `knows_waits`: all that the stream waited for other ranks lies between two of them.
+        """
         marks, self._open = self._open, []
         if 1 < len(marks) <= _MAX_EVENTS:
-            self._closed.append((step, marks))
+            self._closed.append((step, marks, knows_waits))
+        return len(marks)
 
-    def arrived(self, step: int) -> list[tuple[int, dict[int, float]]]:
-        """Return (step, seconds by phase) of each step that the device has passed."""
+    def arrived(self, step: int) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, seconds by name of metric) of each step that the device has passed."""
         found = []
         while self._closed:
-            of_step, marks = self._closed[0]
-            if marks[-1][1].query():
-                seconds: dict[int, float] = {}
-                for (_, begin), (phase, end) in itertools.pairwise(marks):
-                    seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1e3
-                found.append((of_step, seconds))
-                self._free.extend(event for _, event in marks)
+            of_step, marks, knows_waits = self._closed[0]
+            if marks[-1].event.query():
+                found.append((of_step, _seconds(marks, knows_waits)))
+                self._free.extend(mark.event for mark in marks)
             elif step - of_step <= _GIVE_UP_STEPS:
                 break
             self._closed.popleft()  # read, or lost: events that are late are not used again
         return found
+
+
+def _seconds(marks: list[_Mark], knows_waits: bool) -> dict[str, float]:
+    """Return the seconds of each phase and, if all are known, of the waits in it."""
+    seconds: dict[str, float] = {}
+    for begin, end in itertools.pairwise(marks):
+        took = begin.event.elapsed_time(end.event) / 1e3
+        name = f"gpu_{schema.PHASES[end.phase or 0]}"
+        seconds[f"{name}_seconds"] = seconds.get(f"{name}_seconds", 0.0) + took
+        if knows_waits:
+            waited = took if end.is_wait else 0.0
+            seconds[f"{name}_wait_seconds"] = seconds.get(f"{name}_wait_seconds", 0.0) + waited
+    return seconds
