@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--models ddp,fsdp] [--faults none,gpu,host,hang,crash,kill]
                              [--read-every 1,10] [--at-once 2]
-    python benchmarks/gpu.py --cost
+    python benchmarks/gpu.py --cost [--models ddp,fsdp] [--pairs 3]
 
 Each fault once, on ranks that share the GPU: who was accused, of what, how long after it began.
 `--cost` trains one rank with the agent and without, in turns: the same losses to the last bit, and
@@ -34,8 +34,8 @@ KINDS = {
 }  # fmt: skip
 ENDS = ("hang", "crash", "kill")  # the run does not outlive them
 AFTER_S, SECONDS = 12.0, 65.0
-SETTLE_S = 14.0
-COST_STEPS, COST_PAIRS, COST_WARM_UP = 1500, 3, 300
+SETTLE_S = 8.0
+COST_STEPS, COST_WARM_UP = 1500, 300
 
 
 def _environment() -> dict[str, str]:
@@ -106,19 +106,19 @@ def run_one(
     }  # fmt: skip
 
 
-def costs(folder: Path) -> Iterator[dict[str, Any]]:
+def costs(model: str, pairs: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Train one rank with the agent and without, in turns; yield what each pair shows."""
-    for pair in range(COST_PAIRS):
-        found: dict[str, Any] = {"pair": pair}
+    for pair in range(pairs):
+        found: dict[str, Any] = {"model": model, "pair": pair}
         for with_agent in (False, True):
             name = "with" if with_agent else "without"
-            told = folder / f"{name}-{pair}"
+            told = folder / f"{model}-{name}-{pair}"
             watched = [sys.executable, "-m", "rankscope", "run", "--dir", f"{told}.run", "--"]
             command = [
                 *(watched if with_agent else []), sys.executable, "-m", "torch.distributed.run",
-                "--standalone", "--nproc-per-node", "1", str(PROGRAM), "--steps", str(COST_STEPS),
-                "--seconds", "1000", "--read-every", "10", "--losses", f"{told}.losses",
-                "--times", f"{told}.times",
+                "--standalone", "--nproc-per-node", "1", str(PROGRAM), "--model", model,
+                "--steps", str(COST_STEPS), "--seconds", "1000", "--read-every", "10",
+                "--losses", f"{told}.losses", "--times", f"{told}.times",
             ]  # fmt: skip
             done = subprocess.run(command, env=_environment(), capture_output=True, check=False)
             assert done.returncode == 0, done.stderr.decode()[-2000:]
@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=1, help="runs, of those that use the GPU")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of training")
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs, for --cost")
     parser.add_argument("--keep", type=Path, help="keep what was recorded in this directory")
     arguments = parser.parse_args()
     all_right = True
@@ -152,8 +153,9 @@ def main() -> int:
         folder = arguments.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         if arguments.cost:
-            for found in costs(folder):
-                told(found)
+            for model in arguments.models.split(","):
+                for found in costs(model, arguments.pairs, folder):
+                    told(found)
             return not all_right
         server = Server(folder)
         try:

@@ -27,3 +27,8 @@ class Grid:
             while cost_ns > self.budget_ratio * self.every * step_ns and self.every < _COARSEST:
                 self.every *= 2
         self._judged = True
+
+    def spread(self, step_ns: float, least_ns: float) -> None:
+        """Take so few of steps of this length that `least_ns` lie between two."""
+        while 0 < self.every * step_ns < least_ns and self.every < _COARSEST:
+            self.every *= 2

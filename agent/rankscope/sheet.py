@@ -68,8 +68,7 @@ class Sheet:
             self._write(ended.step, self._values)
             self._values = {}
             self._grid.spent(time.thread_time_ns() - began, self.step_ns)
-        while self._grid.every * self.step_ns < self._least_ns and self._grid.every < 1 << 16:
-            self._grid.every *= 2
+        self._grid.spread(self.step_ns, self._least_ns)
         self.due = self._grid.wants(ended.step + 1)
         self.clipped = None
 

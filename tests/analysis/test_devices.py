@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ def on_device(
 ) -> list[Item]:
     """Return what ranks over NCCL say: hosts that hardly wait, collectives without an end.
 
-    Where it is not DDP, the script itself issues them.
+    Where it is not DDP, the script itself issues them, all as one `operation` if that is given.
     """
     items: list[Item] = []
     for at, what in recording.items():
@@ -94,14 +95,16 @@ def on_device(
         else:
             rows = np.full(what[0].count, -1), np.full(what[0].count, schema.RETURNED)
             columns = dict(zip(("duration_ns", "state"), rows, strict=True))
-            columns["flags"] = np.full(what[0].count, schema.FLAG_BY_ENGINE if is_ddp else 0)
-            columns["operation"] = [operation] * what[0].count  # type: ignore[assignment]
+            exchanges = np.asarray(what[1]["flags"]) & schema.FLAG_P2P
+            columns["flags"] = exchanges | (schema.FLAG_BY_ENGINE if is_ddp else 0)
+            if operation:
+                columns["operation"] = [operation] * what[0].count  # type: ignore[assignment]
             items.append((at, (what[0], {**what[1], **columns})))
     return items
 
 
-def measured(recording: Recording) -> list[Item]:
-    """Return the phases of each fourth step as the devices had them."""
+def measured(recording: Recording, *, knows_waits: bool = False) -> list[Item]:
+    """Return the phases of each fourth step as the devices had them, and their waits if known."""
     items: list[Item] = []
     for at, what in recording.items():
         if not isinstance(what, tuple) or what[0].kind != "steps":
@@ -112,6 +115,11 @@ def measured(recording: Recording) -> list[Item]:
                 f"gpu_{phase}_seconds": float(rows[f"{phase}_ns"][place]) / 1e9
                 for phase in schema.PHASES
             }
+            if knows_waits:
+                values |= {
+                    f"gpu_{phase}_wait_seconds": float(rows[f"{phase}_blocked_ns"][place]) / 1e9
+                    for phase in ("other", "forward", "backward", "optimizer")
+                }
             items.append((at, schema.Metrics(
                 attempt=0, rank=what[0].rank, time_ns=int(rows["started_ns"][place]),
                 step=int(rows["step"][place]), values=values,
@@ -286,6 +294,47 @@ def test_who_stands_out_beside_what_all_wait_in_is_named_and_no_one_is_called_he
             clean, on_device(clean, is_ddp=False, operation=operation), measured(clean)
         )
         assert (look.answer.state, named(look)) == ("unknown", set())
+
+
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (4, 1), (4, 4), (8, 4)])
+def test_where_the_waits_are_known_it_does_not_matter_who_issues_what(
+    num_ranks: int, num_stages: int
+) -> None:
+    for seed in range(4):
+        rank = seed % num_ranks
+        job = Job(num_ranks=num_ranks, num_stages=num_stages, steps=360, seed=seed, noise=CALM)
+        clean = record(job)
+        slow = record(replace(job, faults=(Fault("slow_compute", rank, 100, 0.9),)))
+        told = on_device(slow, is_ddp=False, operation="")
+        look = looked_at(slow, told, measured(slow, knows_waits=True))
+        assert named(look) == {rank}, seed
+        told = on_device(clean, is_ddp=False, operation="")
+        look = looked_at(clean, told, measured(clean, knows_waits=True))
+        assert (look.answer.state, named(look)) == ("healthy", set()), seed
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_where_one_rank_does_not_know_its_waits_nobody_is_named(missing: int) -> None:
+    slow = record(Job(steps=360, noise=CALM, faults=(Fault("slow_compute", 2, 100, 0.9),)))
+    some = [
+        without if without[1].rank == missing else known  # type: ignore[union-attr]
+        for without, known in zip(measured(slow), measured(slow, knows_waits=True), strict=True)
+    ]
+    look = looked_at(slow, on_device(slow, is_ddp=False, operation="broadcast"), some)
+    assert (look.answer.state, named(look)) == ("unknown", set())
+
+
+@pytest.mark.parametrize("knows_at_first", [True, False])
+def test_steps_whose_waits_are_known_are_not_mixed_with_others(knows_at_first: bool) -> None:
+    """A script whose waits are known in a part of its steps alone; nothing ever changes in it."""
+    clean = record(Job(steps=400, noise=CALM))
+    half = [
+        known if (known[1].step < 200) == knows_at_first else without  # type: ignore[union-attr]
+        for without, known in zip(measured(clean), measured(clean, knows_waits=True), strict=True)
+    ]
+    look = looked_at(clean, on_device(clean), half)
+    assert named(look) == set()
+    assert look.answer.state == ("unknown" if knows_at_first else "healthy")
 
 
 def test_where_nothing_tells_for_whom_a_device_waits_nobody_is_called_healthy() -> None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS = 512  # of one step; one with more changes and waits is left out
 _GIVE_UP_STEPS = 8
-_EVERY = 4  # steps
+_LEAST_NS = 200_000_000  # between two steps that are measured
+_BUDGET_SHARE = 0.5  # of what sampled numbers may cost
 _MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
 _cpu_ns = time.thread_time_ns
 
@@ -45,7 +46,7 @@ class GpuPhases:
         if torch.version.cuda is None and torch.version.hip is None:
             raise HookSkipped("this torch has no CUDA")
         self._agent, self._cuda = agent, torch.cuda
-        grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
+        grid = Grid(1, agent.settings.numbers_budget_ratio * _BUDGET_SHARE)
         self._grid = agent.grids.setdefault(self.name, grid)
         self._pool: EventPool | None = None
         self._waits = StreamWaits(agent, self._mark_part)
@@ -74,6 +75,7 @@ class GpuPhases:
             num_marks = pool.close(ended.step, knows_waits=self._waits.end_step())
             own_ns = _cpu_ns() - began + num_marks * _MARK_NS
             self._grid.spent(own_ns, ended.duration_ns)
+            self._grid.spread(self._agent.sheet.step_ns, _LEAST_NS)
         if self._grid.wants(ended.step + 1) and not self._cuda.is_current_stream_capturing():
             self._mark(clock.phase)
             clock.on_phase = self._mark

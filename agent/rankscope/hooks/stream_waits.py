@@ -21,6 +21,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from rankscope.guard import guarded
+from rankscope.hooks.collectives.native_waits import native_waits
 from rankscope.steps import BACKWARD
 
 if TYPE_CHECKING:
@@ -125,15 +126,13 @@ class StreamWaits:
     # --- calls -------------------------------------------------------------------------------
 
     def _patch(self) -> None:
-        import torch.distributed as dist
-        import torch.futures
+        import torch.cuda
         from torch._C._distributed_c10d import ProcessGroup, Work
 
+        for owner, name in native_waits():
+            self._put(owner, name, self._around)
         for name in _WAITS:
             self._put(Work, name, self._around)
-        self._put(dist, "_broadcast_coalesced", self._around)
-        self._put(torch.futures.Future, "wait", self._around)
-        self._put(torch.futures, "wait_all", self._around)
         if _FUNCTIONAL in sys.modules:
             self._put(sys.modules[_FUNCTIONAL], "wait_tensor", self._around)
         for name in _CALLS:

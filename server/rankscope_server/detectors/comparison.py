@@ -53,7 +53,7 @@ def as_devices_tell(window: Window) -> Window:
 def are_typical(window: Window) -> bool:
     """Return whether the steps that devices tell are enough, and take as long as those between.
 
-    They are every fourth: a script that logs or evaluates as often shows only such steps there.
+    They are some, such as every fourth: of a script that logs as often they are all unlike others.
     """
     table, sampled = window.steps, window.device_steps.steps
     if len(sampled) < window.policy.min_steps:

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 _now, _cpu = time.monotonic_ns, time.thread_time_ns
 
 
-def patch_native_waits(agent: Agent) -> None:
-    """Time what waits in C++, as long as collectives are recorded."""
+def native_waits() -> tuple[tuple[Any, str], ...]:
+    """Return (owner, name) of each function that waits so; a version may lack some."""
     import torch.distributed as dist
     import torch.futures
     from torch._C._distributed_c10d import ProcessGroup, Reducer
-    from torch.nn.parallel import DistributedDataParallel
 
-    for owner, name in (
+    return (
         (dist, "_broadcast_coalesced"),
         (ProcessGroup, "monitored_barrier"),
         (Reducer, "_rebuild_buckets"),
         (torch.futures.Future, "wait"),
         (torch.futures, "wait_all"),
-    ):
+    )
+
+
+def patch_native_waits(agent: Agent) -> None:
+    """Time what waits in C++, as long as collectives are recorded."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    for owner, name in native_waits():
         original = owner.__dict__.get(name)
         if original is not None:  # else this version does not have it
             agent.patch(owner, name, _timed(agent, original))
