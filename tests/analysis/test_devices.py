@@ -6,7 +6,7 @@ So it is with NCCL before PyTorch 2.14, until the Flight Recorder is asked.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from tests.analysis.simulator import (
     Fault,
     Item,
     Job,
+    Noise,
     Recording,
     apply,
     record,
@@ -34,7 +35,9 @@ from tests.analysis.simulator import (
 from tests.analysis.watchdog import SIGNALS, gives_up
 
 LATE_MS = 12_000.0
-FILES = sorted((Path(__file__).parent / "data" / "h200").glob("*.msgpack"))
+FOLDER = Path(__file__).parent / "data" / "h200"
+SHORT = FOLDER / "fsdp-slow-gpu-short.msgpack"  # too few measured steps for a verdict
+FILES = sorted(set(FOLDER.glob("*.msgpack")) - {SHORT})
 
 
 def untold(recording: Recording, now_ms: float) -> list[Item]:
@@ -103,14 +106,26 @@ def on_device(
     return items
 
 
-def measured(recording: Recording, *, knows_waits: bool = False) -> list[Item]:
-    """Return the phases of each fourth step as the devices had them, and their waits if known."""
+def each_fourth(step: int) -> bool:
+    return step % 4 == 0
+
+
+def each_second_then_eighth(step: int) -> bool:
+    """The agent's way with long steps that cost much to measure."""
+    return step % (2 if step <= 128 else 8) == 0
+
+
+def measured(
+    recording: Recording, *, knows_waits: bool = False,
+    is_taken: Callable[[int], bool] = each_fourth,
+) -> list[Item]:  # fmt: skip
+    """Return the phases of some steps as the devices had them, and their waits if known."""
     items: list[Item] = []
     for at, what in recording.items():
         if not isinstance(what, tuple) or what[0].kind != "steps":
             continue
         rows = {name: np.asarray(what[1][name]) for name in what[1]}
-        for place in np.flatnonzero(rows["step"] % 4 == 0):
+        for place in [at for at, step in enumerate(rows["step"]) if is_taken(int(step))]:
             values = {
                 f"gpu_{phase}_seconds": float(rows[f"{phase}_ns"][place]) / 1e9
                 for phase in schema.PHASES
@@ -276,10 +291,12 @@ class LogsEachFourthStep(Recording):
         return row
 
 
-def test_what_happens_in_the_measured_steps_alone_accuses_nobody() -> None:
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_what_happens_in_the_measured_steps_alone_accuses_nobody(every: int) -> None:
     plain = record(Job(steps=360, noise=CALM))
     logs = LogsEachFourthStep(plain.job, plain.machine)
-    look = looked_at(logs, on_device(logs), measured(logs))
+    some = measured(logs, is_taken=lambda step: step % every == 0)
+    look = looked_at(logs, on_device(logs), some)
     assert (look.answer.state, named(look)) == ("unknown", set())
 
 
@@ -311,6 +328,24 @@ def test_where_the_waits_are_known_it_does_not_matter_who_issues_what(
         told = on_device(clean, is_ddp=False, operation="")
         look = looked_at(clean, told, measured(clean, knows_waits=True))
         assert (look.answer.state, named(look)) == ("healthy", set()), seed
+
+
+@pytest.mark.parametrize("noise", [CALM, HEAVY])
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (4, 1), (2, 2)])
+def test_measured_steps_may_lie_far_apart(num_ranks: int, num_stages: int, noise: Noise) -> None:
+    for start in (150, 300):
+        fault = Fault("slow_compute", num_ranks - 1, start, 1.0)
+        slow = record(Job(
+            num_ranks=num_ranks, num_stages=num_stages, steps=start + 210, noise=noise,
+            faults=(fault,),
+        ))  # fmt: skip
+        told = on_device(slow, is_ddp=False, operation="")
+        some = measured(slow, knows_waits=True, is_taken=each_second_then_eighth)
+        look = looked_at(slow, told, some)
+        assert named(look) == {fault.rank}
+        assert look.verdict is not None
+        assert look.verdict.onset_step is not None
+        assert start <= look.verdict.onset_step <= start + 8
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -351,6 +386,13 @@ def test_where_nothing_tells_for_whom_a_device_waits_nobody_is_called_healthy() 
         assert "torch.profiler" in look.answer.deciding[0]
 
 
+def test_a_change_in_how_long_steps_take_does_not_make_measured_ones_unlike() -> None:
+    """Measured steps lie nearer at first: all of them together have more of the time before."""
+    slow = record(Job(steps=330, noise=CALM, faults=(Fault("slow_compute", 1, 130, 1.5),)))
+    some = measured(slow, knows_waits=True, is_taken=each_second_then_eighth)
+    assert named(looked_at(slow, on_device(slow), some)) == {1}
+
+
 class Kept(msgspec.Struct):
     """A run on a real device, as `data/README.md` tells."""
 
@@ -360,12 +402,33 @@ class Kept(msgspec.Struct):
     chunks: list[schema.Chunk]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_runs_on_a_real_device_are_judged_as_they_were(file: Path) -> None:
+def kept_items(file: Path) -> tuple[Kept, list[Item]]:
     kept = msgspec.msgpack.decode(file.read_bytes(), type=Kept)
     items: list[Item] = [(one.time_ns, one) for one in kept.records]
     items += [(one.time_hi_ns, (one, decode_chunk(one.data))) for one in kept.chunks]
-    items.sort(key=lambda item: item[0])
+    return kept, sorted(items, key=lambda item: item[0])
+
+
+def test_what_a_device_waited_for_is_not_the_ranks_own_work() -> None:
+    """FSDP: the wait of the healthy rank is as long as the work of the other, 60 ms a step."""
+    kept, items = kept_items(SHORT)
+    assert kept.truth is not None
+    state = RunState("run")
+    apply(state, items)
+    look = state.look(items[-1][0])
+    assert named(look) == set()
+    table = state._attempts[0].device_steps.table
+    healthy, slow = table.get("own")[[table.row_of[0], table.row_of[1]]]
+    begun = int(np.searchsorted(table.steps, kept.truth["start_step"]))
+    assert np.all(abs(slow - healthy)[5 : begun - 1] < 25)
+    assert np.all((slow - healthy)[begun + 1 :] > 35)
+    waited = table.get("blocked")[table.row_of[0], begun + 1 :]
+    assert np.median(waited) > 100
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_runs_on_a_real_device_are_judged_as_they_were(file: Path) -> None:
+    kept, items = kept_items(file)
     truth = {kept.truth["rank"]} if kept.truth else set()
     state = RunState("run")
     for begin in range(0, len(items), 40):

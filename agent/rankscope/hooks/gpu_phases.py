@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS = 512  # of one step; one with more changes and waits is left out
 _GIVE_UP_STEPS = 8
+_FIRST_STEPS, _FIRST_EVERY = 64, 2  # measured at first: what a rank is later compared with
 _LEAST_NS = 200_000_000  # between two steps that are measured
 _BUDGET_SHARE = 0.5  # of what sampled numbers may cost
 _MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
@@ -48,6 +49,7 @@ class GpuPhases:
         self._agent, self._cuda = agent, torch.cuda
         grid = Grid(1, agent.settings.numbers_budget_ratio * _BUDGET_SHARE)
         self._grid = agent.grids.setdefault(self.name, grid)
+        self._num_first = 0  # of the first ones
         self._pool: EventPool | None = None
         self._waits = StreamWaits(agent, self._mark_part)
         listen(agent, "backward", self._waits.backward_begins)
@@ -74,12 +76,19 @@ class GpuPhases:
             self._mark(clock.phase)
             num_marks = pool.close(ended.step, knows_waits=self._waits.end_step())
             own_ns = _cpu_ns() - began + num_marks * _MARK_NS
-            self._grid.spent(own_ns, ended.duration_ns)
-            self._grid.spread(self._agent.sheet.step_ns, _LEAST_NS)
-        if self._grid.wants(ended.step + 1) and not self._cuda.is_current_stream_capturing():
+            self._num_first += 1
+            if self._num_first > _FIRST_STEPS:
+                self._grid.spent(own_ns, ended.duration_ns)
+                self._grid.spread(self._agent.sheet.step_ns, _LEAST_NS)
+        if self._wants(ended.step + 1) and not self._cuda.is_current_stream_capturing():
             self._mark(clock.phase)
             clock.on_phase = self._mark
             self._waits.begin_step()
+
+    def _wants(self, step: int) -> bool:
+        if self._num_first <= _FIRST_STEPS:
+            return step % _FIRST_EVERY == 0
+        return self._grid.wants(step)
 
     def _mark(self, phase: int) -> None:
         """A phase ends here; with the backward pass DDP's last wait may end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import percent_text, ranks_text
 
 _UNLIKE = 1.1  # sampled steps that take so much longer, or shorter, than the others are unlike them
+_NEAR = 4  # steps around a sampled one
 
 
 def lack_of(window: Window) -> tuple[str, str] | None:
@@ -62,11 +64,14 @@ def are_typical(window: Window) -> bool:
     times_ms = median(table.get("duration", first)[table.some_rows()].astype(float), 0)
     is_usual = ~table.special(first) & ~np.isnan(times_ms)
     is_sampled = np.isin(table.steps[first:], sampled)
-    measured, between = (times_ms[is_usual & some] for some in (is_sampled, ~is_sampled))
-    if not len(measured) or not len(between):
+    measured, between = (np.flatnonzero(is_usual & some) for some in (is_sampled, ~is_sampled))
+    if not len(measured) or len(between) < _NEAR:
         return bool(len(measured))
-    ratio = float(np.median(measured) / np.median(between))
-    return 1 / _UNLIKE < ratio < _UNLIKE
+    # each is held against the nearest others: what a step takes may change meanwhile
+    begin = np.searchsorted(between, measured) - _NEAR // 2
+    near = np.clip(begin, 0, len(between) - _NEAR)[:, None] + np.arange(_NEAR)
+    ratios = np.log(times_ms[measured] / np.median(times_ms[between[near]], axis=1))
+    return bool(abs(float(ratios.mean())) < math.log(_UNLIKE))
 
 
 def roles_of(window: Window) -> dict[int, Hashable]:

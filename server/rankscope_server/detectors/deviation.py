@@ -74,6 +74,9 @@ def deviation(table: StepTable, roles: Mapping[int, Hashable], policy: Policy) -
     row_roles = tuple(roles.get(rank, "") for rank in table.ranks)
     peers = _have_peers(row_roles, policy)
     warmup = warmup_columns(table.head("duration"), policy)
+    steps = table.head_steps()  # some are left out where only samples are known
+    if len(steps):
+        warmup = min(warmup, int(np.searchsorted(steps, steps[0] + policy.warmup_max_steps)))
     base = {name: _base(table, name, warmup, policy) for name in VIEWS}
     _note_reference(table, base, row_roles, warmup)
     views = {

@@ -143,6 +143,11 @@ class StepTable:
             return rows[: len(self.row_of)]
         return self.get(metric)[:, :HEAD]
 
+    def head_steps(self) -> NDArray[np.int64]:
+        """Return the numbers of the steps that `head` holds."""
+        steps: NDArray[np.int64] = (self._head_steps if self.dropped_steps else self.steps)[:HEAD]
+        return steps
+
     def flags(self) -> NDArray[np.int32]:
         """Return the flags of `rankscope.schema.STEP_*`, ranks x steps."""
         cells: NDArray[np.int32] = self._cells["flags"][: len(self.row_of), : self.num_steps]
