@@ -8,8 +8,9 @@ has them. DDP waits in C++ for its buckets when a backward pass is over: a callb
 that was asked for before DDP's own marks where that begins.
 
 What is patched is patched for the sampled steps alone: the others cost nothing, and the sources of
-collectives may change places in between. A step in which the thread waited anywhere else is not
-known.
+collectives may change places in between. Only `wait_tensor` stays patched, which compilers trace:
+what they have compiled must not see it change. A step in which the thread waited anywhere else is
+not known.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class StreamWaits:
     def __init__(self, agent: Agent, mark: Callable[[bool], None]) -> None:
         self._agent, self._mark = agent, mark
         self._patched: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, what was there
+        self._has_functional = False
         self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}  # what was there, and ours for it
         self._streams: set[int] = set()  # beside the step's, with collectives on them
         self._events: dict[int, Any] = {}  # by id: recorded on one of these; kept for its id
@@ -93,8 +95,9 @@ class StreamWaits:
             return
         nodes = (getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots)
         node = next((one for one in nodes if one is not None), None)
-        self._is_lost = self._is_lost or node is None
-        if node is not None:
+        if node is None or _is_autograd_compiled():
+            self._is_lost = True
+        else:
             handle: list[Any] = []
             handle.append(node.register_prehook(guarded(lambda _: self._ask(handle))))
 
@@ -133,8 +136,11 @@ class StreamWaits:
             self._put(owner, name, self._around)
         for name in _WAITS:
             self._put(Work, name, self._around)
-        if _FUNCTIONAL in sys.modules:
-            self._put(sys.modules[_FUNCTIONAL], "wait_tensor", self._around)
+        functional = sys.modules.get(_FUNCTIONAL)
+        if functional is not None and not self._has_functional:
+            self._has_functional = True
+            original = functional.wait_tensor
+            self._agent.patch(functional, "wait_tensor", self._around(original))
         for name in _CALLS:
             self._put(ProcessGroup, name, self._call)
         self._put(torch.cuda.Stream, "wait_event", self._wait_event)
@@ -176,10 +182,13 @@ class StreamWaits:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `original`, whose call the stream may wait in."""
+        import torch
+
+        is_compiling = torch.compiler.is_compiling
 
         @wraps(original)
         def waiting(*args: Any, **kwargs: Any) -> Any:
-            if not self._enter():
+            if is_compiling() or not self._enter():
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
@@ -244,6 +253,12 @@ def _stream() -> int:
 
     stream: int = _C._cuda_getCurrentRawStream(_C._cuda_getDevice())
     return stream
+
+
+def _is_autograd_compiled() -> bool:
+    """Return whether backward passes are traced, and with them the hooks of their nodes."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
 def _is_capturing() -> bool:

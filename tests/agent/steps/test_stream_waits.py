@@ -78,13 +78,13 @@ def test_calls_of_python(marks: Marks) -> None:
 
 def test_what_was_there_is_there_again(marks: Marks) -> None:
     before = {name: ProcessGroup.__dict__[name] for name in ("allreduce", "send", "barrier")}
-    waits = Work.__dict__["wait"], functional.wait_tensor
+    wait = Work.__dict__["wait"]
     for _ in range(3):
         marks.waits.begin_step()
-        assert Work.__dict__["wait"] is not waits[0]
+        assert Work.__dict__["wait"] is not wait
         dist.barrier()
         marks.waits.end_step()
-        assert waits == (Work.__dict__["wait"], functional.wait_tensor)
+        assert Work.__dict__["wait"] is wait
         assert {name: ProcessGroup.__dict__[name] for name in before} == before
     marks.take()
     dist.barrier()
@@ -195,6 +195,37 @@ def test_a_stream_with_collectives_is_waited_for(
     dist.all_reduce(torch.ones(2))
     marks.stream = 7
     assert not marks.waits.end_step()  # nobody knows what waits for it
+
+
+def test_compiled_programs_are_not_compiled_again(marks: Marks) -> None:
+    """In one graph, and with waits for what others enter: the patches come and go around it."""
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def compiled(tensor: torch.Tensor) -> torch.Tensor:
+        reduced = functional.all_reduce(tensor, "sum", dist.group.WORLD)
+        return functional.wait_tensor(reduced) * 2
+
+    tensor = torch.ones(2)
+    marks.waits.begin_step()
+    marks.waits.end_step()
+    compiled(tensor)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            marks.waits.begin_step()
+            assert compiled(tensor).tolist() == [2.0, 2.0]
+            marks.waits.end_step()
+            assert compiled(tensor).tolist() == [2.0, 2.0]
+
+
+def test_a_compiled_backward_pass_is_left_alone(
+    marks: Marks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._dynamo.compiled_autograd as compiled_autograd
+
+    monkeypatch.setattr(compiled_autograd, "compiled_autograd_enabled", True)
+    marks.waits.begin_step()
+    (torch.ones(1, requires_grad=True) * 2).backward()
+    assert not marks.waits.end_step()
 
 
 def test_no_group_no_waits(watching: Watching) -> None:
