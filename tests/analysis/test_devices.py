@@ -359,6 +359,37 @@ def test_where_one_rank_does_not_know_its_waits_nobody_is_named(missing: int) ->
     assert (look.answer.state, named(look)) == ("unknown", set())
 
 
+@pytest.mark.parametrize("num_stages", [1, 4])
+def test_whatever_is_missing_nobody_is_wrongly_named_nor_called_healthy(num_stages: int) -> None:
+    """Drawn spans of some ranks, gone or without their waits, of a faulty and of a clean job."""
+    chance = random.Random(num_stages)
+    job = Job(num_ranks=4, num_stages=num_stages, steps=330, noise=CALM)
+    slow = record(replace(job, faults=(Fault("slow_compute", 3, 140, 0.9),)))
+    for recording, truth in ((record(job), set()), (slow, {3})):
+        known = measured(recording, knows_waits=True, is_taken=each_second_then_eighth)
+        without = measured(recording, is_taken=each_second_then_eighth)
+        told = on_device(recording, is_ddp=False, operation="")
+        for _ in range(25):
+            spans = [
+                (chance.random() < 0.5, chance.sample(range(4), chance.randint(1, 4)), begin,
+                 begin + chance.choice([5, 40, 150, 400]))
+                for begin in (chance.randint(1, 330) for _ in range(chance.randint(1, 3)))
+            ]  # fmt: skip
+            some: list[Item] = []
+            for full, blind in zip(known, without, strict=True):
+                one = full[1]
+                assert isinstance(one, schema.Metrics)
+                is_lost = [
+                    lost for lost, ranks, begin, end in spans
+                    if one.rank in ranks and begin <= one.step < end
+                ]  # fmt: skip
+                if not any(is_lost):
+                    some.append(blind if is_lost else full)
+            look = looked_at(recording, told, some)
+            assert named(look) <= truth, spans
+            assert not truth or look.answer.state != "healthy", spans
+
+
 @pytest.mark.parametrize("knows_at_first", [True, False])
 def test_steps_whose_waits_are_known_are_not_mixed_with_others(knows_at_first: bool) -> None:
     """A script whose waits are known in a part of its steps alone; nothing ever changes in it."""
