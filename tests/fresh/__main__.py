@@ -155,22 +155,26 @@ def table(kept: Sequence[Result]) -> str:
         "",
         "as root; each row is a Debian of its own, unpacked for it. Seconds are from the clone to",
         "the end of the command, downloads included. A column names the tree that was tried. Where",
-        "a row names another one, that is the same system with more taken away.",
+        "a row names another one, that is the same system with more taken away, and it was not",
+        "tried itself, or went wrong before.",
         "",
         "| system | `make demo` | s | `make test` | skipped | tree |",
         "|---|---|---|---|---|---|",
     ]
     skips: dict[str, set[str]] = {}
     newest = {result.key: result for result in kept}
+    tested = {one.row: one for one in kept if one.key == (one.row, TEST, "")}
+    at = {id(one): place for place, one in enumerate(kept)}
     for row in ROWS:
-        demo, test = newest.get((row.name, DEMO, "")), newest.get((row.name, TEST, ""))
-        for reason in test.skips if test else ():
+        demo, own = newest.get((row.name, DEMO, "")), tested.get(row.name)
+        tried = [tested[one.name] for one in (row, *harder(row)) if one.name in tested]
+        test = (
+            own if own and own.is_right else max(tried, key=lambda one: at[id(one)], default=None)
+        )
+        where = f" in **{test.row}**" if test and test is not own else ""
+        for reason in test.skips if test and not where else ():
             skips.setdefault(reason, set()).add(row.name)
-        latest, where = test or demo, ""
-        if test is None:
-            tried = [newest.get((other.name, TEST, "")) for other in harder(row)]
-            test = next((one for one in tried if one is not None), None)
-            where = f" in **{test.row}**" if test else ""
+        latest = own if own and not where else demo
         cells = [
             f"**{row.name}**: {row.words()}",
             _cell(demo),
