@@ -45,7 +45,7 @@ def lack_of(window: Window) -> tuple[str, str] | None:
     return None
 
 
-def as_devices_tell(window: Window) -> Window:
+def as_devices_report(window: Window) -> Window:
     """Return the window with the steps of devices, where hosts only enqueue and these are known."""
     if not all(window.runs_on_device(rank) for rank in window.ranks) or not are_typical(window):
         return window
@@ -53,7 +53,7 @@ def as_devices_tell(window: Window) -> Window:
 
 
 def are_typical(window: Window) -> bool:
-    """Return whether the steps that devices tell are enough, and take as long as those between.
+    """Return whether the steps that devices report are enough, and take as long as those between.
 
     They are some, such as every fourth: of a script that logs as often they are all unlike others.
     """

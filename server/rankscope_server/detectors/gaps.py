@@ -22,7 +22,7 @@ from rankscope_server.detectors.words import capital, percent_text, ranks_text
 Array = NDArray[Any]
 _REMEDY = "see the agent page: sources and losses of these ranks"
 _PROFILE = "traces of torch.profiler, of the same steps on all ranks: rankscope import"
-_NEAR_SECONDS, _NEAR_SAMPLES = 10.0, 3  # so far behind may be the newest step that devices tell
+_NEAR_SECONDS, _NEAR_SAMPLES = 10.0, 3  # so far behind may be the newest step that devices report
 _WAITS = 0.01  # of a step, in most of them: a host that waits for others
 
 
@@ -185,19 +185,19 @@ def _of_devices(window: Window) -> list[Gap]:
     if len(on_device) < 2 or not table.num_steps or window.facts.is_recording:
         return []
     first = max(0, table.num_steps - window.policy.recent_steps)
-    is_told = len(sure) >= window.policy.min_steps and _are_near(window) and are_typical(window)
+    is_known = len(sure) >= window.policy.min_steps and _are_near(window) and are_typical(window)
     rows = [table.row_of[rank] for rank in on_device if rank in table.row_of]
     with np.errstate(invalid="ignore"):
         waited = table.get("blocked", first)[rows] / table.get("duration", first)[rows]
     is_seen = bool((median(waited.astype(float), 1) > _WAITS).any())
     has_calls = bool((table.get("calls", first)[rows] > 0).any())
-    if is_told or is_seen or not has_calls:
+    if is_known or is_seen or not has_calls:
         return []
     return [Gap(on_device, "what their devices waited for is", 1.0, _PROFILE)]
 
 
 def _are_near(window: Window) -> bool:
-    """Return whether devices have told of the newest steps, or of those just before."""
+    """Return whether devices have reported the newest steps, or those just before."""
     steps, sure = window.steps.steps, np.unique(window.sure_device_steps)
     apart = float(np.median(np.diff(sure)))
     if steps[-1] - sure[-1] <= _NEAR_SAMPLES * apart:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from rankscope_server.detectors.comparison import as_devices_tell, lack_of, roles_of
+from rankscope_server.detectors.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Finding, Severity, ran, skipped
@@ -66,7 +66,7 @@ class Straggler:
 
     def look(self, window: Window) -> DetectorResult:
         """Return the slow ranks of an attempt, those that recovered too."""
-        window = as_devices_tell(window)
+        window = as_devices_report(window)
         table, policy = window.steps, window.policy
         lack = lack_of(window)
         if lack is not None:
