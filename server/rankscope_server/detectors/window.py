@@ -8,7 +8,14 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from rankscope.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope.schema import (
+    ErrorRaised,
+    RankEnded,
+    RankRegistered,
+    RankState,
+    Stacks,
+    is_of_device,
+)
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable
 from rankscope_server.detectors.clock_table import ClockTable
@@ -65,7 +72,7 @@ class Window:
     def runs_on_device(self, rank: int) -> bool:
         """Return whether a rank only enqueues its collectives, for its device to do them."""
         known = self.ranks.get(rank)
-        return known is not None and known.backend not in ("", "gloo")
+        return known is not None and is_of_device(known.backend)
 
     def host(self, rank: int) -> str:
         """Return the host of a rank, empty where it is not known."""

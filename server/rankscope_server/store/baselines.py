@@ -97,7 +97,11 @@ def _summary(
     seen = good[(flags[good] & STEP_WAITS_UNKNOWN) == 0]
     if not len(seen):
         return None
-    phases = {name: float(np.nanmean(median(values[:, seen], 0))) for name, values in parts.items()}
+    phases = {}
+    if not np.isnan(cells["blocked"][:, seen][~np.isnan(step[:, seen])]).any():  # else samples
+        phases = {
+            name: float(np.nanmean(median(values[:, seen], 0))) for name, values in parts.items()
+        }
     recent = times[good]
     return RunSummary(run_id, (), float(np.median(recent)), phases, recent, facts)
 

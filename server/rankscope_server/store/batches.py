@@ -21,6 +21,7 @@ from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.records import store_records
 from rankscope_server.store.spans import add_spans
+from rankscope_server.store.tiles import known_to_host
 from rankscope_server.store.unit import Unit
 
 # Not in the journal of a batch: logs lie in their blocks, of states only the newest counts.
@@ -156,7 +157,10 @@ def _store_chunks(unit: Unit, batch: JudgedBatch, batch_id: int, ranks: RankRows
             }
         )  # fmt: skip
         if judged.steps is not None and judged.values is not None:
-            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, judged.steps, judged.values)
+            values = judged.values
+            if ranks.is_on_device(chunk.attempt, chunk.rank):
+                values = known_to_host(values)
+            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, judged.steps, values)
         if judged.operations is not None:
             unit.operations.add(batch.run_id, chunk.attempt, judged.operations)
         if chunk.rank >= 0:

@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope import schema
+from rankscope.schema import is_of_device
 from rankscope_server import tables
 from rankscope_server.store.engine import upsert
 
@@ -102,6 +103,14 @@ class RankRows:
         if record.reason == "clean" and row["step"] == record.last_step + 1:
             row["step"] = record.last_step  # the step that would have come next never did
             self.clean_step = max(self.clean_step, record.last_step)
+
+    def is_on_device(self, attempt: int, rank: int) -> bool:
+        """Return whether a rank's host only enqueues its collectives, and times its steps.
+
+        Of an imported run the steps are those of the devices.
+        """
+        row = self._row(attempt, rank)
+        return is_of_device(row["backend"]) and "steps" not in json.loads(row["sources"])
 
     def flush(self) -> None:
         """Write every row that was touched."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import sqlalchemy as sa
 
 from rankscope import schema
@@ -21,6 +22,7 @@ from rankscope_server.store.engine import upsert
 from rankscope_server.store.lines import Line
 from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows
+from rankscope_server.store.tiles import metrics_of_device
 
 if TYPE_CHECKING:
     from rankscope_server.store.batches import JudgedBatch
@@ -36,7 +38,7 @@ class _Sink:
     """What the handlers of one batch share."""
 
     def __init__(self, unit: Unit, batch: JudgedBatch, producer_id: int, ranks: RankRows) -> None:
-        self.connection = unit.connection
+        self.connection, self.tiles = unit.connection, unit.tiles
         self.run_id, self.host, self.producer_id = batch.run_id, batch.host, producer_id
         self.ranks = ranks
         self.lines: list[Line] = []
@@ -147,6 +149,11 @@ def _metrics(sink: _Sink, record: schema.Metrics) -> None:
         number = value if math.isfinite(value) else None
         sink.row(tables.metric, record, name=name, step=record.step, value=number)
     sink.changed.add("metrics")
+    cells = metrics_of_device(record.values)
+    if cells and record.step > 0 and record.rank >= 0:
+        step = np.array([record.step])
+        sink.tiles.add(sink.run_id, record.attempt, record.rank, step, cells)
+        sink.changed.add("steps")
 
 
 def _event(sink: _Sink, record: schema.Event) -> None:

@@ -6,7 +6,7 @@ step replaces the cell: a step that is sent twice is stored once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ FLOAT_METRICS = (
     "own_work", "step", "blocked", "cpu", *PHASE_METRICS, *BLOCKED_METRICS,
     "microbatches", "num_collectives", "flags",
 )  # fmt: skip
+# What only its device knows of a rank whose host enqueues what the device does.
+DEVICE_METRICS = ("own_work", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
+_HOST_WAITS = 0.01  # of a step, in most: a host that waits for others itself
+_MS_PER_S = 1e3
 STARTED = "started_ns"
 METRICS = (*FLOAT_METRICS, STARTED)
 
@@ -64,6 +68,34 @@ def metrics_of_steps(columns: dict[str, Column]) -> dict[str, Array]:
     return values
 
 
+def known_to_host(values: dict[str, Array]) -> dict[str, Array]:
+    """Return of the metrics of a rank on a device what its host knows of these steps."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        waited = values["blocked"] / values["step"]
+    if np.sum(waited > _HOST_WAITS) * 2 > len(waited):
+        return values
+    return {name: cells for name, cells in values.items() if name not in DEVICE_METRICS}
+
+
+def metrics_of_device(values: Mapping[str, float]) -> dict[str, Array]:
+    """Return the metrics of one step that a device measured; empty where its waits are not known.
+
+    `values` are numbers by name, as in `rankscope.metric_names`.
+    """
+    took = {phase: values.get(f"gpu_{phase}_seconds") for phase in PHASE_METRICS}
+    waits = {phase: values.get(f"gpu_{phase}_wait_seconds") for phase in PHASE_METRICS}
+    if all(seconds is None for seconds in waits.values()):
+        return {}
+    cells = {phase: (seconds or 0.0) * _MS_PER_S for phase, seconds in took.items()}
+    for phase, seconds in waits.items():
+        name = f"{phase}_blocked" if f"{phase}_blocked" in BLOCKED_METRICS else "other_blocked"
+        cells[name] = cells.get(name, 0.0) + (seconds or 0.0) * _MS_PER_S
+    blocked = sum(cells[name] for name in BLOCKED_METRICS)
+    cells["blocked"] = blocked
+    cells["own_work"] = max(sum(cells[phase] for phase in PHASE_METRICS) - blocked, 0.0)
+    return {name: np.array([cell], "<f4") for name, cell in cells.items()}
+
+
 _SELECT_TILES = sa.select(tables.step_tile.c.metric, tables.step_tile.c.data).where(
     tables.step_tile.c.run_id == sa.bindparam("run_id"),
     tables.step_tile.c.metric.in_(METRICS),
@@ -83,15 +115,15 @@ class TileWriter:
     def add(
         self, run_id: str, attempt: int, rank: int, steps: Array, values: dict[str, Array]
     ) -> None:
-        """Put the values of one rank at `steps` (1-based) into their tiles."""
+        """Put the values of one rank at `steps` (1-based), of some metrics, into their tiles."""
         rank_block, row = divmod(rank, BLOCK_RANKS)
         blocks = steps // BLOCK_STEPS
         for block in np.unique(blocks).tolist():
             inside = blocks == block
             columns = steps[inside] % BLOCK_STEPS
             tiles = self._tiles_of((run_id, attempt, block, rank_block), row)
-            for metric, tile in tiles.items():
-                tile[row, columns] = values[metric][inside]
+            for metric, cells in values.items():
+                tiles[metric][row, columns] = cells[inside]
 
     def flush(self) -> None:
         """Write every tile that changed."""

@@ -8,6 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.analysis.budget import PARTS
+from rankscope_server.analysis.budget import Budget as SplitBudget
 from rankscope_server.analysis.budget import budget as split_budget
 from rankscope_server.shapes import Budget, BudgetRow, json_object
 from rankscope_server.store.tiles import BLOCKED_METRICS, PHASE_METRICS
@@ -64,8 +65,14 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
             for row in found.rows
         ],
         parts=list(PARTS),
-        text=found.text + ".",
+        text=_text(found, planes) + ".",
     )
+
+
+def _text(found: SplitBudget, planes: dict[str, Any]) -> str:
+    if not found.rows and not np.isnan(planes["step"]).all():
+        return "Not known: hosts only enqueue here, and their devices were not measured"
+    return found.text
 
 
 def _seen(planes: dict[str, Any]) -> dict[str, Any]:

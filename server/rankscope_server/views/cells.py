@@ -23,6 +23,38 @@ class Plane:
     kinds: set[Reference]
 
 
+class Held:
+    """Repeats the last value of rows that are sampled, where the next ones are missing."""
+
+    def __init__(self, rows: Array, most_steps: int) -> None:
+        """`rows` says of which rows; a value holds for `most_steps`."""
+        self._rows, self._most = np.flatnonzero(rows), most_steps
+        self._last = np.full(len(self._rows), np.nan)
+        self._age = np.zeros(len(self._rows), np.int64)
+        self.num_measured = self.num_held = 0
+
+    def fill(self, values: Array, counts: Array) -> Array:
+        """Return the next columns with their gaps filled, rows by steps without a gap between.
+
+        `counts` says of which columns the numbers measured and held are counted.
+        """
+        if not len(self._rows) or not values.shape[1]:
+            return values
+        own = np.column_stack([self._last, values[self._rows]])
+        place = np.arange(own.shape[1])
+        is_known = ~np.isnan(own)
+        newest = np.maximum.accumulate(np.where(is_known, place, -1), axis=1)
+        age = place - newest + np.where(newest == 0, self._age[:, None], 0)
+        filled = np.take_along_axis(own, np.maximum(newest, 0), axis=1)
+        filled[(newest < 0) | (age > self._most)] = np.nan
+        self.num_measured += int(is_known[:, 1:][:, counts].sum())
+        self.num_held += int((~np.isnan(filled[:, 1:][:, counts])).sum())
+        self._last, self._age = filled[:, -1], age[:, -1]
+        result = values.copy()
+        result[self._rows] = filled[:, 1:]
+        return result
+
+
 def fold_block(plane: Plane, values: Array, places: Array) -> None:
     """Add the values of some steps, `places` being their columns in order."""
     columns, starts = np.unique(places, return_index=True)

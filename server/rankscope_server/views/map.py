@@ -13,6 +13,7 @@ from rankscope.schema import (
     STEP_EVALUATION,
     STEP_FIRST,
     STEP_SKIPPED,
+    is_of_device,
 )
 from rankscope_server import tables
 from rankscope_server.analysis.reference import Ratios, ratios
@@ -21,6 +22,7 @@ from rankscope_server.shapes import Cell, Map, MapRow, Mark, PinnedRow, json_obj
 from rankscope_server.store.tiles import (
     BLOCK_STEPS,
     BLOCKED_METRICS,
+    DEVICE_METRICS,
     FLOAT_METRICS,
     PHASE_METRICS,
     STARTED,
@@ -28,6 +30,7 @@ from rankscope_server.store.tiles import (
 )
 from rankscope_server.views.cells import (
     Array,
+    Held,
     Plane,
     Reference,
     encode,
@@ -49,6 +52,7 @@ MS_METRICS = ("step", "data", "optimizer", "blocked")
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
 EARLY_STEPS = 50
 MAX_LANES = 2_048
+HOLD_STEPS = 64  # for so long a sample stands for the steps behind it
 MAX_CELLS = 16_000_000
 MAX_PINNED = 5
 MAX_MARKS = 500
@@ -68,6 +72,7 @@ class Peers:
     roles: list[int]  # per rank, its pipeline stage
     hosts: list[str]
     early: Array  # the metric over early steps, ranks by steps
+    on_device: Array  # per rank: what only its device knows is sampled
 
     @property
     def height(self) -> int:
@@ -90,7 +95,8 @@ def rank_map(
     peers = load_peers(connection, run, metric)
     width = min(width, max(1, MAX_CELLS // max(peers.height, 1)))
     size = bin_of(last - first + 1, width)
-    plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size)
+    held = Held(peers.on_device & (metric in DEVICE_METRICS), HOLD_STEPS)
+    plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held)
     columns = plane.worst.shape[1]
     lanes = min(max(lanes, 1), MAX_LANES)
     rank_bin = max(1, -(-peers.height // lanes))
@@ -117,7 +123,7 @@ def rank_map(
         marks=_marks(connection, run, first, last),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
         world_size=peers.height,
-        text=_text(metric, plane, peers, missing),
+        text=_text(metric, plane, peers, missing, held),
     )
 
 
@@ -188,6 +194,9 @@ def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peer
         roles=[rows[rank].stage if rank in rows else -1 for rank in range(height)],
         hosts=[rows[rank].host if rank in rows else "" for rank in range(height)],
         early=_fit(early, height),
+        on_device=np.array(
+            [rank in rows and is_of_device(rows[rank].backend) for rank in range(height)], bool
+        ),
     )
 
 
@@ -214,6 +223,7 @@ def _fold_steps(
     first: int,
     last: int,
     size: int,
+    held: Held,
 ) -> Plane:
     columns = max(-(-(last - first + 1) // size), 0)
     shape = (peers.height, columns)
@@ -225,7 +235,7 @@ def _fold_steps(
     for start, planes in read_blocks(connection, run_id, metrics, first, last):
         steps = np.arange(start, start + BLOCK_STEPS)
         inside = (steps >= first) & (steps <= last)
-        values = _fit(_value(metric, planes), peers.height)
+        values = held.fill(_fit(_value(metric, planes), peers.height), inside)
         if metric in RATIO_METRICS:
             compared = _compare(peers, values)
             values, kinds = compared.ratio, compared.kinds
@@ -353,13 +363,18 @@ def _reference_text(metric: str, kinds: set[Reference]) -> str:
     return ""
 
 
-def _text(metric: str, plane: Plane, peers: Peers, missing: Array) -> str:
+def _text(metric: str, plane: Plane, peers: Peers, missing: Array, held: Held) -> str:
     if not plane.present.any():
+        if metric in DEVICE_METRICS and peers.on_device.any():
+            return "Not known: hosts only enqueue here, and their devices were not measured."
         return "No step data in this range."
     silent = int((plane.present.sum(axis=1) == 0).sum())
     tail = f" {plural(silent, 'rank')} sent no step here." if silent else ""
     if not silent and missing.any():
         tail = f" {percent(float(missing.mean() / 255))} of the cells are missing."
+    if held.num_measured < held.num_held:
+        each = round(held.num_held / max(held.num_measured, 1))
+        tail = f" Devices were measured in one of about {each} steps.{tail}"
     worst = quiet(np.nanmax, plane.worst, axis=1)
     rank = int(np.nanargmax(worst))
     if metric in RATIO_METRICS:

@@ -121,7 +121,8 @@ def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
     reference = "" if before is None else f"from {duration_text(before)} {where}"
     lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
     planes = load_range(connection, run.run_id, ("step", "blocked", STARTED), lo, run.step)
-    waiting = _ratio(planes["blocked"], planes["step"])
+    is_known = ~np.isnan(planes["blocked"])
+    waiting = _ratio(planes["blocked"], np.where(is_known, planes["step"], np.nan))
     recent = f"last {plural(run.step - lo + 1, 'step')}" if run.step else ""
     warm_up = warm_up_ms(connection, run.run_id)
     if warm_up is not None and lo <= first_step(connection, run.run_id) + WARM_UP_STEPS:
