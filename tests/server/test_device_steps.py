@@ -34,6 +34,26 @@ def steps(rank: int, *, blocked_ms: int = 0) -> schema.Chunk:
     )  # fmt: skip
 
 
+def calls(blocked_us: int) -> tuple[schema.Chunk, dict[str, Any]]:
+    """Return collectives of one rank, without an end, and their columns."""
+    columns: dict[str, Any] = {
+        name: np.zeros(COUNT, np.int64) for name in schema.COLLECTIVE_COLUMNS
+    }
+    columns |= {name: [""] * COUNT for name in columns if name in schema.STRING_COLUMNS}
+    columns["group"] = ["world"] * COUNT
+    columns["operation"] = ["all_reduce"] * COUNT
+    columns["step"] = columns["sequence"] = np.arange(1, COUNT + 1)
+    columns["size_bytes"] = np.full(COUNT, 1 << 20)
+    columns["duration_ns"] = columns["device_duration_ns"] = np.full(COUNT, -1)
+    columns["blocked_ns"] = np.full(COUNT, blocked_us * 1_000)
+    columns["arrived_ns"] = NOW + columns["step"] * 100 * MS
+    chunk = schema.Chunk(
+        kind="collectives", attempt=0, rank=0, host="node-a", count=COUNT, time_lo_ns=NOW,
+        time_hi_ns=NOW + COUNT * 100 * MS, step_lo=1, step_hi=COUNT, data=encode_chunk(columns),
+    )  # fmt: skip
+    return chunk, columns
+
+
 def measured(rank: int) -> list[schema.Metrics]:
     """Return what the device measured: one rank computes for 80 ms, the others wait for it."""
     found = []
@@ -114,6 +134,26 @@ def test_hosts_that_wait_themselves_are_drawn(
     assert np.nanmax(cells_of(page)) == pytest.approx(1.0, abs=0.02)
     waiting = next(one for one in sender.get("")["numbers"] if one["key"] == "waiting")
     assert waiting["value"] == pytest.approx(blocked_ms / 100)
+
+
+@pytest.mark.parametrize(("backend", "blocked_us"), [("nccl", 8), ("nccl", 900), ("gloo", 8)])
+def test_what_a_host_enqueues_is_not_exposed_time(
+    client: TestClient, backend: str, blocked_us: int
+) -> None:
+    chunk, columns = calls(blocked_us)
+    group = schema.GroupDefined(
+        attempt=0, rank=0, time_ns=NOW, group="world", ranks=[0, 1, 2, 3], backend=backend
+    )
+    sender = send(client, backend, [])
+    sender.send(group, chunks=[chunk])
+    page = sender.get("/collectives")
+    (row,) = page["rows"]
+    if (backend, blocked_us) == ("nccl", 8):
+        assert row["exposed_ms_per_step"] is None
+        assert "on the devices is not known" in page["text"]
+    else:
+        total_ms = len(columns["step"]) * blocked_us / 1e3
+        assert row["exposed_ms_per_step"] == pytest.approx(total_ms / COUNT / 4)
 
 
 def test_only_steps_whose_waits_are_known_count() -> None:

@@ -15,6 +15,7 @@ from rankscope.schema import (
     FLAG_END_IS_UPPER_BOUND,
     FLAG_P2P,
     STATES,
+    is_of_device,
 )
 from rankscope_server import tables
 from rankscope_server.shapes import (
@@ -35,6 +36,7 @@ from rankscope_server.views.names import duration_text
 MAX_ROWS = 500
 MAX_CHUNKS = 400  # about two million events; a wider range is answered from the rollup
 MAX_RECORDS = 5_000
+_ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
 
 
 def collectives(
@@ -49,13 +51,14 @@ def collectives(
         sums = _rollup(connection, run)
     else:
         sums = _exact(connection, run, rank, lo, hi)
-    members = _members(connection, run)
+    members, on_device = _groups(connection, run)
     first, last = max(lo or 1, 1), min(hi or run.step, run.step)
     steps = max(last - first + 1, 1)
     rows = []
     for key, value in sums.items():
         num_ranks = members.get(key.group)
         ranks = 1 if rank is not None else (num_ranks or run.world_size or 1)
+        is_known = key.group not in on_device or value.blocked_ns > _ENQUEUED_NS * value.count
         rows.append(
             CollectiveRow(
                 operation=key.operation,
@@ -66,7 +69,7 @@ def collectives(
                 p50_ms=value.percentile_ms(0.5),
                 p99_ms=value.percentile_ms(0.99),
                 max_ms=None if value.max_ns is None else value.max_ns / 1e6,
-                exposed_ms_per_step=value.blocked_ns / 1e6 / steps / ranks,
+                exposed_ms_per_step=value.blocked_ns / 1e6 / steps / ranks if is_known else None,
                 open=value.open,
             )
         )
@@ -193,14 +196,16 @@ def _record(chunk: sa.Row[Any], columns: dict[str, Column], index: int) -> Colle
     )
 
 
-def _members(connection: sa.Connection, run: sa.Row[Any]) -> dict[str, int]:
+def _groups(connection: sa.Connection, run: sa.Row[Any]) -> tuple[dict[str, int], set[str]]:
+    """Return how many members each group has, and the groups whose members' devices wait."""
     table = tables.process_group.c
     rows = connection.execute(
-        sa.select(table.group, table.ranks).where(
+        sa.select(table.group, table.ranks, table.backend).where(
             table.run_id == run.run_id, table.attempt == run.attempt
         )
-    )
-    return {group: len(json.loads(ranks)) for group, ranks in rows}
+    ).all()
+    members = {row.group: len(json.loads(row.ranks)) for row in rows}
+    return members, {row.group for row in rows if is_of_device(row.backend)}
 
 
 def _text(rows: list[CollectiveRow], run: sa.Row[Any]) -> str:
@@ -209,6 +214,9 @@ def _text(rows: list[CollectiveRow], run: sa.Row[Any]) -> str:
             return "One rank: no collectives."
         return "No collective was recorded in this range."
     first = rows[0]
+    if first.exposed_ms_per_step is None:
+        count = sum(row.count for row in rows)
+        return f"{count:,} operations; how long a step waits for each on the devices is not known."
     total = sum(row.exposed_ms_per_step or 0 for row in rows)
     return (
         f"{sum(row.count for row in rows):,} operations; the main thread waits "
