@@ -182,3 +182,30 @@ def test_a_sample_stands_for_the_steps_behind_it_for_a_while() -> None:
     second = held.fill(np.array([[none, none, 7.0, none], [none, none, none, 1.0]]), counts)
     np.testing.assert_equal(second, [[2, none, 7, 7], [none, none, none, 1]])
     assert (held.num_measured, held.num_held) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "ended"),
+    [
+        ("nccl", {}, None),
+        ("nccl", {"ends_are_known": True}, 0),
+        ("nccl", {"ended": 7}, 7),
+        ("gloo", {}, 0),
+    ],
+)
+def test_nothing_ended_is_said_only_where_ends_are_reported(
+    client: TestClient, backend: str, told: dict[str, Any], ended: int | None
+) -> None:
+    sender = send(client, backend, [])
+    group = schema.GroupState(**({"group": "world", "issued": 9, "ended": 0} | told))
+    sender.send(
+        schema.GroupDefined(
+            attempt=0, rank=0, time_ns=NOW, group="world", ranks=[0, 1, 2, 3], backend=backend
+        ),
+        schema.RankState(
+            attempt=0, rank=0, time_ns=NOW, step=9, phase="other", phase_since_ns=NOW,
+            heartbeat_ns=NOW, cpu_seconds=1.0, rss_bytes=1, groups=[group],
+        ),
+    )  # fmt: skip
+    (row,) = sender.get("/ranks/0")["groups"]
+    assert (row["issued"], row["ended"]) == (9, ended)

@@ -157,14 +157,18 @@ def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
         at = positions.get(name)
         if members and row.rank not in members and at is None:
             continue
+        backend = known[name].backend if name in known else ""
+        is_reported = at is not None and bool(
+            at.ended or at.ends_are_known or not schema.is_of_device(backend)
+        )
         rows.append(
             GroupRow(
                 group=name,
                 description=known[name].description if name in known else "",
-                backend=known[name].backend if name in known else "",
+                backend=backend,
                 ranks=members,
                 issued=at.issued if at else None,
-                ended=at.ended if at else None,
+                ended=at.ended if at and is_reported else None,
                 operation=at.operation if at else "",
                 size_bytes=at.size_bytes if at else None,
                 issued_ms=to_ms(at.issued_ns) if at else None,

@@ -215,6 +215,8 @@ function Groups({ data }) {
 /** @param {{data: RankDetail}} props */
 function Records({ data }) {
   if (data.collectives.length === 0) return t.p({ class: 'note padded' }, 'None recorded yet.');
+  // where nothing reports ends, that a call came back is all that can be known
+  const endless = new Set(data.groups.filter((group) => group.ended === null).map((group) => group.group));
   return t.div(
     { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'Last collectives' },
     t.table(
@@ -258,7 +260,12 @@ function Records({ data }) {
             ),
             t.td({ class: 'num nowrap' }, duration(row.device_ms)),
             t.td({ class: 'num nowrap' }, duration(row.blocked_ms)),
-            t.td(null, row.state === 'ended' ? 'ended' : t.b({ class: 'changed' }, row.state)),
+            t.td(
+              null,
+              row.state === 'ended' || (row.state === 'returned' && endless.has(row.group))
+                ? row.state
+                : t.b({ class: 'changed' }, row.state),
+            ),
             t.td({ class: 'wide clip', title: row.call_site }, shortPlace(row.call_site)),
           ),
         ),
