@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_EVENTS = 512  # of one step; one with more changes and waits is left out
 _GIVE_UP_STEPS = 8
 _FIRST_STEPS, _FIRST_EVERY = 64, 2  # measured at first: what a rank is later compared with
-_LEAST_NS = 200_000_000  # between two steps that are measured
+_LEAST_NS = 500_000_000  # between two steps that are measured
 _BUDGET_SHARE = 0.5  # of what sampled numbers may cost
 _MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
 _cpu_ns = time.thread_time_ns
@@ -164,13 +164,15 @@ class EventPool:
 
 
 def _seconds(marks: list[_Mark], knows_waits: bool) -> dict[str, float]:
-    """Return the seconds of each phase and, if all are known, of the waits in it."""
-    seconds: dict[str, float] = {}
+    """Return the seconds of each phase and, if all are known, of the waits in it.
+
+    A phase without a number of its waits had none, where any has one.
+    """
+    seconds: dict[str, float] = {"gpu_backward_wait_seconds": 0.0} if knows_waits else {}
     for begin, end in itertools.pairwise(marks):
         took = begin.event.elapsed_time(end.event) / 1e3
         name = f"gpu_{schema.PHASES[end.phase or 0]}"
         seconds[f"{name}_seconds"] = seconds.get(f"{name}_seconds", 0.0) + took
-        if knows_waits:
-            waited = took if end.is_wait else 0.0
-            seconds[f"{name}_wait_seconds"] = seconds.get(f"{name}_wait_seconds", 0.0) + waited
+        if knows_waits and end.is_wait:
+            seconds[f"{name}_wait_seconds"] = seconds.get(f"{name}_wait_seconds", 0.0) + took
     return seconds

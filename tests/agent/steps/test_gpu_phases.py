@@ -84,7 +84,6 @@ def test_waits_belong_to_the_phase_that_ends_after_them() -> None:
         if knows_waits:
             expected |= {
                 "gpu_forward_wait_seconds": 0.007, "gpu_backward_wait_seconds": 0.004,
-                "gpu_other_wait_seconds": 0.0,
             }  # fmt: skip
         assert seconds == pytest.approx(expected)
 
