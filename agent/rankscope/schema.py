@@ -39,13 +39,6 @@ OPERATIONS: tuple[str, ...] = (
     "gather_into_tensor",
 )  # fmt: skip
 P2P_OPERATIONS = frozenset({"send", "recv", "recv_any_source"})
-_HOST_BACKENDS = frozenset({"", "gloo"})
-
-
-def is_of_device(backend: str) -> bool:
-    """Return whether ranks only enqueue the collectives of a backend, for their devices to do."""
-    return backend not in _HOST_BACKENDS
-
 
 DTYPES: tuple[str, ...] = (
     "other", "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8",

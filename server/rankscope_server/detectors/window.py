@@ -8,13 +8,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from rankscope.backends import is_of_device
 from rankscope.schema import (
     ErrorRaised,
     RankEnded,
     RankRegistered,
     RankState,
     Stacks,
-    is_of_device,
 )
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.calls import CallTable

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope import schema
-from rankscope.schema import is_of_device
+from rankscope.backends import is_of_device
 from rankscope_server import tables
 from rankscope_server.store.engine import upsert
 

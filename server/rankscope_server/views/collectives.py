@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.backends import is_of_device
 from rankscope.chunk import Column, decode_chunk
 from rankscope.schema import (
     FLAG_ASYNC,
     FLAG_END_IS_UPPER_BOUND,
     FLAG_P2P,
     STATES,
-    is_of_device,
 )
 from rankscope_server import tables
 from rankscope_server.shapes import (

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.backends import is_of_device
 from rankscope.schema import (
     STEP_CHECKPOINT,
     STEP_EVALUATION,
     STEP_FIRST,
     STEP_SKIPPED,
-    is_of_device,
 )
 from rankscope_server import tables
 from rankscope_server.analysis.reference import Ratios, ratios

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope import schema
+from rankscope.backends import is_of_device
 from rankscope_server import tables
 from rankscope_server.problems import not_found
 from rankscope_server.shapes import (
@@ -159,7 +160,7 @@ def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
             continue
         backend = known[name].backend if name in known else ""
         is_reported = at is not None and bool(
-            at.ended or at.ends_are_known or not schema.is_of_device(backend)
+            at.ended or at.ends_are_known or not is_of_device(backend)
         )
         rows.append(
             GroupRow(
