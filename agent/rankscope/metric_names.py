@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rankscope.schema import PHASES
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -20,6 +22,9 @@ class Metric:
 
 
 PRINTED_LOSS = "printed_loss"
+GPU_SECONDS: dict[str, str] = {phase: f"gpu_{phase}_seconds" for phase in PHASES}
+# one of these at least where all waits of a step were seen; a phase without had none
+GPU_WAIT_SECONDS: dict[str, str] = {phase: f"gpu_{phase}_wait_seconds" for phase in PHASES}
 METRICS: tuple[Metric, ...] = (
     Metric("loss", "", "Mean of the values on which `backward()` was called in the step, "
            "before a gradient scaler.", "backward pass"),
@@ -76,14 +81,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("cuda_ooms", "", "Allocations that failed, ever.", "torch.cuda.memory_stats"),
     Metric("pinned_bytes", "bytes", "Page-locked host memory in use.",
            "torch.cuda.host_memory_stats"),
-    *(Metric(f"gpu_{phase}_{name}", "s", meaning, "CUDA events, sampled")
-      for name, meaning in (
-          ("seconds", "Time of the current stream in this phase."),
-          ("wait_seconds", "Its part in which the stream waited for other ranks, where all such "
-           "waits were seen."),
-      )
-      for phase in ("other", "data", "forward", "backward", "optimizer", "checkpoint",
-                    "evaluation")),
+    *(Metric(name, "s", "Time of the current stream in this phase.", "CUDA events, sampled")
+      for name in GPU_SECONDS.values()),
+    *(Metric(name, "s", "Its part in which the stream waited for other ranks, where all such waits "
+             "were seen.", "CUDA events, sampled")
+      for name in GPU_WAIT_SECONDS.values()),
 )  # fmt: skip
 
 # each of these brings a flag along

@@ -158,6 +158,7 @@ def test_what_a_host_enqueues_is_not_exposed_time(
 
 def test_only_steps_whose_waits_are_known_count() -> None:
     assert metrics_of_device({"gpu_forward_seconds": 0.1, "loss": 1.0}) == {}
+    assert metrics_of_device({"gpu_other_wait_seconds": 0.0, "gpu_data_seconds": np.inf}) == {}
     cells = metrics_of_device({
         "gpu_forward_seconds": 0.1, "gpu_forward_wait_seconds": 0.03, "gpu_data_seconds": 0.02,
         "gpu_data_wait_seconds": 0.01, "gpu_other_wait_seconds": 0.0,

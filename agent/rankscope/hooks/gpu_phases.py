@@ -19,6 +19,7 @@ from rankscope import schema
 from rankscope.grid import Grid
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.stream_waits import StreamWaits
+from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
 from rankscope.moments import listen
 from rankscope.steps import EndedStep
 
@@ -168,11 +169,11 @@ def _seconds(marks: list[_Mark], knows_waits: bool) -> dict[str, float]:
 
     A phase without a number of its waits had none, where any has one.
     """
-    seconds: dict[str, float] = {"gpu_backward_wait_seconds": 0.0} if knows_waits else {}
+    seconds: dict[str, float] = {GPU_WAIT_SECONDS["backward"]: 0.0} if knows_waits else {}
     for begin, end in itertools.pairwise(marks):
         took = begin.event.elapsed_time(end.event) / 1e3
-        name = f"gpu_{schema.PHASES[end.phase or 0]}"
-        seconds[f"{name}_seconds"] = seconds.get(f"{name}_seconds", 0.0) + took
-        if knows_waits and end.is_wait:
-            seconds[f"{name}_wait_seconds"] = seconds.get(f"{name}_wait_seconds", 0.0) + took
+        phase = schema.PHASES[end.phase or 0]
+        names = [GPU_SECONDS[phase], GPU_WAIT_SECONDS[phase]]
+        for name in names if knows_waits and end.is_wait else names[:1]:
+            seconds[name] = seconds.get(name, 0.0) + took
     return seconds

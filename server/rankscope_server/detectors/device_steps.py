@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
 from rankscope.schema import FLAG_BY_ENGINE, PHASES
 from rankscope_server.detectors.event_table import EventTable
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.step_table import SPECIAL, StepTable
 
-_NAMES = {f"gpu_{phase}_seconds": at for at, phase in enumerate(PHASES)}
-_WAITS = {f"gpu_{phase}_wait_seconds": at for at, phase in enumerate(PHASES)}
+_NAMES = {GPU_SECONDS[phase]: at for at, phase in enumerate(PHASES)}
+_WAITS = {GPU_WAIT_SECONDS[phase]: at for at, phase in enumerate(PHASES)}
 _BACKWARD = PHASES.index("backward")
-_HAS_COLUMN = ("forward", "backward", "optimizer")  # for waiting; that of all others is one column
+_HAS_COLUMN = ("forward", "backward", "optimizer")  # of its waits; those of all others have one
 # operations that no rank ends before all have come
 _ALIKE = frozenset({
     "all_reduce", "all_reduce_coalesced", "barrier", "all_gather", "all_gather_into_tensor",

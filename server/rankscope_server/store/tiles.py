@@ -6,6 +6,7 @@ step replaces the cell: a step that is sent twice is stored once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.chunk import Column
+from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
 from rankscope.schema import STEP_WAITS_UNKNOWN
 from rankscope_server import tables
 from rankscope_server.store.engine import upsert
@@ -82,14 +84,16 @@ def metrics_of_device(values: Mapping[str, float]) -> dict[str, Array]:
 
     `values` are numbers by name, as in `rankscope.metric_names`.
     """
-    took = {phase: values.get(f"gpu_{phase}_seconds") for phase in PHASE_METRICS}
-    waits = {phase: values.get(f"gpu_{phase}_wait_seconds") for phase in PHASE_METRICS}
-    if all(seconds is None for seconds in waits.values()):
+    names = (*GPU_SECONDS.values(), *GPU_WAIT_SECONDS.values())
+    is_known = any(name in values for name in GPU_WAIT_SECONDS.values())
+    if not is_known or not all(math.isfinite(values.get(name, 0.0)) for name in names):
         return {}
-    cells = {phase: (seconds or 0.0) * _MS_PER_S for phase, seconds in took.items()}
-    for phase, seconds in waits.items():
-        name = f"{phase}_blocked" if f"{phase}_blocked" in BLOCKED_METRICS else "other_blocked"
-        cells[name] = cells.get(name, 0.0) + (seconds or 0.0) * _MS_PER_S
+    cells = {phase: values.get(name, 0.0) * _MS_PER_S for phase, name in GPU_SECONDS.items()}
+    for phase, name in GPU_WAIT_SECONDS.items():
+        blocked_in = f"{phase}_blocked"
+        if blocked_in not in BLOCKED_METRICS:
+            blocked_in = "other_blocked"
+        cells[blocked_in] = cells.get(blocked_in, 0.0) + values.get(name, 0.0) * _MS_PER_S
     blocked = sum(cells[name] for name in BLOCKED_METRICS)
     cells["blocked"] = blocked
     cells["own_work"] = max(sum(cells[phase] for phase in PHASE_METRICS) - blocked, 0.0)
