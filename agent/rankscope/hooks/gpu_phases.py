@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rankscope import schema
 from rankscope.grid import Grid
 from rankscope.hooks.base import HookSkipped
-from rankscope.hooks.stream_waits import StreamWaits
+from rankscope.hooks.stream_waits import NO_GROUP, StreamWaits
 from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
 from rankscope.moments import listen
 from rankscope.steps import EndedStep
@@ -32,6 +32,8 @@ _FIRST_STEPS, _FIRST_EVERY = 64, 2  # measured at first: what a rank is later co
 _LEAST_NS = 500_000_000  # between two steps that are measured
 _BUDGET_SHARE = 0.5  # of what sampled numbers may cost
 _MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
+_SAY_AFTER = 16  # measured steps
+_SOURCE = "pooled CUDA events, read one or more steps later"
 _cpu_ns = time.thread_time_ns
 
 
@@ -51,12 +53,13 @@ class GpuPhases:
         grid = Grid(1, agent.settings.numbers_budget_ratio * _BUDGET_SHARE)
         self._grid = agent.grids.setdefault(self.name, grid)
         self._num_first = 0  # of the first ones
+        self._why_not, self._num_same = "", 0  # waits are not known, in so many steps
         self._pool: EventPool | None = None
         self._waits = StreamWaits(agent, self._mark_part)
         listen(agent, "backward", self._waits.backward_begins)
         listen(agent, "step", self._step)
         agent.undo.append(self._stop)
-        return "pooled CUDA events, read one or more steps later"
+        return _SOURCE
 
     def _stop(self) -> None:
         self._agent.clock.on_phase = None
@@ -75,7 +78,9 @@ class GpuPhases:
         if clock.on_phase is not None:
             clock.on_phase = None
             self._mark(clock.phase)
-            num_marks = pool.close(ended.step, knows_waits=self._waits.end_step())
+            why_not = self._waits.end_step()
+            num_marks = pool.close(ended.step, knows_waits=not why_not)
+            self._say(why_not)
             own_ns = _cpu_ns() - began + num_marks * _MARK_NS
             self._num_first += 1
             if self._num_first > _FIRST_STEPS:
@@ -85,6 +90,16 @@ class GpuPhases:
             self._mark(clock.phase)
             clock.on_phase = self._mark
             self._waits.begin_step()
+
+    def _say(self, why_not: str) -> None:
+        """Show on the page of the rank why waits are not known, once that is so for a while."""
+        is_same = why_not == self._why_not
+        self._why_not, self._num_same = why_not, self._num_same + 1 if is_same else 1
+        if self._num_same == _SAY_AFTER and why_not != NO_GROUP:
+            said = f"{_SOURCE}; not known what the stream waits: {why_not}" if why_not else _SOURCE
+            if self._agent.sources.get(self.name) != said:
+                self._agent.sources[self.name] = said
+                self._agent.describe()
 
     def _wants(self, step: int) -> bool:
         if self._num_first <= _FIRST_STEPS:

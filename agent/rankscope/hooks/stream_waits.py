@@ -38,6 +38,11 @@ _CALLS = (  # methods of a process group, of all versions
 _WAITS = ("wait", "synchronize", "block_current_stream")  # of a work
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _MAX_STREAMS = 64
+# why the waits of a step are not known
+NO_GROUP = "no process group"
+_LOST = "the end of the backward pass, where DDP waits, was not seen"
+_ASIDE = "collectives were called on another stream, and nothing was seen to wait for it"
+_ELSEWHERE = "the thread waited inside C++, as compiled programs do"
 
 
 class StreamWaits:
@@ -69,8 +74,8 @@ class StreamWaits:
         self._stream, self._begun_ns = _stream(), recorder.thread_blocked_ns
         self._patch()
 
-    def end_step(self) -> bool:
-        """Take the patches away; return whether all waits were seen."""
+    def end_step(self) -> str:
+        """Take the patches away; return why not all waits were seen, nothing if they were."""
         was_open = self._is_open
         for owner, name, ours, before in reversed(self._patched):
             if owner.__dict__.get(name) is ours:  # else the script has put its own around it
@@ -78,10 +83,14 @@ class StreamWaits:
         self._patched.clear()
         self._events.clear()
         recorder = self._agent.recorder
-        if not was_open or recorder is None or self._is_lost:
-            return False
-        is_joined = self._num_joined > 0 or not self._num_aside
-        return is_joined and recorder.thread_blocked_ns - self._begun_ns == self._seen_ns
+        if not was_open or recorder is None:
+            return NO_GROUP
+        if self._is_lost:
+            return _LOST
+        if self._num_aside and not self._num_joined:
+            return _ASIDE
+        is_all = recorder.thread_blocked_ns - self._begun_ns == self._seen_ns
+        return "" if is_all else _ELSEWHERE
 
     @property
     def _is_open(self) -> bool:

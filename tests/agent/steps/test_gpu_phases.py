@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
 
 from rankscope import schema
+from rankscope.hooks import stream_waits
 from rankscope.hooks.gpu_phases import EventPool
 from rankscope.late import LateReader
 from rankscope.steps import BACKWARD, FORWARD
@@ -108,6 +112,93 @@ def test_a_step_with_too_many_changes_is_left_out() -> None:
     pool.close(1)
     assert pool.arrived(1) == []
     assert device.num_events < 600
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A process with one rank and a device in place of CUDA: its clock is moved by the test."""
+    device = Device()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: device.event())
+    monkeypatch.setattr(stream_waits, "_stream", lambda: 0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield device
+    dist.destroy_process_group()
+
+
+def train(device: Device, num_steps: int, each: Callable[[], None]) -> None:
+    """Forward takes 20 ms on the device and backward 40; `each` runs before the optimizer."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.register_forward_hook(lambda *_: setattr(device, "now", device.now + 20))
+    for _ in range(num_steps):
+        loss = model(torch.ones(2, 8)).sum()
+        loss.register_hook(lambda _: setattr(device, "now", device.now + 40))
+        loss.backward()
+        each()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+on_gpu_phases = pytest.mark.parametrize(
+    "watching", [{"hooks": "optimizer,backward,gpu-phases"}], indirect=True
+)
+
+
+@on_gpu_phases
+def test_many_steps_are_measured_at_first_and_few_later(
+    device: Device, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps take no time here: those that are measured later lie half a second apart."""
+
+    original = ProcessGroup.__dict__["allreduce"]
+
+    def waits_for_others(*args: Any) -> Any:
+        device.now += 5
+        return original(*args)
+
+    monkeypatch.setattr(ProcessGroup, "allreduce", waits_for_others)
+
+    def reduce() -> None:
+        dist.all_reduce(torch.ones(2))
+        device.now += 3
+
+    train(device, 400, reduce)
+    records = [one for one in watching.of(schema.Metrics) if "gpu_backward_seconds" in one.values]
+    steps = [one.step for one in records]
+    assert steps[:60] == list(range(2, 122, 2))
+    assert len(steps) < 80
+    for one in records:
+        assert one.values["gpu_forward_seconds"] == pytest.approx(0.020)
+        assert one.values["gpu_backward_seconds"] == pytest.approx(0.040)
+        assert one.values["gpu_other_seconds"] == pytest.approx(0.008)
+        assert one.values["gpu_other_wait_seconds"] == pytest.approx(0.005)
+        assert one.values["gpu_backward_wait_seconds"] == 0.0
+        assert "gpu_forward_wait_seconds" not in one.values
+    assert (
+        watching.agent.sources["gpu-phases"] == "pooled CUDA events, read one or more steps later"
+    )
+    assert ProcessGroup.__dict__["allreduce"] is waits_for_others
+
+
+@on_gpu_phases
+def test_why_waits_are_not_known_is_said(device: Device, watching: Watching) -> None:
+    recorder = watching.agent.recorder
+    assert recorder is not None
+
+    def wait_elsewhere() -> None:
+        recorder.thread_blocked(1000)
+
+    train(device, 60, wait_elsewhere)
+    records = [one for one in watching.of(schema.Metrics) if "gpu_backward_seconds" in one.values]
+    assert records
+    assert not any("wait" in name for one in records for name in one.values)
+    assert (
+        "not known what the stream waits: the thread waited inside C++"
+        in (watching.agent.sources["gpu-phases"])
+    )
 
 
 @pytest.mark.gpu
