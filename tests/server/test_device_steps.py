@@ -10,6 +10,8 @@ import pytest
 
 from rankscope import schema
 from rankscope.chunk import encode_chunk
+from rankscope_server.detectors.policy import POLICY
+from rankscope_server.store.baselines import _summary
 from rankscope_server.store.tiles import known_to_host, metrics_of_device
 from rankscope_server.views.cells import Held
 from tests.server.conftest import Sender, TestClient
@@ -156,6 +158,14 @@ def test_what_a_host_enqueues_is_not_exposed_time(
         assert row["exposed_ms_per_step"] == pytest.approx(total_ms / COUNT / 4)
 
 
+def test_samples_do_not_replace_what_a_host_knows_of_all_steps(client: TestClient) -> None:
+    numbers = [one for rank in range(4) for one in measured(rank)]
+    sender = send(client, "gloo", [], numbers, blocked_ms=20)
+    assert np.nanmax(cells_of(sender.get("/map", metric="own_work", width=400))) == pytest.approx(
+        1.0, abs=0.02
+    )
+
+
 def test_only_steps_whose_waits_are_known_count() -> None:
     assert metrics_of_device({"gpu_forward_seconds": 0.1, "loss": 1.0}) == {}
     assert metrics_of_device({"gpu_other_wait_seconds": 0.0, "gpu_data_seconds": np.inf}) == {}
@@ -210,3 +220,16 @@ def test_nothing_ended_is_said_only_where_ends_are_reported(
     )  # fmt: skip
     (row,) = sender.get("/ranks/0")["groups"]
     assert (row["issued"], row["ended"]) == (9, ended)
+
+
+@pytest.mark.parametrize(("backend", "phases"), [("nccl", False), ("gloo", True)])
+def test_samples_are_not_compared_with_the_steps_of_later_runs(
+    client: TestClient, backend: str, phases: bool
+) -> None:
+    send(client, backend, [], [one for rank in range(4) for one in measured(rank)])
+    service = client.app.state.service  # type: ignore[attr-defined]
+    with service.reader.connect() as connection:
+        found = _summary(connection, "job", {}, POLICY)
+    assert found is not None
+    assert found.step_ms == pytest.approx(100.0)
+    assert bool(found.phases_ms) == phases

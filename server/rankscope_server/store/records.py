@@ -150,7 +150,9 @@ def _metrics(sink: _Sink, record: schema.Metrics) -> None:
         sink.row(tables.metric, record, name=name, step=record.step, value=number)
     sink.changed.add("metrics")
     cells = metrics_of_device(record.values)
-    if cells and record.step > 0 and record.rank >= 0:
+    if record.rank < 0 or record.step <= 0 or not cells:
+        return
+    if sink.ranks.is_on_device(record.attempt, record.rank):  # else its host knows, of all steps
         step = np.array([record.step])
         sink.tiles.add(sink.run_id, record.attempt, record.rank, step, cells)
         sink.changed.add("steps")
