@@ -112,19 +112,19 @@ def costs(model: str, pairs: int, folder: Path) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {"model": model, "pair": pair}
         for with_agent in (False, True):
             name = "with" if with_agent else "without"
-            told = folder / f"{model}-{name}-{pair}"
-            watched = [sys.executable, "-m", "rankscope", "run", "--dir", f"{told}.run", "--"]
+            base = folder / f"{model}-{name}-{pair}"
+            watched = [sys.executable, "-m", "rankscope", "run", "--dir", f"{base}.run", "--"]
             command = [
                 *(watched if with_agent else []), sys.executable, "-m", "torch.distributed.run",
                 "--standalone", "--nproc-per-node", "1", str(PROGRAM), "--model", model,
                 "--steps", str(COST_STEPS), "--seconds", "1000", "--read-every", "10",
-                "--losses", f"{told}.losses", "--times", f"{told}.times",
+                "--losses", f"{base}.losses", "--times", f"{base}.times",
             ]  # fmt: skip
             done = subprocess.run(command, env=_environment(), capture_output=True, check=False)
             assert done.returncode == 0, done.stderr.decode()[-2000:]
-            times = [float(line) for line in Path(f"{told}.times").read_text().split()]
+            times = [float(line) for line in Path(f"{base}.times").read_text().split()]
             found[f"{name}_step_ms"] = round(1e3 * statistics.fmean(times[COST_WARM_UP:]), 4)
-            found[f"{name}_losses"] = Path(f"{told}.losses").with_suffix(".0").read_text()
+            found[f"{name}_losses"] = Path(f"{base}.losses").with_suffix(".0").read_text()
         same = found.pop("with_losses") == found.pop("without_losses")
         yield found | {"right": same, "same_losses": same}
 
@@ -144,7 +144,7 @@ def main() -> int:
     arguments = parser.parse_args()
     all_right = True
 
-    def told(result: dict[str, Any]) -> None:
+    def report(result: dict[str, Any]) -> None:
         nonlocal all_right
         all_right = all_right and result["right"]
         print(json.dumps(result), flush=True)
@@ -155,7 +155,7 @@ def main() -> int:
         if arguments.cost:
             for model in arguments.models.split(","):
                 for found in costs(model, arguments.pairs, folder):
-                    told(found)
+                    report(found)
             return not all_right
         server = Server(folder)
         try:
@@ -172,10 +172,10 @@ def main() -> int:
             # those that end by themselves hardly use the GPU: all at once
             with ThreadPoolExecutor(8) as pool:
                 for found in pool.map(one, [case for case in cases if case[1] in ENDS]):
-                    told(found)
+                    report(found)
             with ThreadPoolExecutor(arguments.at_once) as pool:
                 for found in pool.map(one, [case for case in cases if case[1] not in ENDS]):
-                    told(found)
+                    report(found)
         finally:
             server.close()
     return not all_right

@@ -53,6 +53,7 @@ class GpuPhases:
         grid = Grid(1, agent.settings.numbers_budget_ratio * _BUDGET_SHARE)
         self._grid = agent.grids.setdefault(self.name, grid)
         self._num_first = 0  # of the first ones
+        self._read_ns = 0  # of CPU for reading since the last step that was measured
         self._why_not, self._num_same = "", 0  # waits are not known, in so many steps
         self._pool: EventPool | None = None
         self._waits = StreamWaits(agent, self._mark_part)
@@ -71,17 +72,21 @@ class GpuPhases:
                 return
             self._pool = EventPool(lambda: self._cuda.Event(enable_timing=True))
         pool, clock, recorder = self._pool, self._agent.clock, self._agent.recorder
-        began = _cpu_ns()
-        for step, values in pool.arrived(ended.step):
-            if recorder is not None:
-                recorder.record(schema.Metrics(**self._agent.here(), step=step, values=values))
+        if pool.is_waiting:
+            began = _cpu_ns()
+            for step, values in pool.arrived(ended.step):
+                if recorder is not None:
+                    recorder.record(schema.Metrics(**self._agent.here(), step=step, values=values))
+            self._read_ns += _cpu_ns() - began
         if clock.on_phase is not None:
+            began = _cpu_ns()
             clock.on_phase = None
             self._mark(clock.phase)
             why_not = self._waits.end_step()
             num_marks = pool.close(ended.step, knows_waits=not why_not)
             self._say(why_not)
-            own_ns = _cpu_ns() - began + num_marks * _MARK_NS
+            own_ns = _cpu_ns() - began + self._read_ns + num_marks * _MARK_NS
+            self._read_ns = 0
             self._num_first += 1
             if self._num_first > _FIRST_STEPS:
                 self._grid.spent(own_ns, ended.duration_ns)
@@ -136,6 +141,11 @@ class EventPool:
         self._free: list[Any] = []
         self._open: list[_Mark] = []
         self._closed: deque[tuple[int, list[_Mark], bool]] = deque()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step has not been read yet."""
+        return bool(self._closed)
 
     def mark(self, phase: int, *, is_wait: bool = False) -> None:
         """Put an event where `phase` ends; the first one of a step is its beginning."""

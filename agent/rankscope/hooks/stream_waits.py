@@ -1,6 +1,6 @@
 """Where the stream of a step waits for other ranks.
 
-A host that enqueues a wait for NCCL goes on at once; it is the stream that waits. So events are
+A host that enqueues a wait for NCCL returns at once; it is the stream that waits. So events are
 put on the stream around all that can make it wait: the methods of a process group (a synchronous
 collective runs on the caller's own stream), `Work.wait`, a future's, functional collectives',
 DDP's broadcast of buffers, and the stream's own waits for a stream with collectives on it, as FSDP

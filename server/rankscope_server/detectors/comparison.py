@@ -67,7 +67,7 @@ def are_typical(window: Window) -> bool:
     measured, between = (np.flatnonzero(is_usual & some) for some in (is_sampled, ~is_sampled))
     if not len(measured) or len(between) < _NEAR:
         return bool(len(measured))
-    # each is held against the nearest others: what a step takes may change meanwhile
+    # each is compared with the nearest others: step time may change meanwhile
     begin = np.searchsorted(between, measured) - _NEAR // 2
     near = np.clip(begin, 0, len(between) - _NEAR)[:, None] + np.arange(_NEAR)
     ratios = np.log(times_ms[measured] / np.median(times_ms[between[near]], axis=1))

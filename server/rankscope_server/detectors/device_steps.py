@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
-from rankscope.schema import FLAG_BY_ENGINE, PHASES
+from rankscope.schema import FLAG_BY_ENGINE, PHASES, STEP_COLUMNS
 from rankscope_server.detectors.event_table import EventTable
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.step_table import SPECIAL, StepTable
@@ -32,7 +32,6 @@ from rankscope_server.detectors.step_table import SPECIAL, StepTable
 _NAMES = {GPU_SECONDS[phase]: at for at, phase in enumerate(PHASES)}
 _WAITS = {GPU_WAIT_SECONDS[phase]: at for at, phase in enumerate(PHASES)}
 _BACKWARD = PHASES.index("backward")
-_HAS_COLUMN = ("forward", "backward", "optimizer")  # of its waits; those of all others have one
 # operations that no rank ends before all have come
 _ALIKE = frozenset({
     "all_reduce", "all_reduce_coalesced", "barrier", "all_gather", "all_gather_into_tensor",
@@ -143,14 +142,12 @@ class DeviceSteps:
                 "duration_ns": took.sum(axis=1),
                 "num_collectives": np.ones(len(numbers)),
                 "flags": flags[place],
-                "other_blocked_ns": np.zeros(len(numbers)),
             }
             for index, phase in enumerate(PHASES):
                 columns[f"{phase}_ns"] = took[:, index]
-                if phase in _HAS_COLUMN:
-                    columns[f"{phase}_blocked_ns"] = waited[:, index]
-                else:
-                    columns["other_blocked_ns"] += waited[:, index]
+                has_own = f"{phase}_blocked_ns" in STEP_COLUMNS
+                name = f"{phase}_blocked_ns" if has_own else "other_blocked_ns"
+                columns[name] = columns.get(name, 0.0) + waited[:, index]
             self.table.put(rank, columns)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.backends import HOST_WAITS_RATIO
 from rankscope_server.detectors.comparison import are_typical
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.step_table import SILENCE, StepTable
@@ -23,7 +24,6 @@ Array = NDArray[Any]
 _REMEDY = "see the agent page: sources and losses of these ranks"
 _PROFILE = "traces of torch.profiler, of the same steps on all ranks: rankscope import"
 _NEAR_SECONDS, _NEAR_SAMPLES = 10.0, 3  # so far behind may be the newest step that devices report
-_WAITS = 0.01  # of a step, in most of them: a host that waits for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _of_devices(window: Window) -> list[Gap]:
     rows = [table.row_of[rank] for rank in on_device if rank in table.row_of]
     with np.errstate(invalid="ignore"):
         waited = table.get("blocked", first)[rows] / table.get("duration", first)[rows]
-    is_seen = bool((median(waited.astype(float), 1) > _WAITS).any())
+    is_seen = bool((median(waited.astype(float), 1) > HOST_WAITS_RATIO).any())
     has_calls = bool((table.get("calls", first)[rows] > 0).any())
     if is_known or is_seen or not has_calls:
         return []

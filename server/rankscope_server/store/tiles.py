@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope.backends import HOST_WAITS_RATIO
 from rankscope.chunk import Column
 from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
 from rankscope.schema import STEP_WAITS_UNKNOWN
@@ -37,7 +38,6 @@ FLOAT_METRICS = (
 )  # fmt: skip
 # What only its device knows of a rank whose host enqueues what the device does.
 DEVICE_METRICS = ("own_work", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
-_HOST_WAITS = 0.01  # of a step, in most: a host that waits for others itself
 _MS_PER_S = 1e3
 STARTED = "started_ns"
 METRICS = (*FLOAT_METRICS, STARTED)
@@ -74,7 +74,7 @@ def known_to_host(values: dict[str, Array]) -> dict[str, Array]:
     """Return of the metrics of a rank on a device what its host knows of these steps."""
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = values["blocked"] / values["step"]
-    if np.sum(waited > _HOST_WAITS) * 2 > len(waited):
+    if np.sum(waited > HOST_WAITS_RATIO) * 2 > len(waited):
         return values
     return {name: cells for name, cells in values.items() if name not in DEVICE_METRICS}
 
