@@ -6,7 +6,9 @@
 Each run is `rankscope demo --once --json`, as a user would start it: 4 faults, 2 strategies, 3
 seeds. `bare` takes away the compiler, the home and all that was compiled before; this machine's
 packages stay (`make fresh` takes them away too). Goes on where it was stopped; results are in
-benchmarks/results/bare_demo.jsonl. Exit code 1 unless every demo is right.
+benchmarks/results/bare_demo.jsonl, by version of PyTorch too: started with the Python of an
+environment that has another one (`python tests/versions.py` makes them), it runs on that. Exit
+code 1 unless every demo of this version is right.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from forced import BARE, SOURCES, environment_of
-from rows import RESULTS, Key, Rows, code_label
+from rows import RESULTS, TORCH, Key, Rows, code_label
 from verdicts import FAULTS, STRATEGIES, describe, judge, run_once
 
-KEYS = ("source", "fault", "strategy", "seed")
+KEYS = ("torch", "source", "fault", "strategy", "seed")
 _KEPT = ("truth", "verdict", "match", "not_judged", "collectives", "thinned", "wall_seconds")
 
 
 def run_all(keys: list[Key], rows: Rows) -> None:
     """Run the demos that are not known yet."""
     for key in rows.missing(keys):
-        source, fault, strategy, seed = key
+        _, source, fault, strategy, seed = key
         with tempfile.TemporaryDirectory(prefix="rankscope-bare-") as empty:
             answer = run_once(fault, strategy, seed, environment_of(source, Path(empty)))
         values = {name: answer[name] for name in _KEPT}
@@ -46,21 +48,32 @@ def _judgement(answer: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table by source and fault."""
+    """Return the table by version of PyTorch, source and fault."""
     lines = [
-        "| source | fault | recorded by | right | seconds, median and most |",
-        "|" + "---|" * 5,
+        "| PyTorch | source | fault | recorded by | right | seconds, median and most |",
+        "|" + "---|" * 6,
     ]
-    for source, fault in dict.fromkeys((row["source"], row["fault"]) for row in rows):
-        mine = [row for row in rows if (row["source"], row["fault"]) == (source, fault)]
+    cells_of: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: [int(part) for part in row["torch"].split(".")]):
+        cells_of.setdefault((row["torch"], row["source"], row["fault"]), []).append(row)
+    for (torch, source, fault), mine in cells_of.items():
         seconds = sorted(row["wall_seconds"] for row in mine)
         cells = (
-            source, fault, ", ".join(sorted({row["collectives"] for row in mine})),
+            torch, source, fault, ", ".join(sorted({row["collectives"] for row in mine})),
             f"{sum(row['judgement'] == 'right' for row in mine)} of {len(mine)}",
             f"{seconds[len(seconds) // 2]:.0f}, {seconds[-1]:.0f}",
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def misses(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each demo that was not right."""
+    return [
+        f"- {', '.join(str(row[key]) for key in KEYS)}: {row['judgement']}"
+        for row in rows
+        if row["judgement"] != "right"
+    ]
 
 
 def main() -> int:
@@ -77,18 +90,18 @@ def main() -> int:
     chosen = parser.parse_args()
     rows = Rows(chosen.out, KEYS, chosen.label)
     keys: list[Key] = [
-        (chosen.source, fault, strategy, seed)
+        (TORCH, chosen.source, fault, strategy, seed)
         for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds)
         for fault in chosen.faults.split(",")
         for strategy in chosen.strategies.split(",")
     ]
     if not chosen.table:
         run_all(keys, rows)
-    print("\n".join(table(rows.all())))
-    wrong = [row for row in rows.all() if row["judgement"] != "right"]
-    for row in wrong:
-        print(*(row[key] for key in KEYS), row["judgement"])
-    return 0 if rows.all() and not wrong else 1
+    mine = [row for row in rows.all() if row["torch"] == TORCH]
+    print("\n".join(table(mine)))
+    wrong = misses(mine)
+    print("\n".join(wrong))
+    return 0 if mine and not wrong else 1
 
 
 if __name__ == "__main__":

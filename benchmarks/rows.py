@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import subprocess
 import threading
@@ -19,6 +20,7 @@ import rankscope
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TORCH = importlib.metadata.version("torch").partition("+")[0]  # that runs, without its build
 _CODE = ("agent", "server", "reference_trainer")
 Key: TypeAlias = tuple[Any, ...]
 

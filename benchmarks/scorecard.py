@@ -4,8 +4,8 @@
 
 Simulates each kind of fault and clean runs at several sizes and seeds, feeds what agents would
 have sent through the analysis of the server, and writes docs/scorecard.md, with the results of
-`benchmarks/real_ranks.py`, `benchmarks/real_costs.py`, `benchmarks/foreign.py` and
-`benchmarks/sources.py` beside them. `--quick` runs one seed of 8 ranks and exits with 1 if a
+`real_ranks.py`, `real_costs.py`, `foreign.py`, `sources.py` and `bare_demo.py` beside them (all in
+`benchmarks/`). `--quick` runs one seed of 8 ranks and exits with 1 if a
 healthy rank is accused or less than 90 % is found; `--page` runs nothing. Cases that ran before
 under the same policy are kept in results/simulated.jsonl, one a line, so that the large ones can be
 run one by one.
@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+import bare_demo  # noqa: E402
 import foreign  # noqa: E402
 import sources  # noqa: E402
 from rows import newest  # noqa: E402
@@ -52,6 +53,7 @@ SIMULATED = RESULTS / "simulated.jsonl"
 REAL, COSTS = RESULTS / "real_ranks.jsonl", RESULTS / "real_costs.jsonl"
 CARD = ROOT / "docs" / "scorecard.md"
 FOREIGN, SOURCES = RESULTS / "foreign.jsonl", RESULTS / "sources.jsonl"
+DEMOS = RESULTS / "bare_demo.jsonl"
 _MAX_FLIGHT_RANKS = 64  # fr_trace takes minutes of a thousand ranks
 _STOPS = ("hang", "wrong call", "slow rank, then a hang")
 _SLOWS = ("slow compute", "other work on the host", "garbage collection", "heat or power",
@@ -114,7 +116,8 @@ def text_of(outcomes: list[Outcome], runs: list[RealRun], costs: list[CostPair])
         f"written (up to {_MAX_FLIGHT_RANKS} ranks):", "", *baseline_rows(stop), "",
         *real_text(runs, costs), "",
         *foreign_text(newest(FOREIGN, foreign.KEYS)), "",
-        *sources_text(newest(SOURCES, sources.KEYS)),
+        *sources_text(newest(SOURCES, sources.KEYS)), "",
+        *demos_text(newest(DEMOS, bare_demo.KEYS)),
     ]  # fmt: skip
     misses = [one for one in outcomes if one.is_missed]
     if misses:
@@ -175,6 +178,17 @@ def sources_text(runs: list[dict[str, Any]]) -> list[str]:
         f"{of_code(runs)}."
     )
     return section("Sources of collectives", about, sources.table(runs)[0], sources.misses(runs))
+
+
+def demos_text(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the part of the page on the demo, by version of PyTorch."""
+    about = (
+        "`rankscope demo` as a user starts it, with a source by force (`bare`: what is chosen "
+        "without a compiler), on several versions of PyTorch (`python benchmarks/bare_demo.py`). "
+        "Right: rank and kind, and no other rank accused. The newest run of each version, source, "
+        f"fault, strategy and seed, of {of_code(runs)}."
+    )
+    return section("The demo", about, bare_demo.table(runs), bare_demo.misses(runs))
 
 
 def section(title: str, about: str, table: list[str], misses: list[str]) -> list[str]:
