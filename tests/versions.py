@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("2.6.0", "2.9.1", "2.13.0", "newest")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rankscope" / "versions"
-TESTS = "tests/matrix"
+TESTS = ("tests/matrix", "tests/trainer/each_strategy.py")
 _CASE = re.compile(r"test_(?P<test>\w+)\[(?P<source>[a-z]+)(-(?P<path>\w+))?\]")
 
 
@@ -122,7 +122,7 @@ def run(python: Path, version: str, path: str) -> list[Cell]:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         command = [
-            str(python), "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider",
+            str(python), "-m", "pytest", *TESTS, "-q", "-p", "no:cacheprovider",
             f"--junitxml={report}", f"--basetemp={scratch}/work",
         ]  # fmt: skip
         done = _run([*command, *(["-k", path] if path else [])], cwd=ROOT)

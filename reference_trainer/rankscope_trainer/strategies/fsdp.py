@@ -32,6 +32,7 @@ from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.sharded import ShardedStrategy
 from rankscope_trainer.strategies.strategy import build_model, build_optimizer
+from rankscope_trainer.strategies.versions import require_fully_shard
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -48,6 +49,7 @@ class FullySharded(ShardedStrategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Cut the model apart: every block for itself, the rest as one."""
+        require_fully_shard(world.device)
         self.microbatches = settings.microbatches_for(world.world_size)
         self.shard, self.num_shards = world.rank, world.world_size
         self.writes_losses = world.rank == 0

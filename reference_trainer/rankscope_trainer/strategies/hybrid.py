@@ -25,13 +25,15 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import Schedule1F1B
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
+from rankscope_trainer.strategies.schedule import Stage, run_schedule
 from rankscope_trainer.strategies.sharded import ShardedStrategy
 from rankscope_trainer.strategies.strategy import build_model, build_optimizer
 from rankscope_trainer.strategies.tensor import add_up_partial_gradients, cut_layers
+from rankscope_trainer.strategies.versions import require_schedule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,6 +49,7 @@ class Hybrid(ShardedStrategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Find this rank's place on each axis, and cut the model along all three."""
+        require_schedule("1f1b", world.device)
         sizes = settings.data_parallel, settings.pipeline_parallel, settings.tensor_parallel
         self.microbatches = settings.microbatches_for(world.world_size)
         mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=AXES)
@@ -64,7 +67,7 @@ class Hybrid(ShardedStrategy):
             _cut_over_data(own, mesh["data"])
         self.optimizer = build_optimizer(settings, self.model)
         self._schedule = Schedule1F1B(
-            PipelineStage(
+            Stage(
                 self.model,
                 stage,
                 num_stages,
@@ -93,16 +96,7 @@ class Hybrid(ShardedStrategy):
         return loss
 
     def _run(self, schedule: Callable[..., object], batch: Sample) -> Tensor | None:
-        bytes_BT, next_BT = batch
-        losses: list[Tensor] = []
-        own = (bytes_BT,) if self._is_first else ()
-        schedule(
-            *own,
-            target=next_BT if self.reports_loss else None,
-            losses=losses if self.reports_loss else None,
-            return_outputs=False,  # nobody needs the scores, so they are not kept
-        )
-        return torch.stack(losses).detach().mean() if losses else None
+        return run_schedule(schedule, batch, is_first=self._is_first, is_last=self.reports_loss)
 
 
 def _cut_over_data(stage: GPT, mesh: DeviceMesh) -> None:

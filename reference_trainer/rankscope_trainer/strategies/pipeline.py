@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
@@ -41,8 +40,10 @@ from torch.distributed.pipelining import (
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
 from rankscope_trainer.strategies.placement import SEVERAL_STAGES, num_stages, rank_of_stage
+from rankscope_trainer.strategies.schedule import Stage, run_schedule
 from rankscope_trainer.strategies.stage_split import agree_on_split, clip_parts, write_split
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
+from rankscope_trainer.strategies.versions import require_schedule
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -65,6 +66,7 @@ class Pipeline(Strategy):
 
     def __init__(self, settings: Settings, world: World) -> None:
         """Keep this rank's layers and tell the library the shapes that travel between stages."""
+        require_schedule(settings.schedule, world.device)
         self.microbatches = settings.microbatches_for(world.world_size)
         self._num_stages = num_stages(settings, world.world_size)
         split = agree_on_split(settings, world, self._num_stages)
@@ -108,9 +110,9 @@ class Pipeline(Strategy):
 
     def _stage(
         self, settings: Settings, device: torch.device, stage: int, part: nn.Module
-    ) -> PipelineStage:
+    ) -> Stage:
         is_last = stage == self._num_stages - 1
-        return PipelineStage(
+        return Stage(
             part,
             stage,
             self._num_stages,
@@ -121,15 +123,7 @@ class Pipeline(Strategy):
         )
 
     def _run(self, schedule: Callable[..., object], batch: Sample) -> Tensor | None:
-        bytes_BT, next_BT = batch
-        losses: list[Tensor] = []
-        schedule(
-            *((bytes_BT,) if self._has_first else ()),
-            target=next_BT if self.reports_loss else None,
-            losses=losses if self.reports_loss else None,
-            return_outputs=False,  # nobody needs the scores, so they are not kept
-        )
-        return torch.stack(losses).detach().mean() if losses else None
+        return run_schedule(schedule, batch, is_first=self._has_first, is_last=self.reports_loss)
 
 
 def _together(parts: dict[int, GPT]) -> nn.Module:

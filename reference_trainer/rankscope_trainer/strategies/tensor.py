@@ -38,6 +38,7 @@ from rankscope_trainer.strategies.strategy import (
     build_model,
     build_optimizer,
 )
+from rankscope_trainer.strategies.versions import require_own_weights
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -79,6 +80,7 @@ def cut_layers(model: GPT, mesh: DeviceMesh, *, by_positions: bool) -> GPT:
 
     Also what stays whole becomes one, as then optimizer and clipping meet only one kind of tensor.
     """
+    require_own_weights()
     between = POSITIONS if by_positions else Replicate()
     norm = SequenceParallel() if by_positions else Whole()
     plan: dict[str, ParallelStyle] = {
