@@ -23,30 +23,36 @@ def findings(
     noise: float = 0.3,
     sent_ms: float = 5.0,
     recorded: slice | np.ndarray = slice(None),
+    unseen: slice | np.ndarray = slice(0),
+    steps: int = STEPS,
 ) -> list[Finding]:
     """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms.
 
-    `recorded` picks the steps that were recorded, of all ranks.
+    `recorded` picks the steps that were recorded, of all ranks; `unseen` those that were thinned
+    with no wait in them known.
     """
     chance = np.random.default_rng(seed)
     state = RunState("run")
     extra, pauses = zip(*(shape(chance, rank) for rank in range(ranks)), strict=True)
-    own = 80 * np.exp(noise * chance.standard_normal((ranks, STEPS))) + np.stack(extra)
+    own = 80 * np.exp(noise * chance.standard_normal((ranks, steps))) + np.stack(extra)
     step_ms = own.max(axis=0) + sent_ms
     started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
     for rank in range(ranks):
         state.apply_record(registered(rank, ranks))
+        state.apply_record(group_of(rank, ranks))
         forward = own[rank] * 0.6
         columns = {
-            "step": np.arange(1, STEPS + 1),
+            "step": np.arange(1, steps + 1),
             "started_ns": started.astype(np.int64),
             "duration_ns": (step_ms * MS).astype(np.int64),
             "forward_ns": (forward * MS).astype(np.int64),
             "backward_ns": ((step_ms - forward) * MS).astype(np.int64),
             "backward_blocked_ns": ((step_ms - own[rank]) * MS).astype(np.int64),
             "gc_ns": (pauses[rank] * MS).astype(np.int64),
-            "flags": np.zeros(STEPS, np.int64),
+            "flags": np.zeros(steps, np.int64),
         }
+        columns["flags"][unseen] = schema.STEP_THINNED | schema.STEP_WAITS_UNKNOWN
+        columns["backward_blocked_ns"][unseen] = 0
         kept = {name: values[recorded] for name, values in columns.items()}
         state.apply_chunk(chunk_of(rank, len(kept["step"]), int(started[-1])), kept)
     look = state.look(int(started[-1]) + 10**9)
@@ -57,6 +63,13 @@ def registered(rank: int, world_size: int) -> schema.RankRegistered:
     return schema.RankRegistered(
         attempt=0, rank=rank, time_ns=START_NS, world_size=world_size, local_rank=rank,
         local_world_size=world_size, node_rank=0, host="node-0", pid=100 + rank,
+    )  # fmt: skip
+
+
+def group_of(rank: int, world_size: int) -> schema.GroupDefined:
+    return schema.GroupDefined(
+        attempt=0, rank=rank, time_ns=START_NS, group="0", ranks=list(range(world_size)),
+        backend="gloo", description="",
     )  # fmt: skip
 
 
@@ -122,6 +135,26 @@ def test_stalls_are_named_where_steps_were_thinned(seed: int) -> None:
     steps = np.arange(STEPS)
     kept = (steps < 100) | (steps % 2 == 0)
     (found,) = findings(hiccups, seed=seed, noise=0.2, recorded=kept)
+    assert (found.kind, found.ranks, found.severity) == ("slow_compute", (2,), "critical")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slow_rank_does_not_stall_in_the_steps_that_are_known(seed: int) -> None:
+    """Rank 2 is slow in every step from 81 on; from 131 on one step in four is known."""
+    steps = np.arange(800)
+
+    def slow(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(steps >= 80, 40.0, 0.0) * (rank == 2), np.zeros(800)
+
+    unseen = (steps >= 130) & (steps % 4 != 0)
+    assert findings(slow, seed=seed, noise=0.12, unseen=unseen, steps=800) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_stalls_are_named_where_waits_of_thinned_steps_are_not_known(seed: int) -> None:
+    steps = np.arange(STEPS)
+    unseen = (steps >= 100) & (steps % 2 != 0)
+    (found,) = findings(hiccups, seed=seed, noise=0.2, unseen=unseen)
     assert (found.kind, found.ranks, found.severity) == ("slow_compute", (2,), "critical")
 
 

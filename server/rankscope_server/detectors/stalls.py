@@ -43,8 +43,9 @@ class Stalls:
             return skipped(self, *lack)
         table, policy = window.steps, window.policy
         found = deviation(table, roles_of(window), policy)
-        columns = slice(max(found.first_column, table.num_steps - policy.stall_steps), None)
-        if table.num_steps - columns.start < policy.min_steps:
+        first = max(found.first_column, table.num_steps - policy.stall_steps)
+        columns = first + np.flatnonzero(np.any(~np.isnan(found.own.raw[:, first:]), axis=0))
+        if len(columns) < policy.min_steps:
             return skipped(self, f"needs {policy.min_steps} steps beyond the warm-up", "wait")
         work = Work.of(window, found, columns)
         findings = [finding_of(window, case) for case in _cases(work, policy)]
@@ -53,17 +54,20 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Own work without waiting for data, pauses in it, and how far it lies from its reference."""
+    """Own work without waiting for data, pauses in it, and how far it lies from its reference.
+
+    Of steps in which some rank's is known: between those that were recorded whole nothing is calm.
+    """
 
     window: Window
+    columns: NDArray[np.intp]  # of the table
     own_ms: Array  # ranks x columns
     pause_ms: Array
     far: Array  # ln(1 + excess / reference)
     step_ms: Array  # columns: how long the job's step took, with what all wait for
-    first: int  # column of the table
 
     @classmethod
-    def of(cls, window: Window, found: Deviation, columns: slice) -> Work:
+    def of(cls, window: Window, found: Deviation, columns: NDArray[np.intp]) -> Work:
         """Read it from the table."""
         table = window.steps
         own = table.get("own")[:, columns] - np.nan_to_num(table.get("data")[:, columns])
@@ -72,7 +76,12 @@ class Work:
         own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
         pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
         durations = np.nan_to_num(table.get("duration")[:, columns])
-        return cls(window, own, pauses, far, durations.max(axis=0), int(columns.start))
+        return cls(window, columns, own, pauses, far, durations.max(axis=0))
+
+    @property
+    def steps(self) -> Array:
+        """Return the number of the step of each column."""
+        return self.window.steps.steps[self.columns]
 
     def usual_ms(self) -> Array:
         """Return each rank's median."""
@@ -182,8 +191,8 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     changed[row] = without
     span = slice(begin, last + 1)
     part = Work(
-        work.window, work.own_ms[:, span], work.pause_ms[:, span], work.far[:, span],
-        work.step_ms[span], 0,
+        work.window, work.columns[span], work.own_ms[:, span], work.pause_ms[:, span],
+        work.far[:, span], work.step_ms[span],
     )  # fmt: skip
     cost = part.lost(changed[:, span])
     if not cost >= policy.cost_silent_ratio:
@@ -196,7 +205,7 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     pause = float(work.pause_ms[row][hits].mean())
     extra = float(np.nanmean(work.own_ms[row][hits])) - usual
     seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
-    steps = table.steps[work.first :]
+    steps = work.steps
     is_pause = pause > 0.5 * extra
     is_sure = is_pause or is_clear or _is_steady(hits[span], num, worst, policy)
     return Stalling(
@@ -236,7 +245,7 @@ def _of_all(work: Work, pauses: NDArray[np.bool_], policy: Policy) -> Stalling |
     if not cost >= policy.cost_silent_ratio:
         return None
     columns = np.flatnonzero(pauses.any(axis=0))
-    steps = work.window.steps.steps[work.first :]
+    steps = work.steps
     num = int(np.median(pauses.sum(axis=1)))
     seconds = float(np.nansum(_slowest(work.own_ms))) / 1e3
     return Stalling(
@@ -295,7 +304,7 @@ def _phase(work: Work, row: int, hits: NDArray[np.bool_]) -> str:
     table = work.window.steps
     extra = {}
     for phase in _PHASES:
-        values = table.get(phase)[row, work.first :]
+        values = table.get(phase)[row, work.columns]
         usual = np.nanmedian(values[~hits]) if (~hits).any() else 0.0
         extra[phase] = float(np.nansum(values[hits] - usual))
     return max(extra, key=lambda name: extra[name])
