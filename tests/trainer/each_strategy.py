@@ -1,4 +1,6 @@
-"""Each strategy of the reference trainer takes a step on this version of PyTorch, or says why not.
+"""Each strategy of the reference trainer takes a step on this version of PyTorch.
+
+On 2.6 it may be refused, by an error that names the setting; on a newer one that is a failure.
 
 Collected by `tests/versions.py` alone: the strategies have tests of their own on the version that
 the project is developed with.
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankscope_trainer.errors import EXIT_USAGE
 from rankscope_trainer.strategies import STRATEGIES
@@ -33,6 +36,7 @@ def test_strategy(strategy: str, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     refused = [line for line in done.stderr.splitlines() if line.startswith("rankscope_trainer: ")]
-    if refused and f"exitcode  : {EXIT_USAGE}" in done.stderr:
+    is_old = torch.__version__.startswith("2.6.")  # a newer one runs them all
+    if is_old and refused and f"exitcode  : {EXIT_USAGE}" in done.stderr:
         pytest.skip(refused[0].partition(": ")[2])
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,9 +12,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from rankscope_trainer.data import Sample
 
-# Nobody needs the scores of a pass. PyTorch 2.9 and older always return them.
+# The outputs of the last stage are not used; PyTorch 2.9 and older always return them.
 _KNOWN = inspect.signature(ScheduleGPipe.step).parameters
-_WITHOUT_SCORES = {"return_outputs": False} if "return_outputs" in _KNOWN else {}
+_WITHOUT_OUTPUTS = {"return_outputs": False} if "return_outputs" in _KNOWN else {}
 
 
 class Stage(PipelineStage):
@@ -44,6 +44,6 @@ def run_schedule(
         *((bytes_BT,) if is_first else ()),
         target=next_BT if is_last else None,
         losses=losses if is_last else None,
-        **_WITHOUT_SCORES,
+        **_WITHOUT_OUTPUTS,
     )
     return torch.stack(losses).detach().mean() if losses else None

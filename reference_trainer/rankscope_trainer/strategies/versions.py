@@ -1,4 +1,4 @@
-"""What PyTorch 2.6 cannot do, told before a run hangs or fails somewhere inside of it.
+"""What PyTorch 2.6 does not support, checked before a run hangs or fails inside the library.
 
 Each function raises SettingError where the installed version lacks what a strategy needs. What is
 asked for is the thing itself, not the number of the version.

@@ -72,6 +72,7 @@ class Work:
         table = window.steps
         own = table.get("own")[:, columns] - np.nan_to_num(table.get("data")[:, columns])
         data = np.nan_to_num(np.exp(found.views["data"].raw[:, columns]) - 1)
+        # what is not known stays so: np.fmax would make it calm
         far = np.log(np.maximum(np.exp(found.own.raw[:, columns]) - data, 0.05))
         own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
         pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
