@@ -52,7 +52,7 @@ class Control:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._next_look = 0.0
+        self._next_look_ns = 0
         self._seen = (0, 0)  # inode and time of the requests read last
         self._waiting: list[Command] = []
         self._said = Answers(answers={})
@@ -64,14 +64,13 @@ class Control:
         self._per_step = 1
         self._step = 0
 
-    def at_boundary(self) -> None:
-        """Do what is asked and due."""
+    def at_boundary(self, now_ns: int) -> None:
+        """Do what is asked and due. `now_ns` is of the monotonic clock."""
         self._count_steps()
         if self._window is not None and not self._boundaries:
             self._profile_on(self._window)
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + int(LOOK_SECONDS * 1e9)
             self._look()
         if self._waiting and not self._boundaries:
             self._do_due()

@@ -81,13 +81,12 @@ class Governor:
         source.set_call_sites(self.level == 0)
         self._begin_windows()
 
-    def at_boundary(self) -> None:
-        """Count a step; at the end of a window, decide."""
+    def at_boundary(self, now: int) -> None:
+        """Count a step; at the end of a window, decide. `now` is of the monotonic clock, in ns."""
         recorder, source = self._agent.recorder, self.source
         if recorder is None or source is None:
             return
         self._steps += 1
-        now = _now()
         if self._since_ns == 0:
             self._begin(recorder, now)
         elif self._steps >= WINDOW_STEPS and now - self._since_ns >= WINDOW_SECONDS * 1e9:

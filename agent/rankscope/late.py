@@ -27,6 +27,11 @@ class LateReader:
         self._waiting: deque[_Reading] = deque()
         self._free: list[tuple[Any, Any]] = []  # pinned tensors and events to use again
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a copy is under way."""
+        return bool(self._waiting)
+
     def add(
         self, step: int, name: str, tensor: Any, convert: Callable[[Any], float] | None = None
     ) -> None:

@@ -27,15 +27,15 @@ from rankscope.settings import Settings
 from rankscope.thinning import is_thinned
 
 _BODY = struct.Struct("<" + "".join(code for _, _, code in ring.COLLECTIVE_FIELDS[1:]))
-# In words of 8 bytes, of a slot or the header: to index those is quicker than `struct`, and one
-# is written at once. Their order of bytes is the machine's, which is the ring's, as in the probe.
+# in words of 8 bytes, of a slot or the header
 _ARRIVED = ring.field_offset(ring.COLLECTIVE_FIELDS, "arrived_ns") // 8
 _RETURNED = ring.field_offset(ring.COLLECTIVE_FIELDS, "returned_ns") // 8
 _ENDED = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_ns") // 8
 _BLOCKED = ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns") // 8
 _HEAD, _HEARTBEAT = ring.HEAD_AT // 8, ring.HEARTBEAT_AT // 8
 _THREAD_BLOCKED, _LATEST_END = ring.BLOCKED_AT // 8, ring.LATEST_END_AT // 8
-_ENGINE_SITE = ring.ENGINE_SITE_AT // 8
+_ENGINE_SITE, _STEP = ring.ENGINE_SITE_AT // 8, ring.STEP_AT // 8
+_PHASE_SINCE = ring.PHASE_SINCE_AT // 8
 _ENGINE_NUMBER, _ENGINE_ARRIVED = ring.ENGINE_NUMBER_AT // 8, ring.ENGINE_ARRIVED_AT // 8
 _STATE_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "state")
 _FLAGS_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "flags")
@@ -44,8 +44,8 @@ _BY_WAIT = schema.ENDED_BY.index("wait")
 _BY_ERROR = schema.ENDED_BY.index("error")
 _HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
 _pack_body = _BODY.pack_into
-_pack_u64 = ring.U64.pack_into
-_unpack_u64 = ring.U64.unpack_from
+_pack_step = ring.STEP_SLOT.pack_into
+_RENEW_CLOCK_NS = 100_000_000  # the two clocks of a host drift apart by microseconds in a second
 get_ident = threading.get_ident
 _now = time.monotonic_ns
 
@@ -72,6 +72,7 @@ class Recorder:
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
         )
         self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
+        self._clock_due_ns = 0
         self._num_slots = self._ring.num_slots
         self._threads: dict[int, int] = {}
         self._numbers = itertools.count(self._ring.begun)
@@ -83,7 +84,7 @@ class Recorder:
         self._is_alone = False
         self.thinning = 0
         self.buffer = self._ring.buffer
-        self._words = memoryview(self.buffer).cast("Q")
+        self._words = self._ring.words
         self.costs = OwnCosts(self._ring)
         self.backward = BackwardWait(self._ring, self.blocked)
 
@@ -325,33 +326,33 @@ class Recorder:
 
     def set_training_thread(self, native_id: int) -> None:
         """Publish which thread trains: the waits of that one are the step's."""
-        _pack_u64(self.buffer, ring.TRAINING_THREAD_AT, native_id)
+        self._words[ring.TRAINING_THREAD_AT // 8] = native_id
 
     def set_phase(self, phase: int, since_ns: int) -> None:
         """Publish where the rank is."""
-        buffer = self.buffer
-        _pack_u64(buffer, ring.PHASE_SINCE_AT, since_ns)
-        buffer[ring.PHASE_AT] = phase
-        _pack_u64(buffer, ring.HEARTBEAT_AT, since_ns)
+        words = self._words
+        words[_PHASE_SINCE] = words[_HEARTBEAT] = since_ns
+        self.buffer[ring.PHASE_AT] = phase
 
     def step_ended(self, values: tuple[int, ...]) -> None:
         """Write one step; `values` are ring.STEP_FIELDS behind `number`."""
         steps = self._steps
         number = next(self._step_numbers)
-        at = steps.offset(number)
-        _pack_u64(steps.buffer, at, 0)
-        ring.STEP_SLOT.pack_into(steps.buffer, at, 0, *values)
-        _pack_u64(steps.buffer, at, number + 1)
-        _pack_u64(steps.buffer, ring.HEAD_AT, number + 1)
-        self._ring.renew_clock()
-        steps.renew_clock()
+        at, words = steps.offset(number), steps.words
+        words[at >> 3] = 0
+        _pack_step(steps.buffer, at, 0, *values)
+        words[at >> 3] = words[_HEAD] = number + 1
+        if values[1] > self._clock_due_ns:  # its end
+            self._clock_due_ns = values[1] + _RENEW_CLOCK_NS
+            self._ring.renew_clock()
+            steps.renew_clock()
 
     def begin_step(self, step: int) -> None:
         """Publish the number of the step that begins."""
         self.step = step
         self.step_begins()
         self._num_at_step = self.num_collectives
-        _pack_u64(self.buffer, ring.STEP_AT, step)
+        self._words[_STEP] = step
         self.buffer[ring.THINNED_AT] = is_thinned(step, self.thinning)
 
     # --- journal and header --------------------------------------------------------------

@@ -37,7 +37,7 @@ from rankscope.steps import EndedStep, StepClock
 if TYPE_CHECKING:
     from rankscope.hooks.collectives.outside import Outside
 
-_WATCH_COLLECTOR_SECONDS = 5.0
+_WATCH_COLLECTOR_NS = 5_000_000_000
 
 
 class Agent:
@@ -75,7 +75,7 @@ class Agent:
         self._knows_backend = False
         self._knows_steps = False
         self.data_facts: dict[str, str] = {}  # of the first loader that gave a batch
-        self._collector_checked = 0.0
+        self._collector_due_ns = 0
 
     # --- start -------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Agent:
             recorder.record(schema.Event(**self.here(), name="other directory", fields=fields))
         for action in self._when_recorder:
             action(self)
-        self._watch_collector(run, first=True)
+        self._watch_collector(run)
         if family.is_child():  # these may leave without `atexit`
             finalize = sys.modules["multiprocessing.util"].Finalize
             finalize(None, self.settle, exitpriority=0)
@@ -260,10 +260,12 @@ class Agent:
         if not self._knows_steps:  # the first has ended: seeded, on its device, data chosen
             self._knows_steps = True
             self._snapshot()
-        self._watch_collector(self.recorder.directory.parents[1], first=False)
-        self.governor.at_boundary()
+        now_ns = time.monotonic_ns()
+        if now_ns > self._collector_due_ns:
+            self._watch_collector(self.recorder.directory.parents[1])
+        self.governor.at_boundary(now_ns)
         if self.settings.commands:
-            self.control.at_boundary()
+            self.control.at_boundary(now_ns)
         if self.outside is not None:
             self.outside.at_boundary()
 
@@ -353,13 +355,10 @@ class Agent:
             facts |= environment.settled_facts() | self.data_facts
         self.recorder.record(schema.Environment(**self.here(), facts=facts), urgent=True)
 
-    def _watch_collector(self, run: Path, *, first: bool) -> None:
+    def _watch_collector(self, run: Path) -> None:
         """See that a collector runs: whoever comes first starts it, and again should it die."""
-        if not self.settings.collector:
-            return
-        now = time.monotonic()
-        if first or now - self._collector_checked > _WATCH_COLLECTOR_SECONDS:
-            self._collector_checked = now
+        self._collector_due_ns = time.monotonic_ns() + _WATCH_COLLECTOR_NS
+        if self.settings.collector:
             from rankscope.collector.start import ensure_collector
 
             ensure_collector(run, self._environ)

@@ -58,19 +58,24 @@ class Sheet:
             ended.duration_ns if not self.step_ns
             else int(0.8 * self.step_ns + 0.2 * ended.duration_ns)
         )  # fmt: skip
+        if self._values or self._late.is_waiting:
+            self._write_all(ended.step)
+        self._grid.spread(self.step_ns, self._least_ns)
+        self.due = self._grid.wants(ended.step + 1)
+        self.clipped = None
+
+    def _write_all(self, now: int) -> None:
+        """Write what has arrived of earlier steps, and the numbers of `now`, which ends."""
         began = time.thread_time_ns()
-        for step, name, value in self._late.arrived(ended.step):
+        for step, name, value in self._late.arrived(now):
             own, self._values = self._values, {}
             self.put(name, value)
             self._write(step, self._values)
             self._values = own
         if self._values:
-            self._write(ended.step, self._values)
+            self._write(now, self._values)
             self._values = {}
             self._grid.spent(time.thread_time_ns() - began, self.step_ns)
-        self._grid.spread(self.step_ns, self._least_ns)
-        self.due = self._grid.wants(ended.step + 1)
-        self.clipped = None
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         recorder = self._agent.recorder

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from resource import RUSAGE_THREAD, getrusage
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.schema import (
     PHASES,
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT, EVALUATION = range(7)
 assert PHASES[CHECKPOINT] == "checkpoint"
-assert len(PHASES) == 7
+assert len(PHASES) == 7  # those from CHECKPOINT on leave a flag
 _FLAG_OF_PHASE = {CHECKPOINT: STEP_CHECKPOINT, EVALUATION: STEP_EVALUATION}
 _TAKES_OVER = 8  # backward passes of one thread while the one that trained before made none
 _NO_OPTIMIZER_AFTER = 256  # backward passes; then each of them is taken for a step
 _U32 = (1 << 32) - 1
 _now = time.monotonic_ns
+_get_ident = threading.get_ident
 
 
-@dataclass(frozen=True, slots=True)
-class EndedStep:
+class EndedStep(NamedTuple):
     """What others need to know of the step that just ended."""
 
     step: int
@@ -100,7 +100,7 @@ class StepClock:
 
     def is_ours(self) -> bool:
         """Return whether this thread's time is the step's time."""
-        return threading.get_ident() == self.thread
+        return _get_ident() == self.thread
 
     def trains(self) -> bool:
         """Return whether a backward pass that begins in this thread is one of the steps'.
@@ -108,7 +108,7 @@ class StepClock:
         The first thread that makes one has the steps; another takes them over where that one has
         ended or makes none any more. Inside a pass the autograd engine's threads begin others.
         """
-        if threading.get_ident() == self.thread:
+        if _get_ident() == self.thread:
             self._others = 0
             return True
         self._others += 1
@@ -117,7 +117,7 @@ class StepClock:
             return False
         self._others = 0
         self._account()
-        self.thread, self.native_id = threading.get_ident(), threading.get_native_id()
+        self.thread, self.native_id = _get_ident(), threading.get_native_id()
         self.phase = OTHER
         self._counters = _counters()
         self._flags |= STEP_FIRST
@@ -155,23 +155,25 @@ class StepClock:
         self._switch(before)
 
     def _switch(self, phase: int) -> None:
-        if threading.get_ident() != self.thread:  # taken over meanwhile
+        if _get_ident() != self.thread:  # taken over meanwhile
             return
         before = self.phase
-        was_forward = phase == BACKWARD and before == OTHER and self._gap_is_forward()
+        begins_backward = phase == BACKWARD and before != BACKWARD
+        was_forward = begins_backward and before == OTHER and self._gap_is_forward()
         if self.on_phase is not None and phase != before:
             self.on_phase(FORWARD if was_forward else before)
         self._account()
-        if phase == BACKWARD and before != BACKWARD:
-            if was_forward:
-                self._spent[OTHER] -= self._gap_ns
-                self._spent[FORWARD] += self._gap_ns
-                self._blocked[OTHER] -= self._gap_blocked_ns
-                self._blocked[FORWARD] += self._gap_blocked_ns
+        if was_forward:
+            self._spent[OTHER] -= self._gap_ns
+            self._spent[FORWARD] += self._gap_ns
+            self._blocked[OTHER] -= self._gap_blocked_ns
+            self._blocked[FORWARD] += self._gap_blocked_ns
+        if begins_backward:
             self._past_first = True
         if phase != OTHER or before != OTHER:
             self._gap_ns = self._gap_blocked_ns = 0
-        self._flags |= _FLAG_OF_PHASE.get(phase, 0)
+        if phase >= CHECKPOINT:
+            self._flags |= _FLAG_OF_PHASE[phase]
         self.phase = phase
         if self.recorder is not None:
             self.recorder.set_phase(phase, self._since_ns)
@@ -180,7 +182,10 @@ class StepClock:
         """Give the time until now to the phase of now."""
         now = _now()
         if self.recorder is not None:
-            self._take_blocked(self.recorder.thread_blocked_ns)
+            blocked_ns = self.recorder.thread_blocked_ns
+            if blocked_ns != self._blocked_seen_ns:
+                self.add_blocked(blocked_ns - self._blocked_seen_ns)
+                self._blocked_seen_ns = blocked_ns
         elapsed = now - self._since_ns
         self._spent[self.phase] += elapsed
         if self.phase == OTHER:
@@ -194,12 +199,6 @@ class StepClock:
         may come from the same batch.
         """
         return not self.forward_is_explicit and (self._past_first or not self.sees_data)
-
-    def _take_blocked(self, total_ns: int) -> None:
-        """Count what waits have added to the recorder's total since the last look."""
-        if total_ns != self._blocked_seen_ns:
-            self.add_blocked(total_ns - self._blocked_seen_ns)
-            self._blocked_seen_ns = total_ns
 
     def add_blocked(self, duration_ns: int) -> None:
         """Add time in which the thread was blocked on peers, in the phase of now."""
@@ -307,17 +306,16 @@ class StepClock:
         if recorder is None or not recorder.active:
             return
         spent, blocked = self._spent, self._blocked
-        cpu, process_cpu, *usage = (
-            new - old for new, old in zip(counters, self._counters, strict=True)
-        )
+        before = self._counters
         recorder.step_ended((
             self._started_ns, self._since_ns, *spent,
             blocked[FORWARD], blocked[BACKWARD], blocked[OPTIMIZER],
             blocked[OTHER] + blocked[DATA] + blocked[CHECKPOINT] + blocked[EVALUATION],
-            cpu, process_cpu, self.gc_ns, self.copy_ns,
+            counters[0] - before[0], counters[1] - before[1], self.gc_ns, self.copy_ns,
             self.step, self._microbatches, recorder.collectives_in_step,
             self._flags | recorder.step_flags,
-            *(count & _U32 for count in usage),
+            counters[2] - before[2] & _U32, counters[3] - before[3] & _U32,
+            counters[4] - before[4] & _U32, counters[5] - before[5] & _U32,
         ))  # fmt: skip
         recorder.begin_step(self.step + 1)
 

@@ -141,7 +141,7 @@ class StreamWaits:
         import torch.cuda
         from torch._C._distributed_c10d import ProcessGroup, Work
 
-        for owner, name in native_waits():
+        for owner, name, _ in native_waits():
             self._put(owner, name, self._around)
         for name in _WAITS:
             self._put(Work, name, self._around)

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 _now, _cpu = time.monotonic_ns, time.thread_time_ns
 
 
-def native_waits() -> tuple[tuple[Any, str], ...]:
-    """Return (owner, name) of each function that waits so; a version may lack some."""
+def native_waits() -> tuple[tuple[Any, str, Any], ...]:
+    """Return owner and name of each function that waits so; a version may lack some.
+
+    Behind them stands what it returns where it had nothing to do, None where nothing says so.
+    """
     import torch.distributed as dist
     import torch.futures
     from torch._C._distributed_c10d import ProcessGroup, Reducer
 
     return (
-        (dist, "_broadcast_coalesced"),
-        (ProcessGroup, "monitored_barrier"),
-        (Reducer, "_rebuild_buckets"),
-        (torch.futures.Future, "wait"),
-        (torch.futures, "wait_all"),
+        (dist, "_broadcast_coalesced", None),
+        (ProcessGroup, "monitored_barrier", None),
+        (Reducer, "_rebuild_buckets", False),  # in each forward, and true in one
+        (torch.futures.Future, "wait", None),
+        (torch.futures, "wait_all", None),
     )
 
 
@@ -39,14 +42,14 @@ def patch_native_waits(agent: Agent) -> None:
     """Time what waits in C++, as long as collectives are recorded."""
     from torch.nn.parallel import DistributedDataParallel
 
-    for owner, name in native_waits():
+    for owner, name, idle in native_waits():
         original = owner.__dict__.get(name)
         if original is not None:  # else this version does not have it
-            agent.patch(owner, name, _timed(agent, original))
+            agent.patch(owner, name, _timed(agent, original, idle))
     _notice_hooks(agent, DistributedDataParallel)
 
 
-def _timed(agent: Agent, original: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(agent: Agent, original: Callable[..., Any], idle: Any) -> Callable[..., Any]:
     @guarded
     def ended(began_ns: int, cpu_ns: int, seen_ns: int, head: int) -> None:
         recorder = agent.recorder
@@ -64,10 +67,13 @@ def _timed(agent: Agent, original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is None:
             return original(*args, **kwargs)
         begun = _now(), _cpu(), recorder.thread_blocked_ns, recorder.num_issued
+        result = idle
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
-            ended(*begun)
+            if idle is None or result is not idle:
+                ended(*begun)
+        return result
 
     return timed
 

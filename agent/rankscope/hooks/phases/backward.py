@@ -63,7 +63,8 @@ class _Passes:
         if (roots and type(roots[0]).__name__ in _TRACED) or not clock.trains():
             return None
         is_outermost = clock.phase != BACKWARD
-        take_compiled(agent)
+        if agent.cycle.compiled:
+            take_compiled(agent)
         if is_outermost and agent.recorder is not None:
             agent.recorder.backward.begin()
         before = clock.enter(BACKWARD, counts=counts)

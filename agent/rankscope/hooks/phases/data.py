@@ -78,7 +78,8 @@ class _Waits:
             return None
         if clock.phase == DATA:  # the data set of one loader reads from another
             return DATA
-        take_compiled(self._agent)
+        if self._agent.cycle.compiled:
+            take_compiled(self._agent)
         if clock.skipped:
             clock.optimizer_skipped(schema.STEP_SKIPPED)
             self._agent.step_boundary()

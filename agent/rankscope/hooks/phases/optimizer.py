@@ -99,11 +99,10 @@ class _Steps:
 
 def take_compiled(agent: Agent) -> None:
     """Close the step of an optimizer that stepped inside compiled code, which times nothing."""
-    if agent.cycle.compiled:
-        agent.cycle.compiled = False
-        agent.first_work()
-        agent.clock.optimizers_ended()
-        agent.step_boundary()
+    agent.cycle.compiled = False
+    agent.first_work()
+    agent.clock.optimizers_ended()
+    agent.step_boundary()
 
 
 def _with_timed_closure(clock: StepClock, args: Any, kwargs: Any) -> Any:
