@@ -6,13 +6,14 @@ Each rank trains the same model of 5 M parameters in alternating blocks of steps
 blocks the variant is in, in the other half it is taken out, kernels included. Compared is the CPU
 time of the main thread and of the whole process per step (the machine's other load hardly enters
 it), and the wall time beside it, which on shared cores is noisy. Peers run in the same way:
-torch.profiler always on, TraceML (`pip install traceml-ai`) where it is there, and bare against
-bare, which shows what the method itself cannot tell apart.
+torch.profiler always on, TraceML (`pip install traceml-ai`) where it is there, with its aggregator,
+and bare against bare, which shows what the method itself cannot tell apart.
 
-Then one rank alone, and four ranks, call all_reduce, hot (in a tight loop) and cold (a matrix
-product and a pass over 24 MB before each call), with each source of collectives and without in
-turn: CPU that a call costs the calling thread more. `floor` is what PyTorch itself takes to call a
-Python kernel that does nothing; the rest of `kernels` is ours. `--counts ""` leaves the jobs out:
+One step of a tiny model on one rank, hot and cold, tells the same cost in microseconds, without
+that noise. Then one rank alone, and four ranks, call all_reduce, hot (in a tight loop) and cold (a
+matrix product and a pass over 24 MB before each call), with each source of collectives and without
+in turn: CPU that a call costs the calling thread more. `floor` is what PyTorch itself takes to call
+a Python kernel that does nothing; the rest of `kernels` is ours. `--counts ""` leaves the jobs out:
 
     python benchmarks/overhead.py --counts "" --call-ranks 4 --variants probe,kernels,floor
 """
@@ -20,6 +21,8 @@ Python kernel that does nothing; the rest of `kernels` is ours. `--counts ""` le
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -27,10 +30,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from overhead_rank import VARIANTS, spread
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.ports import free_port
 
 RANK = Path(__file__).with_name("overhead_rank.py")
 CALLS = ("probe", "official", "kernels", "floor")
@@ -48,7 +55,8 @@ def start_rank(
             [sys.executable, *(launcher if job == "worker" or ranks > 1 else []), str(RANK), job,
              "--variant", variant, "--pairs", str(arguments.pairs),
              "--batch", str(arguments.batch), "--collectives", str(collectives)],
-            env=os.environ | {"RANKSCOPE_DIR": directory, "OMP_NUM_THREADS": "1", "RANKSCOPE": "0"},
+            env=os.environ | {"RANKSCOPE_DIR": directory, "OMP_NUM_THREADS": "1", "RANKSCOPE": "0"}
+            | arguments.traceml,
             capture_output=True, text=True, check=False, cwd=directory,
         )  # fmt: skip
     for line in reversed(done.stdout.splitlines()):
@@ -56,6 +64,30 @@ def start_rank(
             found: dict[str, Any] = json.loads(line)
             return found
     return {"skipped": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:200]}
+
+
+@contextlib.contextmanager
+def traceml_aggregator(variants: list[str]) -> Iterator[dict[str, str]]:
+    """Run TraceML's own aggregator, without which it records nothing; yield what ranks need."""
+    if "traceml" not in variants or importlib.util.find_spec("traceml_ai") is None:
+        yield {}
+        return
+    port = free_port()
+    with tempfile.TemporaryDirectory() as directory:
+        served = subprocess.Popen(
+            [sys.executable, "-c", "from traceml_ai.launcher.cli import main; main()", "serve",
+             "--aggregator-port", str(port), "--run-name", "overhead", "--logs-dir", directory],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield {
+                "TRACEML_AGGREGATOR_PORT": str(port),  # ranks wait for it for 10 s
+                "TRACEML_SESSION_ID": "overhead",
+                "TRACEML_LOGS_DIR": directory,
+            }
+        finally:
+            served.terminate()
+            served.wait()
 
 
 def measure(arguments: argparse.Namespace, variant: str, collectives: int) -> dict[str, Any]:
@@ -101,6 +133,19 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
               f"{row['wall_ratio']['median']:>8.3f}")  # fmt: skip
 
 
+def measure_steps(arguments: argparse.Namespace, variants: list[str]) -> list[dict[str, Any]]:
+    """Measure one small step with each variant; print the rows as they come."""
+    rows = []
+    out = sys.stderr if arguments.json else sys.stdout
+    print(f"{'one step':<12}{'hot us':<24}{'cold us':<26}", file=out)
+    for variant in (name for name in variants if name not in ("floor", "profiler")):
+        found = start_rank(arguments, "step", variant, collectives=3)
+        rows.append({"variant": variant} | found)
+        says = found.get("skipped") or f"{text(found['hot_us'], 0):<24}{text(found['cold_us'], 0)}"
+        print(f"{variant:<12}{says}", file=out, flush=True)
+    return rows
+
+
 def measure_calls(arguments: argparse.Namespace, variants: list[str]) -> list[dict[str, Any]]:
     """Measure one call with each source on each number of ranks; print the rows as they come."""
     rows = []
@@ -140,11 +185,16 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "machine": platform.machine()}
     counts = [int(count) for count in arguments.counts.split(",") if count]
     variants = arguments.variants.split(",")
-    rows = [measure(arguments, variant, count) for count in counts for variant in variants]
-    one_call = measure_calls(arguments, variants)
-    taken = start_rank(arguments, "memory", "agent")
+    with traceml_aggregator(variants) as arguments.traceml:
+        rows = [measure(arguments, variant, count) for count in counts for variant in variants]
+        one_step = measure_steps(arguments, variants)
+        one_call = measure_calls(arguments, variants)
+        taken = start_rank(arguments, "memory", "agent")
     if arguments.json:
-        print(json.dumps({"machine": machine, "rows": rows, "one_call": one_call, "memory": taken}))
+        print(json.dumps({
+            "machine": machine, "rows": rows, "one_step": one_step, "one_call": one_call,
+            "memory": taken,
+        }))  # fmt: skip
         return
     print(f"{machine['cores']} cores, {arguments.ranks} ranks, torch {machine['torch']}, medians "
           f"(quartiles) of {arguments.pairs} pairs of blocks")  # fmt: skip

@@ -1,6 +1,6 @@
 """One rank of `benchmarks/overhead.py`: trains in blocks with a variant and without, and prints.
 
-python benchmarks/overhead_rank.py worker|micro|memory --variant probe ...
+python benchmarks/overhead_rank.py worker|micro|step|memory --variant probe ...
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def traceml_switch(model: Any) -> Callable[[], contextlib.AbstractContextManager
         import traceml_ai  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise Unavailable(f"{error}: pip install traceml-ai") from None
-    traceml_ai.init(mode="auto")
+    # without an aggregator it would go on as if it recorded, and do nothing
+    traceml_ai.init(mode="auto", on_missing_aggregator="raise")
     return lambda: traceml_ai.trace_step(model)  # of each step: see `timed`
 
 
@@ -130,14 +131,7 @@ def worker(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    model, batch = make_model(arguments.collectives, arguments.batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        model(batch).square().mean().backward()
-        optimizer.step()
-
+    model, step = make_step(arguments.collectives, arguments.batch, PARAMETERS)
     out: dict[str, Any] = {}
     try:
         switch = switch_for(arguments.variant, model)
@@ -168,17 +162,25 @@ def report(out: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def make_model(collectives: int, batch: int) -> tuple[Any, Any]:
-    """Return a model of PARAMETERS parameters in as many buckets, under DDP, and its input."""
+def make_step(collectives: int, batch: int, num_parameters: int) -> tuple[Any, Callable[[], None]]:
+    """Return a model of so many parameters under DDP, in as many buckets, and one step of it."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    width = round((PARAMETERS / collectives) ** 0.5)
+    width = round((num_parameters / collectives) ** 0.5)
     layers = [nn.Linear(width, width, bias=False) for _ in range(collectives)]
     per_bucket = layers[0].weight.nbytes / (1 << 20)
     ddp = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=per_bucket / 2)
-    return ddp, torch.randn(batch, width)
+    inputs = torch.randn(batch, width)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        ddp(inputs).square().mean().backward()
+        optimizer.step()
+
+    return ddp, step
 
 
 def steps_of_a_block(step: Callable[[], None]) -> int:
@@ -277,7 +279,74 @@ def memory(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-# --- one call, hot and cold ----------------------------------------------------------------------
+# --- one step, and one call, hot and cold --------------------------------------------------------
+
+
+def one_step(arguments: argparse.Namespace) -> None:
+    """Print what a step costs the training thread more with the variant than without, in us.
+
+    Of a model so small that the rest of the step hardly scatters, on one rank, which waits for no
+    other: hot, one step after the other, and cold, with other memory touched before each.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import rankscope
+
+    settings = VARIANTS[arguments.variant][1]
+    if settings is not None:
+        rankscope.init(collector=False, **settings, **NO_GOVERNOR)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model, step = make_step(arguments.collectives, 8, arguments.collectives * 64 * 64)
+    out: dict[str, Any] = {}
+    try:
+        switch = switch_for(arguments.variant, model)
+        extra = steps_of(step, switch, arguments.variant == "traceml", arguments.pairs)
+        out = {name: spread(values) for name, values in extra.items()}
+    except Unavailable as reason:
+        out = {"skipped": str(reason)}
+    report(out)
+
+
+def steps_of(
+    step: Callable[[], None],
+    switch: Callable[[], contextlib.AbstractContextManager[Any]],
+    each_step: bool,
+    pairs: int,
+) -> Values:
+    """Measure blocks with and without, in turn; return the differences of their means, in us."""
+    import torch
+
+    matrix, large = torch.ones(180, 180), torch.ones(6_000_000)
+    outer, inner = (
+        (contextlib.nullcontext, switch) if each_step else (switch, contextlib.nullcontext)
+    )
+
+    def block(steps: int, is_cold: bool, each: Callable[[], Any]) -> float:
+        total = 0
+        for _ in range(steps):
+            if is_cold:
+                torch.mm(matrix, matrix)
+                large.add_(1)
+            began = time.thread_time_ns()
+            with each():
+                step()
+            total += time.thread_time_ns() - began
+        return total / steps / 1e3
+
+    extra: Values = {"hot_us": [], "cold_us": []}
+    for pair in range(pairs):
+        seen: dict[tuple[bool, str], float] = {}
+        for is_with in (True, False) if pair % 2 else (False, True):
+            around, each = (outer, inner) if is_with else (contextlib.nullcontext,) * 2
+            with around():
+                block(SETTLING_STEPS, is_cold=False, each=each)
+                seen[is_with, "hot_us"] = block(200, is_cold=False, each=each)
+                seen[is_with, "cold_us"] = block(60, is_cold=True, each=each)
+        for name, values in extra.items():
+            values.append(seen[True, name] - seen[False, name])
+    return extra
 
 
 def micro(arguments: argparse.Namespace) -> None:
@@ -378,13 +447,14 @@ def spread(values: list[float]) -> dict[str, float]:
 def main() -> None:
     """Do one of the jobs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("job", choices=("worker", "micro", "memory"))
+    parser.add_argument("job", choices=("worker", "micro", "step", "memory"))
     parser.add_argument("--variant", default="agent", choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--collectives", type=int, default=3)
     arguments = parser.parse_args()
-    {"worker": worker, "micro": micro, "memory": memory}[arguments.job](arguments)
+    jobs = {"worker": worker, "micro": micro, "step": one_step, "memory": memory}
+    jobs[arguments.job](arguments)
 
 
 if __name__ == "__main__":
