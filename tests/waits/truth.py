@@ -31,6 +31,7 @@ class Waits:
 
     program: str
     rank: int
+    begun: NDArray[np.int64]  # CLOCK_MONOTONIC
     duration: NDArray[np.int64]
     truth: NDArray[np.int64]
     recorded: NDArray[np.int64]
@@ -42,6 +43,11 @@ class Waits:
         difference = self.recorded - self.truth
         beyond = np.maximum(np.abs(difference) - self.crowded, 0)
         return np.sign(difference) * beyond / self.duration
+
+    def only(self, steps: NDArray[np.int64], program: str) -> Waits:
+        """Return some of the steps, by their indices, as those of a program."""
+        columns = (self.begun, self.duration, self.truth, self.recorded, self.crowded)
+        return Waits(program, self.rank, *(column[steps] for column in columns))
 
     def share_within(self, limit: float) -> float:
         """Return the share of steps whose record differs by no more than `limit` of the step."""
@@ -85,10 +91,14 @@ def run(
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    return [waits for rank in recorded.read(folder) for waits in _of_rank(told, rank)]
+    return [waits for rank in recorded.read(folder) for waits in _of_programs(told, rank)]
 
 
-def _of_rank(told: Path, rank: recorded.Recorded) -> Iterator[Waits]:
+def of_steps(told: Path, rank: recorded.Recorded) -> Waits:
+    """Return all steps of one rank, whatever program it ran; `told` is the preloaded one's folder.
+
+    Raises FileNotFoundError where it was not preloaded into that rank.
+    """
     pid = rank.of(schema.RankRegistered)[0].pid
     slept = np.fromfile(told / str(pid), dtype=np.uint64).astype(np.int64).reshape(-1, 3)
     begun, ended = (rank.steps[name].astype(np.int64) for name in ("started_ns", "ended_ns"))
@@ -102,9 +112,14 @@ def _of_rank(told: Path, rank: recorded.Recorded) -> Iterator[Waits]:
     places = (np.searchsorted(slept[:, 1], begun, "right"), np.searchsorted(slept[:, 1], ended))
     last = np.minimum(places[1] + 1, len(total) - 1)
     crowded = total[last] - total[places[0]]
+    return Waits("", rank.rank, begun, ended - begun, truth, blocked, crowded)
+
+
+def _of_programs(told: Path, rank: recorded.Recorded) -> Iterator[Waits]:
+    steps = of_steps(told, rank)
+    pid = rank.of(schema.RankRegistered)[0].pid
     for line in (told / f"programs-{pid}.txt").read_text().splitlines():
         name, first, last = line.split()
-        mine = np.flatnonzero((begun >= int(first)) & (ended <= int(last)))[WARM_UP:]
-        yield Waits(
-            name, rank.rank, (ended - begun)[mine], truth[mine], blocked[mine], crowded[mine]
-        )
+        ended = steps.begun + steps.duration
+        mine = np.flatnonzero((steps.begun >= int(first)) & (ended <= int(last)))[WARM_UP:]
+        yield steps.only(mine, name)
