@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
+from rankscope_server.analysis import Finding, Look, RunState
 from tests.analysis.simulator import START_NS
 
 MS = 1_000_000
@@ -16,7 +17,12 @@ STEPS = 200
 Shape = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
-def findings(
+def findings(shape: Shape, **more: Any) -> list[Finding]:
+    """Return what is said of stalls, see `look_at`."""
+    return [one for one in look_at(shape, **more).findings if one.detector == "stalls"]
+
+
+def look_at(
     shape: Shape,
     ranks: int = 4,
     seed: int = 1,
@@ -25,19 +31,21 @@ def findings(
     recorded: slice | np.ndarray = slice(None),
     unseen: slice | np.ndarray = slice(0),
     steps: int = STEPS,
-) -> list[Finding]:
-    """Return what is said about ranks whose (extra work, collector pauses) `shape` gives, ms.
+    waits: bool = True,
+) -> Look:
+    """Return what is said of ranks whose (extra work, collector pauses) `shape` gives, ms.
 
     `recorded` picks the steps that were recorded, of all ranks; `unseen` those that were thinned
-    with no wait in them known.
+    with no wait in them known. Ranks that do not wait for each other have steps of their own.
     """
     chance = np.random.default_rng(seed)
     state = RunState("run")
     extra, pauses = zip(*(shape(chance, rank) for rank in range(ranks)), strict=True)
     own = 80 * np.exp(noise * chance.standard_normal((ranks, steps))) + np.stack(extra)
-    step_ms = own.max(axis=0) + sent_ms
-    started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
+    together_ms = own.max(axis=0) + sent_ms
     for rank in range(ranks):
+        step_ms = together_ms if waits else own[rank]
+        started = START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS
         state.apply_record(registered(rank, ranks))
         state.apply_record(group_of(rank, ranks))
         forward = own[rank] * 0.6
@@ -55,8 +63,7 @@ def findings(
         columns["backward_blocked_ns"][unseen] = 0
         kept = {name: values[recorded] for name, values in columns.items()}
         state.apply_chunk(chunk_of(rank, len(kept["step"]), int(started[-1])), kept)
-    look = state.look(int(started[-1]) + 10**9)
-    return [one for one in look.findings if one.detector == "stalls"]
+    return state.look(int(started[-1]) + 10**9)
 
 
 def registered(rank: int, world_size: int) -> schema.RankRegistered:

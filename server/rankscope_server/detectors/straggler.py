@@ -37,6 +37,7 @@ from rankscope_server.detectors.straggler_events import (
 )
 from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
 from rankscope_server.detectors.straggler_replay import near_rows, replayed
+from rankscope_server.detectors.straggler_small import slow_from_start
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, ranks_text
@@ -85,6 +86,7 @@ class Straggler:
             for alike in each_proved(table, event, policy)
             if (case := _case(window, found, alike, spells)) is not None
         ]
+        cases += slow_from_start(window, found, spells)
         cases.sort(key=lambda case: -case.cost.ratio)
         cases, untold = _told(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]

@@ -90,7 +90,7 @@ def finding_of(window: Window, case: Case) -> Finding:
 def _reference_text(case: Case) -> str:
     if not case.has_peers:
         return "before"
-    return f"{case.num_peers} peers" if case.num_peers > 1 else "its peer"
+    return f"{case.num_peers} peers" if case.num_peers > 1 else "peer"
 
 
 def _since(case: Case) -> str:
@@ -113,7 +113,7 @@ def _what(window: Window, case: Case) -> str:
     verb = ("wait" if many else "waits") if case.ended_step is None else "waited"
     now = ms_text(case.excess.phase_ms["data"])
     then = ms_text(case.excess.phase_reference_ms["data"])
-    than = f"{case.num_peers} peers {then}" if case.has_peers else f"{then} before"
+    than = f"its {_reference_text(case)} {then}" if case.has_peers else f"{then} before"
     return f"{who} {verb} {now} a step for data {_since(case)}, {than}"
 
 
@@ -125,9 +125,10 @@ def _as_well(case: Case) -> str:
 
 def _why(window: Window, case: Case) -> str:
     excess, cost = case.excess, case.cost
-    reference = (
-        f"the median of {case.num_peers} peers" if case.has_peers else "its own steps before"
-    )
+    reference = "its own steps before"
+    if case.has_peers:
+        several = f"the median of {case.num_peers} peers"
+        reference = several if case.num_peers > 1 else "its peer"
     phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
     positive = sum(max(value, 0.0) for value in excess.by_phase.values())
     share = percent_text(max(excess.by_phase[phase], 0.0) / positive) if positive else "none"
@@ -271,7 +272,8 @@ def _confidence(case: Case) -> tuple[float, str]:
     confidence, reasons = 0.55, []
     if case.has_peers:
         confidence += 0.15
-        reasons.append(f"{case.num_peers} peers did the same work meanwhile")
+        whole = f"{case.num_peers} peers" if case.num_peers > 1 else "its peer"
+        reasons.append(f"{whole} did the same work meanwhile")
     else:
         reasons.append("compared with its own earlier steps, as it has no peers")
     before = case.cost.step_before_ms

@@ -1,0 +1,155 @@
+"""Slow ranks among two or three of a role, which were slow from the first steps on.
+
+So few are compared with their own steps before: with two, nobody else says which of them is as it
+should be. That tells nothing of a rank whose steps were never better, or whose first ones were
+disturbed. But who is waited for is known: the others are done earlier, and wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope_server.detectors.cost_severity import severity_of
+from rankscope_server.detectors.deviation import Deviation
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.spells import Spell, turning_point
+from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
+from rankscope_server.detectors.straggler_cost import Cost, Excess, middle, step_times
+from rankscope_server.detectors.straggler_events import lasts, seconds_of
+from rankscope_server.detectors.straggler_words import Case
+from rankscope_server.detectors.window import Window
+
+Array = NDArray[Any]
+_WAITED_SHARE = 0.5  # of its excess, that each of the others waits
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The ranks of one role: who is the slowest lately, and the columns that were looked at."""
+
+    row: int
+    others: list[int]
+    columns: Array  # usual ones of which all its rows are known
+    recent: Array  # the newest of these
+
+
+def slow_from_start(window: Window, found: Deviation, spells: Sequence[Spell]) -> list[Case]:
+    """Return the ranks of small roles that the others wait for, beside those of `spells`."""
+    table = window.steps
+    explained = {spell.row for spell in spells if not spell.ended}
+    cases = []
+    for role in dict.fromkeys(found.roles):
+        rows = [row for row, other in enumerate(found.roles) if other == role]
+        if len(rows) < 2 or found.peers[rows].all() or explained.intersection(rows):
+            continue
+        group = _group_of(table, found, rows, window.policy)
+        case = _case(window, group) if group is not None else None
+        if case is not None:
+            cases.append(case)
+    return cases
+
+
+def _group_of(table: StepTable, found: Deviation, rows: list[int], policy: Policy) -> _Group | None:
+    own = table.get("own")[rows]
+    usual = ~table.special() & table.seen() & ~np.isnan(own).any(axis=0)
+    usual[: found.first_column] = False
+    columns = np.flatnonzero(usual)
+    if len(columns) < policy.huge_steps:
+        return None
+    recent = columns[-policy.recent_steps :]
+    slowest = int(np.argmax(np.median(own[:, recent], axis=1)))
+    return _Group(rows[slowest], [row for row in rows if row != rows[slowest]], columns, recent)
+
+
+def _case(window: Window, group: _Group) -> Case | None:
+    """Return what holds the others up; None if it is small, short, or nobody waits for it."""
+    table, policy = window.steps, window.policy
+    spell = _spell_of(table, group, policy)
+    if spell is None:
+        return None
+    inside = group.columns[group.columns >= spell.first][-policy.cost_steps :]
+    cost = _cost_of(table, group, inside)
+    if not cost.ratio >= policy.cost_silent_ratio:
+        return None
+    excess = _excess_of(table, group, inside)
+    is_lasting = lasts(table, spell, policy)
+    is_data = excess.by_phase["data"] > 0.5 * excess.total_ms
+    rank = table.ranks[group.row]
+    return Case(
+        kind="slow_data" if is_data else "slow_compute",
+        ranks=(rank,),
+        worst_rank=rank,
+        spell=spell,
+        columns=spell.columns,
+        onset_step=int(table.steps[spell.first]),
+        ended_step=None,
+        seconds=seconds_of(table, spell.columns),
+        is_lasting=is_lasting,
+        has_peers=True,
+        num_peers=len(group.others),
+        excess=excess,
+        ratio=float(np.exp(spell.size)),
+        cost=cost,
+        company={},
+        severity=severity_of(cost.sure, policy) if is_lasting else "info",
+    )
+
+
+def _spell_of(table: StepTable, group: _Group, policy: Policy) -> Spell | None:
+    """Return since when it is slower than the slowest other, by as much as it is lately."""
+    own = table.get("own").astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        raw = np.log(own[group.row] / own[group.others].max(axis=0))
+    lately = raw[group.recent]
+    size = middle(lately)
+    if not size >= np.log(policy.company_ratio):
+        return None
+    first = int(group.columns[turning_point(raw[group.columns], 0.0, size)])
+    inside = raw[group.columns[group.columns >= first]]
+    return Spell(
+        view="own",
+        row=group.row,
+        first=first,
+        last=int(group.columns[-1]),
+        ended=False,
+        size=size,
+        consistent=float(np.mean(inside > size / 2)),
+        strength=size / policy.ln_entry_floor,
+    )
+
+
+def _cost_of(table: StepTable, group: _Group, columns: Array) -> Cost:
+    """Return what the others really waited, of what it is later than the slowest of them."""
+    own, blocked = (table.get(name)[:, columns].astype(float) for name in ("own", "blocked"))
+    late = np.fmax(own[group.row] - own[group.others].max(axis=0), 0.0)
+    waited = blocked[group.others].min(axis=0)
+    step = step_times(table, columns)
+    known = ~np.isnan(step) & ~np.isnan(waited)
+    if not known.any() or middle(waited) < _WAITED_SHARE * middle(late):
+        return Cost(0.0, 0.0, float("nan"), None)
+    ratio = float(np.fmin(late, waited)[known].sum() / step[known].sum())
+    return Cost(ratio, ratio, middle(step), None)
+
+
+def _excess_of(table: StepTable, group: _Group, columns: Array) -> Excess:
+    def of(name: str, rows: list[int]) -> float:
+        return middle(
+            np.median(table.get(name)[np.ix_(np.array(rows), columns)].astype(float), axis=0)
+        )
+
+    now = {name: of(name, [group.row]) for name in ("own", "cpu", *OWN_PHASES)}
+    then = {name: of(name, group.others) for name in now}
+    return Excess(
+        own_ms=now["own"],
+        reference_ms=then["own"],
+        by_phase={name: now[name] - then[name] for name in OWN_PHASES},
+        phase_ms={name: now[name] for name in OWN_PHASES},
+        phase_reference_ms={name: then[name] for name in OWN_PHASES},
+        cpu_ms=now["cpu"] if np.isfinite(now["cpu"]) else None,
+        cpu_reference_ms=then["cpu"] if np.isfinite(then["cpu"]) else None,
+    )
