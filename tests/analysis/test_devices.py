@@ -36,7 +36,7 @@ from tests.analysis.watchdog import SIGNALS, gives_up
 
 LATE_MS = 12_000.0
 FOLDER = Path(__file__).parent / "data" / "h200"
-SHORT = FOLDER / "fsdp-slow-gpu-short.msgpack"  # too few measured steps for a verdict
+SHORT = FOLDER / "fsdp-slow-gpu-short.msgpack"  # too few measured steps before the fault
 FILES = sorted(set(FOLDER.glob("*.msgpack")) - {SHORT})
 
 
@@ -446,8 +446,12 @@ def test_what_a_device_waited_for_is_not_the_ranks_own_work() -> None:
     assert kept.truth is not None
     state = RunState("run")
     apply(state, items)
-    look = state.look(items[-1][0])
-    assert named(look) == set()
+    verdict = state.look(items[-1][0]).verdict
+    assert verdict is not None
+    assert verdict.ranks == (kept.truth["rank"],)  # who was waited for, by the devices' few steps
+    assert "as slow as its peer" in verdict.what
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - kept.truth["start_step"]) <= 16
     table = state._attempts[0].device_steps.table
     healthy, slow = table.get("own")[[table.row_of[0], table.row_of[1]]]
     begun = int(np.searchsorted(table.steps, kept.truth["start_step"]))
