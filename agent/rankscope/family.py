@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # see rankscope/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
 
 
-class Launcher(NamedTuple):
+class Launcher:
     """The variables in which a launcher tells a process who it is; "" where it has none."""
 
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-    node_rank: str
+    def __init__(
+        self,
+        name: str,
+        rank: str,
+        world_size: str,
+        local_rank: str,
+        local_world_size: str,
+        node_rank: str,
+    ) -> None:
+        self.name, self.rank, self.world_size = name, rank, world_size
+        self.local_rank, self.local_world_size = local_rank, local_world_size
+        self.node_rank = node_rank
 
 
 LAUNCHERS: tuple[Launcher, ...] = (

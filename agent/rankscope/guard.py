@@ -11,13 +11,16 @@ import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
-A = TypeVar("A")
-B = TypeVar("B")
+TYPE_CHECKING = False  # see rankscope/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+    A = TypeVar("A")
+    B = TypeVar("B")
 
 MAX_FAILURES = 3  # of one function; after that it is switched off
 failures: Counter[str] = Counter()  # by function name

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import resource
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,8 @@ import pytest
 
 import rankscope
 from rankscope.attach.imports import _Finder, when_imported
+
+AGENT = str(Path(rankscope.__file__).parents[1])
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +89,36 @@ def test_a_program_that_never_imports_torch_loads_next_to_nothing(tmp_path: Path
     ]  # fmt: skip
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_never_imports_torch_pays_at_most_20_ms() -> None:
+    """Processor time, which other work on the machine does not lengthen as it does a wait."""
+    environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
+    site = str(Path(rankscope.__file__).parent / "attach" / "site")
+    attached = environ | {"RANKSCOPE": "1", "PYTHONPATH": site}
+    pairs = [(_cpu_seconds(environ), _cpu_seconds(attached)) for _ in range(20)]
+    assert statistics.median(with_it - without for without, with_it in pairs) <= 0.020
+
+
+def _cpu_seconds(environ: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "pass"], check=True, env=environ)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_what_each_program_loads_needs_no_module_that_is_slow_to_import() -> None:
+    slow = "typing re enum contextlib dataclasses inspect pathlib logging".split()
+    script = (
+        "import sys; before = set(sys.modules)\n"
+        "import rankscope.attach.start\n"
+        f"print([name for name in {slow!r} if name in set(sys.modules) - before])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.append({AGENT!r})\n{script}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
 
 
 def test_importing_the_agent_is_light() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # see rankscope/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
 _awaited: set[str] = set()  # packages whose end of import will be noticed

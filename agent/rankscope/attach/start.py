@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from rankscope.attach.imports import when_imported
 from rankscope.family import is_rank, name_family
 from rankscope.guard import guarded
 
+TYPE_CHECKING = False  # see rankscope/__init__.py
 if TYPE_CHECKING:
     from rankscope.runtime import Agent
     from rankscope.settings import Settings
