@@ -45,6 +45,22 @@ def test_a_restarted_server_still_knows_what_a_rank_said(tmp_path: Path) -> None
     assert (told[1]["what"], told[1]["next"]) == (told[0]["what"], told[0]["next"])
 
 
+def test_the_plain_line_by_which_a_command_failed_is_known_from_the_first_look_on(
+    client: TestClient,
+) -> None:
+    sender = Sender(client, run_id="refused", producer="node")
+    who = {"attempt": 0, "rank": schema.NODE_RANK, "time_ns": NOW}
+    sender.send(
+        schema.RunStarted(**who, name="x", command=["x"], launcher="python"),
+        log_line("sh: 1: nosuch: not found", rank=schema.NODE_RANK, level=20, time_ns=NOW),
+        schema.Event(**who, name=schema.COMMAND_ENDED, fields={"exit_code": "127"}),
+    )
+    client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
+    answer = sender.get("")
+    assert answer["answer"]["text"].endswith("before any rank began: sh: 1: nosuch: not found")
+    assert answer["run"]["status"] == "failed"
+
+
 def test_what_runs_that_ended_well_said_is_usual(client: TestClient) -> None:
     service = client.app.state.service  # type: ignore[attr-defined]
     for number, code in ((0, 0), (1, 1)):

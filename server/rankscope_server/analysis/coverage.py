@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,14 @@ _MAX_SILENT = 256
 
 # of a shell, and of `rankscope run`
 _EXITS = {126: "it cannot be started", 127: "it was not found"}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """How a command ended; `why` is the line of its output that tells, empty where none does."""
+
+    code: int
+    why: str = ""
 
 
 def coverage_of(attempt: AttemptState | None, now_ns: int, policy: Policy) -> Coverage:
@@ -73,10 +82,12 @@ def thinned_share(attempt: AttemptState) -> float:
     return float(np.mean(steps.is_thinned().any(axis=0))) if steps.num_steps else 0.0
 
 
-def left_text(code: int) -> str:
+def left_text(left: Left) -> str:
     """Return what became of a command of which no rank was heard."""
+    code = left.code
     how = _EXITS.get(code) or (f"signal {code - 128}" if 128 < code < 160 else "")
-    return f"The command ended with exit code {code}{f' ({how})' * bool(how)} before any rank began"
+    text = f"The command ended with exit code {code}{f' ({how})' * bool(how)} before any rank began"
+    return f"{text}: {left.why}" if left.why and code else text
 
 
 def _recorded(attempt: AttemptState) -> str:
@@ -99,13 +110,13 @@ def status_of(
     attempt: AttemptState | None,
     findings: Sequence[Finding],
     coverage: Coverage,
-    left_code: int | None = None,
+    left: Left | None = None,
 ) -> tuple[RunStatus, str]:
-    """Return the status of a run and one sentence on it; `left_code` is that of its command."""
+    """Return the status of a run and one sentence on it; `left` is the end of its command."""
     if attempt is None or not attempt.known_ranks:
-        if left_code is None:
+        if left is None:
             return "starting", "nothing was heard of a rank yet"
-        return "failed" if left_code else "ended", left_text(left_code)
+        return "failed" if left.code else "ended", left_text(left)
     mine = [f for f in findings if f.attempt == attempt.attempt and f.state == "open"]
     ended = attempt.ended
     is_over = len(ended) >= max(attempt.world_size, 1)

@@ -11,7 +11,7 @@ from rankscope.sample_columns import SAMPLE_KINDS
 from rankscope.schema import AnyRecord, Chunk, ClockOffset
 from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.analysis.coverage import coverage_of, notes_of, status_of
+from rankscope_server.analysis.coverage import Left, coverage_of, notes_of, status_of
 from rankscope_server.analysis.folding import fold
 from rankscope_server.analysis.thinning import level_to_ask
 from rankscope_server.analysis.verdict import answer_of, verdict_of
@@ -19,6 +19,8 @@ from rankscope_server.detectors import DETECTORS
 from rankscope_server.detectors.baseline import RunSummary
 from rankscope_server.detectors.finding import DetectorStatus, Finding
 from rankscope_server.detectors.gaps import gaps_of
+from rankscope_server.detectors.last_lines import why_of
+from rankscope_server.detectors.line_table import LAUNCHER
 from rankscope_server.detectors.machine_table import MachineTable
 from rankscope_server.detectors.policy import POLICY
 from rankscope_server.detectors.sample_table import KINDS, SampleTable
@@ -81,9 +83,9 @@ class RunState:
         if verdict is None:
             verdict = self._verdict_before(findings, newest)
         coverage = coverage_of(newest, now_ns, POLICY)
-        left_code = self._left_code()
-        status, status_text = status_of(newest, findings, coverage, left_code)
-        answer = answer_of(newest, verdict, mine, coverage, POLICY, left_code)
+        left = self._left()
+        status, status_text = status_of(newest, findings, coverage, left)
+        answer = answer_of(newest, verdict, mine, coverage, POLICY, left)
         answer = _with_notes(answer, newest)
         return Look(
             findings=findings,
@@ -120,11 +122,13 @@ class RunState:
         known = [number for number, attempt in self._attempts.items() if attempt.known_ranks]
         return self._attempts[max(known)] if known else None
 
-    def _left_code(self) -> int | None:
+    def _left(self) -> Left | None:
         """Return how the command ended, None while it runs or where nobody says."""
         if not self._attempts:
             return None
-        return self._attempts[max(self._attempts)].facts.left_code
+        newest = self._attempts[max(self._attempts)]
+        code = newest.facts.left_code
+        return None if code is None else Left(code, why_of(newest.lines.last.newest(LAUNCHER)))
 
     def _look_at(self, attempt: AttemptState, now_ns: int) -> list[Finding]:
         is_newest = attempt.attempt == max(self._attempts)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from rankscope_server.analysis.answers import Answer, Coverage, Folded, Verdict
 from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.analysis.coverage import left_text, thinned_share
+from rankscope_server.analysis.coverage import Left, left_text, thinned_share
 from rankscope_server.detectors.finding import (
     NOT_HERE,
     SEVERITIES,
@@ -113,16 +113,16 @@ def answer_of(
     findings: Sequence[Finding],
     coverage: Coverage,
     policy: Policy,
-    left_code: int | None = None,
+    left: Left | None = None,
 ) -> Answer:
     """Return the first sentence of the page. Missing data is never called health.
 
-    `left_code` is the exit code of the command, None while it runs.
+    `left` is how the command ended, None while it runs.
     """
     if verdict is not None:
         return Answer("culprit", verdict.what, verdict.why)
     if attempt is None or not attempt.known_ranks:
-        return _unheard(left_code)
+        return _unheard(left)
     notes = [f.what for f in findings if f.state == "open"]
     detail = "; ".join(notes)
     if coverage.reporting < coverage.expected:
@@ -185,11 +185,11 @@ def _healthy(
     )
 
 
-def _unheard(left_code: int | None) -> Answer:
+def _unheard(left: Left | None) -> Answer:
     """Return what can be said of a run of which no rank was heard."""
-    if left_code is None:
+    if left is None:
         return Answer("waiting", "No verdict yet: nothing was heard of a rank")
-    return Answer("unknown", left_text(left_code), "", (_ITS_OUTPUT,))
+    return Answer("unknown", left_text(left), "", (_ITS_OUTPUT,))
 
 
 def _too_few(attempt: AttemptState, steps: int, detail: str, policy: Policy) -> Answer:

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from rankscope_server.book import book
 from rankscope_server.book.load import order
+from rankscope_server.book.templates import template
 from rankscope_server.detectors.failures import Failure, Role, is_abort
+from rankscope_server.detectors.last_lines import why_of
 from rankscope_server.detectors.line_table import LAUNCHER, Row, recognise_line
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import cut
@@ -27,9 +29,7 @@ _KNOWN = 2
 def with_last_words(window: Window, failures: Iterable[Failure]) -> list[Failure]:
     """Return the failures with what the logs say of each end."""
     found = [_of_kernel(window, failure) for failure in failures]
-    if not window.lines.rows:
-        return found
-    return [_of_lines(window, failure) for failure in found]
+    return [_of_printed(window, _of_lines(window, failure)) for failure in found]
 
 
 def _of_kernel(window: Window, failure: Failure) -> Failure:
@@ -76,6 +76,31 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
     if failure.role == role and failure.entry is None and entry.strength >= _KNOWN:
         return replace(failure, line=line, entry=entry)
     return failure
+
+
+def _of_printed(window: Window, failure: Failure) -> Failure:
+    """Return an end without a reason with the line of output that tells why.
+
+    What only the launcher passed on is anybody's: it counts where it was said as the rank ended.
+    """
+    if not failure.is_weak or failure.line or failure.ended is None:
+        return failure
+    policy, last = window.policy, window.lines.last
+    before_ns, near_ns = int(policy.last_words_seconds * 1e9), int(policy.last_line_seconds * 1e9)
+    own = last.before(failure.rank, failure.time_ns, before_ns, near_ns)
+    passed_on = last.before(LAUNCHER, failure.time_ns, near_ns, near_ns)
+    line = why_of([text for text in (*own, *passed_on) if _is_news(window, text)])
+    if not line:
+        return failure
+    return replace(failure, text=failure.text.split(" without")[0], line=line)
+
+
+def _is_news(window: Window, text: str) -> bool:
+    """Return whether the error book has had no say on a line, and it is not usual."""
+    if recognise_line(text) is not None:
+        return False
+    row = window.lines.rows.get(f"? {template(text)}")
+    return row is None or not _is_usual(window, row)
 
 
 def _rows(window: Window, failure: Failure, rank: int, before_s: float) -> list[Row]:

@@ -17,6 +17,7 @@ from rankscope.schema import LogLine
 from rankscope_server.book import Entry, book
 from rankscope_server.book.load import order
 from rankscope_server.book.templates import template
+from rankscope_server.detectors.last_lines import LastLines
 
 _MAX_UNKNOWN = 256  # templates that no entry knows; those said last are kept
 _MAX_CELLS = 100_000  # of rows and ranks: some 20 MB
@@ -51,11 +52,13 @@ class LineTable:
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
+        self.last = LastLines()
         self._cells = 0
         self._num_unknown = 0
 
     def take(self, line: LogLine) -> None:
         """Take a line if it may tell of a fault."""
+        self.last.take(line)
         key = key_of(line.level, line.message)
         if key is None:
             return

@@ -146,8 +146,7 @@ class Policy:
     clock_warn_ms: float = 1000.0
 
     # --- root cause -----------------------------------------------------------------------
-    # Two failures on different hosts within this band have no order: clocks of hosts under
-    # time service differ by less.
+    # Failures on two hosts within this band have no order: clocks under time service are closer.
     clock_band_seconds: float = 0.5
     # On one host the order is known but for the reaction time of the reporter.
     same_host_band_seconds: float = 0.02
@@ -157,6 +156,7 @@ class Policy:
     # for others to dump before it aborts. Pipes are read for some seconds after the end.
     last_words_seconds: float = 120.0
     last_words_after_seconds: float = 10.0
+    last_line_seconds: float = 2.0  # where a launcher passed it on: longer, and it is another's
     # An error on at most this share of the ranks is rare: one node of 8 in a job of 64. Echoes
     # come from all but the culprit, so that any share well below a half would do.
     rare_ratio: float = 0.125

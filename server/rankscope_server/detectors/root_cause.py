@@ -24,7 +24,7 @@ from rankscope_server.detectors.finding import (
     DetectorStatus,
 )
 from rankscope_server.detectors.last_words import with_last_words
-from rankscope_server.detectors.root_cause_words import Cause, finding_of
+from rankscope_server.detectors.root_cause_words import Cause, crash_next, finding_of, printed_text
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -220,9 +220,9 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
         severity="critical",
         confidence=confidence,
         reason=reason,
-        what=f"{who} {_did(rivals)}{_at(window, first)}",
+        what=f"{who} {_did(rivals)}{_at(window, first)}{printed_text(first)}",
         why=_crash_why(window, rivals, echoes, late, torn_down, failures),
-        next=_crash_next(window, first),
+        next=crash_next(window, first),
     )
 
 
@@ -280,22 +280,6 @@ def _crash_why(
 
 def _verb(ranks: Sequence[int], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
-
-
-def _crash_next(window: Window, first: Failure) -> str:
-    host = window.host(first.rank) or "its host"
-    if first.entry is not None and first.entry.role == "initiating":
-        return first.entry.remedy
-    if first.error is not None:
-        return f"Read the traceback of rank {first.rank}, fix what it names, then restart"
-    if "SIGKILL" in first.text:
-        return (
-            f"Look on {host} for the out-of-memory killer (dmesg, memory.events of the cgroup) "
-            f"and for who else may have killed rank {first.rank}"
-        )
-    if first.text.startswith("killed"):
-        return f"Read the last lines and the core of rank {first.rank} on {host}"
-    return f"Read the last log lines of rank {first.rank}, then restart"
 
 
 def _crash_confidence(

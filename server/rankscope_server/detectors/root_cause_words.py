@@ -8,7 +8,7 @@ from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.failures import Failure
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.window import Window
-from rankscope_server.detectors.words import capital, confidence_word, ranks_text
+from rankscope_server.detectors.words import capital, confidence_word, cut, ranks_text
 
 _TRACE_LINES = 8
 
@@ -96,3 +96,28 @@ def _ruled_out(cause: Cause) -> tuple[str, ...]:
     if cause.failures and cause.torn_down:
         out.append("A stop from outside: not all ranks were signalled before the first failure")
     return tuple(out)
+
+
+def crash_next(window: Window, first: Failure) -> str:
+    """Return what to do about a rank that failed first."""
+    host = window.host(first.rank) or "its host"
+    if first.entry is not None and first.entry.role == "initiating":
+        return first.entry.remedy
+    if first.error is not None:
+        return f"Read the traceback of rank {first.rank}, fix what it names, then restart"
+    if "SIGKILL" in first.text:
+        return (
+            f"Look on {host} for the out-of-memory killer (dmesg, memory.events of the cgroup) "
+            f"and for who else may have killed rank {first.rank}"
+        )
+    if first.text.startswith("killed"):
+        return f"Read the last lines and the core of rank {first.rank} on {host}"
+    if first.line:
+        return f"Do what the line says that rank {first.rank} ended with, then restart"
+    return f"Read the last log lines of rank {first.rank}, then restart"
+
+
+def printed_text(first: Failure) -> str:
+    """Return the line by which a rank said why it left with an exit code, behind a colon."""
+    is_told = first.ended is None or not first.is_weak or "without" in first.text
+    return "" if is_told or not first.line else f": {cut(first.line, 160).rstrip('.')}"

@@ -5,6 +5,7 @@ Only the newest blocks that hold a warning are read, so that a long log costs a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
@@ -18,21 +19,23 @@ from rankscope_server.store.lines import read_body, read_head
 _WARNING = 30
 _MAX_BLOCKS = 128  # of 512 lines
 _MAX_USUAL_BLOCKS = 32
+_LAST_BLOCKS = 2  # a program may say in a plain line why it leaves
 _MAX_USUAL_RUNS = 3
 
 
 def telling_lines(
     connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
 ) -> Iterator[LogLine]:
-    """Yield the lines in the newest blocks that hold a warning."""
+    """Yield the lines in the newest blocks that hold a warning, and those said last."""
     table = tables.log_block.c
-    rows = connection.execute(
+    blocks = (
         sa.select(table.head, table.body)
-        .where(table.run_id == run_id, table.level_hi >= _WARNING)
+        .where(table.run_id == run_id)
         .order_by(table.time_hi_ns.desc())
-        .limit(max_blocks)
     )
-    for row in rows:
+    warned = connection.execute(blocks.where(table.level_hi >= _WARNING).limit(max_blocks))
+    newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(_LAST_BLOCKS))
+    for row in itertools.chain(warned, newest):
         head = read_head(row.head)
         for index, (message, _) in enumerate(read_body(row.body)):
             yield LogLine(
