@@ -15,6 +15,7 @@ import pytest
 from rankscope import schema
 from rankscope.chunk import encode_chunk
 from rankscope_server import shapes
+from rankscope_server.detectors.words import ms_text
 from rankscope_server.views.steps import before_and_now, typical_range
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
@@ -338,7 +339,11 @@ def test_warm_up_is_in_no_number_and_said(sender: Sender) -> None:
     numbers = {number["key"]: number for number in sender.get("")["numbers"]}
     assert numbers["step_time"]["value"] == pytest.approx(40)
     assert numbers["throughput"]["value"] == pytest.approx(25)
-    assert numbers["throughput"]["reference_text"] == "last 25 steps, the first 5 took 20.2 s"
+    assert numbers["throughput"]["reference_text"] == "last 25 steps"
+    said = "without the warm-up: first 5 steps, 20.2 s"
+    assert numbers["step_time"]["reference_text"] == said
+    page = sender.get("/map", metric="step", width=400)
+    assert page["text"] == ("Rank 0 has the longest after the warm-up, from step 6: 40 ms.")
     budget = sender.get("/budget")
     assert budget["text"].startswith("A step takes 40.0 ms; most of it")
     assert (budget["step_lo"], budget["step_hi"]) == (6, 30)
@@ -354,11 +359,34 @@ def test_no_healthy_step_softens_the_numbers_of_what_is_wrong(sender: Sender) ->
         )  # fmt: skip
 
 
-def test_first_steps_count_while_there_are_no_others(sender: Sender) -> None:
-    sender.send(chunks=[steps_of([20_000.0, 100.0, 50.0])])
+@pytest.mark.parametrize(
+    ("durations", "typical", "first", "warm_up"),
+    [
+        ([20_000.0], 20_000.0, 1, ""),
+        ([20_000.0, 50.0], 50.0, 2, "without the warm-up: first step, 20.0 s"),
+        ([20_000.0, 100.0, 50.0], 75.0, 2, "without the warm-up: first step, 20.0 s"),
+        ([20_000.0, 100.0] + [50.0] * 5, 50.0, 4, "without the warm-up: first 3 steps, 20.1 s"),
+    ],
+)
+def test_all_numbers_of_a_short_run_are_of_the_same_steps(
+    sender: Sender, durations: list[float], typical: float, first: int, warm_up: str
+) -> None:
+    sender.send(chunks=[steps_of(durations)])
     numbers = {number["key"]: number for number in sender.get("")["numbers"]}
-    assert numbers["step_time"]["value"] == pytest.approx(100)
-    assert sender.get("/budget")["step_lo"] == 1
+    assert numbers["step_time"]["value"] == pytest.approx(typical)
+    assert numbers["step_time"]["reference_text"] == warm_up
+    mean = np.mean(durations[first - 1 : -1] or durations[-1:])
+    assert numbers["throughput"]["value"] == pytest.approx(1e3 / mean, rel=0.01)
+    budget = sender.get("/budget")
+    assert (budget["step_lo"], budget["step_hi"]) == (first, len(durations))
+    assert budget["text"].startswith(f"A step takes {ms_text(typical)}")
+    assert sender.get("/throughput")["now_ms"] == pytest.approx(typical)
+
+
+def test_a_run_without_a_step_has_no_last_steps(sender: Sender) -> None:
+    sender.send(log_line("hello"))
+    numbers = {number["key"]: number for number in sender.get("")["numbers"]}
+    assert [numbers[key]["reference_text"] for key in ("waiting", "throughput")] == ["", ""]
 
 
 def test_a_mean_that_is_no_typical_step_is_said_beside_it(sender: Sender) -> None:

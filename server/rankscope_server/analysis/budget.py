@@ -20,7 +20,7 @@ Matrix = NDArray[Any]  # ranks x steps, ms, NaN missing
 PARTS: tuple[str, ...] = (
     "data", "forward", "backward", "communication", "waiting", "optimizer", "checkpoint", "other",
 )  # fmt: skip
-_EVEN_SHARE = 0.1  # a mean further than this from the median is said beside it
+_EVEN_SHARE = 0.03  # a mean further than this from the median is said beside it
 _BLOCKED = {"forward": "forward_blocked", "backward": "backward_blocked",
             "optimizer": "optimizer_blocked"}  # fmt: skip
 
@@ -82,8 +82,12 @@ def budget(
     culprits: Sequence[int] = (),
     before: slice | None = None,
     now: slice | None = None,
+    typical_ms: float | None = None,
+    typical_before_ms: float | None = None,
 ) -> Budget:
     """Return where the steps in the columns `now` go, and went in `before`.
+
+    The sentence tells the typical step of the job, where it is given, as the other pages do.
 
     The median rank is a real one, that with the median of own work among those not accused, so
     that its parts are of the same steps and add up.
@@ -105,7 +109,20 @@ def budget(
         if rank in ranks:
             rows.append(_row(f"rank {rank}", rank, parts, list(ranks).index(rank), now))
     kept = tuple(row for row in rows if row is not None)
-    return Budget(kept, _sentence(kept))
+    idle = waiting_ratio(metrics["step"][:, now], metrics["blocked"][:, now], roles)
+    return Budget(kept, _sentence(kept, idle, typical_ms, typical_before_ms))
+
+
+def waiting_ratio(step: Matrix, blocked: Matrix, roles: Sequence[Hashable]) -> float | None:
+    """Return which share of the ranks' time was waiting for others; None where it is not known."""
+    waited = np.maximum(blocked - np.nan_to_num(shared_block(blocked, roles)), 0.0)
+    return share_of(waited, step)
+
+
+def share_of(part: Matrix, step: Matrix) -> float | None:
+    """Return which share of the steps a part of them is, where both are known; else None."""
+    total = float(np.nansum(np.where(np.isnan(part), np.nan, step)))
+    return float(np.nansum(part) / total) if total else None
 
 
 def _median_row(own: Matrix, rows: Sequence[int]) -> int | None:
@@ -131,20 +148,25 @@ def _row(
     return BudgetRow(label, rank, float(means.sum()), values, float(np.median(cells.sum(axis=0))))
 
 
-def _sentence(rows: Sequence[BudgetRow]) -> str:
+def _sentence(
+    rows: Sequence[BudgetRow],
+    idle: float | None,
+    typical_ms: float | None,
+    typical_before_ms: float | None,
+) -> str:
     if not rows:
         return "No steps yet"
     median_row = next((row for row in reversed(rows) if row.rank is None), rows[0])
-    idle = median_row.parts["waiting"] / median_row.total_ms if median_row.total_ms else 0.0
     largest = max(median_row.parts, key=lambda name: median_row.parts[name])
-    total, median = median_row.total_ms, median_row.median_ms
+    total, median = median_row.total_ms, typical_ms or median_row.median_ms
     is_even = abs(total - median) <= _EVEN_SHARE * median
     mean = "" if is_even else f", {ms_text(total)} on average"
     text = (
         f"A step takes {ms_text(median)}{mean}; most of it, "
-        f"{ms_text(median_row.parts[largest])}, is {largest}, and {percent_text(idle)} "
-        "is waiting for others"
+        f"{ms_text(median_row.parts[largest])}, is {largest}"
     )
+    if idle is not None:
+        text += f", and {percent_text(idle)} of the ranks' time is waiting for others"
     if rows[0].label == "median rank before":
-        text += f"; before it took {ms_text(rows[0].median_ms)}"
+        text += f"; before it took {ms_text(typical_before_ms or rows[0].median_ms)}"
     return text

@@ -18,7 +18,9 @@ from rankscope_server.views.steps import (
     WARM_UP_STEPS,
     first_step,
     load_range,
+    median_step_ms,
     typical_range,
+    waiting_planes,
 )
 
 MAX_STEPS = 5_000
@@ -33,14 +35,15 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
     lo, _ = typical_range(connection, run.run_id, hi, min(max(last, 1), MAX_STEPS), onset)
     planes = load_range(connection, run.run_id, _METRICS, lo, hi)
     width = planes["step"].shape[1]
-    before = None
+    before = before_ms = None
     warm = first_step(connection, run.run_id) + WARM_UP_STEPS
     if onset is not None and onset > warm + WARM_UP_STEPS:
         first = max(warm, onset - BASELINE_STEPS)
         earlier = load_range(connection, run.run_id, _METRICS, first, onset - 1)
         planes = _beside(earlier, planes)
         before = slice(0, earlier["step"].shape[1])
-    planes = _seen(planes)
+        before_ms = median_step_ms(connection, run.run_id, first, onset - 1)
+    planes = waiting_planes(planes)
     height = len(planes["step"])
     total = planes["step"].shape[1]
     stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
@@ -51,6 +54,8 @@ def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
         [rank for rank in verdict.get("ranks", []) if rank < height],
         before,
         slice(total - width, total),
+        median_step_ms(connection, run.run_id, lo, hi),
+        before_ms,
     )
     return Budget(
         step_lo=lo,
@@ -73,18 +78,6 @@ def _text(found: SplitBudget, planes: dict[str, Any]) -> str:
     if not found.rows and not np.isnan(planes["step"]).all():
         return "Not known: hosts only enqueue here, and their devices were not measured"
     return found.text
-
-
-def _seen(planes: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the cells of ranks whose collectives were not counted while those of others were.
-
-    Their waits would look like work, and make the shortest wait of their role nothing.
-    """
-    counted = planes["num_collectives"]
-    unseen = (counted == 0) & np.any(counted > 0, axis=0)
-    return planes | {
-        name: np.where(unseen, np.nan, planes[name]) for name in ("step", "blocked")
-    }  # fmt: skip
 
 
 def _beside(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:

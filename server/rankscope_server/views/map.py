@@ -43,12 +43,19 @@ from rankscope_server.views.cells import (
     widths,
 )
 from rankscope_server.views.findings import onset_step
-from rankscope_server.views.names import percent, plural
+from rankscope_server.views.map_words import MS_METRICS, RATIO_METRICS, map_text, reference_text
+from rankscope_server.views.names import percent
 from rankscope_server.views.overview import rank_rows
-from rankscope_server.views.steps import WARM_UP_STEPS, bin_of, known, load_range, quiet
+from rankscope_server.views.steps import (
+    WARM_UP_STEPS,
+    bin_of,
+    first_step,
+    known,
+    load_range,
+    quiet,
+    warm_up_steps,
+)
 
-RATIO_METRICS = ("own_work", "forward", "backward")
-MS_METRICS = ("step", "data", "optimizer", "blocked")
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
 EARLY_STEPS = 50
 MAX_LANES = 2_048
@@ -108,7 +115,7 @@ def rank_map(
         metric=metric,
         unit="ratio" if is_ratio else "ms",
         reference=reference,
-        reference_text=_reference_text(metric, plane.kinds),
+        reference_text=reference_text(metric, plane.kinds),
         value_lo=None if scale is None else 0.0,
         value_hi=scale,
         step_lo=first,
@@ -123,7 +130,9 @@ def rank_map(
         marks=_marks(connection, run, first, last),
         time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
         world_size=peers.height,
-        text=_text(metric, plane, peers, missing, held),
+        text=map_text(
+            metric, plane, peers.on_device, missing, held, _warm_up(connection, run, first, size)
+        ),
     )
 
 
@@ -351,32 +360,8 @@ def _reference(kinds: set[Reference]) -> Reference | None:
     return "peers" if "peers" in kinds else "own"
 
 
-def _reference_text(metric: str, kinds: set[Reference]) -> str:
-    if metric in MS_METRICS:
-        return "in milliseconds, not compared"
-    if kinds == {"peers"}:
-        return "against the median of the ranks with the same role in the same step"
-    if kinds == {"own"}:
-        return "fewer than 4 ranks share a role: each against its own median over early steps"
-    if kinds:
-        return "against the median of the same role; roles of fewer than 4 ranks against themselves"
-    return ""
-
-
-def _text(metric: str, plane: Plane, peers: Peers, missing: Array, held: Held) -> str:
-    if not plane.present.any():
-        if metric in DEVICE_METRICS and peers.on_device.any():
-            return "Not known: hosts only enqueue here, and their devices were not measured."
-        return "No step data in this range."
-    silent = int((plane.present.sum(axis=1) == 0).sum())
-    tail = f" {plural(silent, 'rank')} sent no step here." if silent else ""
-    if not silent and missing.any():
-        tail = f" {percent(float(missing.mean() / 255))} of the cells are missing."
-    if held.num_measured < held.num_held:
-        each = round(held.num_held / max(held.num_measured, 1))
-        tail = f" Devices were measured in one of about {each} steps.{tail}"
-    worst = quiet(np.nanmax, plane.worst, axis=1)
-    rank = int(np.nanargmax(worst))
-    if metric in RATIO_METRICS:
-        return f"Rank {rank} reaches {worst[rank]:.2f} times its reference.{tail}"
-    return f"Rank {rank} has the longest: {worst[rank]:.0f} ms.{tail}"
+def _warm_up(connection: sa.Connection, run: sa.Row[Any], first: int, size: int) -> tuple[int, int]:
+    """Return in how many of the first columns there is warm-up, and which step is its last."""
+    begin = first_step(connection, run.run_id)
+    last = begin + warm_up_steps(run.step - begin + 1) - 1
+    return max(-(-(last - first + 1) // size), 0), last

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from rankscope.metric_names import PRINTED_LOSS
 from rankscope.schema import IMPORTED
 from rankscope_server import tables
+from rankscope_server.analysis.budget import share_of, waiting_ratio
 from rankscope_server.shapes import (
     Attempt,
     Counts,
@@ -23,21 +24,23 @@ from rankscope_server.shapes import (
 from rankscope_server.store.tiles import STARTED
 from rankscope_server.views import findings as finding_views
 from rankscope_server.views.environment import num_differences
-from rankscope_server.views.names import duration_text, exit_text, plural, rank_list
+from rankscope_server.views.names import duration_text, exit_text, percent, plural, rank_list
 from rankscope_server.views.runs import hosts_of, run_row, summary
 from rankscope_server.views.steps import (
     RECENT_STEPS,
-    WARM_UP_STEPS,
     before_and_now,
-    first_step,
     known,
     load_range,
     quiet,
     typical_range,
-    warm_up_ms,
+    waiting_planes,
+    warm_up_text,
 )
 
 MAX_LOSSES = 200
+_PLANES = ("step", "blocked", "num_collectives", STARTED)
+_EVEN_SHARE = 0.02  # a mean further than this from the typical step is said beside it
+_LEAST_SHARE = 0.001  # less of a step is not worth words
 
 
 def overview(
@@ -120,25 +123,24 @@ def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
     where = f"before step {onset:,}" if onset else "early in the run"
     reference = "" if before is None else f"from {duration_text(before)} {where}"
     lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
-    planes = load_range(connection, run.run_id, ("step", "blocked", STARTED), lo, run.step)
-    is_known = ~np.isnan(planes["blocked"])
-    waiting = _ratio(planes["blocked"], np.where(is_known, planes["step"], np.nan))
-    recent = f"last {plural(run.step - lo + 1, 'step')}" if run.step else ""
-    warm_up = warm_up_ms(connection, run.run_id)
-    if warm_up is not None and lo <= first_step(connection, run.run_id) + WARM_UP_STEPS:
-        recent += f", the first {WARM_UP_STEPS} took {duration_text(warm_up)}"
+    planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))
+    stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
+    roles = [stages.get(rank, -1) for rank in range(len(planes["step"]))]
+    waiting = waiting_ratio(planes["step"], planes["blocked"], roles)
+    recent = f"last {plural(run.step - lo + 1, 'step')}" if now is not None else ""
+    pace = _steps_per_second(planes[STARTED]) or (1e3 / now if now else None)
     found = [
         Number(
             key="step_time", label="Step time", value=now, unit="ms", change_ratio=change,
-            reference_text=reference,
+            reference_text=reference or warm_up_text(connection, run.run_id, run.step),
         ),
         Number(
             key="waiting", label="Waiting for peers", value=waiting, unit="ratio",
-            reference_text=f"mean over ranks, {recent}" if recent else "",
+            reference_text=f"mean over ranks, {recent}{_more(planes, waiting)}" if recent else "",
         ),
         Number(
-            key="throughput", label="Throughput", value=_steps_per_second(planes[STARTED]),
-            unit="steps/s", reference_text=recent,
+            key="throughput", label="Throughput", value=pace,
+            unit="steps/s", reference_text=recent + _mean_text(pace, now),
         ),
     ]  # fmt: skip
     loss = _last_loss(connection, run.run_id)
@@ -243,9 +245,21 @@ def _coverage_text(
     return text
 
 
-def _ratio(part: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> float | None:
-    total = np.nansum(whole)
-    return None if not total else float(np.nansum(part) / total)
+def _more(planes: dict[str, Any], waiting: float | None) -> str:
+    """Return what ranks were blocked for beyond waiting for later ones: the transfers."""
+    blocked = share_of(planes["blocked"], planes["step"])
+    if blocked is None or waiting is None or blocked - waiting < _LEAST_SHARE:
+        return ""
+    return f"; {percent(blocked - waiting)} more in communication"
+
+
+def _mean_text(steps_per_second: float | None, typical_ms: float | None) -> str:
+    """Return the mean step time where it is another than the typical one: some steps are long."""
+    if not steps_per_second or not typical_ms:
+        return ""
+    mean_ms = 1e3 / steps_per_second
+    is_even = abs(mean_ms - typical_ms) <= _EVEN_SHARE * typical_ms
+    return "" if is_even else f", {duration_text(mean_ms)} a step on average"
 
 
 def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:

@@ -16,6 +16,7 @@ from rankscope_server.store.tiles import (
     dtype_of,
     read_blocks,
 )
+from rankscope_server.views.names import duration_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_COLUMNS = 4_096
@@ -92,21 +93,44 @@ def typical_range(
 ) -> tuple[int, int]:
     """Return the first and last of at most `count` steps up to `last` that show a typical step.
 
-    Its time is their median. Steps of the warm-up (start-up, compilation, cold caches) are among
-    them only while there are no others, and none from before what is wrong now, which began at
-    `onset`: healthy steps must not soften it.
+    Its time is their median. Steps of the warm-up are not among them, and none from before what is
+    wrong now, which began at `onset`: healthy steps must not soften it.
     """
     first = first_step(connection, run_id)
-    warm = first + WARM_UP_STEPS
-    lo = max(warm if last >= warm else first, last - count + 1)
+    lo = max(first + warm_up_steps(last - first + 1), last - count + 1)
     return (onset if onset is not None and lo < onset <= last else lo), last
 
 
-def warm_up_ms(connection: sa.Connection, run_id: str) -> float | None:
-    """Return how long the warm-up took, by the slowest rank of each step; None if not known."""
+def warm_up_steps(num_steps: int) -> int:
+    """Return how many of so many steps are warm-up: start-up, compilation, cold caches.
+
+    Of the first few it is half of them, so that there is a typical step from the second on.
+    """
+    return min(WARM_UP_STEPS, max(num_steps, 0) // 2)
+
+
+def warm_up_text(connection: sa.Connection, run_id: str, last: int) -> str:
+    """Return how long the warm-up took, by the slowest rank of each step; empty if not known."""
     first = first_step(connection, run_id)
-    steps = load_range(connection, run_id, ("step",), first, first + WARM_UP_STEPS - 1)["step"]
-    return known(quiet(np.nansum, quiet(np.nanmax, steps, axis=0))) if steps.size else None
+    count = warm_up_steps(last - first + 1)
+    steps = load_range(connection, run_id, ("step",), first, first + count - 1)["step"]
+    took = known(quiet(np.nansum, quiet(np.nanmax, steps, axis=0))) if steps.size else None
+    if not took:
+        return ""
+    which = "first step" if count == 1 else f"first {count} steps"
+    return f"without the warm-up: {which}, {duration_text(took)}"
+
+
+def waiting_planes(planes: dict[str, Array]) -> dict[str, Array]:
+    """Leave out the cells of ranks whose collectives were not counted while those of others were.
+
+    Their waits would look like work, and make the shortest wait of their role nothing.
+    """
+    counted = planes["num_collectives"]
+    unseen = (counted == 0) & np.any(counted > 0, axis=0)
+    return planes | {
+        name: np.where(unseen, np.nan, planes[name]) for name in ("step", "blocked")
+    }  # fmt: skip
 
 
 def median_step_ms(connection: sa.Connection, run_id: str, lo: int, hi: int) -> float | None:
