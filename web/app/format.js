@@ -20,6 +20,23 @@ export function figure(value) {
   return signed(value.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3).replace(/\.?0+$/, '') || '0');
 }
 
+/** @type {[number, string][]} */
+const PREFIXES = [
+  [1e15, 'P'],
+  [1e12, 'T'],
+  [1e9, 'G'],
+  [1e6, 'M'],
+  [1e3, 'k'],
+];
+
+/** A number with its unit, from 100,000 on with an SI prefix: "7.87 G/s". @param {number | null | undefined} value @param {string} [unit] */
+export function si(value, unit = '') {
+  if (value == null || !Number.isFinite(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  const [power, prefix] = (size >= 1e5 && PREFIXES.find(([least]) => size >= least)) || [1, ''];
+  return `${figure(value / power)} ${prefix}${unit}`.trimEnd();
+}
+
 /** A duration given in milliseconds. @param {number | null | undefined} ms @returns {string} */
 export function duration(ms) {
   if (ms == null || !Number.isFinite(ms)) return UNKNOWN;
@@ -142,9 +159,15 @@ export function plural(n, noun, many = `${noun}s`) {
 export function words(name) {
   const text = name
     .replaceAll(/[_-]+/g, ' ')
-    .replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os|nic|tcp)\b/gi, (word) => word.toUpperCase())
+    .replaceAll(/\b(cpu|gpu|io|sm|nccl|ecc|os|nic|tcp|rss)\b/gi, (word) => word.toUpperCase())
     .replace('iowait', 'IO wait');
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** A number's name, and whose it is where that of the job would be another. @param {string} name @param {number} rank */
+export function metricTitle(name, rank) {
+  const title = words(name.replace(/_(bytes|ratio)$/, '')).replace(' flops ', ' FLOPs ');
+  return name.endsWith('_per_second') ? `${title}, ${rank < 0 ? 'each rank' : 'this rank'}` : title;
 }
 
 /** The first line of a text, and how many follow. @param {string} text @returns {[string, number]} */

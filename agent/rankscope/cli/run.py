@@ -172,8 +172,9 @@ def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
     if outcome.left is not None and outcome.left.batches:
         left = outcome.left
         say(
-            f"{left.batches} batches ({left.size_bytes / 1e6:.1f} MB) did not reach the server and "
-            f"wait in {left.path}; the next `rankscope run --run-id {outcome.run_id}` sends them"
+            f"{left.batches} batches ({left.size_bytes / 1e3:,.0f} kB) did not reach the server "
+            f"and wait in {left.path}; the next `rankscope run --run-id {outcome.run_id}` sends "
+            "them"
         )
 
 

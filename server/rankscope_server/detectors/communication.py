@@ -33,7 +33,7 @@ from rankscope_server.detectors.replay import Replay
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.transfer_model import MB, MIN_BUCKET_BYTES
 from rankscope_server.detectors.window import Window
-from rankscope_server.detectors.words import confidence_word, ms_text, percent_text
+from rankscope_server.detectors.words import bytes_text, confidence_word, ms_text, percent_text
 
 _FAST, _USUAL, _SLOW = 0.25, 0.5, 0.75  # quantiles of transfer times, for the band
 
@@ -164,7 +164,7 @@ def _bandwidth_finding(
         severity="info",
         attempt=window.attempt,
         group=group,
-        what=f"{operation} of {size / MB:.0f} MB in group {group} reaches {percent_text(ratio)} of "
+        what=f"{operation} of {bytes_text(size)} in group {group} reaches {percent_text(ratio)} of "
         "the bandwidth that it has reached before",
         why=f"Its bus bandwidth is {busbw:.2f} GB/s, median of the newest steps; the best 5 % of "
         f"this group and size had {expected:.2f} GB/s or more",
@@ -212,7 +212,7 @@ def _finding(
         f"within {100 * abs(replay.error_ratio()):.1f} %; one without transfers says what shows",
         evidence=tuple(
             Evidence(
-                f"{one.operation} of {one.size_bytes / MB:.1f} MB over {one.num_ranks} ranks: "
+                f"{one.operation} of {bytes_text(one.size_bytes)} over {one.num_ranks} ranks: "
                 f"{ms_text(float(np.median(one.took_ms)))}"
             )
             for one in large[:6]

@@ -12,6 +12,7 @@ from rankscope_server.detectors.ledger import PARTS, Ledger
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
+    hours_text,
     percent_text,
     place_text,
     seconds_text,
@@ -46,7 +47,7 @@ def goodput_finding(window: Window, book: Ledger) -> Finding:
         confidence=0.9,
         confidence_text="high: the parts are measured and add up to the wall time",
         evidence=(
-            Evidence(f"{hours:.2f} rank-hours from the first sign of the run"),
+            Evidence(f"{hours_text(hours)} from the first sign of the run"),
             Evidence(f"Effective training time ratio (time in steps that are kept): "
                      f"{percent_text(book.ettr)}"),
         ),

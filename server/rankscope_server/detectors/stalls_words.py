@@ -10,6 +10,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
     confidence_word,
+    hours_text,
     ms_text,
     percent_text,
     place_text,
@@ -98,7 +99,7 @@ def _why(window: Window, case: Stalling) -> str:
     hours = rank_hours_per_day(window.world_size, case.cost)
     lost = (
         f"{window.world_size} ranks lose {percent_text(case.cost)} of their throughput, "
-        f"{hours:.0f} rank-hours a day (by the work of the slowest rank of each step)"
+        f"{hours_text(hours)} a day (by the work of the slowest rank of each step)"
     )
     if case.rank is None:
         return f"The pauses would cost less if all ranks took them in the same step: {lost}"

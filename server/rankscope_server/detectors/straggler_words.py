@@ -18,6 +18,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
     confidence_word,
+    hours_text,
     ms_text,
     percent_text,
     place_text,
@@ -148,7 +149,7 @@ def _why(window: Window, case: Case) -> str:
     verb = "lost" if case.ended_step is not None else "lose"
     return (
         f"{text}: {window.world_size} ranks {verb} "
-        f"{percent_text(cost.ratio)} of their throughput, {hours:.0f} rank-hours a day"
+        f"{percent_text(cost.ratio)} of their throughput, {hours_text(hours)} a day"
         + _share_text(case)
         + (f" ({case.cost_text})" if case.cost_text else "")
     )

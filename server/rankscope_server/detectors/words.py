@@ -37,6 +37,8 @@ def ms_text(milliseconds: float) -> str:
         return f"{milliseconds / 1000:.1f} s"
     if milliseconds >= 100:
         return f"{milliseconds:.0f} ms"
+    if 0 < milliseconds < 0.1:
+        return f"{1000 * milliseconds:.2g} us"
     return f"{milliseconds:.1f} ms"
 
 
@@ -69,9 +71,24 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def percent_text(ratio: float) -> str:
-    """Return a share; one digit below 10 %."""
+    """Return a share; one digit below 10 %, and never 0 for what is more."""
     percent = 100 * ratio
+    if 0 < abs(percent) < 0.05:
+        return f"{percent:.2f} %" if abs(percent) >= 0.01 else "under 0.01 %"
     return f"{percent:.0f} %" if abs(percent) >= 10 else f"{percent:.1f} %"
+
+
+def hours_text(hours: float) -> str:
+    """Return rank-hours, two digits of a small number."""
+    return f"{hours:,.0f} rank-hours" if hours >= 10 else f"{hours:.2g} rank-hours"
+
+
+def si_text(value: float, unit: str) -> str:
+    """Return a large number with an SI prefix: 7.87 GFLOP/s, 12.5 ktokens."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}{unit}".rstrip()
+    return f"{value:.4g} {unit}".rstrip()
 
 
 def times_text(ratio: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
+from rankscope_server.detectors.words import ms_text, percent_text, ranks_text, si_text
 from rankscope_server.report.words import finding_note, run_text, time_text, title
 from rankscope_server.shapes import Budget, Capped, Finding, Report
 from rankscope_server.views.report_parts import cost_text
@@ -68,7 +68,7 @@ def _numbers(report: Report) -> str:
     for one in report.numbers:
         if one.value is None:
             continue
-        value = percent_text(one.value) if one.unit == "ratio" else f"{one.value:.4g} {one.unit}"
+        value = percent_text(one.value) if one.unit == "ratio" else si_text(one.value, one.unit)
         if one.change_ratio is not None and abs(one.change_ratio) >= 0.005:
             value += f" ({100 * one.change_ratio:+.0f} %)"
         rows.append((one.label, value, one.reference_text))

@@ -6,6 +6,8 @@ import logging
 import signal
 from typing import Any
 
+from rankscope_server.detectors.words import percent_text
+
 
 def level_name(level: int) -> str:
     """Return the name of a logging level; levels between two take the lower one's name."""
@@ -59,12 +61,14 @@ def duration_text(ms: float) -> str:
         return f"{ms / 1e3:,.1f} s"
     if ms >= 1_000:
         return f"{ms / 1e3:.2f} s"
+    if 0 < ms < 0.1:
+        return f"{1e3 * ms:.3g} us"
     return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
 
 def percent(ratio: float) -> str:
     """Return a share or change as a percentage."""
-    return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.1 else f"{100 * ratio:.1f} %"
+    return percent_text(ratio)
 
 
 def rank_list(ranks: list[int], most: int = 8) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope_server.detectors.words import percent_text
+from rankscope_server.detectors.words import hours_text, percent_text
 from rankscope_server.shapes import Answer, Finding, RunSummary
 
 _STOPPED = ("hang", "crash", "desync")
@@ -30,9 +30,7 @@ def cost_text(finding: Finding, run: RunSummary) -> str:
     text = f"{percent_text(ratio)} of the job's throughput"
     hours = finding.cost_rank_hours_per_day
     if hours is not None:
-        text += (
-            f", {hours:,.0f} rank-hours a day" if hours >= 10 else f", {hours:.1f} rank-hours a day"
-        )
+        text += f", {hours_text(hours)} a day"
     return text
 
 

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, percent, plural, ranges, words } from '../../../web/app/format.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, words } from '../../../web/app/format.js';
 import { fold } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
@@ -29,6 +29,20 @@ test('numbers keep two to three digits, their unit and a true minus', () => {
   assert.equal(bytes(26_214_400), '25 MiB');
   assert.equal(count(4812), '4,812');
   assert.equal(plural(1, 'rank'), '1 rank');
+});
+
+test('large numbers have an SI prefix, small ones are told whole', () => {
+  assert.equal(si(7_871_558_374, 'FLOP/s'), '7.87 GFLOP/s');
+  assert.equal(si(123_456), '123 k');
+  assert.equal(si(5985), '5,985');
+  assert.equal(si(0.5, 's'), '0.5 s');
+  assert.equal(si(null), '–');
+});
+
+test('a rate says that it is of one rank', () => {
+  assert.equal(metricTitle('tokens_per_second', -1), 'Tokens per second, each rank');
+  assert.equal(metricTitle('model_flops_per_second', 3), 'Model FLOPs per second, this rank');
+  assert.equal(metricTitle('rss_bytes', 3), 'RSS');
 });
 
 test('ranks are ranges, names are words', () => {

@@ -180,7 +180,7 @@ function paintStrip(context, scene, strip, top, height) {
     label(
       context,
       colours,
-      `${changed ? 'now' : 'lately'} ${figure(current)}`,
+      `${changed ? 'now' : 'typical'} ${figure(current)}`,
       width - 4,
       Math.min(top + height - 4, yOf(current) + 15),
       colours.fg,

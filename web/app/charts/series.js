@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
-import { bytes, count, figure, percent, timeOfDay } from '../format.js';
+import { bytes, count, percent, si, timeOfDay } from '../format.js';
 import { theme } from '../page.js';
 import { t } from '../tags.js';
 import { tokens } from './paint.js';
@@ -18,7 +18,7 @@ function amount(unit, value) {
   if (value == null) return 'no data';
   if (unit === 'ratio') return percent(value);
   if (unit === 'bytes' || unit === 'B') return bytes(value);
-  return unit ? `${figure(value)} ${unit}` : figure(value);
+  return si(value, unit);
 }
 
 /** @typedef {{title: string, x: number[], low: (number | null)[], high: (number | null)[], line: (number | null)[] | null, unit: string, time: boolean}} SeriesProps */

@@ -320,7 +320,7 @@ function BudgetBar({ row, parts, most, run }) {
             title: `${look(part)[1]}: ${duration(row.parts[part])}`,
             style: { width: `${share * 100}%` },
           },
-          share > 0.07 ? figure(row.parts[part]) : '',
+          share > 0.1 ? figure(row.parts[part]) : '',
         );
       }),
     ),
