@@ -133,3 +133,12 @@ def test_a_server_that_never_answers_is_not_waited_for(sites: list[Site]) -> Non
     assert Verdicts(sites[0].url, "", "a b", pytest.fail).last(60.0) is None
     assert len(sites[0].asked) == 1
     assert Verdicts("http://127.0.0.1:1", "", "x", pytest.fail).last(60.0) is None
+
+
+def test_what_was_seen_last_is_known_without_another_look(sites: list[Site]) -> None:
+    sites.append(Site(overview("stuck", SLOW)))
+    following = Verdicts(sites[0].url, "", "a b", lambda text: None)
+    assert following.seen is None
+    following.last(0.0)
+    assert following.seen is not None
+    assert following.seen.lines() == THREE

@@ -53,6 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without a sign must not end us
             stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if argv is None else argv)
+    from rankscope.cli import json_errors
+
+    return json_errors.run(words, lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     # What another command imports must not slow this one down: preflight runs on busy nodes.
     chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]
     commands = {command.name: command for command in (_load(*row) for row in chosen or _MODULES)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -63,7 +65,7 @@ class PreflightCommand:
         from rankscope.preflight.start import StandsAside, UsageError
 
         if arguments.list:
-            return _list(arguments.markdown)
+            return _list(is_markdown=arguments.markdown, is_json=arguments.json == "-")
         try:
             check_names(arguments)
             wanted_of(arguments)  # what cannot be delivered is refused before it is measured
@@ -78,11 +80,14 @@ class PreflightCommand:
             return 0
 
 
-def _list(is_markdown: bool) -> int:
+def _list(*, is_markdown: bool, is_json: bool) -> int:
     from rankscope.preflight.report import catalogue
     from rankscope.preflight.start import foreign_checks
 
-    if is_markdown:
+    if is_json:
+        listed = [dataclasses.asdict(row) for row in catalogue.rows(foreign_checks())]
+        sys.stdout.write(json.dumps({"checks": listed}) + "\n")
+    elif is_markdown:
         sys.stdout.write(catalogue.markdown())
     else:
         Console(highlight=False).print(catalogue.table(foreign_checks()))

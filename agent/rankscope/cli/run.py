@@ -16,6 +16,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.collector.upload import Server
 from rankscope.hooks.collectives.probe import build
 from rankscope.launch.launcher import Launcher, Outcome
+from rankscope.launch.tee import STDERR, STDOUT
 from rankscope.settings import SettingError, Settings, from_environment
 
 
@@ -56,7 +57,10 @@ class RunCommand:
             "the user's runtime directory",
         )  # fmt: skip
         parser.add_argument(
-            "--json", action="store_true", help="print one JSON object on stdout at the end"
+            "--json",
+            action="store_true",
+            help="print one JSON object on stdout at the end, and "
+            "nothing else there: the command's own output goes to stderr",
         )
         parser.add_argument(
             "--preflight", nargs="?", choices=("quick", "default", "deep"), const="default",
@@ -95,7 +99,9 @@ class RunCommand:
         if refused:
             return refused
         _prepare_probe(settings, say)
-        outcome = Launcher(command, settings, os.environ, say).run()
+        outcome = Launcher(
+            command, settings, os.environ, say, STDERR if arguments.json else STDOUT
+        ).run()
         if arguments.json:
             Console(soft_wrap=True, highlight=False).print(
                 json.dumps(_as_json(outcome)), markup=False

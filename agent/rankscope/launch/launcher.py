@@ -22,7 +22,7 @@ from rankscope.family import process_start_ticks
 from rankscope.launch import naming
 from rankscope.launch.output import OutputRecords
 from rankscope.launch.supervisor import Left, Supervisor
-from rankscope.launch.tee import Tee
+from rankscope.launch.tee import STDOUT, Tee
 from rankscope.launch.verdicts import Conclusion, Verdicts
 from rankscope.settings import Settings, to_environment
 
@@ -48,11 +48,20 @@ class Outcome:
 
 
 class Launcher:
-    """One launched command. `say` gets lines for people, without the program's name."""
+    """One launched command. `say` gets lines for people, without the program's name.
+
+    What the command writes to its stdout goes to our descriptor `stdout`.
+    """
 
     def __init__(
-        self, command: list[str], settings: Settings, environ: Mapping[str, str], say: Say
+        self,
+        command: list[str],
+        settings: Settings,
+        environ: Mapping[str, str],
+        say: Say,
+        stdout: int = STDOUT,
     ) -> None:
+        self._stdout = stdout
         shared = naming.shared_run_id(command, environ, settings.run_id)
         self.run_id = shared or naming.new_run_id()
         self._is_split = not shared and naming.spans_nodes(command)
@@ -95,7 +104,7 @@ class Launcher:
         if self._settings.collector:
             self._supervisor.start()
         roles = tuple({"default", naming.option(self._command, "--role") or "default"})
-        tee = Tee(lambda stream: records.indexer(stream, roles))
+        tee = Tee(lambda stream: records.indexer(stream, roles), self._stdout)
         verdicts = Verdicts(self._settings.server, self._settings.token, self.run_id, self._say)
         if self._settings.server:
             verdicts.start()
@@ -108,7 +117,7 @@ class Launcher:
                 (self._own / launchers.FINISHED).touch()
             verdicts.stop()
         left = self._drain() if self._settings.collector else None
-        conclusion = self._concluded(verdicts) if left is None else None
+        conclusion = self._concluded(verdicts) if left is None or self._interrupted else None
         return Outcome(self.run_id, code, self.directory, self._url, left, conclusion)
 
     @property
@@ -118,9 +127,11 @@ class Launcher:
         return f"{server}/runs/{self.run_id}" if server else ""
 
     def _concluded(self, verdicts: Verdicts) -> Conclusion | None:
-        """Return the verdict of a run whose records all arrived; Ctrl-C asks for none."""
-        if not self._settings.server or self._interrupted:
+        """Return the verdict of a run whose records all arrived; Ctrl-C waits for none."""
+        if not self._settings.server:
             return None
+        if self._interrupted:
+            return verdicts.seen
         try:
             return verdicts.last(_CONCLUDE_SECONDS)
         except KeyboardInterrupt:
@@ -197,7 +208,7 @@ class Launcher:
             try:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdout=tee.child_stdout if tee else None,
+                    stdout=tee.child_stdout if tee else self._stdout,
                     stderr=tee.child_stderr if tee else None,
                     env=self._environ | naming.tee_variables(self._command, self._environ)
                     if tee

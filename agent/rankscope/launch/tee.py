@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from rankscope.lines import LineIndexer, Stream
 
+STDOUT, STDERR = 1, 2
 _CHUNK_BYTES = 1 << 16
 _TICK_SECONDS = 0.25
 AFTER_EXIT_SECONDS = 2.0  # for output of processes that outlive the command
@@ -34,17 +35,20 @@ class _Channel:
 
 
 class Tee:
-    """Channels for stdout and stderr of one command. `make_indexer` is called for each channel."""
+    """Channels for stdout and stderr of one command. `make_indexer` is called for each channel.
 
-    def __init__(self, make_indexer: Callable[[Stream], LineIndexer]) -> None:
+    `stdout` is our descriptor that gets the command's stdout.
+    """
+
+    def __init__(self, make_indexer: Callable[[Stream], LineIndexer], stdout: int = STDOUT) -> None:
         self._make_indexer = make_indexer
         self._threads: list[threading.Thread] = []
         self._exited_at: float | None = None
-        self._channels = [_open("stdout", 1)]
-        if _same_place(1, 2):
+        self._channels = [_open("stdout", stdout)]
+        if _same_place(stdout, STDERR):
             self._channels.append(self._channels[0])
         else:
-            self._channels.append(_open("stderr", 2))
+            self._channels.append(_open("stderr", STDERR))
 
     @property
     def child_stdout(self) -> int:

@@ -55,9 +55,10 @@ class Verdicts:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._say = say
         self._stop = threading.Event()
-        self._seen: tuple[str, tuple[int, ...]] | None = None  # in the last look
+        self._seen: tuple[str, tuple[int, ...]] | None = None  # in the look before
         self._said: tuple[str, tuple[int, ...]] | None = None
         self._answered = False
+        self.seen: Conclusion | None = None  # by the last look that was answered
         self._thread = threading.Thread(target=self._follow, name="rankscope-verdicts", daemon=True)
 
     def start(self) -> None:
@@ -108,5 +109,5 @@ class Verdicts:
             return None
         except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
             return None
-        self._answered = True
+        self._answered, self.seen = True, conclusion
         return conclusion
