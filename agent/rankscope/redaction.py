@@ -8,12 +8,13 @@ without secrets costs a few microseconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rankscope.assigned_secrets import ASSIGNED, OPTION, hide_assigned, hide_options
+from rankscope.assigned_secrets import HIDDEN as HIDDEN
 from rankscope.secret_names import holds_secret, is_plain
 
-HIDDEN = "***"
 MAX_TEXT = 32 * 1024  # characters kept of one message or traceback
 _MAX_READ = 4 * MAX_TEXT  # characters of one text that are looked through at all
 
@@ -25,16 +26,37 @@ class Rule:
     name: str
     hints: tuple[str, ...]
     pattern: re.Pattern[str]
-    replacement: str
+    replacement: str | Callable[[str], str]  # by the pattern, or of the whole text
     example: str  # a text with this secret
     secret: str  # the part of it that must go
     harmless: str  # what looks alike and stays
 
+    def apply(self, text: str) -> str:
+        """Return a text without this kind of secret."""
+        if isinstance(self.replacement, str):
+            return self.pattern.sub(self.replacement, text)
+        return self.replacement(text)
+
 
 _VALUE = r"[^\s\"',;&]+"
-# a token has letters and digits; a count, a vocabulary entry and a plain word have not
-_TOKEN_VALUE = r"(?=[^\s\"',;&]*\d)(?=[^\s\"',;&]*[A-Za-z])(?![\d.]+e[+-]?\d)[^\s\"',;&<>\[\]]{8,}"
 
+# parts of the names that hold a secret
+_NAMED = (
+    "pass",
+    "pwd",
+    "secret",
+    "cred",
+    "token",
+    "key",
+    "auth",
+    "cookie",
+    "jwt",
+    "bearer",
+    "signature",
+    "webhook",
+    "dsn",
+    "otp",
+)
 RULES: tuple[Rule, ...] = (
     Rule(
         "private key block", ("private key",),
@@ -69,24 +91,24 @@ RULES: tuple[Rule, ...] = (
         "ssh://git@github.com/a/b",
     ),
     Rule(
-        "password, secret or credential that is assigned",
-        ("passw", "passphrase", "secret", "credential"),
-        re.compile(r"(?i)((?:passw(?:or)?d|passphrase|secret(?:[_-]?(?:access[_-]?)?key)?|"
-                   r"credentials?)[\"']?\s*[:=]\s*[\"']?|--[\w-]{0,40}(?:passw(?:or)?d|secret)\s+)"
-                   r"(?!(?:none|null|true|false)\b)" + _VALUE),
-        rf"\1{HIDDEN}", "db_password = 'hunter2'", "hunter2",
-        "password=None, the secretary said: no; wrong password",
+        "password, secret, token or key that is assigned", _NAMED,
+        ASSIGNED, hide_assigned, "db_password = 'hunter2', WANDB_API_KEY=x", "hunter2",
+        "password=None, the secretary said: no; tokens=4096 token: 50256 pad_token: <pad> "
+        "key: layer.norm.weight token_ids=12ab34cd56",
     ),
     Rule(
-        "token or key that is assigned",
-        ("token", "key", "signature"),
-        re.compile(
-            r"(?i)((?<![a-z0-9])(?<!eos_)(?<!bos_)(?<!pad_)(?:(?:access|auth|refresh|api)?token|"
-            r"(?:api|access|account|private)[_-]?key|signature)[\"']?\s*[:=]\s*[\"']?|"
-            r"--[\w-]{0,40}(?:token|key)\s+)" + _TOKEN_VALUE
-        ),
-        rf"\1{HIDDEN}", "WANDB_API_KEY=0123456789abcdef0123", "0123456789abcdef0123",
-        "tokens=4096 token: 50256 pad_token: <pad> key: layer.norm.weight token_ids=12ab34cd56",
+        "password, secret, token or key of an option", _NAMED,
+        OPTION, hide_options, "train.py --db-password hunter2 --lr 1", "hunter2",
+        "train.py --use_auth_token train_2024.csv --sort_key name_2024",
+    ),
+    Rule(
+        "password given to a tool",
+        ("sshpass", "docker login", "curl ", "password "),
+        re.compile(r"(?i)\b(sshpass\s+-p\s*|docker\s+login\s[^\n]{0,80}?-p\s+|"
+                   r"curl\s[^\n]{0,200}?(?:-u|--user)\s+[^\s:/]{1,80}:(?!//)|"
+                   r"login\s+\S{1,80}\s+password\s+)(?!\*\*\*)[^\s\"']+"),
+        rf"\1{HIDDEN}", "sshpass -p hunter2 ssh node1", "hunter2",
+        "docker login -u bob registry; curl -u bob https://x",
     ),
     Rule(
         "AWS access key id", ("akia", "asia", "abia", "acca"),
@@ -125,10 +147,25 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "Weights & Biases key", ("wandb",),
-        re.compile(r"(?i)(wandb\S{0,40}\s+(?:login\s+)?(?:--\S{1,20}\s+)?)[0-9a-f]{40}\b|"
+        re.compile(r"(?i)(wandb\b[^\n]{0,60}?\b(?:login|key)\b[^\n]{0,30}?\s)[0-9a-f]{40}\b|"
                    r"\b()wandb_v\d_\w{40,}"),
         rf"\1{HIDDEN}", "wandb login 0123456789abcdef0123456789abcdef01234567",
         "0123456789abcdef0123", "commit 0123456789abcdef0123456789abcdef01234567",
+    ),
+    Rule(
+        "token of another service",
+        ("npm_", "pypi-", "sg.", "_live_", "nvapi-", "gsk_", "dapi", "hvs.", "r8_", "/bot"),
+        re.compile(r"\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{40,}|\bSG\.[\w-]{16,}\.[\w-]{30,}|"
+                   r"\b[rs]k_live_\w{16,}|\bnvapi-[\w-]{40,}|\bgsk_\w{40,}|\bdapi[0-9a-f]{32}\b|"
+                   r"\bhvs\.[\w-]{20,}|\br8_\w{30,}|(?<=/bot)\d{6,}:[\w-]{30,}"),
+        HIDDEN, "npm publish with npm_aB3dE6gH9jK2mN5pQ8sT1vW4yZ7aB3dE6gH9", "npm_aB3dE6gH9jK2",
+        "npm_config_cache=/tmp pypi-server SG.1 r8_x dapi4",
+    ),
+    Rule(
+        "webhook", ("hooks.slack.com", "/api/webhooks/"),
+        re.compile(r"(?i)(hooks\.slack\.com/(?:services|workflows)/|/api/webhooks/)[\w/-]{20,}"),
+        rf"\1{HIDDEN}", "https://hooks.slack.com/services/T00000000/B00000000/aB3dE6gH9jK2mN5p",
+        "B00000000/aB3dE6gH9jK2", "https://hooks.slack.com/docs and /api/webhooks/list",
     ),
     Rule(
         "Slack token", ("xox",), re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"), HIDDEN,
@@ -154,7 +191,7 @@ def redact(text: str) -> str:
         return text
     for rule in RULES:
         if any(hint in lowered for hint in rule.hints):
-            text = rule.pattern.sub(rule.replacement, text)
+            text = rule.apply(text)
     return text
 
 

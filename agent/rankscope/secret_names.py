@@ -15,6 +15,11 @@ _ALWAYS = frozenset("""
     credentials creds cred authorization apikey apikeys accesskey secretkey privatekey jwt cookie
     cookies bearer authtoken accesstoken apitoken otp htpasswd pgpassword
 """.split())  # fmt: skip
+# of these the value looks like a token
+_OF_TOKENS = frozenset("""
+    authorization apikey apikeys accesskey secretkey privatekey jwt bearer authtoken accesstoken
+    apitoken
+""".split())  # fmt: skip
 # so does one of these words behind none, or behind a word that is not among the harmless ones
 _UNLESS = {
     "token": frozenset("""
@@ -42,7 +47,7 @@ _ONLY_BEHIND = {
             license licence service wandb openai anthropic hf huggingface aws azure gcp google
             neptune comet mlflow client shared storage subscription deploy session hmac aes rsa gpg
             pgp tls ssl vault admin team org personal master login swift slack github gitlab
-            ngc nvidia clearml sas s3 minio ec2 app application consumer webhook
+            ngc nvidia clearml kaggle comet sas s3 minio ec2 app application consumer webhook
         """),
         (frozenset({"tokens"}), """
             api access auth bearer refresh hub hf huggingface secret login oauth session personal
@@ -60,6 +65,7 @@ _PLAIN = re.compile(
     # where it lies, not what it is
     r"[~./\w-]*[\w-]\.(?:json|ya?ml|toml|ini|cfg|txt|pem|key|crt|cer|p12|pfx|env|netrc))$"
 )
+_COUNTED = tuple([word] for word in ("token", "tokens", "auth", "key", "keys", "pass"))
 _COUNT = re.compile(r"[+-]?\d{0,6}(?:\.\d{0,6})?(?:e[+-]?\d{1,3})?$")
 
 
@@ -90,9 +96,17 @@ def holds_secret(name: str) -> bool:
     return last == "id" and bool(before) and before[-1] in ("secret", "password")
 
 
+def is_always_secret(name: str) -> bool:
+    """Return whether what such a name holds is a secret whatever it looks like: a password."""
+    words = words_of(name)
+    while words and words[-1].isdigit():
+        words.pop()
+    return words[-1:] == ["pass"] or (bool(words) and words[-1] in _ALWAYS - _OF_TOKENS)
+
+
 def is_plain(name: str, value: str) -> bool:
     """Return whether a value cannot be a secret, though its name holds one."""
     if _PLAIN.match(value):
         return True
     is_number = _COUNT.match(value) is not None
-    return is_number and words_of(name)[-1:] in (["token"], ["tokens"], ["auth"], ["key"], ["keys"])
+    return is_number and words_of(name)[-1:] in _COUNTED

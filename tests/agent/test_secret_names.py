@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope import environment
+from rankscope.redaction import HIDDEN, clean_fields, redact
 from rankscope.secret_names import holds_secret, is_plain
 
 SECRET = """
@@ -105,6 +106,37 @@ def test_a_name_that_holds_a_secret(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(HARMLESS)))
 def test_a_name_that_holds_none(name: str) -> None:
     assert not holds_secret(name)
+
+
+VALUE = "aB3dE6gH9jK2mN5p"
+
+
+@pytest.mark.parametrize("name", sorted(set(SECRET)))
+def test_its_value_is_hidden_wherever_it_stands(name: str) -> None:
+    bare = name.lstrip("-")
+    assert environment.command([name, VALUE, "a.py"])[1:] == [HIDDEN, "a.py"] or name == bare
+    assert environment.command([f"{name}={VALUE}"]) == [f"{name}={HIDDEN}"]
+    assert clean_fields({bare: VALUE}) == {bare: HIDDEN}
+    for text in (
+        f"{bare}={VALUE} x", f"{bare}: {VALUE}", f'{{"{bare}": "{VALUE}", "x": 1}}',
+        f"Namespace({bare}='{VALUE}', x=1)", f"http://h/x?a=1&{bare}={VALUE}&b=2",
+        f"run.py --{bare} {VALUE} --x", f"export {bare}={VALUE}",
+    ):  # fmt: skip
+        assert redact(text) == text.replace(VALUE, HIDDEN)
+    assert all(VALUE not in value for value in environment.snapshot({bare: VALUE}).values())
+
+
+@pytest.mark.parametrize("name", sorted(set(HARMLESS)))
+def test_a_harmless_one_keeps_its_value_wherever_it_stands(name: str) -> None:
+    bare = name.lstrip("-")
+    assert environment.command([name, VALUE, f"{name}={VALUE}"]) == [name, VALUE, f"{name}={VALUE}"]
+    assert clean_fields({bare: VALUE}) == {bare: VALUE}
+    for text in (
+        f"{bare}={VALUE} x", f"{bare}: {VALUE}", f'{{"{bare}": "{VALUE}", "x": 1}}',
+        f"Namespace({bare}='{VALUE}', x=1)", f"http://h/x?a=1&{bare}={VALUE}&b=2",
+        f"run.py --{bare} {VALUE} --x",
+    ):  # fmt: skip
+        assert redact(text) == text
 
 
 @pytest.mark.parametrize(
