@@ -12,7 +12,7 @@ from rankscope import schema
 from rankscope.collector import copies
 from rankscope.collector.copies import WithoutCopies
 
-Stream = Literal["logging", "stdout", "stderr"]
+Stream = Literal["logging", "warning", "stdout", "stderr"]
 
 
 def line(rank: int, message: str, stream: Stream = "logging") -> bytes:
@@ -64,6 +64,62 @@ def test_a_traceback_is_left_out_as_the_block_that_it_is_printed_as() -> None:
     assert passed(line(0, head, "stderr"), line(0, block, "stderr")) == []
 
 
+def test_each_handler_prints_a_record_once() -> None:
+    passed = Passed()
+    passed(line(0, "Saving model"), line(1, "Saving model"))
+    forms = ("INFO:train:%s", "[train] %s", "11/26 13:31:28 INFO %s")
+    for form in forms:
+        one = line(schema.NODE_RANK, form % "Saving model", "stdout")
+        assert passed(one, one, one) == [(schema.NODE_RANK, form % "Saving model")]  # the third
+    other = line(schema.NODE_RANK, "so: Saving model", "stdout")
+    assert len(passed(other)) == 1  # more forms than there are handlers: the script's
+
+
+def test_a_line_of_rich_is_a_copy_though_the_file_stands_behind_it() -> None:
+    passed = Passed()
+    passed(line(0, "Saving model to /data"))
+    text = "[11/26/26 13:31:28] INFO     Saving model to /data            train.py:18"
+    assert passed(line(0, text, "stdout")) == []
+
+
+def test_each_line_of_a_record_of_several_is_left_out() -> None:
+    passed = Passed()
+    passed(line(0, "configuration\n  lr: 0.1\n  steps: 100"))
+    printed = ["INFO configuration", "  lr: 0.1", "  steps: 100"]
+    assert passed(*(line(0, text, "stderr") for text in printed)) == []
+
+
+def test_a_warning_is_left_out_with_the_line_of_the_script_below_it() -> None:
+    passed = Passed()
+    place = "/home/me/train.py:13: UserWarning: lr is high"
+    source = "  warnings.warn('lr is high')"
+    passed(*(line(rank, "UserWarning: lr is high", "warning") for rank in range(2)))
+    node = schema.NODE_RANK
+    both = [line(node, text, "stderr") for text in (place, place, source, source)]
+    assert passed(*both) == []
+    assert len(passed(*both)) == 4  # once more, and nobody warned
+    passed(line(0, "UserWarning: lr is high", "warning"))
+    assert passed(line(0, place, "stderr"), line(0, "step 1", "stderr")) == [(0, "step 1")]
+    late = schema.encode(schema.LogLine(
+        attempt=0, rank=0, time_ns=3 * 10**9, level=20, message="  indented", stream="stderr",
+    ))  # fmt: skip
+    assert passed(late) == [(0, "  indented")]
+
+
+def test_the_traceback_of_an_exception_that_is_recorded_is_no_second_line() -> None:
+    trace = "Traceback (most recent call last):\n  File 'a.py', line 3\nKeyError: 'rate'"
+    passed = Passed()
+    for where in ("main", "collective"):
+        error = schema.ErrorRaised(
+            attempt=0, rank=1, time_ns=1, type="KeyError", message="'rate'",
+            traceback=f"{trace}\n", where=where,
+        )  # fmt: skip
+        passed(schema.encode(error))
+    assert len(passed.raw) == 1  # the error itself goes on
+    block = line(schema.NODE_RANK, trace, "stderr")
+    assert passed(block, block) == [(schema.NODE_RANK, trace)]  # the second is another's
+
+
 def test_lines_of_others_and_lines_that_only_look_alike_stay() -> None:
     passed = Passed()
     passed(line(1, "a long step 10 ended"), line(1, "ok"), line(1, "done"))
@@ -92,7 +148,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     passed(*(line(0, f"step {number} of a run") for number in range(500)))
     assert len(passed.take._newest) == 50
     assert sum(map(len, passed.take._by_tail.values())) == 50
-    assert len(passed.take._left) == len(passed.take._times) == 50
+    assert len(passed.take._logged) == len(passed.take._times) == 50
     assert passed(line(0, "step 10 of a run", "stdout")) == [(0, "step 10 of a run")]
     assert passed(line(0, "step 499 of a run", "stdout")) == []
 
