@@ -9,7 +9,7 @@ import pytest
 from rankscope import schema
 from rankscope_server.analysis import Finding, RunState
 from rankscope_server.detectors.drift import Difference, differences, fisher_p
-from rankscope_server.detectors.drift_rules import level_of, normal
+from rankscope_server.detectors.drift_rules import level_of, normal, severity_of
 from rankscope_server.detectors.environment_table import EnvironmentTable
 from rankscope_server.detectors.finding import DetectorStatus
 from tests.analysis.simulator import START_NS
@@ -332,3 +332,21 @@ def test_a_difference_of_those_in_trouble_weighs_more() -> None:
     _, (finding,) = drift_of(state)
     assert finding.severity == "critical"
     assert "Fisher" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("fact", "values", "severity"),
+    [
+        ("package.yaml", ("6.0.4", ""), "info"),  # rank 0 alone imports what it saves with
+        ("package.yaml", ("6.0.4", "5.4"), "warning"),
+        ("nccl", ("2.27.5", "2.27.3", ""), "critical"),
+        ("env.NCCL_PROTO", ("LL", ""), "critical"),  # a variable that is not set says something
+        ("env.NCCL_IB_DISABLE", ("1", "true"), "info"),  # the same
+        ("command.hash", ("a", "b"), "info"),
+        ("hostname", ("a", "b"), "info"),
+    ],
+)
+def test_the_page_is_as_severe_as_the_finding(
+    fact: str, values: tuple[str, ...], severity: str
+) -> None:
+    assert severity_of(fact, values) == severity

@@ -7,6 +7,7 @@ environment variables.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from rankscope_server.detectors.finding import Severity
@@ -78,10 +79,14 @@ def level_of(fact: str, values: tuple[str, ...] = ()) -> Level:
     return next(level for level, _, pattern in _RULES if pattern.search(fact))
 
 
-def severity_of(fact: str) -> Severity:
-    """Return the level for a page that shows every difference: what is of one rank is info."""
-    level = level_of(fact)
-    return "info" if level == "own" else level
+def severity_of(fact: str, values: Iterable[str]) -> Severity:
+    """Return the level for a page that shows every difference: what is of one rank is info.
+
+    So is what is equal on all ranks that have it: rank 0 imports what it saves and logs with.
+    """
+    known = {normal(fact, value) for value in values if value or is_variable(fact)}
+    level = level_of(fact, tuple(sorted(known)))
+    return "info" if level == "own" or len(known) < 2 else level
 
 
 def kind_of(fact: str) -> Kind:

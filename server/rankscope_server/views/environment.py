@@ -31,7 +31,7 @@ def environment(
     differences = [
         FactDifference(
             fact=name,
-            severity=severity_of(name),
+            severity=severity_of(name, values),
             values=[
                 FactValue(value=value, ranks=members)
                 for value, members in sorted(values.items(), key=lambda item: len(item[1]))
