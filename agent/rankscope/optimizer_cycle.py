@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.steps import StepClock
 
 
 class OptimizerCycle:
@@ -12,10 +15,12 @@ class OptimizerCycle:
     At first that is every optimizer there is. One that steps again before the others came shows
     that the others take no part: from then on a step is what those do that did step. So two
     networks that train in turn make one step, and a critic that steps five times as often as its
-    generator makes five.
+    generator makes five. The step that this takes too long to know is counted all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+        self._begun_at = 0  # backward passes when the first of `_stepped` did
         self.num_steps = 0  # of optimizers, ever
         self.in_backward = False  # optimizers step inside this backward pass
         self.compiled = False  # one stepped inside compiled code, and nobody has looked yet
@@ -50,8 +55,12 @@ class OptimizerCycle:
         if len(self._alive) == 1 and not self._inside:
             return True, True  # the usual case, in no time
         if optimizer in self._stepped and not self._inside:
+            if self._expected is None and self._clock.num_backwards > self._begun_at:
+                self._clock.renumber(self._clock.step + 1)  # two steps have passed, not one
             self._expected = self._stepped
             self._stepped = weakref.WeakSet()
+        if not self._stepped:
+            self._begun_at = self._clock.num_backwards
         self._stepped.add(optimizer)
         if self._inside:
             return False, False

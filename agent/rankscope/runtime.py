@@ -48,7 +48,7 @@ class Agent:
         self.clock = StepClock()
         self.clock.on_end = self.step_ended
         self.moments = Moments()
-        self.cycle = OptimizerCycle()
+        self.cycle = OptimizerCycle(self.clock)
         self.sheet = Sheet(self)
         self.replicated: weakref.WeakSet[Any] = weakref.WeakSet()  # models under DDP
         self.recorder: Recorder | None = None
@@ -307,10 +307,17 @@ class Agent:
                     message=clean(message),
                     traceback=clean(traceback),
                     where=where,
-                    step=self.recorder.step,
+                    step=self._step_of_error(),
                 ),
                 urgent=True,
             )
+
+    def _step_of_error(self) -> int:
+        """Return the step of now, 0 where nothing was learnt yet: it is in none."""
+        assert self.recorder is not None
+        clock = self.clock
+        has_begun = clock.num_backwards or clock.saw_optimizer or clock.step > 1
+        return self.recorder.step if has_begun else 0
 
     def exception_left(self) -> None:
         """Mark that the script ends by an exception."""

@@ -345,12 +345,14 @@ def test_an_exception_in_the_thread_that_trains_ends_the_training_of_its_rank() 
     assert not look_after(run(), [went_on, *ends]).findings
 
 
-def test_an_error_before_training_is_in_no_step() -> None:
+@pytest.mark.parametrize("step", [0, 1])  # 1: of agents that say where a rank is
+def test_an_error_before_training_is_in_no_step(step: int) -> None:
     error = schema.ErrorRaised(
-        attempt=0, rank=1, time_ns=at(0), type="KeyError", message="'config'", step=1
+        attempt=0, rank=1, time_ns=at(0), type="KeyError", message="'config'", step=step
     )
     (finding,) = look_after(RunState("run"), [error]).findings
     assert "raised KeyError: 'config' before its first step was done" in finding.what
+    assert finding.onset_step is None
 
 
 def test_ranks_that_wait_for_a_dead_one_are_no_second_finding() -> None:

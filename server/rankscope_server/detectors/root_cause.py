@@ -24,7 +24,13 @@ from rankscope_server.detectors.finding import (
     DetectorStatus,
 )
 from rankscope_server.detectors.last_words import with_last_words
-from rankscope_server.detectors.root_cause_words import Cause, crash_next, finding_of, printed_text
+from rankscope_server.detectors.root_cause_words import (
+    Cause,
+    crash_next,
+    finding_of,
+    is_before_training,
+    printed_text,
+)
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -237,11 +243,9 @@ def _did(rivals: Sequence[Failure]) -> str:
 
 
 def _at(window: Window, failure: Failure) -> str:
-    if not failure.step:
-        return ""
-    if failure.step == 1 and not window.last_step(failure.rank):
+    if is_before_training(window, failure):
         return " before its first step was done"
-    return f" in step {failure.step:,}"
+    return f" in step {failure.step:,}" if failure.step else ""
 
 
 def _crash_why(

@@ -45,7 +45,7 @@ def finding_of(window: Window, cause: Cause) -> Finding:
         attempt=window.attempt,
         ranks=ranks,
         hosts=window.hosts(ranks),
-        onset_step=(began.step or None) if began else None,
+        onset_step=_onset(window, began),
         onset_ms=began.time_ns / 1e6 if began else None,
         cost_throughput_ratio=cost,
         cost_rank_hours_per_day=None
@@ -63,6 +63,19 @@ def finding_of(window: Window, cause: Cause) -> Finding:
         policy_hash=window.policy.hash,
         victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
     )
+
+
+def is_before_training(window: Window, failure: Failure) -> bool:
+    """Return whether a rank failed before it had done a step, as far as it says."""
+    says = failure.step == 1 or (failure.error is not None and failure.step == 0)
+    return says and failure.rank >= 0 and not window.last_step(failure.rank)
+
+
+def _onset(window: Window, began: Failure | None) -> int | None:
+    """Return the step in which it began; what failed before training began in none."""
+    if began is None or is_before_training(window, began):
+        return None
+    return began.step or None
 
 
 def _is_kill(failure: Failure | None) -> bool:

@@ -166,6 +166,32 @@ def test_two_optimizers_in_turn_make_one_step(watching: Watching) -> None:
     assert [step["microbatches"] for step in steps] == [2] * 6
 
 
+@pytest.mark.parametrize("steps_in_a_row", [1, 2])
+def test_an_optimizer_that_never_steps_takes_no_step_away(
+    watching: Watching, steps_in_a_row: int
+) -> None:
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+    for _ in range(5):
+        model(torch.randn(4, 8)).sum().backward()
+        for _ in range(steps_in_a_row):
+            optimizer.step()
+    assert unused.param_groups
+    assert watching.steps[-1]["step"] == 5
+
+
+def test_an_error_before_anything_was_learnt_is_in_no_step(watching: Watching) -> None:
+    watching.agent.error("ValueError", "bad config")
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    watching.agent.error("ValueError", "bad sample")
+    assert [error.step for error in watching.of(schema.ErrorRaised)] == [0, 3]
+
+
 def test_two_optimizers_after_one_backward_make_one_step(watching: Watching) -> None:
     model = net()
     halves = [list(model[0].parameters()), list(model[3].parameters())]  # type: ignore[index]
@@ -187,8 +213,8 @@ def test_a_critic_that_steps_more_often_sets_the_pace(watching: Watching) -> Non
         if number % 4 == 3:
             loss_of(maker, x, y).backward()
             second.step()
-    # the first two are one: until then both were expected
-    assert [step["step"] for step in watching.steps] == list(range(1, 12))
+    # the first two are one record, which is told as the second: until then both were expected
+    assert [step["step"] for step in watching.steps] == list(range(2, 13))
 
 
 def test_optimizer_in_backward(watching: Watching) -> None:
