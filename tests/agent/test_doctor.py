@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,25 @@ def test_names_every_source_and_hook(tmp_path: Path) -> None:
     assert named == {hook.name for hook in HOOKS} - {"collectives"}
     assert rows["records", "directory"]["detail"].startswith(str(tmp_path))
     assert all(row["detail"] for row in rows.values())
+
+
+def test_what_works_is_one_line_and_all_of_it_on_demand(tmp_path: Path) -> None:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("RANKSCOPE")}
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "rankscope", "doctor", *arguments],
+            env=clean | {"RANKSCOPE_DIR": str(tmp_path)}, capture_output=True, text=True,
+            timeout=300, check=False,
+        ).stdout.splitlines()
+        for arguments in ((), ("--all",))
+    ]  # fmt: skip
+    short, whole = said
+    assert re.match(
+        r"Recorded here: collectives by \w+, \d+ of \d+ hooks, \d+ of \d+ sources", short[0]
+    )
+    table = "\n".join(whole)
+    assert len(short) == 1 or "advice" in table or "fails" in table
+    assert all(hook.name in table for hook in HOOKS if hook.name != "collectives")
 
 
 def test_without_a_compiler_another_source_is_used(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
@@ -24,6 +24,7 @@ State = Literal["used", "ready", "skipped", "advice", "fails"]
 _COLOURS = {
     "used": "green", "ready": "default", "skipped": "dim", "advice": "yellow", "fails": "red",
 }  # fmt: skip
+_NOUNS = {"hooks": "hooks", "machine": "sources of the machine"}
 _WATCHED_MODULES = (
     "torch.distributed", "torch.distributed.pipelining.stage", "torch.distributed.checkpoint",
     "torch.distributed.fsdp", "torch.utils.data", "torch.amp", "torch.optim", "torch.compiler",
@@ -48,8 +49,11 @@ class DoctorCommand:
     the native probe, which makes recording a collective cost about 1 us. Most versions of PyTorch
     need no compiling: their probe is ready-made.
 
+    What works is one line; what does not, and what would be better, are lines of their own.
+
     Examples:
       rankscope doctor
+      rankscope doctor --all                  each hook and source, with the reason
       rankscope doctor --build
       RANKSCOPE_SERVER=http://127.0.0.1:8787 rankscope doctor --json
 
@@ -65,6 +69,9 @@ class DoctorCommand:
             "--build",
             action="store_true",
             help="compile the native probe first, where none is ready-made (some 20 s)",
+        )
+        parser.add_argument(
+            "-a", "--all", action="store_true", help="show each hook and source, with its reason"
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -85,9 +92,33 @@ class DoctorCommand:
         if arguments.json:
             document = {"exit_code": code, "rows": [asdict(row) for row in rows]}
             console.print_json(json.dumps(document))
-        else:
+        elif arguments.all:
             console.print(_table(rows))
+        else:
+            console.print(summary(rows), soft_wrap=True, markup=False)
+            told = [row for row in rows if row.state in ("advice", "fails")]
+            if told:
+                console.print(_table(told))
         return code
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return what is recorded here in one line; parts of which nothing works are named."""
+    used: dict[str, list[str]] = {}
+    for row in rows:
+        used.setdefault(row.part, [])
+        if row.state == "used" or (row.state == "ready" and row.part != "collectives"):
+            used[row.part].append(row.name)
+    parts = []
+    for part, names in used.items():
+        if part == "collectives":
+            parts.append(f"collectives by {names[0]}" if names else "no collectives")
+        elif part in ("hooks", "machine"):
+            total = sum(row.part == part for row in rows)
+            parts.append(f"{len(names)} of {total} {_NOUNS[part]}")
+    left = [row.name for row in rows if row.state == "skipped" and row.part == "machine"]
+    without = f"; not here: {', '.join(left)}" if left else ""
+    return f"Recorded here: {', '.join(parts)}{without}. Each with its reason: --all"
 
 
 def examine(settings: Settings) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rankscope_server.detectors.words import cut, ms_text, ranks_text
+from rankscope_server.detectors.words import cut, ranks_text
 from rankscope_server.report.words import finding_note, rank_states, run_text, time_text, title
 from rankscope_server.shapes import Report
 
@@ -16,6 +16,7 @@ _STATE_STYLE = {"healthy": "green", "culprit": "red", "waiting": "yellow", "unkn
 # Lines of each row on 80 columns, so that all of them fit into 24.
 _LINES = {"what": 3, "why": 4, "next": 3, "wrong_if": 2, "ruled_out": 2, "explains": 2}
 _LABEL_COLUMNS = 16  # label, padding and border
+_SHORT = {"communication": "comm.", "optimizer": "optim.", "checkpoint": "saving"}  # 80 columns
 _MAX_LINES = 12
 _MAX_FINDINGS = 10
 
@@ -98,19 +99,26 @@ def _budget(report: Report, console: Console) -> None:
     budget = report.budget
     if not budget.rows:
         return
-    console.print(Text(f"\nWhere a step goes, steps {budget.step_lo:,} to {budget.step_hi:,}",
+    console.print(Text(f"\nWhere a step goes, in ms, steps {budget.step_lo:,} to {budget.step_hi:,}",
                        style="bold"))  # fmt: skip
     table = Table(box=None, padding=(0, 1), show_edge=False)
     used = [part for part in budget.parts if any(row.parts.get(part) for row in budget.rows)]
     table.add_column("")
     for name in ("total", *used):
-        table.add_column(name, justify="right")
+        table.add_column(_SHORT.get(name, name), justify="right", no_wrap=True)
     for row in budget.rows:
         table.add_row(
-            row.label, ms_text(row.total_ms), *(ms_text(row.parts.get(part, 0.0)) for part in used)
+            row.label, _ms(row.total_ms), *(_ms(row.parts.get(part, 0.0)) for part in used)
         )
     console.print(table)
     console.print(Text(budget.text, style="dim"))
+
+
+def _ms(milliseconds: float) -> str:
+    """Return milliseconds, three digits of them; the head of the table has the unit."""
+    if milliseconds >= 100 or not milliseconds:
+        return f"{milliseconds:,.0f}"
+    return f"{milliseconds:.1f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
 
 
 def _ranks(report: Report, console: Console) -> None:
