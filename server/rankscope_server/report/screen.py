@@ -99,8 +99,8 @@ def _budget(report: Report, console: Console) -> None:
     budget = report.budget
     if not budget.rows:
         return
-    console.print(Text(f"\nWhere a step goes, in ms, steps {budget.step_lo:,} to {budget.step_hi:,}",
-                       style="bold"))  # fmt: skip
+    steps = f"steps {budget.step_lo:,} to {budget.step_hi:,}"
+    console.print(Text(f"\nWhere a step goes, in ms, {steps}", style="bold"))
     table = Table(box=None, padding=(0, 1), show_edge=False)
     used = [part for part in budget.parts if any(row.parts.get(part) for row in budget.rows)]
     table.add_column("")
