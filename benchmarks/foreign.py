@@ -78,7 +78,9 @@ def _run(
     inject = (
         {
             "FOREIGN_RANK": str(rank),
-            "FOREIGN_AFTER": str(0 if fault == "early" else FAULT_AFTER_S),
+            "FOREIGN_AT": str(
+                0 if fault == "early" else time.monotonic() + fault_after_s(program)
+            ),
             "FOREIGN_S": str(slow_s),
             "FOREIGN_PLACE": "sleep" if fault == "early" else fault,
         }
@@ -88,13 +90,19 @@ def _run(
     with (folder / "output").open("wb") as output:
         process = start(program, source, server, folder, output.fileno(), inject)
     try:
-        with _OUTSIDE.get(fault, _nothing)(server, rank):
-            seen = _watched(process, server, fault, rank if fault != "none" else None)
+        after_s = fault_after_s(program)
+        with _OUTSIDE.get(fault, _nothing)(server, rank, after_s):
+            seen = _watched(process, server, fault, rank if fault != "none" else None, after_s)
     finally:
         end(process)
     if not seen["steps"]:
         raise SystemExit((folder / "output").read_text(errors="replace")[-3000:])
     return seen
+
+
+def fault_after_s(program: Program) -> float:
+    """Return the seconds from the start of a program to its fault."""
+    return FAULT_AFTER_S + program.start_s
 
 
 def start(
@@ -138,13 +146,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _watched(
-    process: subprocess.Popen[bytes], server: Server, fault: str, rank: int | None
+    process: subprocess.Popen[bytes], server: Server, fault: str, rank: int | None, after_s: float
 ) -> dict[str, Any]:
     """Look until the fault was named for a while or the time is over; return the judgement."""
     began = time.monotonic()
     overview: dict[str, Any] = {}
     kinds: dict[str, None] = {}
-    named_after, accused, until = None, "", SECONDS
+    named_after, accused, until = None, "", after_s + SECONDS - FAULT_AFTER_S
     while time.monotonic() - began < until and process.poll() is None:
         time.sleep(1.0)
         overview = server.get("runs/foreign") or overview
@@ -156,7 +164,7 @@ def _watched(
             elif one["ranks"] == [rank]:
                 kinds[one["kind"]] = None
         if named_after is None and kinds.keys() & set(KINDS.get(fault, ())):
-            named_after = round(time.monotonic() - began - FAULT_AFTER_S, 1)
+            named_after = round(time.monotonic() - began - after_s, 1)
             until = min(until, time.monotonic() - began + LOOKED_ON_S)
     answer = overview.get("answer") or {}
     judgement = RIGHT
@@ -175,13 +183,16 @@ def _watched(
 
 @contextlib.contextmanager
 def _later(
-    harm: Callable[[psutil.Process, threading.Event], None], server: Server, rank: int
+    harm: Callable[[psutil.Process, threading.Event], None],
+    server: Server,
+    rank: int,
+    after_s: float,
 ) -> Iterator[None]:
     """Do harm to the process of a rank, from a while after the start until the run is over."""
     over = threading.Event()
 
     def begin() -> None:
-        if over.wait(FAULT_AFTER_S):
+        if over.wait(after_s):
             return
         while (pid := _process_of(server, rank)) is None:  # a busy machine starts it later
             if over.wait(1.0):

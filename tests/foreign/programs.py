@@ -36,6 +36,7 @@ class Program:
     package: str = ""  # without which it cannot run
     needs_data: bool = False  # it is copied from the open data
     is_alone: bool = False  # it starts its ranks itself
+    start_s: float = 0.0  # about, beyond that of a plain script: the fault comes so much later
 
 
 def _copy(source: Path, folder: Path, changes: Mapping[str, str]) -> None:
@@ -213,5 +214,18 @@ ALL = (
     Program("in-a-thread", _script("in_a_thread.py"), 40.0),
     Program("two-networks", _script("two_networks.py"), 40.0),
     Program("workers", _script("workers.py"), 40.0),
+    Program("validation", _script("with_validation.py"), 40.0),
+    Program("hooked-buckets", _script("hooked_buckets.py"), 40.0),
+    Program("fsdp-one", _script("fsdp_one.py"), 50.0),
+    Program("one-tensor", _script("one_tensor.py"), 30.0),
+    Program(
+        "deepspeed", _script("deepspeed_zero.py"), 60.0, package="deepspeed", start_s=30.0
+    ),
+    Program(
+        "ray-train", _script("ray_train.py"), 60.0, package="ray", is_alone=True, start_s=60.0
+    ),
+    Program(
+        "notebook", _script("notebook.py"), 40.0, package="nbclient", is_alone=True, start_s=10.0
+    ),
 )  # fmt: skip
 BY_NAME = {program.name: program for program in ALL}

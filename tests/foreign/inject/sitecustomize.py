@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 
-_RANK, _BEGINS_S, _SLEEP_S, _PLACE = (
-    os.environ.get(f"FOREIGN_{name}", "") for name in ("RANK", "AFTER", "S", "PLACE")
+_RANK, _AT_S, _SLEEP_S, _PLACE = (
+    os.environ.get(f"FOREIGN_{name}", "") for name in ("RANK", "AT", "S", "PLACE")
 )
 
 
@@ -44,7 +44,9 @@ def _burn():  # type: ignore[no-untyped-def]
 def _is_late():  # type: ignore[no-untyped-def]
     """Return whether this is the rank, and the time has come."""
     dist = sys.modules["torch"].distributed
-    return time.monotonic() > _BEGINS and dist.is_initialized() and dist.get_rank() == int(_RANK)
+    return (
+        time.monotonic() > float(_AT_S) and dist.is_initialized() and dist.get_rank() == int(_RANK)
+    )
 
 
 def _burn_beside():  # type: ignore[no-untyped-def]
@@ -90,5 +92,4 @@ def _slow_passes():  # type: ignore[no-untyped-def]
 
 
 if _RANK:
-    _BEGINS = time.monotonic() + float(_BEGINS_S)
     sys.meta_path.insert(0, _AfterImport())
