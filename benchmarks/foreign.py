@@ -74,13 +74,12 @@ def run_one(program: Program, source: str, fault: str, seed: int) -> dict[str, A
 def _run(
     program: Program, source: str, fault: str, rank: int, server: Server, folder: Path
 ) -> dict[str, Any]:
+    after_s = fault_after_s(program) if fault != "early" else 0.0
     slow_s = max(1.5 * program.step_ms, 20.0) / 1e3
     inject = (
         {
             "FOREIGN_RANK": str(rank),
-            "FOREIGN_AT": str(
-                0 if fault == "early" else time.monotonic() + fault_after_s(program)
-            ),
+            "FOREIGN_AT": str(time.monotonic() + after_s),
             "FOREIGN_S": str(slow_s),
             "FOREIGN_PLACE": "sleep" if fault == "early" else fault,
         }
@@ -90,7 +89,6 @@ def _run(
     with (folder / "output").open("wb") as output:
         process = start(program, source, server, folder, output.fileno(), inject)
     try:
-        after_s = fault_after_s(program)
         with _OUTSIDE.get(fault, _nothing)(server, rank, after_s):
             seen = _watched(process, server, fault, rank if fault != "none" else None, after_s)
     finally:

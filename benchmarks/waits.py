@@ -60,7 +60,7 @@ def run_program(
         folder, RANKSCOPE_OVERHEAD_PERCENT="100", RANKSCOPE_STEP_SLOTS="65536",
         LD_PRELOAD=str(library), WAITS=str(told),
         PYTHONPATH=os.pathsep.join((str(recorded.SITE), str(inject))),
-        FOREIGN_RANK="1", FOREIGN_AFTER=str(SLOW_AFTER_S), FOREIGN_PLACE="sleep",
+        FOREIGN_RANK="1", FOREIGN_AT=str(time.monotonic() + SLOW_AFTER_S), FOREIGN_PLACE="sleep",
         FOREIGN_S=str(max(program.step_ms, 10.0) / 1e3), **environment_of(source, folder),
     )  # fmt: skip
     with (folder / "output").open("wb") as output:
