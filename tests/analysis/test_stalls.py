@@ -223,3 +223,19 @@ def test_a_rank_that_is_slow_in_every_step_is_the_stragglers() -> None:
         return np.full(STEPS, 120.0) * (rank == 1), np.zeros(STEPS)
 
     assert findings(slow) == []
+
+
+@pytest.mark.parametrize(("extra_ms", "ranks"), [(80.0, set()), (500.0, {1})])
+def test_what_is_a_usual_step_of_the_other_rank_is_no_stall(
+    extra_ms: float, ranks: set[int]
+) -> None:
+    """Of two ranks one began while something else ran: its reference is that of slow steps."""
+
+    def shape(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        held_up = chance.random(400) < 0.25
+        extra = np.where(held_up, extra_ms if rank else 80.0, 0.0)
+        extra[:60] = 0.0 if rank else 80.0
+        return extra, np.zeros(400)
+
+    found = findings(shape, ranks=2, noise=0.1, steps=400)
+    assert {rank for one in found for rank in one.ranks} == ranks

@@ -7,7 +7,7 @@ Pauses of Python's collector are measured by the agent and need no guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -65,6 +65,8 @@ class Work:
     pause_ms: Array
     far: Array  # ln(1 + excess / reference)
     step_ms: Array  # columns: how long the job's step took, with what all wait for
+    # rows without peers by their roles: each is far from what it was itself, no two from the same
+    alone: Mapping[Hashable, Sequence[int]]
 
     @classmethod
     def of(cls, window: Window, found: Deviation, columns: NDArray[np.intp]) -> Work:
@@ -77,7 +79,10 @@ class Work:
         own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
         pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
         durations = np.nan_to_num(table.get("duration")[:, columns])
-        return cls(window, columns, own, pauses, far, durations.max(axis=0))
+        alone: dict[Hashable, list[int]] = {}
+        for row in np.flatnonzero(~found.peers).tolist():
+            alone.setdefault(found.roles[row], []).append(row)
+        return cls(window, columns, own, pauses, far, durations.max(axis=0), alone)
 
     @property
     def steps(self) -> Array:
@@ -145,7 +150,25 @@ def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
     clear = _beyond(work, policy.ln_stall_clear, policy.stall_sigmas)
     by_all, by_clear = dict(_stand_out(stalls, policy)), dict(_stand_out(clear, policy))
     for row, worst in (by_clear | by_all).items():
-        yield _Row(row, worst, (stalls if row in by_all else clear)[row], row in by_clear)
+        hits = stalls if row in by_all else clear
+        if row in dict(_stand_out(_as_long(work, hits, row), policy)):
+            yield _Row(row, worst, hits[row], row in by_clear)
+
+
+def _as_long(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
+    """Return `hits` with the steps of rows of its role that are as long as the row's stalls.
+
+    What is far from its own usual step in one row may be a usual one of another: on a host where
+    much else runs the first steps of one row were short by chance.
+    """
+    alike = next((rows for rows in work.alone.values() if row in rows), ())
+    others = [other for other in alike if other != row]
+    if not others:
+        return hits
+    found = hits.copy()
+    with np.errstate(invalid="ignore"):
+        found[others] |= work.own_ms[others] >= np.nanquantile(work.own_ms[row][hits[row]], 0.25)
+    return found
 
 
 def _beyond(work: Work, floor: float, sigmas: float) -> NDArray[np.bool_]:
@@ -193,7 +216,7 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     span = slice(begin, last + 1)
     part = Work(
         work.window, work.columns[span], work.own_ms[:, span], work.pause_ms[:, span],
-        work.far[:, span], work.step_ms[span],
+        work.far[:, span], work.step_ms[span], work.alone,
     )  # fmt: skip
     cost = part.lost(changed[:, span])
     if not cost >= policy.cost_silent_ratio:

@@ -36,6 +36,7 @@ from rankscope_server.detectors.straggler_events import (
     without_global,
 )
 from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
+from rankscope_server.detectors.straggler_most import slow_majority
 from rankscope_server.detectors.straggler_replay import near_rows, replayed
 from rankscope_server.detectors.straggler_small import slow_from_start
 from rankscope_server.detectors.straggler_words import Case, finding_of
@@ -87,6 +88,7 @@ class Straggler:
             if (case := _case(window, found, alike, spells)) is not None
         ]
         cases += slow_from_start(window, found, spells)
+        cases += slow_majority(window, found, spells)
         cases.sort(key=lambda case: -case.cost.ratio)
         cases, untold = _told(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,8 +231,13 @@ def excess_of(
             lately = healthy[-policy.healthy_steps :]
             return middle(table.get(metric)[row, lately] if len(lately) else head)
 
-    now = {name: middle(table.get(name)[row, columns]) for name in ("own", "cpu", *OWN_PHASES)}
-    then = {name: reference(name) for name in now}
+    return excess_between(lambda name: middle(table.get(name)[row, columns]), reference)
+
+
+def excess_between(of_now: Callable[[str], float], of_then: Callable[[str], float]) -> Excess:
+    """Return the excess of what `of_now` says of each metric over its reference, both in ms."""
+    now = {name: of_now(name) for name in ("own", "cpu", *OWN_PHASES)}
+    then = {name: of_then(name) for name in now}
     return Excess(
         own_ms=now["own"],
         reference_ms=then["own"],

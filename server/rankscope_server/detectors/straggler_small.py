@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.deviation import Deviation
 from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.spells import Spell, turning_point
-from rankscope_server.detectors.step_table import OWN_PHASES, StepTable
-from rankscope_server.detectors.straggler_cost import Cost, Excess, middle, step_times
+from rankscope_server.detectors.step_table import StepTable
+from rankscope_server.detectors.straggler_cost import (
+    Cost,
+    Excess,
+    excess_between,
+    middle,
+    step_times,
+)
 from rankscope_server.detectors.straggler_events import lasts, seconds_of
 from rankscope_server.detectors.straggler_words import Case
 from rankscope_server.detectors.window import Window
@@ -76,22 +83,45 @@ def _case(window: Window, group: _Group) -> Case | None:
     cost = _cost_of(table, group, inside)
     if not cost.ratio >= policy.cost_silent_ratio:
         return None
-    excess = _excess_of(table, group, inside)
+    excess = excess_between(
+        lambda name: of_rows(table, name, [group.row], inside),
+        lambda name: of_rows(table, name, group.others, inside),
+    )
+    rank = table.ranks[group.row]
+    return open_case(window, (rank,), spell, excess, cost, len(group.others), has_peers=True)
+
+
+def of_rows(table: StepTable, metric: str, rows: Sequence[int], columns: Array) -> float:
+    """Return the median over columns of the median row, in ms."""
+    return middle(median(table.get(metric)[np.ix_(np.array(rows), columns)].astype(float), 0))
+
+
+def open_case(
+    window: Window,
+    ranks: tuple[int, ...],
+    spell: Spell,
+    excess: Excess,
+    cost: Cost,
+    num_others: int,
+    *,
+    has_peers: bool,
+) -> Case:
+    """Return the case of ranks that are slow now, by the worst one's spell, with no company."""
+    table, policy = window.steps, window.policy
     is_lasting = lasts(table, spell, policy)
     is_data = excess.by_phase["data"] > 0.5 * excess.total_ms
-    rank = table.ranks[group.row]
     return Case(
         kind="slow_data" if is_data else "slow_compute",
-        ranks=(rank,),
-        worst_rank=rank,
+        ranks=ranks,
+        worst_rank=table.ranks[spell.row],
         spell=spell,
         columns=spell.columns,
         onset_step=int(table.steps[spell.first]),
         ended_step=None,
         seconds=seconds_of(table, spell.columns),
         is_lasting=is_lasting,
-        has_peers=True,
-        num_peers=len(group.others),
+        has_peers=has_peers,
+        num_peers=num_others,
         excess=excess,
         ratio=float(np.exp(spell.size)),
         cost=cost,
@@ -134,22 +164,3 @@ def _cost_of(table: StepTable, group: _Group, columns: Array) -> Cost:
         return Cost(0.0, 0.0, float("nan"), None)
     ratio = float(np.fmin(late, waited)[known].sum() / step[known].sum())
     return Cost(ratio, ratio, middle(step), None)
-
-
-def _excess_of(table: StepTable, group: _Group, columns: Array) -> Excess:
-    def of(name: str, rows: list[int]) -> float:
-        return middle(
-            np.median(table.get(name)[np.ix_(np.array(rows), columns)].astype(float), axis=0)
-        )
-
-    now = {name: of(name, [group.row]) for name in ("own", "cpu", *OWN_PHASES)}
-    then = {name: of(name, group.others) for name in now}
-    return Excess(
-        own_ms=now["own"],
-        reference_ms=then["own"],
-        by_phase={name: now[name] - then[name] for name in OWN_PHASES},
-        phase_ms={name: now[name] for name in OWN_PHASES},
-        phase_reference_ms={name: then[name] for name in OWN_PHASES},
-        cpu_ms=now["cpu"] if np.isfinite(now["cpu"]) else None,
-        cpu_reference_ms=then["cpu"] if np.isfinite(then["cpu"]) else None,
-    )

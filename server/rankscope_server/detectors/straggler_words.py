@@ -14,6 +14,7 @@ from rankscope_server.detectors.spells import Spell
 from rankscope_server.detectors.stack_samples import Difference
 from rankscope_server.detectors.straggler_cost import Cost, Excess
 from rankscope_server.detectors.straggler_kind import Cause
+from rankscope_server.detectors.traits import shared_by
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -139,6 +140,9 @@ def _why(window: Window, case: Case) -> str:
         f"against {ms_text(excess.reference_ms)} ({reference}); {share} of the excess is in {where}"
     )
     text += f"; {case.cause.text}" if case.cause else _cpu_text(window, case)
+    shared = shared_by(window, case.ranks)
+    if shared:
+        text += f". What they alone have in common: {'; '.join(shared)}"
     before = f" ({ms_text(cost.step_before_ms)} before)" if cost.step_before_ms else ""
     without = "it" if case.share == 1.0 else f"it and {_others(case)}"
     text += (
