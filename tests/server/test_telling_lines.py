@@ -54,6 +54,7 @@ def test_the_plain_line_by_which_a_command_failed_is_known_from_the_first_look_o
         schema.RunStarted(**who, name="x", command=["x"], launcher="python"),
         log_line("sh: 1: nosuch: not found", rank=schema.NODE_RANK, level=20, time_ns=NOW),
         schema.Event(**who, name=schema.COMMAND_ENDED, fields={"exit_code": "127"}),
+        schema.Event(**who, name="failed to unpack"),  # stored as a line, but no output
     )
     client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
     answer = sender.get("")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -19,6 +20,10 @@ from rankscope_server.store.lines import read_body, read_head
 _WARNING = 30
 _MAX_BLOCKS = 128  # of 512 lines
 _MAX_USUAL_BLOCKS = 32
+# what a program said; events and ends of ranks are stored beside it
+_OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
+    "logging": "logging", "stdout": "stdout", "stderr": "stderr",
+}  # fmt: skip
 _LAST_BLOCKS = 2  # a program may say in a plain line why it leaves
 _MAX_USUAL_RUNS = 3
 
@@ -38,6 +43,9 @@ def telling_lines(
     for row in itertools.chain(warned, newest):
         head = read_head(row.head)
         for index, (message, _) in enumerate(read_body(row.body)):
+            said_by = _OUTPUT.get(head.streams[head.stream[index]])
+            if said_by is None and head.level[index] < _WARNING:
+                continue  # an event
             yield LogLine(
                 attempt=int(head.attempt[index]),
                 rank=int(head.rank[index]),
@@ -45,6 +53,7 @@ def telling_lines(
                 level=int(head.level[index]),
                 message=message,
                 step=int(head.step[index]),
+                stream=said_by or "agent",
             )
 
 
