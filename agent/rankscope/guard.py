@@ -15,7 +15,8 @@ from collections import Counter
 TYPE_CHECKING = False  # see rankscope/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
+    from types import CodeType
+    from typing import Any, ParamSpec, TypeVar
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -42,6 +43,32 @@ def on_failure(name: str) -> None:
     )
 
 
+def _is_of_a_signal(error: Exception) -> bool:
+    """Return whether a signal handler of the script raised this while our code ran.
+
+    A time limit by SIGALRM does so, and torchrun's way of stopping a notebook's ranks.
+    """
+    import signal  # not needed before: each interpreter of the job imports this module
+
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a function, a method, a partial call or an object that can be called."""
+    if isinstance(handler, functools.partial):
+        return _code_of(handler.func)
+    if not callable(handler):  # none, or one of C
+        return None
+    own = getattr(handler, "__code__", None)
+    return own or getattr(type(handler).__call__, "__code__", None)
+
+
 def to_the_end(*parts: Callable[[], object]) -> None:
     """Call all parts, one that is broken off once more, and only then pass on what broke it off.
 
@@ -63,8 +90,8 @@ def to_the_end(*parts: Callable[[], object]) -> None:
 def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
     """Run `function`; on any `Exception` count it, log it at most once a minute, return None.
 
-    After MAX_FAILURES the function is not called any more. `KeyboardInterrupt` and `SystemExit`
-    pass through: stopping the job is the user's right.
+    After MAX_FAILURES the function is not called any more. `KeyboardInterrupt`, `SystemExit` and
+    what a signal handler of the script raises pass through: stopping is the user's right.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
 
@@ -74,7 +101,9 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
             return None
         try:
             return function(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - this is the one allowed broad catch
+        except Exception as error:  # this is the one allowed broad catch
+            if _is_of_a_signal(error):
+                raise
             on_failure(name)
             return None
 
@@ -90,7 +119,9 @@ def guarded_one(function: Callable[[A], R]) -> Callable[[A], R | None]:
             return None
         try:
             return function(first)
-        except Exception:  # noqa: BLE001 - the guard, once more
+        except Exception as error:  # the guard, once more
+            if _is_of_a_signal(error):
+                raise
             on_failure(name)
             return None
 
@@ -106,7 +137,9 @@ def guarded_two(function: Callable[[A, B], R]) -> Callable[[A, B], R | None]:
             return None
         try:
             return function(first, second)
-        except Exception:  # noqa: BLE001 - the guard, once more
+        except Exception as error:  # the guard, once more
+            if _is_of_a_signal(error):
+                raise
             on_failure(name)
             return None
 

@@ -159,7 +159,7 @@ class Agent:
         self._watch_collector(run)
         if family.is_child():  # these may leave without `atexit`
             finalize = sys.modules["multiprocessing.util"].Finalize
-            finalize(None, self.settle, exitpriority=0)
+            finalize(None, to_the_end, args=(self.settle,), exitpriority=0)
 
     def patch(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute of a class or module until `remove_hooks`.

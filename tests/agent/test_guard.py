@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import functools
+import signal
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from rankscope import guard
-from rankscope.guard import guarded, to_the_end
+from rankscope.guard import guarded, guarded_one, guarded_two, to_the_end
 
 
 @pytest.mark.swallows
@@ -19,6 +24,15 @@ def test_swallows_counts_and_says_once(capsys: pytest.CaptureFixture[str]) -> No
     assert "a bug of ours" in text
     assert "training goes on" in text
     assert guard.failures[broken.__qualname__] == guard.MAX_FAILURES  # then it is switched off
+
+
+@pytest.mark.swallows
+def test_an_enumeration_is_no_signal_handler() -> None:
+    @guarded
+    def broken() -> None:
+        signal.Signals(-1)
+
+    assert broken() is None  # though handlers that Python does not have are members of one
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
@@ -54,3 +68,42 @@ def test_what_is_broken_off_again_and_again_is_left() -> None:
     with pytest.raises(KeyboardInterrupt):
         to_the_end(always, lambda: done.append("closed"))
     assert done == ["closed"]
+
+
+class TookTooLong(Exception):
+    """As a time limit by a signal raises."""
+
+
+class Limit:
+    def __call__(self, number: int, frame: Any) -> None:
+        raise TookTooLong
+
+    def reached(self, number: int, frame: Any) -> None:
+        raise TookTooLong
+
+
+def _reached(text: str, number: int, frame: Any) -> None:
+    raise TookTooLong(text)
+
+
+def _interrupted(*_: Any) -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(
+    "handler", [Limit(), Limit().reached, functools.partial(_reached, "after 5 s")]
+)
+def test_what_a_signal_handler_raises_inside_our_code_is_not_swallowed(
+    handler: Callable[[int, Any], None],
+) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for call in (
+            guarded(_interrupted),
+            functools.partial(guarded_one(_interrupted), 1),
+            functools.partial(guarded_two(_interrupted), 1, 2),
+        ):
+            with pytest.raises(TookTooLong):
+                call()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -248,6 +248,19 @@ def test_a_job_that_is_stopped_has_no_culprit(number: int) -> None:
     assert look.status == "ended"
 
 
+def test_a_command_that_ends_its_ranks_and_succeeds_was_not_stopped_from_outside() -> None:
+    """As a notebook: its kernel gets SIGTERM when all cells have run."""
+    end = schema.Event(
+        attempt=0, rank=schema.NODE_RANK, time_ns=at(500), name=schema.COMMAND_ENDED,
+        fields={"exit_code": "0"},
+    )  # fmt: skip
+    stops = [ended(rank, rank, reason="signal", signal=15) for rank in range(4)]
+    look = look_after(run(), [*stops, end])
+    (finding,) = look.findings
+    assert (finding.severity, look.status) == ("info", "ended")
+    assert "stopped by its own command" in finding.what
+
+
 def test_sigkill_on_all_ranks_is_a_stop_too() -> None:
     records: list[schema.AnyRecord] = [
         ended(rank, 20 * rank, reason="signal", signal=9) for rank in range(4)

@@ -157,8 +157,7 @@ def _is_stop_from_outside(
         return False
     killed = {failure.rank for failure in starts}
     stops = [failure for failure in failures if failure.role == "teardown"]
-    hit = killed | {failure.rank for failure in stops}
-    if len(hit) < window.world_size or window.world_size < 2:
+    if len(killed | {failure.rank for failure in stops}) < max(window.world_size, 2):
         return False
     first = min(failure.time_ns for failure in starts)
     spread = (max(failure.time_ns for failure in starts) - first) / 1e9
@@ -373,8 +372,9 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
     hit = tuple(sorted({failure.rank for failure in failures}))
     if not hit:
         return None
-    last = max(failures, key=lambda failure: failure.step)
     names = sorted({failure.text.split(" (")[0] for failure in failures})
+    is_own = window.facts.left_code == 0  # as a notebook ends its kernel
+    by = "by its own command, which ended with code 0," if is_own else "from outside"
     return Cause(
         failures=(),
         echoes=(),
@@ -382,7 +382,7 @@ def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
         severity="info",
         confidence=0.9,
         reason="no rank failed by itself",
-        what=f"The job was stopped from outside{_at(window, last)}",
+        what=f"The job was stopped {by}{_at(window, max(failures, key=lambda one: one.step))}",
         why=f"{len(hit)} of {window.world_size} ranks: {cut(', '.join(names), 120)}",
         next="Nothing to do if this was you or the scheduler",
     )
