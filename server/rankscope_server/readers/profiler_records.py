@@ -1,9 +1,6 @@
 """Traces of PyTorch's profiler, one of each rank, as the steps and collectives of an agent.
 
-Waiting is found without clocks: of one collective, the rank that arrives last
-has the shortest time; what others take longer they waited. Only what no computation covers counts
-as blocked. Ranks are matched in the steps that all of them have, by the order of a group's
-operations within a step.
+Ranks are matched in the steps that all of them have; who waited says `profiler_waits`.
 """
 
 from __future__ import annotations
@@ -21,39 +18,31 @@ from numpy.typing import NDArray
 
 from rankscope import schema
 from rankscope.chunk import Column, encode_chunk
-from rankscope.formulas import item_bytes
-from rankscope.imports.flight_records import DTYPES, OPERATIONS, Imported
+from rankscope.imports.flight_records import OPERATIONS, Imported
 from rankscope_server.readers.profiler_trace import Operation, RankTrace, Span
+from rankscope_server.readers.profiler_waits import (
+    UNKNOWN_GROUP,
+    Placed,
+    bytes_of,
+    match,
+    union,
+    waits,
+)
 
 Array = NDArray[Any]
 SOURCE = "PyTorch profiler"
-_UNKNOWN = "unknown group"
 _ALL = "all traced ranks"  # taken for a group where they call the same in a step
 _NUMBERS = re.compile(r"\d+")
 _MAX_RANK = 1 << 20
 _EVENTS_PER_CHUNK = 5_000  # as collectors send them
 _NAMES = (("sendrecv", "send"), ("send", "send"), ("recv", "recv"))
-_TYPES = {"float": "float32", "double": "float64", "long int": "int64", "int": "int32",
-          "c10::half": "float16", "c10::bfloat16": "bfloat16"}  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Placed:
-    """An operation of a rank within a step; `waited_us` is what its peers made it wait."""
-
-    operation: Operation
-    group: str
-    kind: str
-    step: int
-    sequence: int = 0
-    waited_us: float = 0.0
 
 
 @dataclass(slots=True)
 class _Rank:
     trace: RankTrace
     steps: dict[int, Span]
-    placed: list[_Placed] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
 
 
 def import_traces(traces: Mapping[int, RankTrace]) -> Imported:
@@ -71,7 +60,7 @@ def import_traces(traces: Mapping[int, RankTrace]) -> Imported:
     }
     for one in ranks.values():
         _place(one, groups[one.trace.rank])
-    _match(ranks)
+    match({rank: one.placed for rank, one in ranks.items()})
     said = [int(one.info.get("world_size") or 0) for one in traces.values()]
     members = [rank for named in groups.values() for ranks_ in named.values() for rank in ranks_]
     found = Imported(min(max([*said, max(traces) + 1, *(m + 1 for m in members)]), _MAX_RANK))
@@ -124,7 +113,7 @@ def _group_of(operation: Operation, groups: Mapping[str, tuple[int, ...]]) -> st
     args = operation.args
     if "Process Group Name" in args:
         return _label(args["Process Group Name"], args.get("Process Group Description"))
-    return next(iter(groups)) if len(groups) == 1 else _UNKNOWN  # gloo does not say which
+    return next(iter(groups)) if len(groups) == 1 else UNKNOWN_GROUP  # gloo does not say which
 
 
 # --- operations -----------------------------------------------------------------------------
@@ -134,6 +123,7 @@ def _place(one: _Rank, groups: Mapping[str, tuple[int, ...]]) -> None:
     """Put each operation into its step, in order of time."""
     order = sorted(one.steps.items(), key=lambda item: item[1].start_us)
     starts = [span.start_us for _, span in order]
+    optimizers = sorted(span.start_us for span in one.trace.optimizer)
     for operation in sorted(one.trace.operations, key=lambda item: item.start_us):
         at = bisect.bisect_right(starts, operation.start_us) - 1
         if at < 0:
@@ -143,35 +133,25 @@ def _place(one: _Rank, groups: Mapping[str, tuple[int, ...]]) -> None:
         if operation.start_us >= limit or operation.start_us > order[at][1].end_us + _slack(order):
             continue
         group = _group_of(operation, groups)
-        one.placed.append(_Placed(operation, group, _kind(operation.name), order[at][0]))
+        kind, open_us = _kind(operation.name), _open_us(operation, optimizers)
+        one.placed.append(Placed(operation, group, kind, order[at][0], open_us))
+
+
+def _open_us(operation: Operation, optimizers: Sequence[float]) -> float:
+    """Return how long an operation can have held up its rank.
+
+    gloo notes the end from a thread of its own, on a busy host long after the rank went on: the
+    gradients are there when the optimizer begins.
+    """
+    if operation.is_device:
+        return operation.duration_us
+    at = bisect.bisect_right(optimizers, operation.start_us)
+    until = optimizers[at] if at < len(optimizers) else math.inf
+    return min(operation.duration_us, until - operation.start_us)
 
 
 def _slack(order: Sequence[tuple[int, Span]]) -> float:
     return max(span.end_us - span.start_us for _, span in order) / 2
-
-
-def _match(ranks: Mapping[int, _Rank]) -> None:
-    """Number the operations of each group alike on all ranks, and find who waited how long.
-
-    A group of which the ranks have different operations in a step is not numbered in it: a trace
-    that lost events must not look like a rank that skipped a call.
-    """
-    seen: dict[tuple[str, int], dict[int, list[_Placed]]] = defaultdict(dict)
-    for rank, one in ranks.items():
-        for placed in one.placed:
-            if placed.group != _UNKNOWN and placed.kind not in schema.P2P_OPERATIONS:
-                seen[placed.group, placed.step].setdefault(rank, []).append(placed)
-    count: dict[str, int] = defaultdict(int)
-    for (group, _), by_rank in sorted(seen.items(), key=lambda item: (item[0][1], item[0][0])):
-        programs = {tuple(placed.kind for placed in mine) for mine in by_rank.values()}
-        if len(programs) > 1:
-            continue
-        for together in zip(*by_rank.values(), strict=True):
-            count[group] += 1
-            shortest = min(placed.operation.duration_us for placed in together)
-            for placed in together:
-                placed.sequence = count[group]
-                placed.waited_us = placed.operation.duration_us - shortest
 
 
 def _kind(name: str) -> str:
@@ -182,50 +162,7 @@ def _kind(name: str) -> str:
     return "other"
 
 
-def _bytes(args: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return input bytes, output bytes, dtype; -1 where they are not told."""
-    if "In msg nelems" in args:
-        dtype = DTYPES.get(str(args.get("dtype")), "other")
-        sizes = [args.get("In msg nelems"), args.get("Out msg nelems", args.get("In msg nelems"))]
-        known = [one * item_bytes(dtype) if isinstance(one, int) else -1 for one in sizes]
-        return known[0], known[1], dtype
-    dims, types = args.get("Input Dims"), args.get("Input type")
-    try:
-        count = sum(math.prod(shape) for shape in dims) if dims else -1
-        dtype = _TYPES.get(str(types[0]) if types else "", "other")
-        size = count * item_bytes(dtype) if count >= 0 else -1
-    except TypeError:
-        return -1, -1, "other"
-    return size, size, dtype
-
-
 # --- steps ----------------------------------------------------------------------------------
-
-
-def _union(intervals: Any) -> Array:
-    """Return disjoint intervals, n x 2, in order."""
-    pairs = np.asarray(intervals, np.float64).reshape(-1, 2)
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    if not len(pairs):
-        return pairs
-    ends = np.maximum.accumulate(pairs[:, 1])
-    first = np.concatenate([[True], pairs[1:, 0] > ends[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.stack([pairs[first, 0], ends[last]], axis=1)
-
-
-def _uncovered_us(placed: _Placed, work: Array, sums: Array) -> float:
-    """Return how much of an operation no computation covers."""
-    start = placed.operation.start_us
-    end = start + placed.operation.duration_us
-
-    def before(at: float) -> float:
-        place = int(np.searchsorted(work[:, 0], at, side="right")) - 1
-        if place < 0:
-            return 0.0
-        return float(sums[place]) + min(at, float(work[place, 1])) - float(work[place, 0])
-
-    return max(0.0, end - start - (before(end) - before(start))) if len(work) else end - start
 
 
 def _inside(spans: Sequence[Span], step: Span) -> list[Span]:
@@ -257,11 +194,9 @@ def _phases(trace: RankTrace, step: Span) -> dict[str, Span | float]:
 
 def _step_columns(one: _Rank) -> dict[str, Column]:
     trace, numbers = one.trace, sorted(one.steps)
-    work = _union(trace.kernels if len(trace.kernels) else trace.host_work)
-    lengths = work[:, 1] - work[:, 0]
-    sums = np.concatenate([[0.0], np.cumsum(lengths)[:-1]]) if len(work) else lengths
+    work = union(trace.kernels if len(trace.kernels) else trace.host_work)
     columns = {name: np.zeros(len(numbers), np.int64) for name in schema.STEP_COLUMNS}
-    by_step: dict[int, list[_Placed]] = defaultdict(list)
+    by_step: dict[int, list[Placed]] = defaultdict(list)
     for placed in one.placed:
         by_step[placed.step].append(placed)
     for row, number in enumerate(numbers):
@@ -280,14 +215,12 @@ def _step_columns(one: _Rank) -> dict[str, Column]:
             columns[f"{name}_ns"][row] = min(left, max(0, int(took * 1e3)))
             left -= int(columns[f"{name}_ns"][row])
         columns["other_ns"][row] = left
-        for placed in by_step[number]:
-            blocked = int(min(placed.waited_us, _uncovered_us(placed, work, sums)) * 1e3)
-            _block(columns, row, _phase_at(placed.operation, spans), blocked)
+        for begin, end in waits(by_step[number], work):
+            _block(columns, row, _phase_at(end, spans), int((end - begin) * 1e3))
     return dict(columns)
 
 
-def _phase_at(operation: Operation, spans: Mapping[str, Span | float]) -> str:
-    end = operation.start_us + operation.duration_us
+def _phase_at(end: float, spans: Mapping[str, Span | float]) -> str:
     for name in ("forward", "backward", "optimizer"):
         span = spans.get(name)
         if isinstance(span, Span) and span.start_us <= end <= span.end_us:
@@ -338,9 +271,9 @@ def _tell(found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int
         found.chunks.append(_chunk("collectives", rank, host, columns, "arrived_ns"))
 
 
-def _event_columns(placed: Sequence[_Placed], base: int) -> dict[str, Column]:
+def _event_columns(placed: Sequence[Placed], base: int) -> dict[str, Column]:
     count = len(placed)
-    sizes = [_bytes(item.operation.args) for item in placed]
+    sizes = [bytes_of(item.operation.args) for item in placed]
     durations = np.array([int(item.operation.duration_us * 1e3) for item in placed])
     columns: dict[str, Column] = {
         name: [""] * count if name in schema.STRING_COLUMNS else np.full(count, -1, np.int64)

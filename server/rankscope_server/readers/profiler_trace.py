@@ -28,6 +28,7 @@ _STEP = re.compile(r"ProfilerStep#(\d+)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 _NAMED_NUMBER = re.compile(r"(?:rank|worker)[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _BACKWARD = "autograd::engine::evaluate_function"
+_OLD_BACKWARD = re.compile(r"[A-Z]\w*Backward\d*|torch::autograd::\w+")  # before PyTorch 1.9
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -211,6 +212,8 @@ class _Reader:
         elif category == "Operator":  # before PyTorch 1.12: annotations are operators too
             self._annotation(name, span, args)
             self._operator(name, span)
+            if _OLD_BACKWARD.fullmatch(name):
+                self._trace.backward.append(span)
 
     def _kernel(self, name: str, span: Span, args: dict[str, Any]) -> None:
         if "nccl" not in name.lower():
