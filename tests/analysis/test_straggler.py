@@ -259,7 +259,7 @@ def test_sentences_name_rank_step_reference_and_cost() -> None:
     verdict = analyse(record(job)).verdict
     assert verdict is not None
     assert verdict.what == (
-        "Rank 2 on node-0 computes 1.8 times as slow as its 3 peers since step 140"
+        "Rank 2 on node-0 is 1.8\N{MULTIPLICATION SIGN} slower than its 3 peers since step 140"
     )
     assert "forward" in verdict.why
     assert "rank-hours a day" in verdict.why

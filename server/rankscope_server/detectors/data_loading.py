@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope_server.detectors.data_loading_words import finding_of
 from rankscope_server.detectors.deviation import warmup_columns
-from rankscope_server.detectors.finding import DetectorResult, ran, skipped
+from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, ran, skipped
 from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median
 from rankscope_server.detectors.window import Window
@@ -62,6 +62,8 @@ class Stall:
     num_cpus: int
     first_step: int
     num_steps: int
+    range: tuple[float, float]  # of what is lost in a step: least and most
+    is_short: bool  # too few steps for more than that range
 
 
 class DataLoading:
@@ -75,13 +77,16 @@ class DataLoading:
         """Return whether the job waits for data."""
         table, policy = window.steps, window.policy
         steps = table.num_steps + table.dropped_steps
-        if steps < policy.min_steps:
-            return skipped(self, f"needs {policy.min_steps} steps, has {steps}", "wait")
+        least = policy.short_steps if window.facts.is_recording else policy.min_steps
+        if steps < least:
+            return skipped(self, f"needs {least} steps, has {steps}", "wait")
         stall = stall_of(window)
         if stall is None:
             return skipped(
                 self, "too few normal steps among the newest", "see the losses under coverage"
             )
+        if window.facts.is_recording and not np.nansum(table.get("data")) > 0:
+            return skipped(self, "it shows no loading of data", NOT_HERE)
         if stall.lost < policy.data_info_share:
             text = f"waiting for data: {100 * stall.lost:.1f} % of the step"
             return ran(self, checked=(text,))
@@ -96,13 +101,8 @@ class DataLoading:
 def stall_of(window: Window) -> Stall | None:
     """Return what waiting for data costs in the newest steps; None for too few of them."""
     table, policy = window.steps, window.policy
-    special = table.special()
-    if special.mean() > 0.5:
-        special[:] = False
-    if not table.dropped_steps:
-        special[: warmup_columns(table.head("duration"), policy)] = True
-    columns = np.flatnonzero(~special)[-policy.data_steps :]
-    if len(columns) < policy.min_steps // 2:
+    columns = _columns(window)
+    if columns is None:
         return None
     own, data = (table.get(name)[:, columns] for name in ("own", "data"))
     if np.isnan(own).mean() > policy.max_missing_share:
@@ -114,10 +114,13 @@ def stall_of(window: Window) -> Stall | None:
     step = median(duration, 0)
     good = ~np.isnan(step) & ~np.isnan(saved)
     lost = float(np.sum(saved[good]) / max(np.sum(step[good]), 1e-9))
+    each = saved[good] / np.maximum(step[good], 1e-9)
     rows = _guilty(own, data, roles, saved) if lost >= policy.data_info_share else None
     series = np.nanmax(np.nan_to_num(data if rows is None else data[rows]), axis=0)
     step_ms = float(np.median(step[good]))
-    pattern = pattern_of(table.steps[columns], series, step_ms, policy)
+    pattern = None
+    if len(columns) >= policy.min_steps // 2:
+        pattern = pattern_of(table.steps[columns], series, step_ms, policy)
     ranks = () if rows is None else tuple(sorted(table.ranks[row] for row in rows))
     loader = loader_of(window, ranks)
     busy, iowait, cpus = _host_load(window, ranks)
@@ -126,7 +129,25 @@ def stall_of(window: Window) -> Stall | None:
     return Stall(
         lost, float(np.nanmean(median(data[some] / duration, 0))), cause, ranks, pattern,
         loader, step_ms, float(np.nanmean(series)), busy, iowait, cpus, first, len(columns),
+        (float(each.min()), float(each.max())), len(columns) < policy.min_steps,
     )  # fmt: skip
+
+
+def _columns(window: Window) -> Array | None:
+    """Return the newest normal steps; None for too few of them.
+
+    A recording of few steps begins long after a run's first steps, and shows a share all the same.
+    """
+    table, policy = window.steps, window.policy
+    if window.facts.is_recording and table.num_steps < policy.min_steps:
+        return np.arange(table.num_steps) if table.num_steps >= policy.short_steps else None
+    special = table.special()
+    if special.mean() > 0.5:
+        special[:] = False
+    if not table.dropped_steps:
+        special[: warmup_columns(table.head("duration"), policy)] = True
+    columns = np.flatnonzero(~special)[-policy.data_steps :]
+    return columns if len(columns) >= policy.min_steps // 2 else None
 
 
 def _roles(window: Window) -> list[object]:
@@ -159,7 +180,7 @@ def _guilty(own: Array, data: Array, roles: list[object], saved: Array) -> list[
     order = np.argsort(np.nansum(data, axis=1))[::-1]
     most = max(1, len(own) // 4)
     healed = data.copy()
-    typical = median(data, 0)
+    typical = np.fmin.reduce(data, axis=0) if len(data) == 2 else median(data, 0)
     for count in (1 << power for power in range(most.bit_length())):
         rows = order[:count]
         healed[rows] = np.fmin(data[rows], typical)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rankscope.formulas import rank_hours_per_day
+from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
@@ -27,7 +28,14 @@ def finding_of(window: Window, stall: Stall) -> Finding:
     kind = _KINDS.get(stall.cause, "slow_data")
     lost = stall.lost
     severity: Severity = "warning" if lost >= window.policy.data_warning_share else "info"
+    is_recording = window.facts.is_recording
+    if is_recording and severity != "info":  # what will come cannot make it surer
+        severity = severity_of(lost, window.policy)
+    has_onset = stall.pattern is not None or not is_recording
     confidence, reason = _confidence(stall)
+    if is_recording and stall.num_steps < window.policy.min_steps:
+        confidence = min(confidence, 0.7)
+        reason += f"; {stall.num_steps} steps, since when and whether it lasts is not known"
     tag = "+".join(map(str, stall.ranks[:8])) or "all"
     return Finding(
         key=f"{window.attempt}/data-loading/{kind}/{tag}",
@@ -37,8 +45,8 @@ def finding_of(window: Window, stall: Stall) -> Finding:
         attempt=window.attempt,
         ranks=stall.ranks,
         hosts=window.hosts(stall.ranks),
-        onset_step=stall.first_step,
-        onset_ms=window.time_ms(stall.first_step),
+        onset_step=stall.first_step if has_onset else None,
+        onset_ms=window.time_ms(stall.first_step) if has_onset else None,
         cost_throughput_ratio=lost,
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, lost),
         what=_what(window, stall),
@@ -66,7 +74,9 @@ def _what(window: Window, stall: Stall) -> str:
 
 
 def _why(stall: Stall) -> str:
+    least, most = (percent_text(share) for share in stall.range)
     text = f"A step takes {ms_text(stall.step_ms)}, of it {ms_text(stall.wait_ms)} wait for a batch"
+    text += f" ({least} to {most} of each of the {stall.num_steps} steps)" * stall.is_short
     loader = stall.loader
     if stall.pattern is not None:
         peak = f"{len(stall.pattern.steps)} waits stand far out"
@@ -94,7 +104,8 @@ def _why(stall: Stall) -> str:
 def _next(window: Window, stall: Stall) -> str:
     loader = stall.loader
     if stall.cause == "no workers":
-        return f"Give the DataLoader num_workers={_workers(window, stall)}"
+        cores = ", as far as the cores allow" * window.facts.is_recording
+        return f"Give the DataLoader num_workers={_workers(window, stall)}{cores}"
     if stall.cause == "preprocessing":
         wanted, local = _workers(window, stall), _local(window)
         if stall.num_cpus and wanted * local > stall.num_cpus:
@@ -115,6 +126,15 @@ def _next(window: Window, stall: Stall) -> str:
         return "Time the files that this rank reads in these steps, against those of another rank"
     if stall.cause == "slow worker":
         return "Time each worker's files; spread the slow ones over all workers"
+    return _next_unknown(window)
+
+
+def _next_unknown(window: Window) -> str:
+    if window.facts.is_recording:
+        return (
+            "Profile the loader's workers, or raise their number by half and record again: if the "
+            "share falls they were too few, else the disk is the limit"
+        )
     return (
         "Look at what a loader worker does: on the processor it is preprocessing, in a read it is "
         "the disk; py-spy top on one of them decides"
@@ -147,12 +167,11 @@ def _evidence(window: Window, stall: Stall) -> tuple[Evidence, ...]:
         steps = ", ".join(f"{step:,}" for step in stall.pattern.steps[:8])
         facts.append(Evidence(f"Long waits at steps {steps}", window.link(rank)))
     if stall.loader is not None:
-        facts.append(
-            Evidence(
-                f"DataLoader: num_workers {stall.loader.workers}, prefetch_factor "
-                f"{stall.loader.prefetch}, persistent_workers {stall.loader.persistent}"
-            )
-        )
+        text = f"DataLoader: num_workers {stall.loader.workers}"
+        if stall.loader.workers:
+            text += f", prefetch_factor {stall.loader.prefetch}, persistent_workers "
+            text += str(stall.loader.persistent)
+        facts.append(Evidence(text))
     return tuple(facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from rankscope_server.detectors.thinning import THINNING_CHANGED, Thinning, thin
 from rankscope_server.detectors.time_sums import TimeSums
 from rankscope_server.detectors.version_table import VersionTable
 
+RECORDING = "recording"  # an event: what is known of a recording as a whole
+SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
 _MAX_SAVES = 4096
 _MAX_LOADERS = 16
 
@@ -36,6 +39,15 @@ class Save:
     time_ns: int
     seconds: float
     how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """What a replay of all recorded operations tells of a job: S, and the step behind it."""
+
+    ratio: float
+    step_ms: float
+    ideal_ms: float  # if all ranks did each kind of operation equally fast
 
 
 @dataclass(slots=True)
@@ -54,6 +66,8 @@ class Facts:
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
     launched_ns: int = 0  # when the first launcher began, 0 where none said so
     is_recording: bool = False  # of a run without the agent: nothing more will come of it
+    slowdown: Slowdown | None = None  # of a recording that holds single operations
+    lacks_dates: bool = False  # the recording says when in a step, not on which day
     left_ns: int = 0  # when the last launcher's command ended
     left_code: int | None = None  # its exit code; of several the first that is not 0
 
@@ -63,6 +77,8 @@ class Facts:
             self._take_metrics(record)
         elif isinstance(record, Environment):
             self.environments.put(record)
+        elif isinstance(record, Event) and record.name == RECORDING:
+            self._take_recording(record.fields)
         elif isinstance(record, Event):
             self._take_event(record)
         elif isinstance(record, RunStarted):
@@ -104,3 +120,12 @@ class Facts:
                 self.left_code = int(code)
         else:
             self.machines.take_event(event)
+
+    def _take_recording(self, fields: Mapping[str, str]) -> None:
+        self.lacks_dates |= fields.get("dates") == "none"
+        try:
+            found = Slowdown(*(float(fields[name]) for name in SLOWDOWN_FIELDS))
+        except (KeyError, ValueError):
+            return
+        if all(0 < value < math.inf for value in (found.ratio, found.step_ms, found.ideal_ms)):
+            self.slowdown = found

@@ -62,7 +62,9 @@ class Policy:
     # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
     # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
     consistent_share: float = 0.80
-    short_chance: float = 0.01  # that a rank is the slowest in all steps of a short recording
+    short_chance: float = 0.01  # that a recording of few steps looks so without a slow rank
+    short_share: float = 0.80  # of its steps: in these a slow rank is slower than all others
+    short_steps: int = 3  # of a recording, for the share of a step that waits for data
     recent_steps: int = 100
     max_missing_share: float = 0.30  # of them: no conclusion beyond
     # Onsets of more ranks than this at once are global, no rank is accused.
@@ -71,14 +73,12 @@ class Policy:
     company_ratio: float = 1.2  # own work / reference of a rank that slower ones hide
     # Cost and phases of a long spell are those of its last steps: what it costs now.
     cost_steps: int = 512
-    # Steps before the onset that give the time of a healthy step. The last ones alone, because
-    # a shared host drifts, and three times as many, because a burst may fill the last ones; of
-    # both the lower time counts.
+    # Steps before the onset that give the time of a healthy step. The last ones, because a shared
+    # host drifts, and three times as many, because of bursts; of both the lower time counts.
     healthy_steps: int = 40
     healthy_long_steps: int = 120
     healthy_min_steps: int = 10
-    # Phases hold the excess if their own sum explains at least half of it.
-    min_explained_share: float = 0.5
+    min_explained_share: float = 0.5  # of the excess, by the sum of the phases that hold it
 
     # --- stalls: some steps only ----------------------------------------------------------
     stall_steps: int = 512  # the newest; fewer tell nothing of how often a rank stalls

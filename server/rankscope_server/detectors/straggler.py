@@ -14,7 +14,7 @@ from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Finding, Severity, ran, skipped
 from rankscope_server.detectors.gaps import without_calls
 from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.short_recording import slow_in_all
+from rankscope_server.detectors.short_recording import slow_in_most
 from rankscope_server.detectors.spells import Spell, find_spells, turning_point
 from rankscope_server.detectors.stack_samples import Difference, difference
 from rankscope_server.detectors.step_table import StepTable
@@ -72,8 +72,8 @@ class Straggler:
         table, policy = window.steps, window.policy
         lack = lack_of(window)
         if lack is not None:
-            found_in_all = slow_in_all(window) if window.facts.is_recording else []
-            return ran(self, found_in_all) if found_in_all else skipped(self, *lack)
+            few = _of_recording(window, [])
+            return ran(self, few) if few else skipped(self, *lack)
         roles = roles_of(window)
         found = deviation(table, roles, policy)
         num_steps = table.num_steps + table.dropped_steps
@@ -94,8 +94,21 @@ class Straggler:
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
         cases = [_explained(window, found, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
-        findings = _with_memory(window, self.name, findings)
+        findings = _of_recording(window, _with_memory(window, self.name, findings))
         return ran(self, findings, _equal(found, findings), "; ".join(notes), unknown + untold)
+
+
+def _of_recording(window: Window, findings: list[Finding]) -> list[Finding]:
+    """Add what a recording shows of ranks that are slow in most of its steps.
+
+    It is over: that a rank is slow for some seconds only says how long somebody recorded.
+    """
+    if not window.facts.is_recording:
+        return findings
+    named = {rank for one in findings if one.severity != "info" for rank in one.ranks}
+    added = [one for one in slow_in_most(window) if not named.intersection(one.ranks)]
+    again = {rank for one in added for rank in one.ranks}
+    return [*added, *(one for one in findings if not again.intersection(one.ranks))]
 
 
 def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:
@@ -182,6 +195,7 @@ def _case(
         spell=worst,
         columns=columns,
         onset_step=int(table.steps[columns.start]),
+        is_throughout=window.facts.is_recording and columns.start <= found.first_column,
         ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
         seconds=seconds_of(table, columns),
         is_lasting=is_lasting,

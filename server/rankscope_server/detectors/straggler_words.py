@@ -24,6 +24,7 @@ from rankscope_server.detectors.words import (
     percent_text,
     place_text,
     ranks_text,
+    ratio_text,
     seconds_text,
     times_text,
 )
@@ -39,6 +40,7 @@ class Case:
     spell: Spell
     columns: slice
     onset_step: int
+    is_throughout: bool  # of a recording, from the first step on that was compared
     ended_step: int | None
     seconds: float
     is_lasting: bool  # long enough, in steps and seconds, and slow in nearly all of them
@@ -70,8 +72,8 @@ def finding_of(window: Window, case: Case) -> Finding:
         attempt=window.attempt,
         ranks=case.ranks,
         hosts=window.hosts(case.ranks),
-        onset_step=case.onset_step,
-        onset_ms=float(np.median(known)) if len(known) else None,
+        onset_step=None if case.is_throughout else case.onset_step,
+        onset_ms=float(np.median(known)) if len(known) and not case.is_throughout else None,
         ended_step=case.ended_step,
         cost_throughput_ratio=case.cost.ratio,
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, case.cost.ratio),
@@ -96,6 +98,8 @@ def _reference_text(case: Case) -> str:
 
 
 def _since(case: Case) -> str:
+    if case.is_throughout and case.ended_step is None:
+        return f"in all {case.columns.stop - case.columns.start} steps compared"
     if case.ended_step is None:
         return f"since step {case.onset_step:,}"
     return f"from step {case.onset_step:,} to step {case.ended_step:,}"
@@ -105,13 +109,13 @@ def _what(window: Window, case: Case) -> str:
     who = capital(place_text(case.ranks, window.hosts(case.ranks)))
     many = len(case.ranks) > 1
     if case.kind == "slow_compute":
-        ratio = times_text(case.ratio)
         than = f"their {_reference_text(case)}" if many else f"its {_reference_text(case)}"
         if not case.has_peers:
             than = "before"
-        verb = "compute" if many else "computes"
-        verb = verb if case.ended_step is None else "computed"
-        return f"{who} {verb} {ratio} as slow as {than} {_since(case)}"
+        verb = "are" if many else "is"
+        if case.ended_step is not None:
+            verb = "were" if many else "was"
+        return f"{who} {verb} {ratio_text(case.ratio)} slower than {than} {_since(case)}"
     verb = ("wait" if many else "waits") if case.ended_step is None else "waited"
     now = ms_text(case.excess.phase_ms["data"])
     then = ms_text(case.excess.phase_reference_ms["data"])
@@ -156,6 +160,17 @@ def _why(window: Window, case: Case) -> str:
         f"{percent_text(cost.ratio)} of their throughput, {hours_text(hours)} a day"
         + _share_text(case)
         + (f" ({case.cost_text})" if case.cost_text else "")
+        + _slowdown_text(window)
+    )
+
+
+def _slowdown_text(window: Window) -> str:
+    found = window.facts.slowdown
+    if found is None:
+        return ""
+    return (
+        f". S = {found.ratio:.3f}: {ms_text(found.step_ms)} a step, against "
+        f"{ms_text(found.ideal_ms)} if all ranks did each operation equally fast"
     )
 
 
@@ -186,6 +201,8 @@ def _next(window: Window, case: Case) -> str:
     if case.cause is not None:
         return case.cause.next
     host = window.host(case.worst_rank) or "its host"
+    if window.facts.is_recording:
+        return _next_of_recording(case, host)
     if case.kind == "slow_data":
         return (
             f"Look at what rank {case.worst_rank} reads on {host}: the disk or mount, the number "
@@ -195,6 +212,19 @@ def _next(window: Window, case: Case) -> str:
     return (
         f"Look at {code}{host} while it runs: clocks and throttling, other processes on the cores "
         f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"
+    )
+
+
+def _next_of_recording(case: Case, host: str) -> str:
+    if case.kind == "slow_data":
+        return (
+            f"Compare what rank {case.worst_rank} reads with what its peers read: its files, their "
+            f"sizes, the disk or mount of {host}"
+        )
+    return (
+        f"Compare rank {case.worst_rank} with its peers: its input, the clocks and throttling of "
+        f"its GPU, what else runs on {host}; run the job without {host}, or with the agent, which "
+        "records what it lacks"
     )
 
 
@@ -211,7 +241,8 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
     excess = case.excess
     facts = [
         Evidence(
-            f"Rank {rank} in step {case.onset_step:,}, its first slow step",
+            f"Rank {rank} in step {case.onset_step:,}, "
+            + ("the first one compared" if case.is_throughout else "its first slow step"),
             window.link(rank, case.onset_step),
         )
         for rank in case.ranks[:4]
@@ -242,7 +273,9 @@ def _evidence(window: Window, case: Case) -> tuple[Evidence, ...]:
 def _ruled_out(window: Window, case: Case) -> tuple[str, ...]:
     excess, out = case.excess, []
     small = 0.1 * max(excess.total_ms, 0.0)
-    if case.kind == "slow_compute" and excess.by_phase["data"] <= small:
+    waits_for_data = max(excess.phase_ms["data"], excess.phase_reference_ms["data"])
+    is_known = waits_for_data > 0  # a loader that nobody watched takes no time at all
+    if case.kind == "slow_compute" and is_known and excess.by_phase["data"] <= small:
         out.append(
             f"Slow data: it waits {ms_text(excess.phase_ms['data'])} a step for data, "
             f"reference {ms_text(excess.phase_reference_ms['data'])}"

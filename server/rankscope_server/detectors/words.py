@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MAX_NAMED = 6
+_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -94,6 +95,11 @@ def si_text(value: float, unit: str) -> str:
 def times_text(ratio: float) -> str:
     """Return "1.9 times"."""
     return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio with three digits at most and the sign for "times"."""
+    return f"{ratio:.1f}{_TIMES}" if ratio < 10 else f"{ratio:.0f}{_TIMES}"
 
 
 def confidence_word(confidence: float) -> str:

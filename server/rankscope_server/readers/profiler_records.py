@@ -265,6 +265,9 @@ def _tell(found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int
             facts["gpu.model"] = str(device.get("name") or "")[:200]
     if facts := {name: value for name, value in facts.items() if value}:
         found.records.append(schema.Environment(**who, facts=facts))
+    if trace.loads_itself:
+        loader = {"num_workers": "0"}
+        found.records.append(schema.Event(**who, name="data loader", fields=loader))
     found.chunks.append(_chunk("steps", rank, host, _step_columns(one), "started_ns"))
     for begin in range(0, len(one.placed), _EVENTS_PER_CHUNK):
         columns = _event_columns(one.placed[begin : begin + _EVENTS_PER_CHUNK], trace.base_ns)

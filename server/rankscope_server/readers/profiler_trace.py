@@ -66,6 +66,7 @@ class RankTrace:
     forward: list[Span] = field(default_factory=list)
     backward: list[Span] = field(default_factory=list)
     optimizer: list[Span] = field(default_factory=list)
+    loads_itself: bool = False  # its DataLoader has no workers
     operations: list[Operation] = field(default_factory=list)
     kernels: array[float] = field(default_factory=lambda: array("d"))
     host_work: array[float] = field(default_factory=lambda: array("d"))
@@ -91,6 +92,7 @@ class RankTrace:
             return False
         for name in ("data", "forward", "backward", "optimizer"):
             getattr(self, name).extend(getattr(later, name))
+        self.loads_itself |= later.loads_itself
         self.kernels.extend(later.kernels)
         self.host_work.extend(later.host_work)
         self.steps = sorted(self.steps + later.steps, key=lambda step: step[1].start_us)
@@ -232,6 +234,7 @@ class _Reader:
             self._operation(name.partition(":")[2], span, args, is_device=False)
         elif name.startswith("enumerate(DataLoader)"):
             trace.data.append(span)
+            trace.loads_itself |= "_SingleProcessDataLoaderIter" in name
         elif name.startswith("Optimizer.step#"):
             trace.optimizer.append(span)
         elif name in ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward"):

@@ -88,7 +88,7 @@ def match(ranks: Mapping[int, Sequence[Placed]]) -> None:
 
 
 def _together(programs: Sequence[Sequence[Placed]]) -> list[list[Placed]]:
-    """Return the same operation of all ranks, in the order of the first rank; none if they differ."""
+    """Return the same operation of all ranks, in the order of the first; none if they differ."""
     calls = [[one.call for one in program] for program in programs]
     if any(Counter(mine) != Counter(calls[0]) for mine in calls):
         return []
