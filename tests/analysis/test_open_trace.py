@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Look, RunState
+from rankscope_server.analysis import Look
 from rankscope_server.readers.open_trace import NotATrace, Reading, read_open_trace, replay_of
-from rankscope_server.readers.open_trace_records import records_of
+from rankscope_server.readers.recordings import look_at, read_recordings
+from tests.analysis.open_trace_truth import Truth
 from tests.shared_data import SHARED_DATA, named
 
 TRACE = SHARED_DATA / "traces" / "trace-AR.parquet"
@@ -38,14 +39,8 @@ def published(trace: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def look(trace: Any, reading: Reading) -> Look:
-    state = RunState("AR")
-    records, chunks = records_of(trace, reading, 10**18)
-    for record in records:
-        state.apply_record(record)
-    for chunk, _ in chunks:
-        state.apply_chunk(chunk, decode_chunk(chunk.data))
-    return state.look(2 * 10**18)
+def look(trace: Any) -> Look:
+    return look_at(read_recordings([TRACE]))
 
 
 def test_the_trace_is_read_whole(trace: Any, reading: Reading) -> None:
@@ -57,10 +52,44 @@ def test_the_trace_is_read_whole(trace: Any, reading: Reading) -> None:
 def test_slowdown_is_the_published_one(reading: Reading, published: dict[str, Any]) -> None:
     replay, result = reading.replay, published["result"]
     assert result["blocking_slowdown"] == pytest.approx(1.973, abs=0.001)
-    assert replay.slowdown() == pytest.approx(result["blocking_slowdown"], rel=0.02)
+    assert replay.slowdown() == pytest.approx(result["blocking_slowdown"], rel=0.01)
     for kind in ("backward-compute", "forward-compute", "grads-reduce-scatter", "optimizer"):
         truth = result["blocking_decompose_by_optype"][kind]
         assert replay.slowdown_of_kind(kind) == pytest.approx(truth, rel=0.02), kind
+
+
+def test_the_sentences_hold_against_a_computation_of_their_own(look: Look) -> None:
+    """S and what-if as they are shown, against the parquet alone and against what was published."""
+    truth = Truth(TRACE)
+    mean, ideal = truth.mean_step_seconds(), truth.ideal_step_seconds()
+    verdict = look.verdict
+    assert verdict is not None
+    shown = re.search(r"S = ([\d.]+): ([\d.]+) s a step, against ([\d.]+) s", verdict.why)
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(mean / ideal, rel=0.001)
+    assert float(shown[1]) == pytest.approx(46.336 / 23.485, rel=0.01)
+    assert [float(shown[2]), float(shown[3])] == pytest.approx([mean, ideal], rel=0.01)
+    without = re.search(r"takes ([\d.]+) s, about ([\d.]+) s without it", verdict.why)
+    assert without is not None
+    what_if = truth.step_seconds_without(0, (4, 8, 12))
+    assert [float(without[1]), float(without[2])] == pytest.approx([mean, what_if], rel=0.01)
+    assert verdict.cost_throughput_ratio == pytest.approx(1 - what_if / mean, rel=0.01)
+
+
+def test_nothing_is_said_that_the_trace_does_not_hold(look: Look) -> None:
+    verdict = look.verdict
+    assert verdict is not None
+    # it was slow from the first step on, and no host, no loader and no date is recorded
+    assert (verdict.onset_step, verdict.hosts) == (None, ())
+    assert "in all 39 steps compared" in verdict.what
+    texts = [verdict.what, verdict.why, verdict.next, *verdict.ruled_out, *look.answer.notes]
+    texts += [fact.text for fact in verdict.evidence]
+    for words in ("worker-", "for data", "while it runs", "since step", "first slow step"):
+        assert [text for text in texts if words in text] == [], words
+    assert "no dates" in " ".join(look.answer.notes)
+    assert look.coverage.text == "16 ranks recorded, numbered up to 60"
+    assert not [f for f in look.findings if f.detector == "goodput"]
+    assert (look.status, look.status_text) == ("ended", "a recording of 44 steps")
 
 
 def test_one_worker_explains_it_and_not_the_last_stage(
@@ -77,7 +106,7 @@ def test_one_worker_explains_it_and_not_the_last_stage(
 def test_the_verdict_is_the_worker(look: Look) -> None:
     assert look.verdict is not None
     assert (look.verdict.detector, look.verdict.ranks) == ("straggler", (0,))
-    assert "2.4 times" in look.verdict.what
+    assert "is 2.4\N{MULTIPLICATION SIGN} slower than its 3 peers" in look.verdict.what
     assert look.verdict.cost_throughput_ratio == pytest.approx(1 - 1 / 2.02, abs=0.02)
     stragglers = [f for f in look.findings if f.detector == "straggler"]
     assert [f.ranks for f in stragglers] == [(0,)]

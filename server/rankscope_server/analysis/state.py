@@ -13,6 +13,7 @@ from rankscope_server.analysis.answers import Answer, Look, Verdict
 from rankscope_server.analysis.attempt import AttemptState
 from rankscope_server.analysis.coverage import Left, coverage_of, notes_of, status_of
 from rankscope_server.analysis.folding import fold
+from rankscope_server.analysis.recorded import as_recorded, recorded_notes
 from rankscope_server.analysis.thinning import level_to_ask
 from rankscope_server.analysis.verdict import answer_of, verdict_of
 from rankscope_server.detectors import DETECTORS
@@ -145,6 +146,7 @@ class RunState:
             attempt.results = []
             for detector in DETECTORS:
                 result = detector.look(window)
+                result = as_recorded(result) if attempt.facts.is_recording else result
                 attempt.results.append(result)
                 findings = result.findings
                 if not _is_over(attempt):
@@ -189,7 +191,7 @@ def _statuses(newest: AttemptState | None) -> list[DetectorStatus]:
 
 def _with_notes(answer: Answer, newest: AttemptState | None) -> Answer:
     """Say what is recorded in part: in the coverage, and beside an answer that is no verdict."""
-    notes = () if newest is None else notes_of(newest)
+    notes = () if newest is None else (*notes_of(newest), *recorded_notes(newest))
     told = [] if answer.state == "culprit" else [note for note in notes if note not in answer.text]
     detail = "; ".join(text for text in (answer.detail, *told) if text)
     return dataclasses.replace(answer, notes=notes, detail=detail)

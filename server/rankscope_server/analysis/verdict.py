@@ -140,13 +140,14 @@ def answer_of(
     if world == 1 and steps:
         return Answer(
             "unknown",
-            f"No verdict: one rank, {steps:,} steps, nobody to compare it with",
+            f"No verdict: one rank, {steps:,} step{'s' * (steps != 1)}, nobody to compare it with",
             detail,
             ("a run of two or more ranks, or an earlier run of the same command",),
         )
     if steps < policy.min_steps:
         return _too_few(attempt, steps, detail, policy)
-    unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in _CORE]
+    core = _CORE - {"hang"} if attempt.facts.is_recording else _CORE  # its steps have all ended
+    unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in core]
     unknown += [gap.text for gap in attempt.gaps if gap.share > _HEALTHY_SHARE]
     unknown += [text for result in attempt.results for text in result.not_known]
     if unknown:
@@ -199,7 +200,8 @@ def _too_few(attempt: AttemptState, steps: int, detail: str, policy: Policy) -> 
         what = "the recording ends" if is_recording else "the run is over"
         return Answer(
             "unknown",
-            f"No verdict: {what} after {steps:,} steps, {policy.min_steps} are needed",
+            f"No verdict: {what} after {steps:,} step{'s' * (steps != 1)}, {policy.min_steps} are "
+            "needed",
             detail,
             (f"a run of {policy.min_steps} steps",),
         )

@@ -65,6 +65,8 @@ class Communication:
         )
         large = [one for one in every if one.size_bytes >= window.policy.min_message_bytes]
         status = DetectorStatus(self.name, str(self.__doc__), "ran")
+        if window.facts.is_recording and not any(one.size_bytes > 0 for one in every):
+            return self._skipped("it does not hold the sizes of messages", NOT_HERE)
         if not large:
             size = window.policy.min_message_bytes // MB
             return DetectorResult(status, (), (f"communication: no messages of {size} MB",))

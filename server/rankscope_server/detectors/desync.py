@@ -31,6 +31,8 @@ class Desync:
                 "off, or switched on alone",
                 "switch recording on in all ranks at once, or restart the run",
             )
+        if not window.calls.num_taken and window.facts.is_recording:
+            return self._skipped("it does not number the calls of a group", NOT_HERE)
         if not window.calls.num_taken:
             return self._skipped(
                 "no collective has been recorded yet", "wait, or see the agent page: sources"

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope_server.detectors.checkpointing import Mtbf, daly, mtbf_of, waste
-from rankscope_server.detectors.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, Finding, ran, skipped
 from rankscope_server.detectors.goodput_words import (
     goodput_finding,
     interval_finding,
@@ -59,6 +59,8 @@ class Goodput:
         """Return the ledger of the run up to now, and advice on checkpoints."""
         if not window.is_newest:
             return ran(self, note="counted with the newest attempt")
+        if window.facts.is_recording:
+            return skipped(self, "a recording is a part of a run", NOT_HERE)
         findings = _of_saves(window)
         book = ledger_of(window)
         lasted = 0.0 if book is None else book.wall_seconds / max(book.num_ranks, 1)

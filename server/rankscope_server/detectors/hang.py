@@ -36,6 +36,8 @@ class Hang:
         """Return the roots of every tangle that has not moved for too long."""
         if window.world_size == 1:
             return skipped(self, "one rank waits for nobody", NOT_HERE)
+        if not window.states and window.facts.is_recording:
+            return skipped(self, "it shows steps that have ended, not where a rank is", NOT_HERE)
         if not window.states:
             return skipped(self, "no rank has said yet where it is", "wait, or see coverage")
         unmatched = [rank for rank, state in window.states.items() if not state.is_recording]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.formulas import rank_hours_per_day
+from rankscope_server.detectors import hang_recorded
 from rankscope_server.detectors.finding import Evidence, Finding
 from rankscope_server.detectors.places import Operation
 from rankscope_server.detectors.wait_graph import activity_ns
@@ -68,7 +69,7 @@ def hang_finding(window: Window, case: HangCase) -> Finding:
         next_command=_command(window, case),
         evidence=_evidence(window, case),
         ruled_out=_ruled_out(window, case),
-        would_be_wrong_if=_wrong_if(case),
+        would_be_wrong_if=_wrong_if(window, case),
         policy_hash=window.policy.hash,
         victims=tuple(sorted({*case.waiters, *case.roots})) if case.is_open else case.waiters,
     )
@@ -81,7 +82,7 @@ def _onset(window: Window, case: HangCase) -> tuple[int | None, float | None]:
         ends = [window.ended[rank] for rank in case.roots if rank in window.ended]
         return (ends[0].last_step, ends[0].time_ns / 1e6) if ends else (None, None)
     first = min(states, key=activity_ns)
-    return first.step, activity_ns(first) / 1e6
+    return first.step or None, activity_ns(first) / 1e6
 
 
 def _operation_text(operation: Operation) -> str:
@@ -159,8 +160,8 @@ def _root_text(window: Window, case: HangCase, root: int) -> str:
     place = f"is in phase {state.phase} of step {state.step:,}" if state.step else ""
     held = case.still_in.get(root)
     if held is not None and held.is_done_elsewhere:
-        inside = f"is still in {_operation_text(held)}, which others have ended"
-        place = f"{place}, {inside}," if place else inside
+        inside = f"is still in {_operation_text(held)}, which others have ended,"
+        place = f"{place}, {inside}" if place else inside
     parts = (f"rank {root}", place, "and" * bool(place), still)
     return " ".join(part for part in parts if part)
 
@@ -172,6 +173,8 @@ def _next(window: Window, case: HangCase) -> str:
     if case.is_cycle:
         return "Compare the order of their calls in the stacks below, then fix the order"
     root = case.roots[0]
+    if window.facts.is_recording:
+        return hang_recorded.next_of(window, case.roots)
     host = window.host(root)
     if root in case.gone:
         return f"See how rank {root} ended, then restart"
@@ -242,13 +245,18 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
             )
         )
     chain = tuple(rank for rank in case.waiters if rank not in case.alike)
+    if window.facts.is_recording and case.idle_seconds:
+        facts.append(Evidence(hang_recorded.time_note(min(case.idle_seconds.values()))))
     if chain:
         facts.append(Evidence(f"Waiting behind them: {ranks_text(chain)}"))
     return tuple(facts)
 
 
 def _ruled_out(window: Window, case: HangCase) -> tuple[str, ...]:
-    out = []
+    out: list[str] = []
+    if window.facts.is_recording:
+        idle = list(case.idle_seconds.values())
+        return tuple(hang_recorded.ruled_out(window, case.roots, idle) if case.roots else out)
     if case.roots and not case.is_cycle:
         out.append("A slow rank: no hook has run in it and its step does not advance")
         phases = {window.states[r].phase for r in case.roots if r in window.states}
@@ -263,11 +271,13 @@ def _ruled_out(window: Window, case: HangCase) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _wrong_if(case: HangCase) -> str:
+def _wrong_if(window: Window, case: HangCase) -> str:
     if not case.roots:
         return "The operation is merely large and the network slow: bytes still flow"
     if case.is_cycle:
         return "One of them leaves its operation by itself"
+    if window.facts.is_recording:
+        return hang_recorded.wrong_if(case.roots)
     return "Its stack changes, or the operation ends by itself: then it is slow, not hung"
 
 
@@ -280,4 +290,6 @@ def _confidence(case: HangCase) -> tuple[float, str]:
         return 0.65, "open sends hide what it does now; it stopped first"
     if case.silent or (case.gone and len(case.gone) == len(case.roots)):
         return 0.85, "others wait for it and its process or node does not answer"
+    if len(case.roots) > 1:
+        return 0.95, "others have entered what they have not, and they wait for no other rank"
     return 0.95, "others have entered what it has not, and it waits for nobody"

@@ -51,7 +51,9 @@ class SlowLink:
             return skipped(self, "one rank sends nothing", "nothing to do")
         columns = _columns(window)
         if not window.replays.events.num_rows or len(columns) < policy.replay_min_steps:
-            return skipped(self, "too few operations are recorded", "record collectives, or wait")
+            return skipped(
+                self, "too few ended operations are recorded", "record collectives, or wait"
+            )
         members, times = _measured(window, columns)
         kinds = {
             path: ("pair" if isinstance(path, tuple) else len(ranks), host_count(window, ranks))

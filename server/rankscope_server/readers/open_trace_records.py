@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope import schema
 from rankscope.chunk import Column, encode_chunk
+from rankscope_server.detectors.facts import RECORDING, SLOWDOWN_FIELDS
 from rankscope_server.readers.open_trace import Batch, OpenTrace, Reading, Transfer
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ def records_of(
     times = replay.graph.times(replay.recorded, np.zeros((num_ranks, num_steps)))
     duration = times[replay.graph.last].max(axis=0)
     began = np.concatenate([[0.0], np.cumsum(duration)[:-1]])
-    records = _registrations(trace, reading, start_ns)
+    records = [*_registrations(trace, reading, start_ns), _whole(reading, start_ns)]
     chunks = []
     for row in range(num_ranks):
         script = [batch for batch in reading.script if batch.row == row]
@@ -49,6 +50,18 @@ def records_of(
         chunks.append(_chunk("steps", rank, _step_columns(trace, steps, start_ns)))
         chunks.append(_chunk("collectives", rank, _event_columns(trace, events, start_ns)))
     return records, chunks
+
+
+def _whole(reading: Reading, start_ns: int) -> schema.Event:
+    """Return what is known of the recording as a whole: S, and that it holds no dates."""
+    replay = reading.replay
+    step_ms, ratio = replay.mean_step_ms(), replay.slowdown()
+    values = (ratio, step_ms, step_ms / ratio)
+    fields = {name: f"{value:.6g}" for name, value in zip(SLOWDOWN_FIELDS, values, strict=True)}
+    return schema.Event(
+        attempt=0, rank=schema.NODE_RANK, time_ns=start_ns, name=RECORDING,
+        fields={**fields, "dates": "none"},
+    )  # fmt: skip
 
 
 def _registrations(trace: OpenTrace, reading: Reading, start_ns: int) -> list[schema.AnyRecord]:
@@ -66,7 +79,7 @@ def _registrations(trace: OpenTrace, reading: Reading, start_ns: int) -> list[sc
     for row, rank in enumerate(trace.ranks):
         records.append(schema.RankRegistered(
             attempt=0, rank=rank, time_ns=start_ns, world_size=len(trace.ranks),
-            local_rank=0, local_world_size=1, node_rank=row, host=f"worker-{rank}", pid=0,
+            local_rank=0, local_world_size=1, node_rank=-1, host="", pid=0,
             stage=int(reading.replay.stage[row]), num_stages=num_stages,
             num_microbatches=int(numbers.max()) + 1,
         ))  # fmt: skip
@@ -186,7 +199,7 @@ def _chunk(
     times = np.asarray(columns["started_ns" if kind == "steps" else "arrived_ns"])
     steps = np.asarray(columns["step"])
     chunk = schema.Chunk(
-        kind=kind, attempt=0, rank=rank, host=f"worker-{rank}", count=len(times),
+        kind=kind, attempt=0, rank=rank, host="", count=len(times),
         time_lo_ns=int(times.min()), time_hi_ns=int(times.max()), data=encode_chunk(columns),
         step_lo=int(steps.min()), step_hi=int(steps.max()),
     )  # fmt: skip
