@@ -215,6 +215,43 @@ def test_a_folder_of_dumps_names_exactly_the_broken_ranks(case: str, ranks: list
 
 
 @pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
+def test_dumps_of_two_jobs_in_one_folder_are_explained_apart() -> None:
+    found = answer(str(DUMPS))
+    (other,) = found["other_jobs"]
+    assert sorted([found["root"]["ranks"], other["root"]["ranks"]]) == [[9, 14], [12, 14]]
+    shown = explain(str(DUMPS)).stdout
+    assert "on ranks 12 and 14" in shown
+    assert "on ranks 9 and 14" in shown
+
+
+@pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
+def test_what_is_missing_or_torn_is_said_beside_the_verdict(tmp_path: Path) -> None:
+    for path in (DUMPS / "gpu_error_2nd").glob("_dump_*"):
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(
+            data[: len(data) // 2] if path.name == "_dump_3" else data
+        )
+    done = explain(str(tmp_path))
+    assert "ranks 9 and 14 hang" in " ".join(done.stdout.replace("│", " ").split()).lower()
+    assert "15 of 16 ranks recorded; rank 3 not among them" in done.stdout
+    assert "_dump_3: the pickle was refused: pickle data was truncated" in done.stderr
+
+
+@pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
+def test_no_verdict_is_not_called_no_fault() -> None:
+    path = DUMPS / "gpu_error_1st" / "_dump_14"
+    done = explain(str(path))
+    assert done.returncode == 0
+    assert "No fault found" not in done.stdout
+    text = " ".join(done.stdout.replace("│", " ").split())
+    assert "No verdict in" in text
+    assert "1 of 16 ranks recorded" in text
+    assert "the files of the other ranks: import them together with these" in text
+    found = answer(str(path))
+    assert (found["root"], found["recorded"]["state"]) == (None, "unknown")
+
+
+@pytest.mark.skipif(not DUMPS.is_dir(), reason="recorded dumps are not on this machine")
 def test_a_log_that_names_the_cause_comes_before_what_dumps_show(tmp_path: Path) -> None:
     for path in (DUMPS / "gpu_error_2nd").glob("_dump_*"):
         (tmp_path / path.name).symlink_to(path)
@@ -236,6 +273,7 @@ def test_the_open_trace_names_its_straggler() -> None:
     assert found["root"]["ranks"] == [0]
     assert (found["root"]["family"], found["root"]["kind"]) == ("other", "slow_compute")
     assert all(one["ranks"] == [0] for one in found["findings"])
+    assert any(note.startswith("S = 1.975") for note in found["recorded"]["notes"])
 
 
 def test_json_dumps_of_gloo_name_the_rank_that_did_not_come(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,8 +23,9 @@ MAX_RANK = 1 << 20
 _MAX_NUMBER = 1 << 61  # what a chunk holds, with room for sums
 _MAX_DIGITS = 9
 _NUMBER = re.compile(r"\d+")
-_OUR_COPY = re.compile(r"flight_recorder\.\d+\.json")  # in the directory <rank>.<pid> of a rank
+OUR_COPY = re.compile(r"flight_recorder\.\d+\.json")  # in the directory <rank>.<pid> of a rank
 _PICKLE_START = b"\x80"
+_GZIP = b"\x1f\x8b"
 
 
 class DumpError(ValueError):
@@ -70,7 +72,7 @@ def read_dump(path: Path) -> Dump:
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror or error}") from error
     try:
-        return parse_dump(data)
+        return parse_dump(_unpacked(data) if data.startswith(_GZIP) else data)
     except DumpError as error:
         raise DumpError(f"{path}: {error}") from error
 
@@ -98,12 +100,26 @@ def parse_dump(data: bytes) -> Dump:
     return dump
 
 
+def _unpacked(data: bytes) -> bytes:
+    """Return what is packed by gzip. Raises DumpError, also where it is too large unpacked."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpacker.decompress(data, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise DumpError("its gzip is damaged; copy it again") from error
+    if len(plain) > MAX_BYTES:
+        raise DumpError(f"has more than {MAX_BYTES >> 20} MiB unpacked")
+    if not unpacker.eof:
+        raise DumpError("its gzip is cut short; copy it again")
+    return plain
+
+
 def rank_of(path: Path) -> int:
     """Return the rank that a file's name ends with. Raises DumpError.
 
     PyTorch names a file `<prefix><rank>`; copies of ours lie in a directory `<rank>.<pid>`.
     """
-    if _OUR_COPY.fullmatch(path.name):
+    if OUR_COPY.fullmatch(path.name):
         numbers = _NUMBER.findall(path.parent.name)[:1]
     else:
         numbers = _NUMBER.findall(path.name.partition(".")[0])[-1:]
@@ -121,7 +137,7 @@ def _unpickle(data: bytes) -> Dump:
     try:
         plain = _NoGlobals(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError) as error:
-        raise DumpError(f"the pickle was refused: {error}") from error
+        raise DumpError(f"the pickle was refused: {error}; copy the file again") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DumpError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
     try:

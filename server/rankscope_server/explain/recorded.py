@@ -6,6 +6,7 @@ Families are those of the error book; a kind of finding that is none of them is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,32 @@ _FAMILIES = {
 }  # fmt: skip
 
 
-def read(paths: Sequence[Path]) -> tuple[Look | None, list[Skipped]]:
-    """Return what the detectors say of the recordings, and which of them cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the detectors say of the recordings of one job."""
+
+    name: str
+    look: Look
+
+
+def read(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
+    """Return what the detectors say of each job, the worst first, and what cannot be read."""
+    from rankscope_server.readers.recordings import jobs_of
+
+    found: list[Recorded] = []
+    skipped: list[Skipped] = []
+    jobs = jobs_of(paths)
+    for job in jobs:
+        look, unread = _read_job(job)
+        skipped += unread
+        if look is not None:
+            name = str(job[0]) if len(job) == 1 else f"{len(job):,} dumps or traces"
+            where = f" in {job[0].parent.name}" if len(jobs) > 1 and len(job) > 1 else ""
+            found.append(Recorded(name + where, look))
+    return sorted(found, key=lambda one: one.look.verdict is None), skipped
+
+
+def _read_job(paths: Sequence[Path]) -> tuple[Look | None, list[Skipped]]:
     from rankscope_server.readers.recordings import RecordingError, look_at, read_recordings
 
     try:
@@ -49,7 +74,11 @@ def merge(answer: dict[str, Any], look: Look) -> dict[str, Any]:
         logged = {**logged, "rivals": [*logged["rivals"], _as_rival(root)]}
         answer = {**answer, "root": logged}
     findings.sort(key=lambda one: one["role"] != "initiating")
-    recorded = {"state": look.answer.state, "text": look.answer.text, "detail": look.answer.detail}
+    recorded = {
+        "state": look.answer.state, "text": look.answer.text, "detail": look.answer.detail,
+        "next": list(look.answer.deciding), "notes": list(look.answer.notes),
+        "coverage": look.coverage.text,
+    }  # fmt: skip
     return {**answer, "findings": [*findings, *answer["findings"]], "recorded": recorded}
 
 
@@ -77,6 +106,7 @@ def _root(look: Look) -> dict[str, Any] | None:
         "would_be_wrong_if": verdict.would_be_wrong_if,
         "rivals": [_finding(one, look) for one in others],
         "kind": verdict.kind,
+        "recorded": "; ".join((look.coverage.text, *look.answer.notes)),
         "cost": None if cost is None else f"{percent_text(cost)} of the job's throughput",
     }
 

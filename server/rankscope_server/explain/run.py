@@ -14,12 +14,21 @@ from rankscope_server.book import BookError, read_book
 from rankscope_server.book.judgement import judge
 from rankscope_server.book.prefilter import NO_LIBRARY
 from rankscope_server.book.reading import Reader
+from rankscope_server.book.tally import Tally
 from rankscope_server.explain import recorded
 from rankscope_server.explain.answer import answer
-from rankscope_server.explain.inputs import InputError, Inputs, Source, find_sources, read_source
+from rankscope_server.explain.inputs import (
+    InputError,
+    Inputs,
+    Skipped,
+    Source,
+    find_sources,
+    read_source,
+)
 from rankscope_server.explain.screen import show
 
 EXIT_NO_FAULT, EXIT_FAULT = 0, 1
+_MAX_NAMED = 6
 _SLOW_BYTES = 256 << 20  # about a minute without the library
 _SHOW_PROGRESS_BYTES = 64 << 20  # less is read before a bar could be seen
 
@@ -39,18 +48,34 @@ def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: 
     except (BookError, InputError) as error:
         raise ExplainError(str(error)) from error
     result = answer(judge(reader.tally))
-    if inputs.recordings:
-        look, unread = recorded.read(inputs.recordings)
-        if look is None and not sources:
-            raise ExplainError(unread[0].reason)
-        skipped += unread
-        result = result if look is None else recorded.merge(result, look)
+    jobs, unread = recorded.read(inputs.recordings) if inputs.recordings else ([], [])
+    if inputs.recordings and not jobs and not sources:
+        raise ExplainError(unread[0].reason)
+    skipped += unread
+    nothing = answer(judge(Tally()))
+    others = [(one.name, recorded.merge(nothing, one.look)) for one in jobs[1:]]
+    if jobs:
+        result = recorded.merge(result, jobs[0].look)
     if is_json:
         result["skipped"] = [{"name": one.name, "reason": one.reason} for one in skipped]
+        result["other_jobs"] = [{"name": name, **one} for name, one in others]
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        show(result, _what_was_read(inputs), is_full, Console(soft_wrap=False))
+        console = Console(soft_wrap=False)
+        read = jobs[0].name if others else _what_was_read(inputs)
+        for name, one in ((read, result), *others):
+            show(one, name, is_full, console)
+        _tell_left_out(skipped, len(inputs.skipped))
     return EXIT_NO_FAULT if result["root"] is None else EXIT_FAULT
+
+
+def _tell_left_out(skipped: Sequence[Skipped], num_no_logs: int) -> None:
+    """Name recordings that could not be used; files that are no logs are counted in the title."""
+    unread = skipped[num_no_logs:]
+    for one in unread[:_MAX_NAMED]:
+        sys.stderr.write(f"left out: {one.reason}\n")
+    if len(unread) > _MAX_NAMED:
+        sys.stderr.write(f"left out: {len(unread) - _MAX_NAMED} more files\n")
 
 
 def _read(reader: Reader, sources: Sequence[Source]) -> None:

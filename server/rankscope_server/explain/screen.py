@@ -22,9 +22,7 @@ def show(answer: dict[str, Any], read: str, is_full: bool, console: Console) -> 
     """Print the answer. `read` says what was read; `is_full` shows every finding."""
     root = answer["root"]
     if root is None:
-        console.print(
-            Panel(Text(f"{_NO_FAULT} in {read}.\n{_why_none(answer)}"), border_style="green")
-        )
+        console.print(_panel_of_none(answer, read))
     else:
         console.print(_panel(root, read))
     findings = answer["findings"]
@@ -35,6 +33,18 @@ def show(answer: dict[str, Any], read: str, is_full: bool, console: Console) -> 
         console.print(Text(f"{hidden} more kinds of lines: --all shows them", style="dim"))
     if answer["num_ungrouped"]:
         console.print(Text(f"{answer['num_ungrouped']:,} more lines of other kinds", style="dim"))
+
+
+def _panel_of_none(answer: dict[str, Any], read: str) -> Panel:
+    recorded = answer.get("recorded")
+    if recorded is None or recorded["state"] == "healthy":
+        text = f"{_NO_FAULT} in {read}.\n{_why_none(answer)}"
+        return Panel(Text(text), border_style="green")
+    what, _, why = recorded["text"].partition(": ")
+    lines = [f"{what} in {read}: {why}" if why else f"{what} ({read})"]
+    lines += [text for text in (recorded["detail"],) if text]
+    lines += [f"It would take {text}" for text in recorded["next"]]
+    return Panel(Text("\n".join(lines)), border_style="yellow")
 
 
 def _why_none(answer: dict[str, Any]) -> str:
@@ -63,6 +73,8 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
         others = "; ".join(f"{r['family']} on {_who(r['ranks'])}" for r in root["rivals"][:3])
         rows.add_row("Or", others)
     rows.add_row("Cost", root.get("cost") or _COST_OF_LOGS)
+    if root.get("recorded"):
+        rows.add_row("Read", root["recorded"])
     sure = f"{confidence_word(root['confidence'])}: {root['confidence_text']}"
     rows.add_row("Sure", f"{sure}; wrong if {root['would_be_wrong_if']}")
     title = "The first cause" if root["role"] == "initiating" else "The first that is seen"

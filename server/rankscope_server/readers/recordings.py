@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-import numpy as np
-
 from rankscope.chunk import decode_chunk
-from rankscope.imports.flight_dumps import read_dumps
+from rankscope.imports.flight_dumps import OUR_COPY, DumpError, rank_of, read_dumps
 from rankscope.imports.flight_records import Imported, convert
 from rankscope.schema import IMPORTED, NODE_RANK, AnyRecord, RunStarted
 from rankscope_server.analysis import Look, RunState
@@ -75,13 +74,47 @@ def format_of(path: Path) -> Format | None:
     return "nccl-log" if _NCCL_LOG.search(head) else None
 
 
+def jobs_of(paths: Iterable[Path]) -> list[list[Path]]:
+    """Return the files of each job: dumps of the same ranks in two folders are two jobs'."""
+    files = list(_files(paths))
+    folders: dict[Path, list[Path]] = {}
+    for path in files:
+        folders.setdefault(path.parent, []).append(path)
+    ranks = {folder: _dumped_ranks(inside) for folder, inside in folders.items()}
+    of_dumps = [folder for folder, named in ranks.items() if named]
+    is_apart = sum(len(ranks[folder]) for folder in of_dumps) > len(
+        set().union(*(ranks[folder] for folder in of_dumps))
+    )
+    if not is_apart:
+        return [files]
+    rest = [path for path in files if path.parent not in of_dumps]
+    return [folders[folder] for folder in of_dumps] + [rest] * bool(rest)
+
+
+def _dumped_ranks(paths: Sequence[Path]) -> set[int]:
+    """Return the ranks of the dumps in a folder; none of our copies, one folder for each rank."""
+    found = set()
+    for path in paths:
+        if OUR_COPY.fullmatch(path.name):
+            continue
+        with contextlib.suppress(DumpError, OSError):
+            if format_of(path) == "flight-recorder":
+                found.add(rank_of(path))
+    return found
+
+
 def read_recordings(
     paths: Iterable[Path], forced: Format | None = None, on_bytes: OnBytes = lambda size: None
 ) -> Recording:
     """Read files and directories of files. Raises RecordingError if nothing could be read."""
     by_format: dict[Format, list[Path]] = {}
     left_out: list[str] = []
-    for path in _files(paths):
+    jobs = jobs_of(paths)
+    if len(jobs) > 1:
+        folders = ", ".join(str(job[0].parent) for job in jobs)
+        raise RecordingError(f"dumps of the same ranks in several folders are those of several "
+                             f"jobs; name one folder at a time: {folders}")  # fmt: skip
+    for path in jobs[0]:
         try:
             kind = forced or format_of(path)
         except OSError as error:
@@ -169,8 +202,7 @@ def _open_trace(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, 
     except NotATrace as error:
         text = str(error)
         return None, [text if str(path) in text else f"{path}: {text}", *left_out]
-    world_size = max(int(np.max(trace.columns["rank"])) + 1, len(trace.ranks))
-    found = Imported(world_size, list(records), [chunk for chunk, _ in chunks])
+    found = Imported(len(trace.ranks), list(records), [chunk for chunk, _ in chunks])
     return found, left_out
 
 
