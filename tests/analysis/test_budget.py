@@ -53,6 +53,14 @@ def test_a_rank_without_peers_has_no_share_of_communication() -> None:
     assert (parts["communication"] == 0).all()
 
 
+def test_in_a_pipeline_a_stage_that_waits_for_another_one_waits() -> None:
+    """All ranks of the second stage wait for rank 2 of the first: that is no communication."""
+    cells = metrics()
+    parts = split(cells, ["first", "second", "first", "second"])
+    assert np.median(parts["communication"][:, 10:]) == pytest.approx(5, abs=0.5)
+    assert np.median(parts["waiting"][[1, 3], 10:]) == pytest.approx(50, abs=4)
+
+
 def test_missing_steps_and_no_steps() -> None:
     cells = metrics()
     for values in cells.values():

@@ -44,6 +44,15 @@ def test_imported_dumps_get_a_verdict_and_pages(
         assert reply.status == 200
 
 
+@pytest.mark.skipif(not DATA.is_dir(), reason="recorded dumps are not on this machine")
+def test_dumps_of_two_jobs_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["import", str(DATA.parent)]) == 1
+    said = capsys.readouterr().err
+    assert "several jobs; name one folder at a time" in said
+    assert "gpu_error_1st" in said
+    assert "gpu_error_2nd" in said
+
+
 def test_what_cannot_be_imported_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,3 +122,13 @@ def test_the_open_trace_becomes_a_run(
         assert time.monotonic() < deadline, "no verdict"
         time.sleep(0.5)
     assert found["ranks"] == [0]
+    assert "S = 1.975" in found["why"]
+    assert fetch(server, "ar")["run"]["status"] == "ended"
+    report = fetch(server, "ar/report")
+    assert "is waiting for others" in report["budget"]["text"]
+    assert "is communication" not in report["budget"]["text"]
+    told = [*report["not_measured"], *found["ruled_out"], *report["notes"]]
+    for words in ("no messages of", "no rank failed", "worker-", " yet"):
+        assert [text for text in told if words in text] == [], words
+    assert any(note.startswith("S = 1.975") for note in report["notes"])
+    assert report["coverage"]["text"] == "16 of 16 ranks recorded"

@@ -1,8 +1,8 @@
 """Where a step goes: parts that add up to the step, for the median rank and for the culprit.
 
-Time blocked on peers is split by what all peers of the role share: the shortest block among them
-in the same step is what communication takes when no rank is late (the last to arrive
-waits least); the rest is waiting for others.
+Time blocked on peers is split by what all ranks share: the shortest block among them in the same
+step is what communication takes when no rank is late (the last to arrive waits least); the rest is
+waiting for others.
 """
 
 from __future__ import annotations
@@ -66,12 +66,16 @@ def split(metrics: Mapping[str, Matrix], roles: Sequence[Hashable]) -> dict[str,
 
 
 def shared_block(blocked: Matrix, roles: Sequence[Hashable]) -> Matrix:
-    """Return the shortest block of each cell's role in its step; NaN for a rank on its own."""
+    """Return the shortest block of any rank in a step; NaN for a rank that is alone in its role.
+
+    In a pipeline all ranks of a stage may wait for a slow rank of another one.
+    """
     shared = np.full(blocked.shape, np.nan)
+    shortest = np.fmin.reduce(blocked, axis=0) if len(blocked) else None
     for role in dict.fromkeys(roles):
         rows = [row for row, other in enumerate(roles) if other == role]
         if len(rows) > 1:
-            shared[rows] = np.fmin.reduce(blocked[rows], axis=0)
+            shared[rows] = shortest
     return shared
 
 

@@ -41,6 +41,7 @@ MAX_LOSSES = 200
 _PLANES = ("step", "blocked", "num_collectives", STARTED)
 _EVEN_SHARE = 0.02  # a mean further than this from the typical step is said beside it
 _LEAST_SHARE = 0.001  # less of a step is not worth words
+_SEEN = {False: "reporting", True: "recorded"}
 
 
 def overview(
@@ -111,7 +112,9 @@ def coverage(
         refused=run.refused,
         missing_batches=int(missing or 0),
         notes=finding_views.answer(run).notes,
-        text=_coverage_text(expected, reporting, silent, lost, int(missing or 0)),
+        text=_coverage_text(
+            expected, reporting, silent, lost, int(missing or 0), run.launcher == IMPORTED
+        ),
     )
 
 
@@ -229,11 +232,16 @@ def losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
 
 
 def _coverage_text(
-    expected: int, reporting: int, silent: list[SilentRank], losses: list[LossRow], missing: int
+    expected: int,
+    reporting: int,
+    silent: list[SilentRank],
+    losses: list[LossRow],
+    missing: int,
+    is_recording: bool,
 ) -> str:
     if not expected:
         return "No rank has registered yet"
-    text = f"{reporting} of {plural(expected, 'rank')} reporting"
+    text = f"{reporting} of {plural(expected, 'rank')} {_SEEN[is_recording]}"
     if silent:
         text += f"; {rank_list([row.rank for row in silent])} silent"
         text += f" since step {min(row.step for row in silent):,}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 import rankscope
+from rankscope.schema import IMPORTED
 from rankscope_server.detectors.finding import SEVERITIES
 from rankscope_server.detectors.words import confidence_word
 from rankscope_server.shapes import (
@@ -52,6 +53,7 @@ def report(
     answer = answer_of(first.answer, first.run, origin)
     shown = _first_ranks(everyone, first.verdict)
     last = logs(connection, run_id, LogQuery(), MAX_LINES, None, fold=True)
+    is_recording = run.launcher == IMPORTED
     return Report(
         format=REPORT_FORMAT,
         made_ms=now_ns / 1e6,
@@ -65,14 +67,14 @@ def report(
         findings=_worst_first(found, first.verdict),
         detectors=found.detectors,
         coverage=first.coverage,
-        not_measured=not_measured(first.coverage, found.detectors),
+        not_measured=not_measured(first.coverage, found.detectors, is_recording=is_recording),
         budget=budget(connection, run, RECENT_STEPS),
         attempts=first.attempts,
         ranks=shown,
         errors=errors(connection, run_id).groups,
         environment=environment(connection, run_id, run.attempt, run.world_size),
         lines=sorted(last.lines, key=lambda line: line.time_ms),
-        notes=list(origin.notes),
+        notes=[*origin.notes, *(first.coverage.notes if is_recording else ())],
         ranks_capped=_capped(len(shown), len(everyone)),
         lines_capped=_capped(min(last.total, MAX_LINES), last.total),
     )
@@ -109,18 +111,21 @@ def summary(
     return [row for row in rows if row.text]
 
 
-def not_measured(coverage: Coverage, detectors: list[Detector]) -> list[str]:
+def not_measured(
+    coverage: Coverage, detectors: list[Detector], *, is_recording: bool = False
+) -> list[str]:
     """Return what nobody has looked at, and why: it is not known to be healthy."""
     rows = []
     if coverage.registered < coverage.expected:
         missing = coverage.expected - coverage.registered
-        rows.append(f"{missing:,} of {coverage.expected:,} ranks: never heard of")
+        lack = "not in the recording" if is_recording else "never heard of"
+        rows.append(f"{missing:,} of {coverage.expected:,} ranks: {lack}")
     rows += [
         f"{row.source} on {row.host or 'the node'}"
         f"{f', rank {row.rank}' if row.rank >= 0 else ''}: {row.count:,} lost, {row.reason}"
         for row in coverage.losses
     ]
-    rows += coverage.notes
+    rows += () if is_recording else coverage.notes
     rows += [f"{one.name}: {one.reason}" for one in detectors if one.state == "skipped"]
     return rows
 
