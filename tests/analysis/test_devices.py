@@ -449,7 +449,7 @@ def test_what_a_device_waited_for_is_not_the_ranks_own_work() -> None:
     verdict = state.look(items[-1][0]).verdict
     assert verdict is not None
     assert verdict.ranks == (kept.truth["rank"],)  # who was waited for, by the devices' few steps
-    assert "as slow as its peer" in verdict.what
+    assert "slower than its peer" in verdict.what
     assert verdict.onset_step is not None
     assert abs(verdict.onset_step - kept.truth["start_step"]) <= 16
     table = state._attempts[0].device_steps.table

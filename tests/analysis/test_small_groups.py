@@ -38,7 +38,7 @@ def test_one_that_was_never_faster_is_named(ranks: int, extra_ms: float) -> None
     assert look.verdict is not None
     assert look.verdict.key == finding.key
     peers = "peer" if ranks == 2 else "2 peers"
-    found = re.search(rf"computes ([\d.]+) times as slow as its {peers} since", finding.what)
+    found = re.search(rf"is ([\d.]+)\S slower than its {peers} since", finding.what)
     assert found is not None, finding.what
     assert float(found[1]) == pytest.approx((80 + extra_ms) / 80, rel=0.15)
     assert finding.onset_step is not None
@@ -81,4 +81,4 @@ def test_ranks_that_do_not_wait_for_each_other_cost_nothing() -> None:
 def test_one_that_became_slow_later_is_still_compared_with_its_steps_before() -> None:
     look = look_at(slower({1: 160.0}, since=100), ranks=2, noise=NOISE)
     (finding,) = (one for one in look.findings if one.kind == "slow_compute")
-    assert "as slow as before since step 101" in finding.what
+    assert "slower than before since step 101" in finding.what

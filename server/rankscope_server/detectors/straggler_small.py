@@ -117,6 +117,7 @@ def open_case(
         spell=spell,
         columns=spell.columns,
         onset_step=int(table.steps[spell.first]),
+        is_throughout=False,
         ended_step=None,
         seconds=seconds_of(table, spell.columns),
         is_lasting=is_lasting,
