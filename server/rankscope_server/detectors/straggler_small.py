@@ -88,7 +88,10 @@ def _case(window: Window, group: _Group) -> Case | None:
         lambda name: of_rows(table, name, group.others, inside),
     )
     rank = table.ranks[group.row]
-    return open_case(window, (rank,), spell, excess, cost, len(group.others), has_peers=True)
+    return open_case(
+        window, (rank,), spell, excess, cost, len(group.others), has_peers=True,
+        is_throughout=window.facts.is_recording and spell.first <= int(group.columns[0]),
+    )  # fmt: skip
 
 
 def of_rows(table: StepTable, metric: str, rows: Sequence[int], columns: Array) -> float:
@@ -105,6 +108,7 @@ def open_case(
     num_others: int,
     *,
     has_peers: bool,
+    is_throughout: bool = False,
 ) -> Case:
     """Return the case of ranks that are slow now, by the worst one's spell, with no company."""
     table, policy = window.steps, window.policy
@@ -117,7 +121,7 @@ def open_case(
         spell=spell,
         columns=spell.columns,
         onset_step=int(table.steps[spell.first]),
-        is_throughout=False,
+        is_throughout=is_throughout,
         ended_step=None,
         seconds=seconds_of(table, spell.columns),
         is_lasting=is_lasting,
