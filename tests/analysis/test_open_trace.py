@@ -133,6 +133,27 @@ def test_ranks_relabelled_and_times_scaled_give_the_same_measures(
     assert [replay.ranks[row] for row in replay.slowest_ranks()] == [1000]
 
 
+def test_six_steps_of_it_say_the_same_with_their_uncertainty(tmp_path: Path) -> None:
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    if not TRACE.exists():
+        pytest.skip(f"the open trace is not there: {named(TRACE)}")
+    table = pyarrow.parquet.read_table(TRACE)
+    first = pyarrow.array(sorted(set(table["step"].to_pylist()))[:6])
+    path = tmp_path / "six.parquet"
+    pyarrow.parquet.write_table(
+        table.filter(pyarrow.compute.is_in(table["step"], value_set=first)), path
+    )
+    verdict = look_at(read_recordings([path])).verdict
+    assert verdict is not None
+    assert (verdict.ranks, verdict.severity, verdict.onset_step) == ((0,), "critical", None)
+    assert "in each of the 6 steps recorded" in verdict.what
+    # what a replay of all 44 steps gives is 0.506; of six only that S bounds it
+    assert verdict.cost_throughput_ratio == pytest.approx(1 - 1 / 1.98, abs=0.01)
+    assert "whether it lasts, is not known" in verdict.confidence_text
+
+
 def test_what_is_no_trace_is_refused_with_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "trace.parquet"
     file.write_bytes(b"PAR1 nothing PAR1")
@@ -140,3 +161,8 @@ def test_what_is_no_trace_is_refused_with_a_sentence(tmp_path: Path) -> None:
         read_open_trace(file)
     with pytest.raises(NotATrace, match=r"absent\.parquet"):
         read_open_trace(tmp_path / "absent.parquet")
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"rank": [0], "step": [1]}), file)
+    with pytest.raises(NotATrace, match=r"trace\.parquet: no column dp_rank, .*StragglerAnalysis"):
+        read_open_trace(file)

@@ -67,7 +67,8 @@ def _shares(attempt: AttemptState) -> str:
         if np.nansum(values := table.get(name).astype(float)) > 0  # else: not in the recording
     ]
     steps = table.num_steps
-    what = f"Of the {steps:,} step{'s' * (steps != 1)} recorded, {', '.join(texts)}"
+    which = "step" if steps == 1 else f"{steps:,} steps"
+    what = f"Of the {which} recorded, {', '.join(texts)}"
     return what if texts else ""
 
 

@@ -104,6 +104,17 @@ def _finding(window: Window, apart: _Apart) -> Finding:
     took = np.nanmax(duration[np.ix_(apart.rows, columns)], axis=0)
     shares = np.clip(mine.max(axis=0) - theirs.max(axis=0), 0.0, None) / took
     cost = float(np.average(shares, weights=took))
+    lost = (
+        f". The recorded steps lose {percent_text(cost)} to {_it(ranks)}, "
+        f"{percent_text(float(shares.min()))} to {percent_text(float(shares.max()))} each"
+    )
+    if (whole := window.facts.slowdown) is not None and cost > 1 - 1 / whole.ratio:
+        cost = max(0.0, 1 - 1 / whole.ratio)  # what it holds up overlaps with what others wait for
+        lost = (
+            f". S = {whole.ratio:.3f}: a step takes {ms_text(whole.step_ms)}, against "
+            f"{ms_text(whole.ideal_ms)} if all ranks did each operation equally fast, so that at "
+            f"most {percent_text(cost)} is lost to {_it(ranks)}"
+        )
     excess = {name: _excess(table.get(name), apart) for name in OWN_PHASES}
     phase = max(excess, key=lambda name: excess[name])
     kind = "slow_data" if phase == "data" else "slow_compute"
@@ -120,9 +131,8 @@ def _finding(window: Window, apart: _Apart) -> Finding:
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
         what=_what(window, apart, ranks, ratio) + ", waiting for data" * (phase == "data"),
         why=_why(ranks, apart, mine, theirs, "waiting for data" if phase == "data" else phase)
-        + f". The recorded steps lose {percent_text(cost)} to {_it(ranks)}, "
-        f"{percent_text(float(shares.min()))} to {percent_text(float(shares.max()))} each",
-        next=f"See in the profile what {ranks_text(ranks)} "
+        + lost,
+        next=f"See in the recording what {ranks_text(ranks)} "
         f"{'do' if len(ranks) > 1 else 'does'} in that phase and the others do not; record some "
         "minutes to know whether it lasts",
         confidence=0.7,

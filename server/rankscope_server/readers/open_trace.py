@@ -22,6 +22,7 @@ Array = NDArray[Any]
 Transfer: TypeAlias = tuple[str, int, *tuple[int, ...]]  # kind, replica or stage, the rest
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
 _MS = 1e3
+_UNEVEN = "its steps differ in their operations; give steps that are recorded whole"
 # exchange -> (its kind, what the stage that sends adds to its number, or the one that takes)
 _EXCHANGES: dict[str, tuple[str, int]] = {
     "forward-send": ("forward-exchange", 0),
@@ -60,12 +61,18 @@ def read_open_trace(path: Path) -> OpenTrace:
     except ImportError as error:
         raise NotATrace("reading Parquet needs pyarrow: pip install 'rankscope[traces]'") from error
     try:
+        names = pyarrow.parquet.read_schema(path).names
+        if lacking := [name for name in COLUMNS if name not in names]:
+            raise NotATrace(
+                f"{path}: no column {', '.join(lacking)}; give a trace of StragglerAnalysis"
+            )
         table = pyarrow.parquet.read_table(path, columns=list(COLUMNS))
+    except NotATrace:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise NotATrace(f"{path}: {error}") from error
-    lacking = [name for name in COLUMNS if name not in table.column_names]
-    if lacking:
-        raise NotATrace(f"{path}: no column {', '.join(lacking)}")
+        raise NotATrace(f"{path}: {str(error).rstrip('.')}; copy it again") from error
+    if not table.num_rows:
+        raise NotATrace(f"{path}: holds no operation; give the whole trace")
     columns: dict[str, Array] = {
         name: np.asarray(table[name].to_pylist() if name == "optype" else table[name].to_numpy())
         for name in COLUMNS
@@ -103,7 +110,7 @@ def replay_of(trace: OpenTrace) -> Reading:
     num_steps, num_ranks = len(trace.steps), len(trace.ranks)
     first = np.flatnonzero(cells["step"] == trace.steps[0])
     if len(first) * num_steps != len(cells["step"]):
-        raise NotATrace("steps differ in their operations")
+        raise NotATrace(_UNEVEN)
     by_step = np.arange(len(cells["step"])).reshape(num_steps, -1)
     # Within a rank, operations keep their order by kind and number; the clock may swap neighbours.
     names = np.unique(cells["optype"])
@@ -111,7 +118,7 @@ def replay_of(trace: OpenTrace) -> Reading:
     key = (cells["rank"].astype(np.int64) * len(names) + code) * (1 << 20) + cells["seq_id"]
     place = np.argsort(key[by_step], axis=1, kind="stable")
     if not np.all(np.take_along_axis(key[by_step], place, 1) == np.sort(key[first])):
-        raise NotATrace("steps differ in their operations")
+        raise NotATrace(_UNEVEN)
     rows = np.take_along_axis(by_step, place, 1).T  # operations x steps
     return _build(trace, rows, num_ranks)
 
