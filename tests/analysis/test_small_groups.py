@@ -78,6 +78,11 @@ def test_ranks_that_do_not_wait_for_each_other_cost_nothing() -> None:
     assert accused(look) == []
 
 
+def test_a_learner_beside_an_actor_is_not_compared_with_it() -> None:
+    assert accused(look_at(slower({1: 160.0}), ranks=2, noise=NOISE, learners=(0, 1))) != []
+    assert accused(look_at(slower({1: 160.0}), ranks=2, noise=NOISE, learners=(1,))) == []
+
+
 def test_one_that_became_slow_later_is_still_compared_with_its_steps_before() -> None:
     look = look_at(slower({1: 160.0}, since=100), ranks=2, noise=NOISE)
     (finding,) = (one for one in look.findings if one.kind == "slow_compute")

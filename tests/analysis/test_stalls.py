@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,13 @@ def look_at(
     unseen: slice | np.ndarray = slice(0),
     steps: int = STEPS,
     waits: bool = True,
+    learners: Collection[int] | None = None,
 ) -> Look:
     """Return what is said of ranks whose (extra work, collector pauses) `shape` gives, ms.
 
     `recorded` picks the steps that were recorded, of all ranks; `unseen` those that were thinned
     with no wait in them known. Ranks that do not wait for each other have steps of their own.
+    Of `learners` alone something goes backward, if they are given.
     """
     chance = np.random.default_rng(seed)
     state = RunState("run")
@@ -59,6 +61,11 @@ def look_at(
             "gc_ns": (pauses[rank] * MS).astype(np.int64),
             "flags": np.zeros(steps, np.int64),
         }
+        if learners is not None and rank not in learners:
+            columns["forward_ns"] += columns["backward_ns"]
+            columns["backward_ns"] = np.zeros(steps, np.int64)
+            columns["forward_blocked_ns"] = columns.pop("backward_blocked_ns")
+            columns["backward_blocked_ns"] = np.zeros(steps, np.int64)
         columns["flags"][unseen] = schema.STEP_THINNED | schema.STEP_WAITS_UNKNOWN
         columns["backward_blocked_ns"][unseen] = 0
         kept = {name: values[recorded] for name, values in columns.items()}

@@ -69,8 +69,19 @@ def _group_of(table: StepTable, found: Deviation, rows: list[int], policy: Polic
     if len(columns) < policy.huge_steps:
         return None
     recent = columns[-policy.recent_steps :]
+    if not _do_alike(table, rows, recent):
+        return None
     slowest = int(np.argmax(np.median(own[:, recent], axis=1)))
     return _Group(rows[slowest], [row for row in rows if row != rows[slowest]], columns, recent)
+
+
+def _do_alike(table: StepTable, rows: list[int], columns: Array) -> bool:
+    """Return whether all of them compute forwards and backwards, or none: else they differ by plan.
+
+    An actor beside a learner, or a server of parameters, may have less to do for good.
+    """
+    there = (median(table.get(name)[rows][:, columns], 1) > 0 for name in ("forward", "backward"))
+    return all(bool(one.all()) or not one.any() for one in there)
 
 
 def _case(window: Window, group: _Group) -> Case | None:
