@@ -37,7 +37,13 @@ def training_loop(epochs, batch_size=128):
             if step % 20 == 0:
                 accelerator.print(f"step {step}: loss {loss.item():.5f}", flush=True)
 """
-LAUNCH = "notebook_launcher(training_loop, (10**9,), num_processes=2)"
+LAUNCH = """
+import socket
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
+notebook_launcher(training_loop, (10**9,), num_processes=2, use_port=port)
+"""
 
 
 class Client(nbclient.NotebookClient):
