@@ -48,8 +48,9 @@ def _is_of_a_signal(error: Exception) -> bool:
 
     A time limit by SIGALRM does so, and torchrun's way of stopping a notebook's ranks.
     """
-    import signal  # not needed before: each interpreter of the job imports this module
-
+    signal = sys.modules.get("signal")  # who sets a handler has imported it, until Python ends
+    if signal is None:
+        return False
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:

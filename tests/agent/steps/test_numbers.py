@@ -45,6 +45,21 @@ def test_loss_rate_and_samples_of_a_plain_loop(watching: Watching) -> None:
     assert seen[1]["rss_peak_bytes"] >= seen[1]["rss_bytes"] * 0.9 > 10 << 20
 
 
+def test_samples_of_a_loader_that_fetches_one_batch_early(watching: Watching) -> None:
+    """As those of Accelerate, which look ahead for the end of the epoch."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        batches = iter(DataLoader(data(), batch_size=8))
+        following = next(batches, None)
+        while (batch := following) is not None:
+            following = next(batches, None)
+            loss_of(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [one["samples"] for one in numbers(watching).values()] == [8] * len(watching.steps)
+
+
 def test_loss_of_microbatches_is_their_mean(watching: Watching) -> None:
     losses = programs.accumulating(micro=4)
     seen = numbers(watching)

@@ -24,8 +24,12 @@ class Batches:
 
     def install(self, agent: Agent) -> str:
         """Listen to data loaders: a batch counts once a backward pass follows it."""
+        import torch
+
+        self._is_grad_enabled = torch.is_grad_enabled
         self._agent = agent
         self._latest: tuple[int, int] | None = None  # samples and tokens of the last batch
+        self._ahead: tuple[int, int] | None = None  # of one before it: a loader may fetch one early
         self._samples = self._tokens = 0
         listen(agent, "batch", self._batch)
         listen(agent, "backward", self._backward)
@@ -33,13 +37,16 @@ class Batches:
         return "shapes of the batches of data loaders"
 
     def _batch(self, item: Any) -> None:
+        # a batch that nothing is to be learnt from, as of an evaluation, was not fetched early
+        self._ahead = (self._latest or self._ahead) if self._is_grad_enabled() else None
         self._latest = size_of(item)
 
     def _backward(self, roots: Any) -> None:
-        if self._latest is not None:
-            self._samples += self._latest[0]
-            self._tokens += self._latest[1]
-            self._latest = None
+        size = self._latest or self._ahead
+        if size is not None:
+            self._samples += size[0]
+            self._tokens += size[1]
+            self._latest, self._ahead = None, self._ahead if self._latest else None
 
     def _step(self, ended: EndedStep) -> None:
         samples, tokens, self._samples, self._tokens = self._samples, self._tokens, 0, 0
