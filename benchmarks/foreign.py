@@ -276,9 +276,10 @@ def here(names: list[str]) -> list[str]:
     """Return the programs whose packages and data are there; name the others."""
     found = []
     for name in names:
-        package, needs_data = programs.BY_NAME[name].package, programs.BY_NAME[name].needs_data
-        if package and importlib.util.find_spec(package) is None:
-            print(f"{name}: no package {package}: pip install {package}", flush=True)
+        packages, needs_data = programs.BY_NAME[name].packages, programs.BY_NAME[name].needs_data
+        lacking = [one for one in packages.split() if importlib.util.find_spec(one) is None]
+        if lacking:
+            print(f"{name}: not there: pip install {' '.join(lacking)}", flush=True)
         elif needs_data and not programs.PROGRAMS.is_dir():
             print(f"{name}: no {programs.PROGRAMS}", flush=True)
         else:

@@ -33,7 +33,7 @@ class Program:
     prepare: Callable[[Path], list[str]]
     step_ms: float  # about, on two ranks: how long a fault has to be to matter
     ranks: int = 2
-    package: str = ""  # without which it cannot run
+    packages: str = ""  # without which it cannot run, with blanks between
     needs_data: bool = False  # it is copied from the open data
     is_alone: bool = False  # it starts its ranks itself
     start_s: float = 0.0  # about, beyond that of a plain script: the fault comes so much later
@@ -196,12 +196,12 @@ ALL = (
     Program("mingpt", mingpt, 60.0, needs_data=True),
     Program("tutorial", tutorial, 2.0, needs_data=True),
     Program("tensor-parallel", tensor_parallel, 3.0, needs_data=True),
-    Program("trainer", _library("huggingface_trainer.py", _TRAINER), 60.0, package="transformers"),
+    Program("trainer", _library("huggingface_trainer.py", _TRAINER), 60.0, packages="transformers"),
     Program(
-        "lightning", _library("lightning_ddp.py", _LIGHTNING), 60.0, package="lightning",
+        "lightning", _library("lightning_ddp.py", _LIGHTNING), 60.0, packages="lightning",
         is_alone=True,
     ),
-    Program("accelerate", _library("accelerate_loop.py", _ACCELERATE), 40.0, package="accelerate"),
+    Program("accelerate", _library("accelerate_loop.py", _ACCELERATE), 40.0, packages="accelerate"),
     Program("small-gpt", _library("small_gpt.py", _SMALL_GPT), 40.0),
     Program("batchnorm", _script("batchnorm_cnn.py"), 50.0),
     Program("batchnorm-4", _script("batchnorm_cnn.py"), 90.0, ranks=4),
@@ -219,13 +219,14 @@ ALL = (
     Program("fsdp-one", _script("fsdp_one.py"), 50.0),
     Program("one-tensor", _script("one_tensor.py"), 30.0),
     Program(
-        "deepspeed", _script("deepspeed_zero.py"), 60.0, package="deepspeed", start_s=30.0
+        "deepspeed", _script("deepspeed_zero.py"), 60.0, packages="deepspeed", start_s=30.0
     ),
     Program(
-        "ray-train", _script("ray_train.py"), 60.0, package="ray", is_alone=True, start_s=60.0
+        "ray-train", _script("ray_train.py"), 60.0, packages="ray pandas tensorboardX",
+        is_alone=True, start_s=60.0,
     ),
     Program(
-        "notebook", _script("notebook.py"), 40.0, package="nbclient", is_alone=True, start_s=10.0
+        "notebook", _script("notebook.py"), 40.0, packages="nbclient", is_alone=True, start_s=10.0
     ),
 )  # fmt: skip
 BY_NAME = {program.name: program for program in ALL}
