@@ -23,14 +23,14 @@ def findings(
     noise: float = 0.05,
     seed: int = 1,
     facts: dict[str, str] | None = None,
-    stages: int = 0,
+    steps: int = STEPS,
 ) -> list[Finding]:
     """Return what is said of 8 ranks on 4 hosts, some of which are slow from a step on.
 
     `facts` are those of the environment of the slow ones; the others have "old" for each.
     """
     chance, state = np.random.default_rng(seed), RunState("run")
-    own = 80 * np.exp(noise * chance.standard_normal((RANKS, STEPS)))
+    own = 80 * np.exp(noise * chance.standard_normal((RANKS, steps)))
     own[sorted(slow), SINCE:] *= ratio
     step_ms = own.max(axis=0) + 5.0
     started = (START_NS + np.r_[0, np.cumsum(step_ms)[:-1]] * MS).astype(np.int64)
@@ -48,15 +48,15 @@ def findings(
         )
         state.apply_record(group_of(rank, RANKS))
         columns = {
-            "step": np.arange(1, STEPS + 1),
+            "step": np.arange(1, steps + 1),
             "started_ns": started,
             "duration_ns": (step_ms * MS).astype(np.int64),
             "forward_ns": (own[rank] * 0.6 * MS).astype(np.int64),
             "backward_ns": ((step_ms - own[rank] * 0.6) * MS).astype(np.int64),
             "backward_blocked_ns": ((step_ms - own[rank]) * MS).astype(np.int64),
-            "flags": np.zeros(STEPS, np.int64),
+            "flags": np.zeros(steps, np.int64),
         }
-        state.apply_chunk(chunk_of(rank, STEPS, int(started[-1])), columns)
+        state.apply_chunk(chunk_of(rank, steps, int(started[-1])), columns)
     return state.look(int(started[-1]) + 10**9).findings
 
 
@@ -72,6 +72,12 @@ def test_the_whole_group_is_named_and_no_one_else(slow: tuple[int, ...]) -> None
     assert abs(finding.onset_step - (SINCE + 1)) <= 3
     assert finding.cost_throughput_ratio == pytest.approx(1 - 90 / 140, abs=0.06)
     assert set(finding.victims) == set(range(RANKS)) - set(slow)
+
+
+def test_the_onset_of_most_ranks_stays_where_it_was() -> None:
+    (finding,) = accused(findings((0, 1, 4, 5, 6), steps=1500))
+    assert finding.onset_step is not None
+    assert abs(finding.onset_step - (SINCE + 1)) <= 3
 
 
 def test_ranks_of_one_host_are_told_as_such() -> None:

@@ -73,6 +73,16 @@ def test_two_of_three_that_are_slow_accuse_nobody_alone() -> None:
     assert accused(look) == []
 
 
+def test_a_small_change_of_the_rank_that_waits_hides_nothing() -> None:
+    def shape(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        extra = np.full(200, 160.0) if rank else np.where(np.arange(200) < 120, 0.0, 12.0)
+        return extra, np.zeros(200)
+
+    look = look_at(shape, ranks=2, noise=0.02)
+    assert ((1,), "critical") in accused(look)
+    assert {ranks for ranks, severity in accused(look) if severity != "info"} == {(1,)}
+
+
 def test_ranks_that_do_not_wait_for_each_other_cost_nothing() -> None:
     look = look_at(slower({1: 160.0}), ranks=2, noise=NOISE, waits=False)
     assert accused(look) == []

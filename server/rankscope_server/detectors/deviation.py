@@ -58,6 +58,13 @@ class Deviation:
         """Return the view of all own work."""
         return self.views["own"]
 
+    def rows_by_role(self) -> list[list[int]]:
+        """Return the rows of each role, in their order."""
+        rows: dict[Hashable, list[int]] = {}
+        for row, role in enumerate(self.roles):
+            rows.setdefault(role, []).append(row)
+        return list(rows.values())
+
 
 def warmup_columns(duration: Array, policy: Policy) -> int:
     """Return how many leading steps are warm-up: until three agree, between 5 and 20."""

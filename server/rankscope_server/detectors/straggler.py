@@ -87,8 +87,7 @@ class Straggler:
             for alike in each_proved(table, event, policy)
             if (case := _case(window, found, alike, spells)) is not None
         ]
-        cases += slow_from_start(window, found, spells)
-        cases += slow_majority(window, found, spells)
+        cases += _of_other_references(window, found, cases)
         cases.sort(key=lambda case: -case.cost.ratio)
         cases, untold = _told(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
@@ -96,6 +95,16 @@ class Straggler:
         findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _of_recording(window, _with_memory(window, self.name, findings))
         return ran(self, findings, _equal(found, findings), "; ".join(notes), unknown + untold)
+
+
+def _of_other_references(window: Window, found: Deviation, cases: Sequence[Case]) -> list[Case]:
+    """Return slow ranks that neither their peers nor their own steps before show, beside `cases`.
+
+    A case that is info may be noise of a rank that waits: it takes nothing from the others.
+    """
+    proved = [case for case in cases if case.ended_step is None and case.severity != "info"]
+    named = {window.steps.row_of[rank] for case in proved for rank in case.ranks}
+    return [*slow_from_start(window, found, named), *slow_majority(window, found, named)]
 
 
 def _of_recording(window: Window, findings: list[Finding]) -> list[Finding]:

@@ -7,7 +7,7 @@ disturbed. But who is waited for is known: the others are done earlier, and wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,17 +45,14 @@ class _Group:
     recent: Array  # the newest of these
 
 
-def slow_from_start(window: Window, found: Deviation, spells: Sequence[Spell]) -> list[Case]:
-    """Return the ranks of small roles that the others wait for, beside those of `spells`."""
-    table = window.steps
-    explained = {spell.row for spell in spells if not spell.ended}
+def slow_from_start(window: Window, found: Deviation, named: Collection[int]) -> list[Case]:
+    """Return the ranks of small roles that the others wait for, without the rows of `named`."""
     cases = []
-    for role in dict.fromkeys(found.roles):
-        rows = [row for row, other in enumerate(found.roles) if other == role]
-        if len(rows) < 2 or found.peers[rows].all() or explained.intersection(rows):
+    for rows in found.rows_by_role():
+        if len(rows) < 2 or found.peers[rows].all():
             continue
-        group = _group_of(table, found, rows, window.policy)
-        case = _case(window, group) if group is not None else None
+        group = _group_of(window.steps, found, rows, window.policy)
+        case = _case(window, group) if group is not None and group.row not in named else None
         if case is not None:
             cases.append(case)
     return cases
@@ -105,6 +102,12 @@ def _case(window: Window, group: _Group) -> Case | None:
     )  # fmt: skip
 
 
+def of_each(table: StepTable, metric: str, rows: Sequence[int], columns: Array) -> Array:
+    """Return the median of each row over columns, in ms."""
+    each: Array = median(table.get(metric)[np.ix_(np.array(rows), columns)].astype(float), 1)
+    return each
+
+
 def of_rows(table: StepTable, metric: str, rows: Sequence[int], columns: Array) -> float:
     """Return the median over columns of the median row, in ms."""
     return middle(median(table.get(metric)[np.ix_(np.array(rows), columns)].astype(float), 0))
@@ -146,34 +149,39 @@ def open_case(
     )
 
 
-def _spell_of(table: StepTable, group: _Group, policy: Policy) -> Spell | None:
-    """Return since when it is slower than the slowest other, by as much as it is lately."""
-    own = table.get("own").astype(float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        raw = np.log(own[group.row] / own[group.others].max(axis=0))
-    lately = raw[group.recent]
-    size = middle(lately)
-    if not size >= np.log(policy.company_ratio):
-        return None
-    first = int(group.columns[turning_point(raw[group.columns], 0.0, size)])
-    inside = raw[group.columns[group.columns >= first]]
+def open_spell(row: int, columns: Array, raw: Array, size: float, policy: Policy) -> Spell:
+    """Return the spell of a row over `columns`; `raw` is ln(work / reference) in each of them."""
     return Spell(
         view="own",
-        row=group.row,
-        first=first,
-        last=int(group.columns[-1]),
+        row=row,
+        first=int(columns[0]),
+        last=int(columns[-1]),
         ended=False,
         size=size,
-        consistent=float(np.mean(inside > size / 2)),
+        consistent=float(np.mean(raw > size / 2)),
         strength=size / policy.ln_entry_floor,
     )
 
 
+def _spell_of(table: StepTable, group: _Group, policy: Policy) -> Spell | None:
+    """Return since when it is slower than the slowest other, by as much as it is lately."""
+    own = table.get("own")
+    others = own[group.others][:, group.columns].max(axis=0)
+    with np.errstate(divide="ignore"):
+        raw = np.log(own[group.row, group.columns] / others)
+    size = middle(raw[-len(group.recent) :])
+    if not np.log(policy.company_ratio) <= size < np.inf:
+        return None
+    first = turning_point(raw, 0.0, size)
+    return open_spell(group.row, group.columns[first:], raw[first:], size, policy)
+
+
 def _cost_of(table: StepTable, group: _Group, columns: Array) -> Cost:
     """Return what the others really waited, of what it is later than the slowest of them."""
-    own, blocked = (table.get(name)[:, columns].astype(float) for name in ("own", "blocked"))
-    late = np.fmax(own[group.row] - own[group.others].max(axis=0), 0.0)
-    waited = blocked[group.others].min(axis=0)
+    own = table.get("own")
+    late = own[group.row, columns] - own[group.others][:, columns].max(axis=0)
+    late = np.fmax(late.astype(float), 0.0)
+    waited = table.get("blocked")[group.others][:, columns].min(axis=0).astype(float)
     step = step_times(table, columns)
     known = ~np.isnan(step) & ~np.isnan(waited)
     if not known.any() or middle(waited) < _WAITED_SHARE * middle(late):

@@ -8,7 +8,7 @@ from rankscope_server.detectors.drift_rules import level_of
 from rankscope_server.detectors.topology import switches_of
 from rankscope_server.detectors.window import Window
 
-_MOST = 3  # that are told
+_MOST = 3  # that are reported
 _MOST_HOSTS = 4  # of more hosts than that the names say little
 _LONGEST = 40  # characters of a value
 
