@@ -19,7 +19,7 @@ ASSIGNED = re.compile(
     r"(\\?[\"']?\s{0,4}[:=]\s{0,4}|\s{1,4}is:?\s{1,4})"
 )
 OPTION = re.compile(rf"(?<![\w-])(--?{_NAME})(\s{{1,4}})(?=[^\s-])")
-# up to its end where it stands in quotes, also in JSON that stands in a string itself
+# a quoted value up to its closing quote, also of JSON inside a string
 _VALUE = re.compile(r"(\\?\")([^\"\\\n]+)|(\\?')([^'\\\n]+)|()([^\s\"',;&]+)")
 _STEM = re.compile(
     r"(?i)pass|pwd|secret|cred|token|key|auth|cookie|jwt|bearer|signature|hook|dsn|otp"

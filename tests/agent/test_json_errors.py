@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_without_the_flag_or_behind_the_command_nothing_is_added(
     out = capsys.readouterr().out
     assert "exit_code" not in out
     assert json.loads(out)["root"] is None
+
+
+def test_the_flag_of_a_program_that_is_run_is_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    leaves = [sys.executable, "-c", "import sys; sys.exit(3)", "--json", "x"]
+    assert cli.main(["run", "--dir", str(tmp_path), *leaves]) == 3
+    assert capsys.readouterr().out == ""
 
 
 def test_the_list_of_checks_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:

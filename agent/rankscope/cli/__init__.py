@@ -6,7 +6,7 @@ import argparse
 import inspect
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import ClassVar, NoReturn, Protocol
 
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     from rankscope.cli import json_errors
 
-    return json_errors.run(words, lambda: _run(words))
+    return json_errors.run(words, lambda parsed: _run(words, parsed))
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
     # What another command imports must not slow this one down: preflight runs on busy nodes.
     chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]
     commands = {command.name: command for command in (_load(*row) for row in chosen or _MODULES)}
@@ -88,6 +88,7 @@ def _run(words: list[str]) -> int:
         if unknown:  # by the command's own parser: its help is the one that tells
             known = subparsers.choices[arguments.command]
             known.error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed(arguments)
     return commands[arguments.command].run(arguments)
 
 

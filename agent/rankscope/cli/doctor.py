@@ -96,9 +96,9 @@ class DoctorCommand:
             console.print(_table(rows))
         else:
             console.print(summary(rows), soft_wrap=True, markup=False)
-            told = [row for row in rows if row.state in ("advice", "fails")]
-            if told:
-                console.print(_table(told))
+            shown = [row for row in rows if row.state in ("advice", "fails")]
+            if shown:
+                console.print(_table(shown))
         return code
 
 

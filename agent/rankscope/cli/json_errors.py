@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
+Parsed = Callable[[argparse.Namespace], None]
 _MOST_TEXT = 2_000
 
 
@@ -29,23 +31,35 @@ class _Watched:
         return getattr(self._stream, name)
 
 
-def run(words: Sequence[str], command: Callable[[], int]) -> int:
-    """Run a command. Where it failed, and `--json` was asked for, its error becomes the object."""
-    if not _is_asked(words):
-        return command()
+def run(words: Sequence[str], command: Callable[[Parsed], int]) -> int:
+    """Run a command. Where it failed, and `--json` was asked for, its error becomes the object.
+
+    `command` passes on its arguments once they are parsed: until then the words decide.
+    """
+    if not _may_be_asked(words):
+        return command(lambda arguments: None)
+    is_asked = True
+
+    def parsed(arguments: argparse.Namespace) -> None:
+        nonlocal is_asked
+        # the flag of a program that `rankscope run` starts is not ours
+        is_asked = getattr(arguments, "json", True) in (True, "-")
+
     with _watched() as (out, err):
         try:
-            code = command()
+            code = command(parsed)
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
-            _tell(out, err, code)
+            if is_asked:
+                _tell(out, err, code)
             raise
-        _tell(out, err, code)
+        if is_asked:
+            _tell(out, err, code)
         return code
 
 
-def _is_asked(words: Sequence[str]) -> bool:
-    """Return whether one object on stdout is wanted; preflight also takes the name of a file."""
+def _may_be_asked(words: Sequence[str]) -> bool:
+    """Return whether one object on stdout may be wanted; of preflight it may name a file."""
     own = list(words[: list(words).index("--")] if "--" in words else words)
     if "--json" not in own or "--help" in own or "-h" in own:
         return False
