@@ -36,7 +36,8 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 100_000
     def __getitem__(self, number):
-        pause("data" if number % 16 == 0 else "")
+        if number % 16 == 0:
+            pause("data")
         return torch.randn(256), number % 10
 
 net.register_forward_pre_hook(lambda module, inputs: pause("forward"))
@@ -95,7 +96,7 @@ def test_windows_of_a_schedule_are_one_recording(tmp_path: Path) -> None:
 
 def test_threads_of_gloo_make_no_mismatch_and_waits_fit_into_their_steps(tmp_path: Path) -> None:
     """Whether a rank is held up in a healthy job is the machine's to say, not this test's."""
-    look = profile(tmp_path, "", 40)
+    look = profile(tmp_path, "none", 40)
     assert [one for one in look.findings if one.detector == "desync"] == []
     shares = []
     for chunk in read_recordings([tmp_path]).found.chunks:
@@ -103,7 +104,8 @@ def test_threads_of_gloo_make_no_mismatch_and_waits_fit_into_their_steps(tmp_pat
             steps = {name: np.asarray(values) for name, values in decode_chunk(chunk.data).items()}
             phases = ("data", "forward", "backward", "optimizer", "other")
             total = sum(steps[f"{one}_ns"] for one in phases)
-            assert np.allclose(total, steps["duration_ns"], rtol=1e-4)
+            # a trace counts in microseconds: each phase may lose one
+            assert np.all(np.abs(total - steps["duration_ns"]) <= 1000 * len(phases))
             waited = sum(steps[f"{one}_blocked_ns"] for one in phases[1:])
             # one rank waits for the other: never are both of them in most of a step
             shares.append(np.median(waited / steps["duration_ns"]))
