@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -120,17 +120,22 @@ def start(
         "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests" / "foreign" / "inject"),
         "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
-    launcher = [] if program.is_alone else [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)
-    ]  # fmt: skip
     command = [
         sys.executable, "-m", "rankscope", "run", "--server", server.url, "--run-id", "foreign",
-        "--dir", str(folder / "run"), "--", sys.executable, *launcher, *words,
+        "--dir", str(folder / "run"), "--", *command_of(program, words),
     ]  # fmt: skip
     return subprocess.Popen(
         command, cwd=place, env=environ, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+
+
+def command_of(program: Program, words: Sequence[str]) -> list[str]:
+    """Return what starts a program's ranks; `words` are those that `prepare` gave."""
+    launcher = [] if program.is_alone else [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)
+    ]  # fmt: skip
+    return [sys.executable, *launcher, *words]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -1,10 +1,10 @@
-"""Is a rank's waiting what it really waited, in programs that nobody here wrote?
+"""Does the recorded waiting of a rank match how long it really waited, in third-party programs?
 
     python benchmarks/waits.py [--programs nanogpt,mingpt] [--sources probe,kernels]
     python benchmarks/waits.py --table
 
 Programs of `tests/foreign/programs.py`, and those of `tests/waits/programs.py` as one. One rank is
-slowed in its forward for the second half, so that others wait. The truth is a preloaded library
+slowed in its forward from 25 s on, so that others wait. The truth is a preloaded library
 that knows nothing of the agent (`tests/waits/waits.c`): it writes down each sleep of the training
 thread on a condition variable of C++. Right is a step of a rank whose recorded waiting differs from
 that by no more than 2 % of the step, beside the time for which the thread had no processor though
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from forced import SOURCES, available, environment_of
-from foreign import end, here
+from foreign import command_of, end, here
 from rows import ROOT, Rows, parser_of
 
 sys.path[:0] = [str(ROOT)]
@@ -52,9 +52,6 @@ def run_program(
     place.mkdir()
     told.mkdir()
     words = program.prepare(place)
-    launcher = [] if program.is_alone else [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(program.ranks)
-    ]  # fmt: skip
     inject = ROOT / "tests" / "foreign" / "inject"
     environ = recorded.environment(
         folder, RANKSCOPE_OVERHEAD_PERCENT="100", RANKSCOPE_STEP_SLOTS="65536",
@@ -65,7 +62,7 @@ def run_program(
     )  # fmt: skip
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *launcher, *words], cwd=place, env=environ, stdout=output,
+            command_of(program, words), cwd=place, env=environ, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     time.sleep(seconds)
@@ -89,20 +86,16 @@ def run_one(name: str, source: str, seconds: float) -> dict[str, Any]:
         if not found:
             raise SystemExit((folder / "output").read_text(errors="replace")[-3000:])
     errors = np.abs(np.concatenate([one.errors for one in found]))
+    took, waited, crowded = (
+        float(sum(getattr(one, name).sum() for one in found))
+        for name in ("duration", "truth", "crowded")
+    )
     return {
         "steps": len(errors),
         "right": int((errors <= truth.WITHIN).sum()),
         "p99_error": round(float(np.quantile(errors, 0.99)), 4),
-        "waited": round(
-            float(sum(one.truth.sum() for one in found) / sum(one.duration.sum() for one in found)),
-            3,
-        ),
-        "crowded": round(
-            float(
-                sum(one.crowded.sum() for one in found) / sum(one.duration.sum() for one in found)
-            ),
-            3,
-        ),
+        "waited": round(waited / took, 3),
+        "crowded": round(crowded / took, 3),
     }
 
 
