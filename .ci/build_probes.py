@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # ruff: noqa: T201 - a command prints
-"""Build the ready-made probes: one for each minor version of PyTorch, machine and C++ ABI.
+"""Build the ready-made binaries: a probe for each minor version of PyTorch, machine and C++ ABI,
+and the hot path of steps for each machine.
 
     make probes
     .venv/bin/python .ci/build_probes.py [--torch 2.13.0] [--cache DIRECTORY]
@@ -28,7 +29,9 @@ from pathlib import Path
 
 import msgspec
 
+from rankscope.binaries import MANIFEST
 from rankscope.hooks.collectives.probe import build, ready
+from rankscope.hotpath import native
 
 # The newest release of each minor version. Its binary is loaded by every release of that version:
 # patch releases of PyTorch keep the classes that its headers show.
@@ -43,6 +46,10 @@ EXPORTS = "{ global: PyInit_rankscope_probe; local: *; };\n"
 EXTRA_FLAGS = (
     "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections", "-Wl,--build-id=none", "-s",
     "-Wl,-z,noseparate-code",
+)  # fmt: skip
+HOTPATH_EXPORTS = EXPORTS.replace("probe", native.MODULE.removeprefix("rankscope_"))
+HOTPATH_FLAGS = (
+    *build.flags(build.STANDARDS[-1], True, Path()), *EXTRA_FLAGS, "-Wl,-z,now",
 )  # fmt: skip
 # PyTorch's own wheels ask for no more: manylinux_2_28.
 NEWEST_SYMBOLS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
@@ -84,6 +91,11 @@ def recipe_digest() -> str:
     return hashlib.sha256(COMPAT.read_bytes() + repr(flags).encode()).hexdigest()
 
 
+def hotpath_recipe() -> str:
+    """Return the same of the hot path of steps."""
+    return hashlib.sha256(repr((HOTPATH_FLAGS, HOTPATH_EXPORTS)).encode()).hexdigest()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Build what is missing, then put all that is there into the package."""
     parser = argparse.ArgumentParser(
@@ -93,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:
+        make_hotpath()
         for target in targets():
             if not options.torch or target.headers in options.torch:
                 make(target, options.cache)
@@ -148,6 +161,28 @@ def compile_one(target: Target, include: Path, scratch: Path, output: Path) -> N
                 raise
 
 
+def make_hotpath() -> None:
+    """Compile the hot path of steps, which needs nothing of PyTorch, into its package."""
+    native.DIRECTORY.mkdir(exist_ok=True)
+    digests = {}
+    for machine, compiler in COMPILERS.items():
+        path = native.DIRECTORY / native.file_of(machine)
+        with tempfile.TemporaryDirectory(dir=native.DIRECTORY) as scratch:
+            (Path(scratch) / "exports").write_text(HOTPATH_EXPORTS)
+            made = Path(scratch) / path.name
+            run([compiler, *HOTPATH_FLAGS, f"-ffile-prefix-map={native.HERE}=",
+                 f"-Wl,--version-script={Path(scratch) / 'exports'}", str(native.SOURCES[0]),
+                 "-o", str(made)])  # fmt: skip
+            too_new = newer_than_allowed(made.read_bytes())
+            if too_new:
+                raise CannotBuild(f"{path.name} needs {', '.join(too_new)}")
+            made.replace(path)
+        digests[machine] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = native.Manifest(native.sources_digest(), hotpath_recipe(), digests)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    (native.DIRECTORY / MANIFEST).write_bytes(text + b"\n")
+
+
 def headers(release: str, cache: Path) -> Path:
     """Return the include directory of a release, taken out of its wheel."""
     include = cache / "headers" / release / "include"
@@ -191,7 +226,7 @@ def publish(cache: Path) -> None:
             binaries.append(ready.Binary(file=target.file, sha256=digest, **asdict(target)))
     manifest = ready.Manifest(ready.sources_digest(), recipe_digest(), binaries)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    (ready.DIRECTORY / ready.MANIFEST).write_bytes(text + b"\n")
+    (ready.DIRECTORY / MANIFEST).write_bytes(text + b"\n")
     print(f"{len(binaries)} of {len(list(targets()))} binaries in {ready.DIRECTORY}")
 
 

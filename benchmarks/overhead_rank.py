@@ -18,8 +18,8 @@ from typing import Any
 
 PARAMETERS = 5_000_000
 WARM_UP_STEPS = 6
-SETTLING_STEPS = 3  # after a switch: what is done once for a run is not the cost of a step
-BLOCK_SECONDS = 0.3
+SETTLING_STEPS = 12  # after a switch: what is done once for a run is not the cost of a step
+BLOCK_STEPS = 11  # settling and these are a prime: what is due each 2^n steps is met as often
 # name: (what it is, settings of the agent or None)
 VARIANTS: dict[str, tuple[str, dict[str, str] | None]] = {
     "bare": ("nothing, against nothing", None),
@@ -136,14 +136,15 @@ def worker(arguments: argparse.Namespace) -> None:
     try:
         switch = switch_for(arguments.variant, model)
         each_step = arguments.variant == "traceml"
-        steps = steps_of_a_block(step)
-        timed(step, steps, switch, each_step)  # lazy imports and first calls are not the cost
+        for _ in range(WARM_UP_STEPS):
+            step()
+        timed(step, BLOCK_STEPS, switch, each_step)  # lazy imports and first calls are not the cost
         pairs = []
         for pair in range(arguments.pairs):
             rows = {}
             for is_with in (True, False) if pair % 2 else (False, True):
                 inside = switch if is_with else contextlib.nullcontext
-                rows[is_with] = timed(step, steps, inside, each_step)
+                rows[is_with] = timed(step, BLOCK_STEPS, inside, each_step)
             pairs.append((rows[True], rows[False]))
         out = {"pairs": pairs, "num_collectives": num_collectives(step, settings, switch)}
     except Unavailable as reason:
@@ -181,21 +182,6 @@ def make_step(collectives: int, batch: int, num_parameters: int) -> tuple[Any, C
         optimizer.step()
 
     return ddp, step
-
-
-def steps_of_a_block(step: Callable[[], None]) -> int:
-    """Return how many steps last BLOCK_SECONDS, the same on every rank."""
-    import torch
-    import torch.distributed as dist
-
-    for _ in range(WARM_UP_STEPS):
-        step()
-    began = time.perf_counter()
-    for _ in range(3):
-        step()
-    number = torch.tensor(max(2.0, BLOCK_SECONDS / ((time.perf_counter() - began) / 3)))
-    dist.all_reduce(number, op=dist.ReduceOp.MIN)
-    return int(number)
 
 
 def timed(

@@ -28,10 +28,12 @@ class OptimizerCycle:
         self._expected: weakref.WeakSet[Any] | None = None
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._inside: list[int] = []  # ids of those that step now, outermost first
+        self._only: weakref.ref[Any] | None = None  # the one that lives, if there is but one
 
     def made(self, optimizer: Any) -> None:
         """Take in a new optimizer."""
         self._alive.add(optimizer)
+        self._only = None
 
     def optimizers(self) -> list[Any]:
         """Return those that have stepped, or are known to exist, and live."""
@@ -39,7 +41,10 @@ class OptimizerCycle:
 
     def began(self, optimizer: Any) -> bool:
         """Return whether this step is no part of another optimizer's step."""
-        self._alive.add(optimizer)
+        only = self._only
+        if only is None or only() is not optimizer:
+            self._alive.add(optimizer)
+            self._only = weakref.ref(optimizer) if len(self._alive) == 1 else None
         key = id(optimizer)
         if key in self._inside:  # its last step raised: nothing under it has ended either
             del self._inside[self._inside.index(key) :]
@@ -52,7 +57,7 @@ class OptimizerCycle:
         key = id(optimizer)
         if key in self._inside:
             del self._inside[self._inside.index(key) :]
-        if len(self._alive) == 1 and not self._inside:
+        if self._only is not None and not self._inside:
             return True, True  # the usual case, in no time
         if optimizer in self._stepped and not self._inside:
             if self._expected is None and self._clock.num_backwards > self._begun_at:

@@ -44,8 +44,6 @@ _BY_WAIT = schema.ENDED_BY.index("wait")
 _BY_ERROR = schema.ENDED_BY.index("error")
 _HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
 _pack_body = _BODY.pack_into
-_pack_step = ring.STEP_SLOT.pack_into
-_RENEW_CLOCK_NS = 100_000_000  # the two clocks of a host drift apart by microseconds in a second
 get_ident = threading.get_ident
 _now = time.monotonic_ns
 
@@ -62,8 +60,8 @@ class Recorder:
         self._num_at_step = 0
         # collectives that were not seen one by one: `hooks.collectives.outside`
         self.num_outside = 0
-        self.outside_in_step: Callable[[], int] = int
-        self.step_begins: Callable[[], None] = lambda: None
+        self.outside_in_step: Callable[[], int] | None = None
+        self.step_begins: Callable[[], None] | None = None
         self.waits_unknown = False  # in the step in progress
         self.on_group: Callable[[GroupMade], None] = lambda made: None
         self.journal = journal.JournalWriter(directory)
@@ -72,11 +70,9 @@ class Recorder:
             COLLECTIVES_RING, ring.COLLECTIVE_SLOT.size, settings.collective_slots
         )
         self._steps = self._open_ring(STEPS_RING, ring.STEP_SLOT.size, settings.step_slots)
-        self._clock_due_ns = 0
         self._num_slots = self._ring.num_slots
         self._threads: dict[int, int] = {}
         self._numbers = itertools.count(self._ring.begun)
-        self._step_numbers = itertools.count(self._steps.begun)
         self._groups_by_id: dict[int, Group] = {}
         self._worlds = 0
         self._instances: dict[tuple[int, str], int] = {}
@@ -86,7 +82,7 @@ class Recorder:
         self.buffer = self._ring.buffer
         self._words = self._ring.words
         self.costs = OwnCosts(self._ring)
-        self.backward = BackwardWait(self._ring, self.blocked)
+        self.backward = BackwardWait(self._ring)
 
     def _open_ring(self, name: str, slot_bytes: int, num_slots: int) -> ring.RingWriter:
         who = self.identity
@@ -207,7 +203,8 @@ class Recorder:
     @property
     def collectives_in_step(self) -> int:
         """Number of collectives since `begin_step`."""
-        return self.num_collectives - self._num_at_step + self.outside_in_step()
+        seen: int = self._words[_HEAD] + self.num_outside - self._num_at_step
+        return seen if self.outside_in_step is None else seen + self.outside_in_step()
 
     @property
     def callers(self) -> Collection[int]:
@@ -245,7 +242,7 @@ class Recorder:
         """Flags of the step in progress that say how much of it is recorded."""
         if self.waits_unknown:
             return schema.STEP_THINNED | schema.STEP_WAITS_UNKNOWN
-        return schema.STEP_THINNED * self.is_thinned
+        return schema.STEP_THINNED if self.buffer[ring.THINNED_AT] else 0
 
     def engine_site(self) -> int:
         """Return the call site of this backward pass, -1 if nobody has looked it up."""
@@ -324,6 +321,11 @@ class Recorder:
 
     # --- steps ---------------------------------------------------------------------------
 
+    @property
+    def rings(self) -> tuple[ring.RingWriter, ring.RingWriter]:
+        """The rings of collectives and of steps; the step clock writes into both."""
+        return self._ring, self._steps
+
     def set_training_thread(self, native_id: int) -> None:
         """Publish which thread trains: the waits of that one are the step's."""
         self._words[ring.TRAINING_THREAD_AT // 8] = native_id
@@ -334,26 +336,15 @@ class Recorder:
         words[_PHASE_SINCE] = words[_HEARTBEAT] = since_ns
         self.buffer[ring.PHASE_AT] = phase
 
-    def step_ended(self, values: tuple[int, ...]) -> None:
-        """Write one step; `values` are ring.STEP_FIELDS behind `number`."""
-        steps = self._steps
-        number = next(self._step_numbers)
-        at, words = steps.offset(number), steps.words
-        words[at >> 3] = 0
-        _pack_step(steps.buffer, at, 0, *values)
-        words[at >> 3] = words[_HEAD] = number + 1
-        if values[1] > self._clock_due_ns:  # its end
-            self._clock_due_ns = values[1] + _RENEW_CLOCK_NS
-            self._ring.renew_clock()
-            steps.renew_clock()
-
     def begin_step(self, step: int) -> None:
         """Publish the number of the step that begins."""
         self.step = step
-        self.step_begins()
-        self._num_at_step = self.num_collectives
-        self._words[_STEP] = step
-        self.buffer[ring.THINNED_AT] = is_thinned(step, self.thinning)
+        if self.step_begins is not None:
+            self.step_begins()
+        words = self._words
+        self._num_at_step = words[_HEAD] + self.num_outside
+        words[_STEP] = step
+        self.buffer[ring.THINNED_AT] = self.thinning > 0 and is_thinned(step, self.thinning)
 
     # --- journal and header --------------------------------------------------------------
 

@@ -307,21 +307,22 @@ class Agent:
                     message=clean(message),
                     traceback=clean(traceback),
                     where=where,
-                    step=self._step_of_error(),
+                    step=self._step_of_now(),
                 ),
                 urgent=True,
             )
 
-    def _step_of_error(self) -> int:
-        """Return the step of now, 0 where nothing was learnt yet: it is in none."""
+    def _step_of_now(self) -> int:
+        """Return the step in progress, 0 where nothing was learnt yet: the rank is in none."""
         assert self.recorder is not None
         clock = self.clock
         has_begun = clock.num_backwards or clock.saw_optimizer or clock.step > 1
         return self.recorder.step if has_begun else 0
 
     def exception_left(self) -> None:
-        """Mark that the script ends by an exception."""
+        """Mark that the script ends by an exception, and in which step."""
         if self.recorder is not None:
+            self.recorder.begin_step(self._step_of_now())
             self.recorder.end(ring.EXCEPTION)
 
     # --- inside ------------------------------------------------------------------------------

@@ -54,6 +54,10 @@ class Sheet:
 
     def step_ended(self, ended: EndedStep) -> None:
         """Write the record of this step, and what has arrived of earlier ones."""
+        self.clipped = None
+        if not (self.due or self._values or self._late.is_waiting):
+            self.due = self._grid.wants(ended.step + 1)
+            return
         self.step_ns = (
             ended.duration_ns if not self.step_ns
             else int(0.8 * self.step_ns + 0.2 * ended.duration_ns)
@@ -62,7 +66,6 @@ class Sheet:
             self._write_all(ended.step)
         self._grid.spread(self.step_ns, self._least_ns)
         self.due = self._grid.wants(ended.step + 1)
-        self.clipped = None
 
     def _write_all(self, now: int) -> None:
         """Write what has arrived of earlier steps, and the numbers of `now`, which ends."""

@@ -26,8 +26,7 @@ class Pass:
             folder / "ring", ring.COLLECTIVE_SLOT.size, 1024, attempt=0, rank=0, world_size=2,
             local_rank=0,
         )  # fmt: skip
-        self.waited_ns: dict[int, int] = {}
-        self.wait = BackwardWait(self.ring, self.waited_ns.__setitem__)
+        self.wait = BackwardWait(self.ring)
         self.number = 0
 
     def issue(
@@ -56,7 +55,11 @@ class Pass:
         return self.wait.end(int(now_ms * MS)) / MS
 
     def blocked_ms(self, number: int) -> float:
-        return self.waited_ns[number] / MS
+        (blocked_ns,) = ring.U64.unpack_from(
+            self.ring.buffer,
+            self.ring.offset(number) + ring.field_offset(ring.COLLECTIVE_FIELDS, "blocked_ns"),
+        )
+        return float(blocked_ns) / MS
 
 
 @pytest.fixture

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from rankscope.binaries import SWITCH
 from rankscope.hooks import HOOKS
 from rankscope.hooks.collectives import SOURCES
 from rankscope.hooks.collectives.probe import build, installed, ready
 from tests import capabilities
 
-COMPILED = {ready.SWITCH: "0"}  # as if none were ready-made
+COMPILED = {SWITCH: "0"}  # as if none were ready-made
 
 
 def doctor(*arguments: str, **variables: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:

@@ -10,6 +10,7 @@ import pytest
 
 from rankscope import ring, schema
 from rankscope.attach import start
+from rankscope.rundir import COLLECTIVES_RING
 from tests.agent import recorded
 from tests.matrix.launch import torch_version
 
@@ -132,6 +133,18 @@ def test_logs_warnings_and_exceptions(tmp_path: Path) -> None:
     ]
     assert rank.of(schema.ErrorRaised)[1].step == 4
     assert rank.ended == ring.EXCEPTION
+
+
+def test_an_exception_before_training_is_in_no_step(tmp_path: Path) -> None:
+    more = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    steps = {}
+    for script in ("fails_early.py", "speaks.py"):
+        assert recorded.run(tmp_path / script, script, **more).returncode == 1
+        (rank,) = recorded.read(tmp_path / script)
+        assert rank.ended == ring.EXCEPTION
+        reader = ring.RingReader(rank.directory / COLLECTIVES_RING, ring.COLLECTIVE_FIELDS)
+        steps[script] = reader.u64(ring.STEP_AT), rank.of(schema.ErrorRaised)[-1].step
+    assert steps == {"fails_early.py": (0, 0), "speaks.py": (4, 4)}
 
 
 def test_a_warning_names_whom_it_names_without_us(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from rankscope import schema
+from rankscope.binaries import MANIFEST, SWITCH
 from rankscope.hooks import HookSkipped
 from rankscope.hooks.collectives.probe import build, installed, ready, source
 from tests.agent import recorded
@@ -60,7 +61,7 @@ def write_manifest(directory: Path, **differently: Any) -> None:
     )
     manifest = ready.Manifest(ready.sources_digest(), "", [binary])
     manifest = msgspec.structs.replace(manifest, **differently)
-    (directory / ready.MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_another_torch_is_not_served(made: Path, torch: installed.Torch, reason:
 
 def test_what_does_not_fit_the_manifest_is_not_loaded(made: Path) -> None:
     with pytest.raises(ready.Unfit, match="switched off"):
-        ready.find(TORCH, {ready.SWITCH: "0"}, made)
+        ready.find(TORCH, {SWITCH: "0"}, made)
     (made / "probe.so").write_bytes(b"Binary")
     with pytest.raises(ready.Unfit, match="not the file that the manifest names"):
         ready.find(TORCH, {}, made)
@@ -104,7 +105,7 @@ def test_what_does_not_fit_the_manifest_is_not_loaded(made: Path) -> None:
     write_manifest(made, sources_sha256="0" * 64)
     with pytest.raises(ready.Unfit, match="other sources"):
         ready.find(TORCH, {}, made)
-    (made / ready.MANIFEST).write_text('{"binaries": 3}')
+    (made / MANIFEST).write_text('{"binaries": 3}')
     with pytest.raises(ready.Unfit, match="cannot be read"):
         ready.find(TORCH, {}, made)
 
@@ -158,7 +159,7 @@ def test_one_that_does_not_load_gives_way_to_the_compiled_one(
 def test_switched_off_and_without_a_compiler_it_is_skipped_with_both_reasons(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(ready.SWITCH, "0")
+    monkeypatch.setenv(SWITCH, "0")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HookSkipped, match=r"no C\+\+ compiler.*; ready-made: switched off"):
@@ -223,7 +224,7 @@ def test_the_manifest_fits_sources_recipe_and_files(builder: ModuleType) -> None
         found = hashlib.sha256((ready.DIRECTORY / binary.file).read_bytes()).hexdigest()
         assert found == binary.sha256, binary.file
     there = {path.name for path in ready.DIRECTORY.iterdir()}
-    assert there == {ready.MANIFEST, *(binary.file for binary in manifest.binaries)}
+    assert there == {MANIFEST, *(binary.file for binary in manifest.binaries)}
 
 
 @pytest.mark.parametrize("binary", shipped(), ids=lambda binary: str(binary.file))

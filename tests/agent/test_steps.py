@@ -4,146 +4,155 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rankscope import schema, steps
-from rankscope.ring import STEP_FIELDS
+from rankscope import schema
+from rankscope.ring import HEAD_AT, STEP_FIELDS, RingReader
 from rankscope.steps import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, StepClock
+from tests.agent.clocks import CORES, SECOND, pass_time, rings_in, seconds, step_clock
 
-NAMES = [name for name, _, _ in STEP_FIELDS[1:]]
+IN_PHASES = {f"{phase}{of}_ns" for phase in schema.PHASES for of in ("", "_blocked")}
 
 
-class FakeRecorder:
-    """Keeps the steps that a clock writes."""
+class Kept:
+    """Stands for a recorder: only rings, of which it reads the steps."""
 
     active = True
     collectives_in_step = 0
     step_flags = 0
     thread_blocked_ns = 0
+    thread = 0
 
-    def __init__(self) -> None:
-        self.steps: list[dict[str, int]] = []
+    def __init__(self, folder: Path) -> None:
+        self.rings = rings_in(folder)
 
     def set_training_thread(self, native_id: int) -> None:
         self.thread = native_id
 
-    def set_phase(self, phase: int, since_ns: int) -> None: ...
-
     def begin_step(self, step: int) -> None: ...
 
-    def step_ended(self, values: tuple[int, ...]) -> None:
-        self.steps.append(dict(zip(NAMES, values, strict=True)))
+    @property
+    def slots(self) -> Any:
+        reader = RingReader(self.rings[1].path, STEP_FIELDS)
+        return reader.read(np.arange(self.rings[1].words[HEAD_AT // 8]))[0]
+
+    @property
+    def steps(self) -> list[dict[str, int]]:
+        """Phases in whole seconds, all else as it was written."""
+        return [
+            {name: seconds(int(slot[name])) if name in IN_PHASES else int(slot[name])
+             for name, _, _ in STEP_FIELDS}
+            for slot in self.slots
+        ]  # fmt: skip
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    moment = [0]
-    monkeypatch.setattr(steps, "_now", lambda: moment[0])
-    return moment
+class OneClock:
+    """A step clock with what it records, and time that passes when it is told to."""
+
+    def __init__(self, core: str, folder: Path) -> None:
+        self.recorder = Kept(folder)
+        self.clock = step_clock(core)
+        self.clock.recorder = self.recorder
+
+    def pass_time(self, num_seconds: int) -> None:
+        pass_time(self.clock, num_seconds)
+
+    def play(self, *moves: tuple[int, int]) -> None:
+        """Enter a phase, then let its time pass; an optimizer ends its step."""
+        for phase, num_seconds in moves:
+            self.clock.enter(phase)
+            self.pass_time(num_seconds)
+            if phase == OPTIMIZER:
+                self.clock.enter(OTHER)
+                self.clock.optimizers_ended()
 
 
-def clock_with(recorder: FakeRecorder) -> StepClock:
-    clock = StepClock()
-    clock.recorder = recorder  # type: ignore[assignment]
-    return clock
+@pytest.fixture(params=CORES)
+def one(request: pytest.FixtureRequest, tmp_path: Path) -> OneClock:
+    return OneClock(request.param, tmp_path)
 
 
-def play(clock: StepClock, now: list[int], *moves: tuple[Any, int]) -> None:
-    """Enter a phase, then let its time pass; a string "step" ends an optimizer."""
-    for phase, duration in moves:
-        clock.enter(phase)
-        now[0] += duration
-        if phase == OPTIMIZER:
-            clock.enter(OTHER)
-            clock.optimizers_ended()
-
-
-def test_phases_add_up_to_the_step(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_phases_add_up_to_the_step(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.sees_data = True
-    play(clock, now, (DATA, 5), (FORWARD, 20), (BACKWARD, 40), (OTHER, 3), (OPTIMIZER, 7))
+    one.play((DATA, 5), (FORWARD, 20), (BACKWARD, 40), (OTHER, 3), (OPTIMIZER, 7))
     (step,) = recorder.steps
     assert (step["data_ns"], step["forward_ns"], step["backward_ns"]) == (5, 20, 40)
     assert (step["other_ns"], step["optimizer_ns"]) == (3, 7)
-    total = sum(step[f"{phase}_ns"] for phase in schema.PHASES)
-    assert total == step["ended_ns"] - step["started_ns"] == 75
+    (slot,) = recorder.slots
+    total = sum(int(slot[f"{phase}_ns"]) for phase in schema.PHASES)
+    assert total == slot["ended_ns"] - slot["started_ns"]
+    assert seconds(total) == 75
     assert step["flags"] & schema.STEP_FIRST
     assert step["microbatches"] == 1
 
 
-def test_forward_is_guessed_without_a_data_loader(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
-    now[0] += 30  # forward, unseen
-    clock.add_blocked(10)
-    play(clock, now, (BACKWARD, 40), (OTHER, 2), (OPTIMIZER, 5))
+def test_forward_is_guessed_without_a_data_loader(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
+    one.pass_time(30)  # forward, unseen
+    clock.add_blocked(10 * SECOND)
+    one.play((BACKWARD, 40), (OTHER, 2), (OPTIMIZER, 5))
     (step,) = recorder.steps
     assert (step["forward_ns"], step["forward_blocked_ns"], step["other_ns"]) == (30, 10, 2)
 
 
-def test_what_is_told_of_phases_as_they_end_knows_a_forward(now: list[int]) -> None:
-    clock, told = clock_with(FakeRecorder()), list[int]()
+def test_what_is_told_of_phases_as_they_end_knows_a_forward(one: OneClock) -> None:
+    clock, told = one.clock, list[int]()
     clock.on_phase = told.append
     for _ in range(2):
-        play(clock, now, (BACKWARD, 40), (OTHER, 2), (OPTIMIZER, 5))
+        one.play((BACKWARD, 40), (OTHER, 2), (OPTIMIZER, 5))
     assert told == 2 * [FORWARD, BACKWARD, OTHER, OPTIMIZER]
 
 
-def test_second_microbatch_from_one_batch_is_a_forward(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_second_microbatch_from_one_batch_is_a_forward(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.sees_data = True
-    play(
-        clock, now,
+    one.play(
         (DATA, 1), (FORWARD, 10), (BACKWARD, 20), (OTHER, 10), (BACKWARD, 20), (OPTIMIZER, 5),
     )  # fmt: skip
     (step,) = recorder.steps
     assert (step["forward_ns"], step["other_ns"], step["microbatches"]) == (20, 0, 2)
 
 
-def test_logging_before_the_next_batch_is_no_forward(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_logging_before_the_next_batch_is_no_forward(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.sees_data = True
-    play(clock, now, (DATA, 1), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
-    now[0] += 50
-    play(clock, now, (DATA, 1), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+    one.play((DATA, 1), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+    one.pass_time(50)
+    one.play((DATA, 1), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
     assert recorder.steps[1]["other_ns"] == 50
     assert recorder.steps[1]["forward_ns"] == 10
     assert [step["step"] for step in recorder.steps] == [1, 2]
 
 
-def test_pipeline_gaps_are_no_forward(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_pipeline_gaps_are_no_forward(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.forward_is_explicit = True
-    play(clock, now, (FORWARD, 10), (OTHER, 30), (BACKWARD, 20), (OPTIMIZER, 5))
+    one.play((FORWARD, 10), (OTHER, 30), (BACKWARD, 20), (OPTIMIZER, 5))
     assert recorder.steps[0]["other_ns"] == 30
 
 
-def test_second_optimizer_ends_no_second_step(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
-    play(clock, now, (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5), (OPTIMIZER, 5))
+def test_second_optimizer_ends_no_second_step(one: OneClock) -> None:
+    recorder = one.recorder
+    one.play((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5), (OPTIMIZER, 5))
     assert len(recorder.steps) == 1
 
 
-def test_evaluation_is_flagged(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
-    play(clock, now, (EVALUATION, 9), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+def test_evaluation_is_flagged(one: OneClock) -> None:
+    recorder = one.recorder
+    one.play((EVALUATION, 9), (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
     assert recorder.steps[0]["evaluation_ns"] == 9
     assert recorder.steps[0]["flags"] & schema.STEP_EVALUATION
 
 
-def test_explicit_steps_replace_the_optimizer_rule(now: list[int]) -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_explicit_steps_replace_the_optimizer_rule(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.explicit_steps = True
-    play(clock, now, (FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
+    one.play((FORWARD, 10), (BACKWARD, 20), (OPTIMIZER, 5))
     assert not recorder.steps
     clock.renumber(101)
     clock.end_step()
@@ -151,21 +160,20 @@ def test_explicit_steps_replace_the_optimizer_rule(now: list[int]) -> None:
     assert clock.step == 102
 
 
-def test_real_time_passes() -> None:
-    recorder = FakeRecorder()
-    clock = clock_with(recorder)
+def test_real_time_passes(one: OneClock) -> None:
+    clock, recorder = one.clock, one.recorder
     clock.enter(FORWARD)
     time.sleep(0.02)
     clock.end_step()
-    assert recorder.steps[0]["forward_ns"] > 15_000_000
+    assert recorder.slots[0]["forward_ns"] > 15_000_000
 
 
-def test_the_last_step_is_the_one_that_was_done(now: list[int]) -> None:
-    clock = clock_with(FakeRecorder())
+def test_the_last_step_is_the_one_that_was_done(one: OneClock) -> None:
+    clock = one.clock
     assert clock.last_step == 1
-    play(clock, now, (BACKWARD, 20), (OPTIMIZER, 5))
+    one.play((BACKWARD, 20), (OPTIMIZER, 5))
     assert (clock.step, clock.last_step) == (2, 1)
-    play(clock, now, (DATA, 5), (BACKWARD, 20))
+    one.play((DATA, 5), (BACKWARD, 20))
     assert clock.last_step == 2
 
 
@@ -180,18 +188,17 @@ class OneThread:
 
 
 def a_step(clock: StepClock) -> bool:
-    is_ours = clock.trains()
+    if not clock.trains():  # as the hook of backward passes does
+        return False
     clock.enter(BACKWARD)
     clock.enter(OPTIMIZER)
     clock.enter(OTHER)
-    if is_ours:
-        clock.optimizers_ended()
-    return is_ours
+    clock.optimizers_ended()
+    return True
 
 
-def test_the_thread_that_trains_has_the_steps() -> None:
-    recorder = FakeRecorder()
-    clock, thread = clock_with(recorder), OneThread()
+def test_the_thread_that_trains_has_the_steps(one: OneClock) -> None:
+    clock, recorder, thread = one.clock, one.recorder, OneThread()
     assert clock.is_ours()
     assert not thread(clock.is_ours)
     assert all(thread(lambda: a_step(clock)) for _ in range(3))
@@ -204,23 +211,23 @@ def test_the_thread_that_trains_has_the_steps() -> None:
     assert clock.phase == OTHER
 
 
-def test_a_thread_takes_the_steps_over_when_the_other_has_stopped() -> None:
-    clock, thread = clock_with(FakeRecorder()), OneThread()
+def test_a_thread_takes_the_steps_over_when_the_other_has_stopped(one: OneClock) -> None:
+    clock, thread = one.clock, OneThread()
     assert a_step(clock)
     assert [thread(lambda: a_step(clock)) for _ in range(10)] == [False] * 8 + [True] * 2
     assert clock.step == 4
 
 
-def test_two_threads_that_train_at_once_take_nothing_from_each_other() -> None:
-    clock, thread = clock_with(FakeRecorder()), OneThread()
+def test_two_threads_that_train_at_once_take_nothing_from_each_other(one: OneClock) -> None:
+    clock, thread = one.clock, OneThread()
     for _ in range(20):
         assert a_step(clock)
         assert not thread(lambda: a_step(clock))
     assert clock.step == 21
 
 
-def test_engine_threads_inside_a_backward_pass_take_nothing() -> None:
-    clock, thread = clock_with(FakeRecorder()), OneThread()
+def test_engine_threads_inside_a_backward_pass_take_nothing(one: OneClock) -> None:
+    clock, thread = one.clock, OneThread()
     assert clock.trains()
     clock.enter(BACKWARD)
     for _ in range(20):  # checkpointed layers: the engine's thread of a device runs their backward

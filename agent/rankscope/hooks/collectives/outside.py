@@ -225,7 +225,7 @@ class Outside:
     def _end_count(self, recorder: Recorder) -> None:
         self._standing.end()
         recorder.num_outside += self._num_calls()
-        recorder.outside_in_step, recorder.step_begins = int, _nothing
+        recorder.outside_in_step = recorder.step_begins = None
         self._begun = _Numbers()
 
     def _step_begins(self) -> None:
@@ -363,9 +363,6 @@ def _counter_of(group: Any) -> int | None:
     except RuntimeError:
         return None
     return counter
-
-
-def _nothing() -> None: ...
 
 
 def _above(frame: FrameType | None) -> list[FrameType]:

@@ -31,9 +31,10 @@ class Batches:
         self._latest: tuple[int, int] | None = None  # samples and tokens of the last batch
         self._ahead: tuple[int, int] | None = None  # of one before it: a loader may fetch one early
         self._samples = self._tokens = 0
+        self._of_step = 0  # what these two are of
         listen(agent, "batch", self._batch)
         listen(agent, "backward", self._backward)
-        listen(agent, "step", self._step)
+        listen(agent, "step", self._step, sampled=True)
         return "shapes of the batches of data loaders"
 
     def _batch(self, item: Any) -> None:
@@ -44,14 +45,17 @@ class Batches:
     def _backward(self, roots: Any) -> None:
         size = self._latest or self._ahead
         if size is not None:
+            if self._of_step != self._agent.clock.step:
+                self._of_step = self._agent.clock.step
+                self._samples = self._tokens = 0
             self._samples += size[0]
             self._tokens += size[1]
             self._latest, self._ahead = None, self._ahead if self._latest else None
 
     def _step(self, ended: EndedStep) -> None:
-        samples, tokens, self._samples, self._tokens = self._samples, self._tokens, 0, 0
+        samples, tokens = self._samples, self._tokens
         sheet = self._agent.sheet
-        if not samples or not sheet.due or not ended.duration_ns:
+        if self._of_step != ended.step or not samples or not ended.duration_ns:
             return
         seconds = ended.duration_ns / 1e9
         sheet.put("samples", samples)

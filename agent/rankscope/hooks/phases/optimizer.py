@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankscope import hotpath
 from rankscope.guard import guarded
 from rankscope.origins import leave_out_of_warnings
 from rankscope.steps import BACKWARD, FORWARD, OPTIMIZER, OTHER, StepClock
@@ -47,7 +48,7 @@ class Optimizer:
         agent.undo_boundary.append(module.register_optimizer_step_pre_hook(before).remove)
         agent.undo_boundary.append(module.register_optimizer_step_post_hook(after).remove)
         agent.patch(module.Optimizer, "__init__", __init__)
-        return "global optimizer hooks"
+        return f"global optimizer hooks; step clock {hotpath.ORIGIN}"
 
 
 class _Steps:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rankscope.binaries import unsupported
 from rankscope.hooks.collectives.probe import installed, ready
 
 MODULE = "rankscope_probe"
@@ -89,8 +90,8 @@ def _refusal_of(path: Path) -> Path:
 
 def missing() -> str:
     """Return what the machine lacks to build the probe, in words; empty if nothing."""
-    if installed.no_probe():
-        return installed.no_probe()
+    if unsupported():
+        return unsupported()
     if _compiler() is None:
         return "no C++ compiler (install g++, or set CXX)"
     include = _torch().directory / "include"
@@ -101,7 +102,7 @@ def missing() -> str:
 
 def remedy() -> str:
     """Return what would bring a probe where none is, as a command; empty if nothing known does."""
-    if installed.no_probe():
+    if unsupported():
         return ""
     if _compiler() is None:
         return "install g++ and run `rankscope doctor --build`"

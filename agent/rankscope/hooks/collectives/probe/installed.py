@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +37,6 @@ def torch() -> Torch:
         return Torch(_version(directory), platform.machine(), new_abi(directory), directory)
     except OSError as error:
         raise NoTorch(f"{error.filename}: {error.strerror}") from None
-
-
-def no_probe() -> str:
-    """Return why no native probe can work on this system, whoever made it; empty if one can."""
-    if platform.system() != "Linux":
-        return f"made for Linux only, this is {platform.system()}"
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "made for Pythons with the interpreter lock, this one is free-threaded"
-    return ""
 
 
 def new_abi(directory: Path) -> bool:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from rankscope.binaries import MANIFEST, SWITCH
 from rankscope.hooks.collectives.probe.installed import Torch
 
 DIRECTORY = Path(__file__).with_name("ready")
-MANIFEST = "manifest.json"
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("probe.cpp", "python.hpp"))
-SWITCH = "RANKSCOPE_PROBE_READY"  # 0: load none, as if there were none
 # The project's own releases, as it labels them. Others, and what comes before a release, may lay
 # out C++ objects in another way under the same number.
 _RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?")

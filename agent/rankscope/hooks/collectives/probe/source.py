@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankscope import ring, schema
+from rankscope.binaries import unsupported
 from rankscope.guard import guarded
 from rankscope.hooks.base import HookSkipped
 from rankscope.hooks.collectives.last_calls import drain
@@ -64,8 +65,8 @@ class Probe:
         """Raise HookSkipped where no probe fits this PyTorch, ready-made or compiled here."""
         import torch
 
-        if installed.no_probe():
-            raise HookSkipped(installed.no_probe())
+        if unsupported():
+            raise HookSkipped(unsupported())
         for operator in OPERATORS:
             name = f"c10d::{operator.operator}"
             if hasattr(torch.ops.c10d, operator.operator) and (
