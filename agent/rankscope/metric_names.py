@@ -21,6 +21,7 @@ class Metric:
     source: str
 
 
+ALTERNATING = "alternating_losses"
 PRINTED_LOSS = "printed_loss"
 GPU_SECONDS: dict[str, str] = {phase: f"gpu_{phase}_seconds" for phase in PHASES}
 # one of these at least where all waits of a step were seen; a phase without had none
@@ -35,6 +36,9 @@ METRICS: tuple[Metric, ...] = (
            "no doubt: with the step that it names, and without a rank where only the launcher "
            "passed it on.", "lines of output and logs"),
     Metric("loss_nonfinite", "0 or 1", "The loss is NaN or infinite.", "backward pass"),
+    Metric(ALTERNATING, "0 or 1", "Networks train in turn, each on a loss of its own, as a "
+           "generator and its critic do: backward passes ran between the steps of two optimizers.",
+           "backward pass, optimizer"),
     Metric("learning_rate", "", "Of the first parameter group.", "optimizer"),
     Metric("samples", "", "Samples in this rank's batches of the step.", "data loader"),
     Metric("tokens", "", "Elements of `input_ids`, or of the first integer matrix of each batch.",

@@ -23,6 +23,7 @@ class OptimizerCycle:
         self._begun_at = 0  # backward passes when the first of `_stepped` did
         self.num_steps = 0  # of optimizers, ever
         self.in_backward = False  # optimizers step inside this backward pass
+        self.alternates = False  # networks train in turn, each on a loss of its own
         self.compiled = False  # one stepped inside compiled code, and nobody has looked yet
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] | None = None
@@ -66,6 +67,8 @@ class OptimizerCycle:
             self._stepped = weakref.WeakSet()
         if not self._stepped:
             self._begun_at = self._clock.num_backwards
+        elif self._clock.num_backwards > self._begun_at:
+            self.alternates = True
         self._stepped.add(optimizer)
         if self._inside:
             return False, False

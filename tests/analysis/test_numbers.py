@@ -10,6 +10,7 @@ import pytest
 
 from rankscope import schema
 from rankscope.hooks.numbers.replicas import bits, mixed
+from rankscope.metric_names import ALTERNATING
 from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.detectors.number_table import CAPACITY, HEAD, NumberTable
 from tests.analysis.simulator import START_NS
@@ -232,6 +233,19 @@ def test_a_loss_that_does_not_come_back_diverges(seed: int) -> None:
     assert (finding.kind, finding.severity, finding.ranks) == ("divergence", "critical", ())
     assert finding.onset_step is not None
     assert abs(finding.onset_step - 250) <= 3
+
+
+def test_the_losses_of_a_generator_and_its_critic_may_rise() -> None:
+    def change(rank: int, step: int, values: Values) -> None:
+        values[ALTERNATING] = 1.0
+        if step >= 250:
+            values["loss"] *= 2.5
+
+    look = look_at(training(1, change=change))
+    (finding,) = of(look, "spikes")
+    assert (finding.kind, finding.severity) == ("divergence", "info")
+    assert "networks that train in turn" in finding.what
+    assert look.verdict is None
 
 
 def test_a_divergence_stays_known_when_its_onset_has_left_the_table() -> None:

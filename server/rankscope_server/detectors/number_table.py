@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.metric_names import NONFINITE
+from rankscope.metric_names import ALTERNATING, NONFINITE
 
 Vector: TypeAlias = NDArray[np.float64]
 _FIRST_ROWS = 8
@@ -51,6 +51,7 @@ class NumberTable:
         self.row_of: dict[int, int] = {}
         self.flagged: dict[tuple[str, int], Flagged] = {}  # flag, rank
         self.num_parameters: dict[int, float] = {}
+        self.alternates = False  # networks train in turn, each on a loss of its own
         self._columns: dict[str, dict[int, Vector]] = {name: {} for name in CAPACITY}
         self._typical: dict[str, dict[int, tuple[float, int]]] = {name: {} for name in CAPACITY}
         self._finite: dict[tuple[str, int], int] = {}
@@ -67,6 +68,8 @@ class NumberTable:
                 self._flag(name, rank, step, time_ns, value)
             elif name in self._columns and math.isfinite(value):
                 self._put(name, step, row, value)
+            elif name == ALTERNATING:
+                self.alternates |= value > 0
             elif name == "parameters" and math.isfinite(value):
                 self.num_parameters[rank] = max(value, self.num_parameters.get(rank, 0.0))
 

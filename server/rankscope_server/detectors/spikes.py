@@ -150,8 +150,11 @@ def _finding(window: Window, spike: Spike, other: Spike | None) -> Finding:
     word = "loss" if spike.name == "loss" else "gradient norm"
     peak, centre = _shown(spike.name, spike.peak), _shown(spike.name, spike.centre)
     z = (spike.peak - spike.centre) / spike.sigma
+    alternates = lasting and window.facts.numbers.alternates
     what = (
-        f"The loss diverges since step {spike.first:,}" if lasting
+        f"The mean loss of networks that train in turn rises since step {spike.first:,}"
+        if alternates
+        else f"The loss diverges since step {spike.first:,}" if lasting
         else f"A transient spike of the {word} at step {spike.first:,}, over by itself"
         if spike.is_over
         else f"A spike of the {word} since step {spike.first:,}; whether it passes is not known yet"
@@ -168,7 +171,7 @@ def _finding(window: Window, spike: Spike, other: Spike | None) -> Finding:
         key=f"{window.attempt}/spikes/{spike.first}",
         detector="spikes",
         kind="divergence" if lasting else "loss_spike",
-        severity="critical" if lasting else "info",
+        severity="critical" if lasting and not alternates else "info",
         state="recovered" if spike.is_over else "open",
         attempt=window.attempt,
         onset_step=spike.first,
@@ -176,7 +179,9 @@ def _finding(window: Window, spike: Spike, other: Spike | None) -> Finding:
         ended_step=spike.last if spike.is_over else None,
         what=what,
         why=why,
-        next=f"Go on from a checkpoint saved before step {spike.first:,} with a lower learning "
+        next="Nothing, if they train against each other: what one gains the other loses. Look at "
+        "the loss of each" if alternates
+        else f"Go on from a checkpoint saved before step {spike.first:,} with a lower learning "
         "rate or without the batches of these steps" if lasting
         else "Nothing, if it stays rare; look at the batches of these steps if it returns",
         confidence=confidence,

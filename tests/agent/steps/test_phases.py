@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import rankscope
 from rankscope import schema
+from rankscope.metric_names import ALTERNATING
 from tests.agent.steps import programs
 from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching
@@ -164,6 +165,7 @@ def test_two_optimizers_in_turn_make_one_step(watching: Watching) -> None:
     steps = watching.steps
     assert [step["step"] for step in steps] == list(range(1, 7))
     assert [step["microbatches"] for step in steps] == [2] * 6
+    assert all(one.values.get(ALTERNATING) == 1 for one in watching.of(schema.Metrics)[:6])
 
 
 @pytest.mark.parametrize("steps_in_a_row", [1, 2])
@@ -201,6 +203,7 @@ def test_two_optimizers_after_one_backward_make_one_step(watching: Watching) -> 
         for optimizer in optimizers:
             optimizer.step()
     assert [step["microbatches"] for step in watching.steps] == [1] * 3
+    assert not any(ALTERNATING in one.values for one in watching.of(schema.Metrics))
 
 
 def test_a_critic_that_steps_more_often_sets_the_pace(watching: Watching) -> None:

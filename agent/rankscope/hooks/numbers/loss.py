@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankscope.metric_names import ALTERNATING
 from rankscope.moments import listen
 from rankscope.steps import EndedStep
 
@@ -48,6 +49,8 @@ class Losses:
         seen, self._seen, self._unscaled = self._seen, [], None
         if not seen or not self._agent.sheet.due:
             return
+        if self._agent.cycle.alternates:
+            self._agent.sheet.put(ALTERNATING, 1.0)
         if all(isinstance(loss, float) for loss in seen):
             self._agent.sheet.put("loss", sum(seen) / len(seen))
         elif len({loss.device for loss in seen if not isinstance(loss, float)}) == 1:
