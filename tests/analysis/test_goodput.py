@@ -334,6 +334,50 @@ def test_a_slow_checkpoint_and_the_rank_that_saves_slowly() -> None:
     assert found[0].cost_throughput_ratio == pytest.approx(3.0 / 12.0, abs=0.05)
 
 
+def evaluating(seconds: dict[int, float], waits: float, every: int = 10) -> list[Finding]:
+    """Return what is said of 200 steps of 1 s on 4 ranks, of which some evaluate now and then."""
+    state = RunState("run")
+    for rank in range(4):
+        state.apply_record(schema.RankRegistered(
+            attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank,
+            local_world_size=4, node_rank=0, host="node-0", pid=100 + rank,
+        ))  # fmt: skip
+        columns = {name: np.zeros(200, np.int64) for name in schema.STEP_COLUMNS}
+        columns["step"] = np.arange(1, 201)
+        own = seconds.get(rank, 0.0)
+        longest = max(seconds.values(), default=0.0)
+        is_due = columns["step"] % every == 0
+        columns["evaluation_ns"] = (is_due * own * SECOND).astype(np.int64)
+        columns["backward_ns"] = np.full(200, SECOND, np.int64)
+        columns["other_blocked_ns"] = (is_due * waits * (longest - own) * SECOND).astype(np.int64)
+        columns["other_ns"] = (is_due * (longest - own) * SECOND).astype(np.int64)
+        columns["duration_ns"] = SECOND + (is_due * longest * SECOND).astype(np.int64)
+        columns["flags"] = np.where(is_due & (own > 0), schema.STEP_EVALUATION, 0)
+        ends = np.cumsum(columns["duration_ns"])
+        columns["started_ns"] = START_NS + ends - columns["duration_ns"]
+        chunk = schema.Chunk(
+            kind="steps", attempt=0, rank=rank, host="", count=200, time_lo_ns=START_NS,
+            time_hi_ns=START_NS + int(ends[-1]), data=f"{rank}".encode(),
+        )  # fmt: skip
+        state.apply_chunk(chunk, columns)
+    return [one for one in of(state.look(START_NS + int(ends[-1]))) if "evaluat" in one.kind]
+
+
+def test_a_rank_that_evaluates_while_the_others_wait() -> None:
+    (found,) = evaluating({0: 2.0}, waits=1.0)
+    assert (found.kind, found.ranks, found.severity) == ("lone_evaluation", (0,), "warning")
+    assert found.cost_throughput_ratio == pytest.approx(2.0 / 12.0, rel=0.02)
+    assert "Rank 0 on node-0 evaluates while ranks 1 to 3 wait: 17 % of the time" in found.what
+    (small,) = evaluating({0: 0.5}, waits=1.0)
+    assert small.severity == "info"
+
+
+def test_evaluation_that_costs_nobody_anything_is_silent() -> None:
+    assert evaluating(dict.fromkeys(range(4), 2.0), waits=1.0) == []  # all of them do
+    assert evaluating({0: 2.0}, waits=0.0) == []  # nobody waits for it
+    assert evaluating({0: 0.05}, waits=1.0) == []
+
+
 def test_saves_of_little_weight_are_silent() -> None:
     job = Job(3)
     job.attempt(0, 150, save_every=50, save_s=0.2)

@@ -83,6 +83,22 @@ def test_a_small_change_of_the_rank_that_waits_hides_nothing() -> None:
     assert {ranks for ranks, severity in accused(look) if severity != "info"} == {(1,)}
 
 
+@pytest.mark.parametrize("extra_ms", [(60.0, 55.0), (80.0, 70.0)])
+def test_one_that_became_slower_and_works_no_longer_than_the_other_is_not_named(
+    extra_ms: tuple[float, float],
+) -> None:
+    """Rank 0 has always had more to do, and its first steps were disturbed."""
+
+    def shape(chance: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        late, first = np.arange(200) >= 100, np.arange(200) < 30
+        extra = extra_ms[0] + 100.0 * first if rank == 0 else extra_ms[1] * late
+        return extra, np.zeros(200)
+
+    for seed in range(4):
+        look = look_at(shape, ranks=2, noise=NOISE * 3, seed=seed)
+        assert [one for one in accused(look) if one[1] != "info" and one[0] == (1,)] == []
+
+
 def test_ranks_that_do_not_wait_for_each_other_cost_nothing() -> None:
     look = look_at(slower({1: 160.0}), ranks=2, noise=NOISE, waits=False)
     assert accused(look) == []

@@ -64,6 +64,23 @@ def test_nothing_is_said_without_a_difference_or_with_few_or_old_stacks() -> Non
     assert difference({2: stacks(2, ["rubbish\0"] * 6), 0: stacks(0, [""] * 6)}, 2, [0], 0) is None
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "is_said"),
+    [((3, 8), (0, 8), False), ((6, 16), (0, 16), True), ((4, 4), (0, 4), True),
+     ((2, 4), (0, 4), False), ((16, 16), (13, 16), False)],
+)  # fmt: skip
+def test_what_may_be_chance_is_not_said(
+    mine: tuple[int, int], theirs: tuple[int, int], is_said: bool
+) -> None:
+    """What takes a third of a rank's time is in a third of its stacks."""
+
+    def texts(hits: int, num: int) -> list[str]:
+        return [SLOW.format(line=41)] * hits + [WAITS] * (num - hits)
+
+    found = difference({2: stacks(2, texts(*mine)), 0: stacks(0, texts(*theirs))}, 2, [0], 0.0)
+    assert (found is not None) == is_said
+
+
 def test_lines_of_one_function_where_the_whole_script_is_one() -> None:
     """What prints or calls .item() in a main loop is in the function that all ranks are in."""
     loop = '  File "/usr/lib/python3.12/logging/__init__.py", line 1113 in emit\n' * 2

@@ -10,6 +10,8 @@ import pytest
 
 from rankscope import schema
 from rankscope_server.analysis import Finding, Look, RunState
+from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.stalls import Work, _stalling
 from tests.analysis.simulator import START_NS
 
 MS = 1_000_000
@@ -230,6 +232,24 @@ def test_a_rank_that_is_slow_in_every_step_is_the_stragglers() -> None:
         return np.full(STEPS, 120.0) * (rank == 1), np.zeros(STEPS)
 
     assert findings(slow) == []
+
+
+def test_steps_that_are_long_on_both_ranks_are_the_stalls_of_neither() -> None:
+    """A job that became slower, of two ranks whose first steps were long, not by the same.
+
+    One rank is now about the level from which on a step is a stall, so every second one is; those
+    of the other follow each other.
+    """
+    late, is_odd = np.arange(512) >= 340, np.arange(512) % 2 > 0
+    own = np.where(late, np.where(is_odd, [[62.0], [63.0]], [[60.0], [63.0]]), 10.0)
+    far = np.where(late, np.where(is_odd, [[0.5], [-0.4]], [[0.1], [-0.4]]), -1.0)
+    work = Work(
+        None, np.arange(512), own, np.zeros_like(own), far, own.max(axis=0),  # type: ignore[arg-type]
+        {"replica": [0, 1]},
+    )  # fmt: skip
+    assert list(_stalling(work, Policy())) == []
+    own[1] = 10.0
+    assert [found.row for found in _stalling(work, Policy())] == [0]
 
 
 @pytest.mark.parametrize(("extra_ms", "ranks"), [(80.0, set()), (500.0, {1})])

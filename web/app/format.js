@@ -232,6 +232,7 @@ const KINDS = {
   goodput: 'Where the time went',
   slow_checkpoint: 'Slow checkpoints',
   checkpoint_interval: 'Checkpoints badly spaced',
+  lone_evaluation: 'One rank evaluates, the others wait',
   regression: 'Slower than earlier runs',
   slowdown: 'Slower than it was',
 };

@@ -270,7 +270,8 @@ _GPU_FAULTS = ("xid", "gpu_error", "ecc")
 _TRAINING = ("loss_spike", "divergence")
 _COSTS = (
     "stopped_process", "straggler", "stalls", "slow_link", "data-loading", "communication",
-    "pipeline", "gpu-health", "memory-growth", "slow_checkpoint", "hot_shard",
+    "pipeline", "gpu-health", "memory-growth", "slow_checkpoint",
+    "lone_evaluation", "hot_shard",
 )  # fmt: skip
 
 RULES: tuple[Rule, ...] = (

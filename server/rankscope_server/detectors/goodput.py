@@ -14,6 +14,7 @@ from rankscope_server.detectors.finding import NOT_HERE, DetectorResult, Finding
 from rankscope_server.detectors.goodput_words import (
     goodput_finding,
     interval_finding,
+    lone_evaluation_finding,
     slow_save_finding,
 )
 from rankscope_server.detectors.ledger import Attempt, Ledger, ledger
@@ -48,11 +49,28 @@ class Advice:
     mtbf: Mtbf
 
 
+@dataclass(frozen=True, slots=True)
+class LoneEvaluation:
+    """Time that some ranks evaluate while others wait for them; seconds of one rank."""
+
+    ranks: tuple[int, ...]  # those that evaluate
+    others: tuple[int, ...]  # those that do not
+    seconds: float  # by which the first evaluate longer
+    of_seconds: float  # that the run's steps have taken
+
+    @property
+    def share(self) -> float:
+        """Its share of the time of the run."""
+        return self.seconds / self.of_seconds
+
+
 class Goodput:
     """Sums up where the time of a run went, and finds checkpoints that are slow or badly spaced."""
 
     name: ClassVar[str] = "goodput"
-    kinds: ClassVar[tuple[str, ...]] = ("goodput", "slow_checkpoint", "checkpoint_interval")
+    kinds: ClassVar[tuple[str, ...]] = (
+        "goodput", "slow_checkpoint", "checkpoint_interval", "lone_evaluation",
+    )  # fmt: skip
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:
@@ -62,6 +80,8 @@ class Goodput:
         if window.facts.is_recording:
             return skipped(self, "a recording is a part of a run", NOT_HERE)
         findings = _of_saves(window)
+        if (alone := lone_evaluation_of(window)) is not None:
+            findings.append(lone_evaluation_finding(window, alone))
         book = ledger_of(window)
         lasted = 0.0 if book is None else book.wall_seconds / max(book.num_ranks, 1)
         if book is None or lasted < window.policy.ledger_min_seconds:
@@ -85,6 +105,25 @@ def _of_saves(window: Window) -> list[Finding]:
     if advice is not None:
         findings.append(interval_finding(window, advice, saves))
     return findings
+
+
+def lone_evaluation_of(window: Window) -> LoneEvaluation | None:
+    """Return who evaluates while the others wait; None where all do, or it takes little time."""
+    sums = window.facts.sums.by_rank
+    if len(sums) < 2 or len(sums) < window.world_size:
+        return None
+    longest = max(one.evaluating_ns for one in sums.values())
+    ranks = tuple(sorted(rank for rank in sums if sums[rank].evaluating_ns > longest / 2))
+    others = tuple(sorted(set(sums) - set(ranks)))
+    if not others:
+        return None
+    extra = longest - max(sums[rank].evaluating_ns for rank in others)
+    waited = min(sums[rank].parts["blocked"] for rank in others)
+    lasted = max(one.last_end_ns for one in sums.values()) - min(
+        one.first_start_ns for one in sums.values()
+    )
+    found = LoneEvaluation(ranks, others, min(extra, waited) / 1e9, lasted / 1e9)
+    return found if lasted > 0 and found.share >= window.policy.cost_silent_ratio else None
 
 
 def ledger_of(window: Window) -> Ledger | None:

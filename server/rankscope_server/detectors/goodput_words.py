@@ -15,12 +15,13 @@ from rankscope_server.detectors.words import (
     hours_text,
     percent_text,
     place_text,
+    ranks_text,
     seconds_text,
     span_text,
 )
 
 if TYPE_CHECKING:
-    from rankscope_server.detectors.goodput import Advice, Saves
+    from rankscope_server.detectors.goodput import Advice, LoneEvaluation, Saves
 
 
 def goodput_finding(window: Window, book: Ledger) -> Finding:
@@ -105,6 +106,42 @@ def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
         ),
         would_be_wrong_if="The time is spent on something else inside the call",
         policy_hash=policy.hash,
+    )  # fmt: skip
+
+
+def lone_evaluation_finding(window: Window, alone: LoneEvaluation) -> Finding:
+    """Return the finding on ranks that evaluate while the others wait."""
+    policy, ranks, share = window.policy, alone.ranks, alone.share
+    who = capital(place_text(ranks, window.hosts(ranks)))
+    others = ranks_text(alone.others)
+    wait = "wait" if len(alone.others) > 1 else "waits"
+    evaluate = "evaluate" if len(ranks) > 1 else "evaluates"
+    return Finding(
+        key=f"{window.attempt}/goodput/lone-evaluation",
+        detector="goodput",
+        kind="lone_evaluation",
+        severity="info" if share < policy.save_warning_share else "warning",
+        attempt=window.attempt,
+        ranks=ranks,
+        hosts=window.hosts(ranks),
+        cost_throughput_ratio=share,
+        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, share),
+        what=f"{who} {evaluate} while {others} {wait}: {percent_text(share)} of the time",
+        why=f"{capital(ranks_text(ranks))} spent {span_text(alone.seconds)} of "
+        f"{span_text(alone.of_seconds)} in evaluation that {others} had no part in, and waited "
+        "for as long at least in collectives",
+        next="Let each rank evaluate a part of the data and reduce the results; evaluate less "
+        "often, or in a job of its own",
+        confidence=0.8,
+        confidence_text="medium: evaluation and waiting are measured, not which wait is for it",
+        evidence=tuple(
+            Evidence(f"Rank {rank}: {seconds_text(one.evaluating_ns / 1e9)} in evaluation, "
+                     f"{seconds_text(one.parts['blocked'] / 1e9)} waiting")
+            for rank, one in sorted(window.facts.sums.by_rank.items())[:4]
+        ),
+        would_be_wrong_if="The others would have waited anyway, for a slow rank or the network",
+        policy_hash=policy.hash,
+        victims=alone.others,
     )  # fmt: skip
 
 

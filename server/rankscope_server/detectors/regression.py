@@ -270,6 +270,11 @@ def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
         since, before = _rise_at(each_ms, num_lasting, policy)
         if since:
             first, after = blocks[since, 0], float(np.median(each_ms[since:]))
+            near = int(np.searchsorted(steps, first))
+            is_usual = float(np.median(times[near:])) > np.sqrt(before * after)
+            if first >= steps[0] and is_usual:  # else some long steps among many as before
+                reach, logs = int(2 * blocks[since, 1]), np.log(np.fmax(times, 1e-6))
+                first = steps[_turning_step(logs, near, reach, np.log(before), np.log(after))]
             return (
                 f"since about step {int(first):,} a step takes {times_text(after / before)} as "
                 f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"

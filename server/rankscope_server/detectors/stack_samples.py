@@ -7,6 +7,7 @@ where all its work is in one function, the lines.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from pathlib import PurePath
 from rankscope.schema import Stacks
 
 LEAST = 4  # stacks of each of both ranks
-LEAST_DIFFERENCE = 0.5  # of the shares of stacks that show a function
+LEAST_DIFFERENCE = 0.25  # of the shares of stacks that show a function
+MOST_CHANCE = 0.05  # that as large a difference comes about by chance
 _FRAMES = (
     re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE),
     re.compile(r"^\s+(?P<name>\S+) \((?P<file>[^():]+):(?P<line>\d+)\)", re.MULTILINE),  # py-spy
@@ -121,6 +123,7 @@ def _differing(
         place
         for place, count in seen.items()
         if count / len(own) - elsewhere[place] / len(other) >= LEAST_DIFFERENCE
+        and by_chance(count, len(own), elsewhere[place], len(other)) <= MOST_CHANCE
     ]
     if not apart:
         return None
@@ -134,6 +137,16 @@ def _differing(
         name, file, line, seen[place], len(own), elsewhere[place], len(other), by_line,
         2 * outside > len(there),
     )  # fmt: skip
+
+
+def by_chance(mine: int, num_mine: int, theirs: int, num_theirs: int) -> float:
+    """Return how likely so many of the hits are mine by chance (Fisher's exact test, one-sided)."""
+    hits = mine + theirs
+    ways = [
+        math.comb(num_mine, n) * math.comb(num_theirs, hits - n)
+        for n in range(mine, min(num_mine, hits) + 1)
+    ]
+    return sum(ways) / math.comb(num_mine + num_theirs, hits)
 
 
 def _places(sample: StackSample, *, by_line: bool) -> list[_Place]:

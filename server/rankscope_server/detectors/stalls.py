@@ -150,16 +150,17 @@ def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
     clear = _beyond(work, policy.ln_stall_clear, policy.stall_sigmas)
     by_all, by_clear = dict(_stand_out(stalls, policy)), dict(_stand_out(clear, policy))
     for row, worst in (by_clear | by_all).items():
-        hits = stalls if row in by_all else clear
-        if row in dict(_stand_out(_as_long(work, hits, row), policy)):
+        hits = _apart(work, stalls if row in by_all else clear, row)
+        if row in dict(_stand_out(hits, policy)):
             yield _Row(row, worst, hits[row], row in by_clear)
 
 
-def _as_long(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
-    """Return `hits` with the steps of rows of its role that are as long as the row's stalls.
+def _apart(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
+    """Return `hits` with those steps of rows of its role that are as long as the row's stalls.
 
     What is far from its own usual step in one row may be a usual one of another: on a host where
-    much else runs the first steps of one row were short by chance.
+    much else runs the first steps of one row were short by chance. A step that is so long in both
+    at once is nobody's stall: many in a row are one, and one row would have the most by chance.
     """
     alike = next((rows for rows in work.alone.values() if row in rows), ())
     others = [other for other in alike if other != row]
@@ -167,7 +168,9 @@ def _as_long(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]
         return hits
     found = hits.copy()
     with np.errstate(invalid="ignore"):
-        found[others] |= work.own_ms[others] >= np.nanquantile(work.own_ms[row][hits[row]], 0.25)
+        as_long = work.own_ms[others] >= np.nanquantile(work.own_ms[row][hits[row]], 0.25)
+    found[others] |= as_long
+    found[row] &= ~as_long.any(axis=0)
     return found
 
 

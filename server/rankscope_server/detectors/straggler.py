@@ -38,7 +38,7 @@ from rankscope_server.detectors.straggler_events import (
 from rankscope_server.detectors.straggler_kind import MORE_WORK, Suspect, cause_of
 from rankscope_server.detectors.straggler_most import slow_majority
 from rankscope_server.detectors.straggler_replay import near_rows, replayed
-from rankscope_server.detectors.straggler_small import slow_from_start
+from rankscope_server.detectors.straggler_small import is_outdone, slow_from_start
 from rankscope_server.detectors.straggler_words import Case, finding_of
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import capital, ranks_text
@@ -170,7 +170,8 @@ def _case(
     calm = calm_columns(table, spells)
     excess = excess_of(table, found, max(event, key=lambda spell: spell.size), calm, policy)
     kind = _kind(excess, policy)
-    if kind is None:
+    slow = {spell.row for spell in (*event, *_company(event, spells))}
+    if kind is None or is_outdone(table, found, max(event, key=lambda one: one.size), slow):
         return None
     event = [_sharpen(table, found, spell, excess, policy) for spell in event]
     columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
@@ -212,6 +213,7 @@ def _case(
         num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
         excess=excess,
         ratio=float(np.exp(whole)),
+        ratios=_ratios(table, found, event),
         cost=cost,
         company={
             table.ranks[spell.row]: float(np.exp(-_lately(found, spell.row, columns)))
@@ -220,6 +222,12 @@ def _case(
         share=share if is_shared else 1.0,
         severity=_severity(cost, is_lasting, policy),
     )
+
+
+def _ratios(table: StepTable, found: Deviation, event: Sequence[Spell]) -> dict[int, float]:
+    """Return by how much each rank of an event is slower."""
+    sizes = {spell.row: middle(found.own.raw[spell.row, spell.columns]) for spell in event}
+    return {table.ranks[row]: float(np.exp(size)) for row, size in sizes.items()}
 
 
 def _share(

@@ -58,6 +58,23 @@ def slow_from_start(window: Window, found: Deviation, named: Collection[int]) ->
     return cases
 
 
+def is_outdone(table: StepTable, found: Deviation, spell: Spell, slow: Collection[int]) -> bool:
+    """Return whether a rank with too few peers works no longer than another one of its role.
+
+    It is compared with its own steps before, and may have become slower: the job waits for the
+    other one all the same. The rows of `slow`, which have spells meanwhile, do not count.
+    """
+    if found.peers[spell.row]:
+        return False
+    own = table.get("own")[:, spell.columns]
+    return any(
+        role == found.roles[spell.row]
+        and row not in slow
+        and middle(own[row]) >= middle(own[spell.row])
+        for row, role in enumerate(found.roles)
+    )
+
+
 def _group_of(table: StepTable, found: Deviation, rows: list[int], policy: Policy) -> _Group | None:
     own = table.get("own")[rows]
     usual = ~table.special() & table.seen() & ~np.isnan(own).any(axis=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,10 @@ from rankscope_server.detectors.words import (
     times_text,
 )
 
+_MAX_RATIOS = 4  # in one sentence
+_ALIKE = 1.2
+_BETWEEN = 0.5  # of the excess is in none of the phases that compute: the script's own doing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -45,12 +49,13 @@ class Case:
     seconds: float
     is_lasting: bool  # long enough, in steps and seconds, and slow in nearly all of them
     has_peers: bool
-    num_peers: int
+    num_peers: int  # of one of these ranks
     excess: Excess
-    ratio: float  # own work / reference, median over the spell
+    ratio: float  # own work / reference, median over the spell; of the worst rank
     cost: Cost
     company: Mapping[int, float]  # other ranks that are slow meanwhile, and reference / own work
     severity: Severity
+    ratios: Mapping[int, float] = field(default_factory=dict)  # of each of several ranks
     share: float = 1.0  # its part of what it and its company cost together
     cost_text: str = ""  # how the cost was found
     cause: Cause | None = None  # what a second signal proves
@@ -94,7 +99,17 @@ def finding_of(window: Window, case: Case) -> Finding:
 def _reference_text(case: Case) -> str:
     if not case.has_peers:
         return "before"
-    return f"{case.num_peers} peers" if case.num_peers > 1 else "peer"
+    num_others = case.num_peers - (len(case.ranks) - 1)
+    return f"{num_others} peers" if num_others > 1 else "peer"
+
+
+def _ratios_text(case: Case) -> str:
+    """Return by how much they are slower: of each, where that is not about the same."""
+    ratios = [case.ratios.get(rank, case.ratio) for rank in case.ranks]
+    if len(ratios) > _MAX_RATIOS or max(ratios) <= _ALIKE * min(ratios):
+        return ratio_text(case.ratio)
+    words = [ratio_text(ratio) for ratio in ratios]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _since(case: Case) -> str:
@@ -115,7 +130,7 @@ def _what(window: Window, case: Case) -> str:
         verb = "are" if many else "is"
         if case.ended_step is not None:
             verb = "were" if many else "was"
-        return f"{who} {verb} {ratio_text(case.ratio)} slower than {than} {_since(case)}"
+        return f"{who} {verb} {_ratios_text(case)} slower than {than} {_since(case)}"
     verb = ("wait" if many else "waits") if case.ended_step is None else "waited"
     now = ms_text(case.excess.phase_ms["data"])
     then = ms_text(case.excess.phase_reference_ms["data"])
@@ -209,6 +224,14 @@ def _next(window: Window, case: Case) -> str:
             "of loader workers, one slow file or shard"
         )
     code = f"{case.apart[1].where}, where its time goes, and at " if case.apart else ""
+    excess = case.excess
+    if excess.by_phase["other"] > _BETWEEN * sum(max(v, 0.0) for v in excess.by_phase.values()):
+        at = f" ({case.apart[1].where})" if case.apart else ""
+        return (
+            f"Look at what the script does on rank {case.worst_rank} outside forward, backward and "
+            f"optimizer{at}: logging, saving, .item(), sleeping; if it is the same as on the "
+            f"others, at {host}: other processes on its cores, throttling"
+        )
     return (
         f"Look at {code}{host} while it runs: clocks and throttling, other processes on the cores "
         f"or the GPU of rank {case.worst_rank}; if nothing shows, run the job without {host}"

@@ -32,6 +32,7 @@ class RankTime:
     num_steps: int = 0
     num_first: int = 0
     num_saving: int = 0
+    evaluating_ns: int = 0  # in evaluation without waiting for others
     first_other_ns: int = 0  # work of the first steps outside of forward, backward and optimizer
 
     def beyond_usual(self, part: str, *, first: bool) -> float:
@@ -78,6 +79,9 @@ class TimeSums:
             _add(known.first, parts, is_first)
             known.num_first += int(is_first.sum())
             known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
+        # what a step that evaluates waits outside of its passes, it waits in its evaluation
+        evaluating = np.maximum(aside["evaluation"] - ns("other_blocked_ns"), 0)
+        known.evaluating_ns += int(evaluating.sum())
         if is_saving.any():
             _add(known.saving, parts, is_saving)
             known.num_saving += int(is_saving.sum())

@@ -26,7 +26,7 @@ MAX_OPEN = 8  # commands of people in one run at a time
 MAX_PER_INCIDENT = 3  # stacks that a finding asks for, of each rank
 INCIDENT_PAUSES_NS = (0, 10 * 10**9, 30 * 10**9)  # before the first, second, third
 MAX_INCIDENT_RANKS = 16
-STACK_SAMPLES, SAMPLE_PAUSE_NS = 8, 3 * 10**9  # of a slow rank and of one that waits for it
+STACK_SAMPLES, SAMPLE_PAUSE_NS = 16, 3 * 10**9  # of a slow rank and of one that waits for it
 TRACES_KEPT = 20  # of each run
 _LIFETIMES_NS: dict[CommandKind, int] = {
     "stacks": 60 * 10**9,
