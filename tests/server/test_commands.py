@@ -212,7 +212,8 @@ def test_a_slow_rank_and_one_that_waits_for_it_are_sampled_some_times(
     def ask(after_seconds: int, **changes: Any) -> bool:
         clock[0] += after_seconds * 10**9
         body = {"detector": "straggler", "severity": "critical", "ranks": [2], "victims": [0, 1]}
-        known = {(0, "key"): Known(7, changes.pop("state", "open"), body | changes, 0)}
+        number, is_open = changes.pop("key", 7), changes.pop("state", "open")
+        known = {(0, "key"): Known(number, is_open, body | changes, 0)}
 
         def work(unit: Any) -> bool:
             unit.now_ns = clock[0]
@@ -230,6 +231,9 @@ def test_a_slow_rank_and_one_that_waits_for_it_are_sampled_some_times(
     commands = node.get("/commands")["commands"]
     assert {one["asked_by"] for one in commands} == {"sampling of finding 7"}
     assert set(node.states(commands[0])) == {0, 2}
+    clock[0] += 60 * 10**9
+    assert ask(3, key=8, ranks=[1, 2], victims=[0])  # the slowest may be any of them
+    assert set(node.states(node.get("/commands")["commands"][0])) == {0, 1, 2}
 
 
 def test_the_agents_page_folds_equal_sources(client: TestClient) -> None:

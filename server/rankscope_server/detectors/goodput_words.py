@@ -128,8 +128,8 @@ def lone_evaluation_finding(window: Window, alone: LoneEvaluation) -> Finding:
         cost_rank_hours_per_day=rank_hours_per_day(window.world_size, share),
         what=f"{who} {evaluate} while {others} {wait}: {percent_text(share)} of the time",
         why=f"{capital(ranks_text(ranks))} spent {span_text(alone.seconds)} of "
-        f"{span_text(alone.of_seconds)} in evaluation that {others} had no part in, and waited "
-        "for as long at least in collectives",
+        f"{span_text(alone.of_seconds)} in evaluation that {others} had no part in; {others} "
+        "waited at least as long in collectives",
         next="Let each rank evaluate a part of the data and reduce the results; evaluate less "
         "often, or in a job of its own",
         confidence=0.8,

@@ -26,6 +26,7 @@ MAX_OPEN = 8  # commands of people in one run at a time
 MAX_PER_INCIDENT = 3  # stacks that a finding asks for, of each rank
 INCIDENT_PAUSES_NS = (0, 10 * 10**9, 30 * 10**9)  # before the first, second, third
 MAX_INCIDENT_RANKS = 16
+_MOST_SAMPLED = 4  # slow ranks of one finding
 STACK_SAMPLES, SAMPLE_PAUSE_NS = 16, 3 * 10**9  # of a slow rank and of one that waits for it
 TRACES_KEPT = 20  # of each run
 _LIFETIMES_NS: dict[CommandKind, int] = {
@@ -200,9 +201,9 @@ def _open_now(
 
 
 def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
-    """Sample the stacks of a slow rank and of one that waits for it; return whether any was asked.
+    """Sample the stacks of slow ranks and of one that waits for them; return whether any was asked.
 
-    What only the first one is in, stack after stack, is what it does instead.
+    What only a slow one is in, stack after stack, is what it does instead.
     """
     table, has_asked = tables.command.c, False
     for one in _open_now(unit, run_id, known, "straggler"):
@@ -217,7 +218,8 @@ def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Kno
             continue
         asked_by = f"{schema.SAMPLING} of finding {one.id}"
         with contextlib.suppress(CommandRefusedError):  # one of them is gone meanwhile
-            asked = Asked("stacks", [ranks[0], victims[0]], asked_by=asked_by, finding_id=one.id)
+            some = [*ranks[:_MOST_SAMPLED], victims[0]]
+            asked = Asked("stacks", some, asked_by=asked_by, finding_id=one.id)
             create(unit, run_id, asked)
             has_asked = True
     return has_asked
