@@ -6,9 +6,10 @@
 Programs of `tests/foreign/programs.py`, each clean and with faults from outside: `sleep`, in one
 rank's forward; `stopped`, a rank that SIGSTOP holds for 60 % of the time; on demand `early`, the
 same sleep from the first step on, `data`, a sleep before each batch of one rank's loader, `item`,
-one wherever its script calls .item(), `thread`, a second thread that computes in Python, and
-`pinned`, a rank that may use but one processor, on which two others compute. A run with a fault
-ends a while after it was named. Resumes where it was stopped; results are in
+one wherever its script calls .item(), `thread`, a second thread that computes in Python, `pinned`,
+a rank that may use but one processor, on which two others compute, and `limited`, a rank whose
+control group may use a quarter of a processor (as root). A run with a fault ends a while after it
+was named. Resumes where it was stopped; results are in
 benchmarks/results/foreign.jsonl. Wrong is a healthy rank that is accused, a fault for which no rank
 or another kind is named, and "Healthy" over it. Exit code 1 if less than 95 % are right, a healthy
 rank is accused, or "healthy" is said over a loss.
@@ -49,6 +50,7 @@ KINDS = {
     "sleep": ("slow_compute",), "early": ("slow_compute",), "data": ("slow_data",),
     "stopped": ("stopped_process",),
     "item": ("slow_compute",), "thread": ("busy_thread",), "pinned": ("cpu_pinning",),
+    "limited": ("cpu_limit",),
 }  # fmt: skip
 RIGHT, PEACE, SILENT, ACCUSES = "right", "healthy over a loss", "said nothing", "accuses"
 OTHER = "another kind"
@@ -57,6 +59,8 @@ SECONDS = 75.0  # of a run: 25 without the fault, and 50 to name it
 LOOKED_ON_S = 10.0  # after it was named: who is accused then?
 FAULT_AFTER_S = 25.0
 STOP_S, GO_S = 0.15, 0.10
+CGROUPS = Path("/sys/fs/cgroup")
+PERIOD_US, LIMIT_US = 100_000, 25_000
 
 
 def run_one(program: Program, source: str, fault: str, seed: int) -> dict[str, Any]:
@@ -241,7 +245,36 @@ def _pin(victim: psutil.Process, over: threading.Event) -> None:
             process.wait()
 
 
-_OUTSIDE = {"stopped": partial(_later, _stop), "pinned": partial(_later, _pin)}
+def _limit(victim: psutil.Process, over: threading.Event) -> None:
+    """Put it into a control group, of version 1 or 2, that may use little processor time."""
+    old = CGROUPS / "cpu"
+    parent = old if old.is_dir() else CGROUPS
+    group = parent / f"rankscope-foreign-{victim.pid}"
+    if parent == CGROUPS:
+        (parent / "cgroup.subtree_control").write_text("+cpu")
+    group.mkdir()
+    try:
+        if parent == CGROUPS:
+            (group / "cpu.max").write_text(f"{LIMIT_US} {PERIOD_US}")
+            (group / "cgroup.procs").write_text(str(victim.pid))
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(LIMIT_US))
+            for thread in victim.threads():
+                (group / "tasks").write_text(str(thread.id))
+        over.wait()
+    finally:
+        name = "cgroup.procs" if parent == CGROUPS else "tasks"
+        for line in (group / name).read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (parent / name).write_text(line)
+        group.rmdir()
+
+
+_OUTSIDE = {
+    "stopped": partial(_later, _stop), "pinned": partial(_later, _pin),
+    "limited": partial(_later, _limit),
+}  # fmt: skip
 
 
 def _nothing(*_: Any) -> contextlib.AbstractContextManager[None]:

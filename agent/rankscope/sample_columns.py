@@ -134,6 +134,9 @@ _VALUES: dict[str, tuple[str, ...]] = {
         # 0: it may run; 1: a signal, 2: a debugger, 3: a frozen control group; MACHINE_PAUSED
         "stopped_by",
         "cpus_allowed",  # processors that the training thread may use, by affinity and cpuset
+        # of the nearest control group with a limit on processor time; 0 millicores: none has one
+        "throttled_us_total",  # not let run as the time of the period was used up
+        "cpu_limit_millicores",
         "minor_faults_total",
         "major_faults_total",
         "read_bytes_total",  # from disks

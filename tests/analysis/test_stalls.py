@@ -35,12 +35,14 @@ def look_at(
     steps: int = STEPS,
     waits: bool = True,
     learners: Collection[int] | None = None,
+    beside: Callable[[RunState], None] = lambda state: None,
 ) -> Look:
     """Return what is said of ranks whose (extra work, collector pauses) `shape` gives, ms.
 
     `recorded` picks the steps that were recorded, of all ranks; `unseen` those that were thinned
     with no wait in them known. Ranks that do not wait for each other have steps of their own.
-    Of `learners` alone something goes backward, if they are given.
+    Of `learners` alone something goes backward, if they are given. `beside` adds what else is
+    known of the run.
     """
     chance = np.random.default_rng(seed)
     state = RunState("run")
@@ -72,6 +74,7 @@ def look_at(
         columns["backward_blocked_ns"][unseen] = 0
         kept = {name: values[recorded] for name, values in columns.items()}
         state.apply_chunk(chunk_of(rank, len(kept["step"]), int(started[-1])), kept)
+    beside(state)
     return state.look(int(started[-1]) + 10**9)
 
 
@@ -250,6 +253,37 @@ def test_steps_that_are_long_on_both_ranks_are_the_stalls_of_neither() -> None:
     assert list(_stalling(work, Policy())) == []
     own[1] = 10.0
     assert [found.row for found in _stalling(work, Policy())] == [0]
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.3, "cpu_limit"), (0.02, "slow_compute")])
+def test_stalls_of_a_rank_whose_container_has_used_up_its_processor_time(
+    share: float, kind: str
+) -> None:
+    chance = np.random.default_rng(3)
+    is_stall = chance.random(400) < 0.3
+
+    def shape(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(is_stall & (rank == 1), 120.0, 0.0), np.zeros(400)
+
+    def throttled(state: RunState) -> None:
+        times = START_NS + np.arange(100) * 10**9
+        columns: dict[str, Any] = {
+            name: np.zeros(100, np.int64) for name in schema.CHUNK_COLUMNS["process"]
+        }
+        columns |= {"time_ns": times, "rank": np.ones(100, np.int64)}
+        columns["throttled_us_total"] = (np.arange(100) * share * 1e6).astype(np.int64)
+        columns["cpu_limit_millicores"] = np.full(100, 400)
+        state.apply_chunk(
+            schema.Chunk(
+                kind="process", attempt=0, rank=schema.NODE_RANK, host="node-0", count=100,
+                time_lo_ns=int(times[0]), time_hi_ns=int(times[-1]), data=b"samples",
+            ),
+            columns,
+        )  # fmt: skip
+
+    (found,) = findings(shape, noise=0.05, steps=400, beside=throttled)
+    assert (found.kind, found.ranks) == (kind, (1,))
+    assert ("0.4 processors" in found.why) == (kind == "cpu_limit")
 
 
 @pytest.mark.parametrize(("extra_ms", "ranks"), [(80.0, set()), (500.0, {1})])

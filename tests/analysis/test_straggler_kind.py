@@ -41,10 +41,12 @@ def process_samples(
     run: Timeline,
     delay: Callable[[int, float], float],
     cpus: Callable[[int, float], int] = lambda rank, ms: 0,
+    throttled: Callable[[int, float], float] = lambda rank, ms: 0.0,
 ) -> list[Item]:
     """Return samples of all ranks, one a second.
 
     `delay(rank, ms)` is the share without a CPU, `cpus(rank, ms)` how many it may use; 0: not told.
+    `throttled(rank, ms)` is the share for which a limit of 0.4 CPUs held it up.
     """
     end_ms = run.ranks[0].steps[-1]["ended"]
     items: list[Item] = []
@@ -58,6 +60,9 @@ def process_samples(
         columns["run_delay_us_total"] = np.concatenate([[0], np.cumsum(share[:-1] * 1e6)]).astype(
             np.int64
         )
+        limited = np.array([throttled(rank, time) for time in times])
+        columns["throttled_us_total"] = (np.cumsum(limited) * 1e6).astype(np.int64)
+        columns["cpu_limit_millicores"] = np.where(limited > 0, 400, 0)
         columns["cpus_allowed"] = np.array([cpus(rank, time) for time in times])
         items.append(chunk("process", "node-0", columns, rank))
     return items
@@ -167,6 +172,26 @@ def test_a_rank_that_may_use_few_processors(before: int, now: int, others: int, 
     if kind == "cpu_pinning":
         assert f"may use {now} processor" in finding.why
         assert "before 8" in finding.why
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_whose_container_has_used_up_its_processor_time(seed: int) -> None:
+    slow, onset, extra = draw(seed)
+    run = job(seed, slow, onset, extra, "forward")
+    onset_ms = run.ranks[slow].steps[onset - 1]["started"]
+    share = extra / (STEP_MS + extra)
+
+    def limited(rank: int, ms: float) -> float:
+        return share * (rank == slow and ms >= onset_ms)
+
+    # what is not let run is not ready to run either: the delay says little
+    held = process_samples(run, lambda rank, ms: 0.02, throttled=limited)
+    finding = the_straggler([*run.items(), *held], slow)
+    assert finding.kind == "cpu_limit"
+    assert "limit of 0.4 processors was used up" in finding.why
+    assert "limits.cpu" in finding.next
+    everywhere = process_samples(run, lambda rank, ms: 0.02, throttled=lambda rank, ms: share)
+    assert the_straggler([*run.items(), *everywhere], slow).kind == "slow_compute"
 
 
 def test_a_rank_without_a_processor_by_switches_where_nothing_better_is_known() -> None:

@@ -192,6 +192,7 @@ const KINDS = {
   thermal_or_power: 'Straggler: GPU held down by heat or power',
   page_cache: 'Straggler: data not in memory',
   cpu_pinning: 'Straggler: too few processors',
+  cpu_limit: 'Held up by a limit on processor time',
   busy_thread: 'Straggler: another thread holds it up',
   sequence_imbalance: 'More tokens than its peers',
   stopped_process: 'A process is stopped',

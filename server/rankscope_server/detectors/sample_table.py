@@ -19,7 +19,14 @@ Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
 KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {
-    "process": ("run_delay_us_total", "stopped_by", "pid", "cpus_allowed"),
+    "process": (
+        "run_delay_us_total",
+        "stopped_by",
+        "pid",
+        "cpus_allowed",
+        "throttled_us_total",
+        "cpu_limit_millicores",
+    ),
     "gpu": ("sm_clock_mhz", "throttle_reasons"),
 }
 
@@ -57,12 +64,25 @@ class SampleTable:
 
     def run_delay_ratio(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
         """Return which share of a time a rank was ready to run and had no processor."""
+        return self._ratio(rank, 1, begin_ns, end_ns)
+
+    def throttled_ratio(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
+        """Return which share of a time a rank's control group was not let run, by its limit."""
+        return self._ratio(rank, 5, begin_ns, end_ns)
+
+    def cpu_limit_cores(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
+        """Return the newest limit of its control group, in processors; None where it has none."""
+        samples = self._within(("process", rank), begin_ns, end_ns)
+        return None if samples is None or samples[-1, 6] <= 0 else float(samples[-1, 6]) / 1000
+
+    def _ratio(self, rank: int, column: int, begin_ns: float, end_ns: float) -> float | None:
+        """Return how much of a time a counter of us rose, None where that is not known."""
         samples = self._within(("process", rank), begin_ns, end_ns)
         if samples is None:
             return None
-        times, totals = samples[:, 0], samples[:, 1]
+        times, totals = samples[:, 0], samples[:, column]
         steps = np.diff(totals)
-        if np.any(totals < 0) or np.any(steps < 0):  # not told, or the counter began anew
+        if np.any(totals < 0) or np.any(steps < 0):  # not reported, or the counter began anew
             return None
         return float(steps.sum() * 1000 / (times[-1] - times[0]))
 

@@ -23,6 +23,7 @@ from rankscope_server.detectors.policy import Policy
 from rankscope_server.detectors.robust import median, scatter
 from rankscope_server.detectors.stalls_words import Stalling, finding_of
 from rankscope_server.detectors.step_table import OWN_PHASES
+from rankscope_server.detectors.straggler_kind import CPU_LIMIT, limit_text
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
@@ -34,7 +35,7 @@ class Stalls:
 
     name: ClassVar[str] = "stalls"
     needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
-    kinds: ClassVar[tuple[str, ...]] = ("slow_compute", "garbage_collection")
+    kinds: ClassVar[tuple[str, ...]] = ("slow_compute", "garbage_collection", CPU_LIMIT)
 
     def look(self, window: Window) -> DetectorResult:
         """Return ranks whose stalls cost the job more than the gate."""
@@ -234,7 +235,8 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
     steps = work.steps
     is_pause = pause > 0.5 * extra
-    is_sure = is_pause or is_clear or _is_steady(hits[span], num, worst, policy)
+    limit = _limit(work, row, span, num * extra, policy)
+    is_sure = is_pause or bool(limit) or is_clear or _is_steady(hits[span], num, worst, policy)
     return Stalling(
         rank=table.ranks[row],
         onset_step=int(steps[begin]),
@@ -247,9 +249,28 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
         extra_ms=extra,
         pause_ms=pause if is_pause else 0.0,
         phase=_phase(work, row, hits),
+        limit=limit,
         cost=cost,
         severity=_severity(cost, seconds, policy) if is_sure else "info",
     )
+
+
+def _limit(work: Work, row: int, span: slice, lost_ms: float, policy: Policy) -> str:
+    """Return in words what a limit on processor time does meanwhile; empty: it is not most of it.
+
+    A group that has used up its time of a period, a tenth of a second as a rule, stalls until the
+    next one begins.
+    """
+    window, table = work.window, work.window.steps
+    started = table.get("started_ms")[row, work.columns[span]]
+    known = started[~np.isnan(started)]
+    if not len(known):
+        return ""
+    rank, begin, end = table.ranks[row], float(known.min()) * 1e6, float(known.max()) * 1e6
+    throttled = window.samples.throttled_ratio(rank, begin, end) or 0.0
+    if throttled * (end - begin) / 1e6 < policy.min_explained_share * lost_ms:
+        return ""
+    return limit_text(window, rank, begin, end, throttled)
 
 
 def _is_steady(hits: NDArray[np.bool_], num: int, worst: int, policy: Policy) -> bool:

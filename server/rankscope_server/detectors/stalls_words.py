@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
+from rankscope_server.detectors.straggler_kind import CPU_LIMIT, limit_next
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -33,16 +34,21 @@ class Stalling:
     extra_ms: float  # and what a stall adds
     pause_ms: float  # of Python's collector in a stall; 0: that is not what it is
     phase: str  # that holds most of it
+    limit: str = ""  # what a limit on processor time does, where that is most of it
     cost: float
     severity: Severity
 
 
 def finding_of(window: Window, case: Stalling) -> Finding:
     """Return the finding of a case."""
-    kind = "garbage_collection" if case.pause_ms else "slow_compute"
+    kind = "garbage_collection" if case.pause_ms else CPU_LIMIT if case.limit else "slow_compute"
     ranks = () if case.rank is None else (case.rank,)
-    confidence = 0.9 if case.pause_ms else 0.75
-    rule = "the agent measured the pauses" if case.pause_ms else "step times alone"
+    is_measured = case.pause_ms or case.limit
+    confidence = 0.9 if is_measured else 0.75
+    rule = (
+        "the agent measured the pauses" if case.pause_ms
+        else "the kernel counted for how long" if case.limit else "step times alone"
+    )  # fmt: skip
     return Finding(
         key=f"{window.attempt}/stalls/{kind}/{'all' if case.rank is None else case.rank}",
         detector="stalls",
@@ -61,7 +67,7 @@ def finding_of(window: Window, case: Stalling) -> Finding:
         confidence_text=f"{confidence_word(confidence)}: {rule}",
         what=_what(window, case),
         why=_why(window, case),
-        next=_next(case),
+        next=limit_next(window, case.rank) if case.limit and case.rank is not None else _next(case),
         evidence=_evidence(window, case),
         ruled_out=_ruled_out(case),
         would_be_wrong_if=_wrong_if(case),
@@ -106,7 +112,7 @@ def _why(window: Window, case: Stalling) -> str:
     cause = (
         "the pause, which the agent measured, is most of the excess"
         if case.pause_ms
-        else f"most of it is in {case.phase}"
+        else case.limit or f"most of it is in {case.phase}"
     )
     return (
         f"Its other steps take {ms_text(case.usual_ms)} of own work, a stall "

@@ -61,6 +61,7 @@ class Straggler:
         "thermal_or_power",
         "page_cache",
         "cpu_pinning",
+        "cpu_limit",
         "busy_thread",
         "sequence_imbalance",
     )

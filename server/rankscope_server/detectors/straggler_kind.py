@@ -6,6 +6,7 @@ its own steps before. Without the signal nothing is said: the kind stays that of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
 
 Array = NDArray[Any]
+CPU_LIMIT = "cpu_limit"
 MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
 
 
@@ -55,7 +57,7 @@ class Suspect:
 
 def cause_of(window: Window, suspect: Suspect) -> Cause | None:
     """Return the first cause that a second signal proves, None where none does."""
-    compute = (_more_work, _garbage, _thermal, _contention, _busy_thread, _own_code)
+    compute = (_more_work, _garbage, _thermal, _limited, _contention, _busy_thread, _own_code)
     for find in (_page_cache, _busy_thread) if suspect.is_data else compute:
         cause = find(window, suspect)
         if cause is not None:
@@ -203,12 +205,51 @@ def _pinned(window: Window, suspect: Suspect) -> str:
     return f"its training thread may use {processors}, {reference} {usual:.0f}"
 
 
+def limit_text(window: Window, rank: int, begin: float, end: float, throttled: float) -> str:
+    """Return what a limit on processor time does to a rank, in words."""
+    cores = window.samples.cpu_limit_cores(rank, begin, end)
+    of = f" of {cores:g} processors" if cores is not None else ""
+    return (
+        f"its control group was not let run for {percent_text(throttled)} of the time, as its "
+        f"limit{of} was used up"
+    )
+
+
+def limit_next(window: Window, rank: int) -> str:
+    """Return what to do about it."""
+    host = window.host(rank)
+    return (
+        f"Raise the processor limit of the container of rank {rank}{f' on {host}' if host else ''} "
+        "(resources.limits.cpu, --cpus, CPUQuota) or take it off; fewer threads and loader workers "
+        "need less of it"
+    )
+
+
+def _limited(window: Window, suspect: Suspect) -> Cause | None:
+    """Its control group may use so much processor time in each period, and uses it up."""
+    begin, end = _times(window, suspect.row, suspect.columns)
+    throttled = window.samples.throttled_ratio(suspect.rank, begin, end)
+    if not throttled:
+        return None
+    before = _before(window, suspect, begin, end, window.samples.throttled_ratio) or 0.0
+    duration_ms, _ = _means(window, suspect, "duration")
+    share = window.policy.min_explained_share
+    if not (throttled - before) * duration_ms >= share * suspect.excess_ms:
+        return None
+    return Cause(
+        CPU_LIMIT,
+        f"{limit_text(window, suspect.rank, begin, end, throttled)}: that is most of the excess",
+        limit_next(window, suspect.rank),
+        "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu.stat",
+    )
+
+
 def _contention(window: Window, suspect: Suspect) -> Cause | None:
     """Others want the processor: the rank is ready to run and does not run."""
     policy = window.policy
     begin, end = _times(window, suspect.row, suspect.columns)
     delay = window.samples.run_delay_ratio(suspect.rank, begin, end)
-    before = _delay_before(window, suspect, begin, end)
+    before = _before(window, suspect, begin, end, window.samples.run_delay_ratio)
     own_ms, _ = _means(window, suspect, "duration")
     if delay is not None and before is not None:
         waited_ms = (delay - before) * own_ms
@@ -273,19 +314,22 @@ def _busy_thread(window: Window, suspect: Suspect) -> Cause | None:
     )
 
 
-def _delay_before(window: Window, suspect: Suspect, begin: float, end: float) -> float | None:
+def _before(
+    window: Window,
+    suspect: Suspect,
+    begin: float,
+    end: float,
+    ratio_of: Callable[[int, float, float], float | None],
+) -> float | None:
+    """Return a ratio of its peers meanwhile, or its own before."""
     if suspect.peers:
         ranks = [window.steps.ranks[row] for row in suspect.peers]
-        known = [
-            ratio
-            for rank in ranks
-            if (ratio := window.samples.run_delay_ratio(rank, begin, end)) is not None
-        ]
+        known = [ratio for rank in ranks if (ratio := ratio_of(rank, begin, end)) is not None]
         return float(np.median(known)) if known else None
     if not len(suspect.healthy):
         return None
     columns = slice(int(suspect.healthy[0]), int(suspect.healthy[-1]) + 1)
-    return window.samples.run_delay_ratio(suspect.rank, *_times(window, suspect.row, columns))
+    return ratio_of(suspect.rank, *_times(window, suspect.row, columns))
 
 
 def _page_cache(window: Window, suspect: Suspect) -> Cause | None:

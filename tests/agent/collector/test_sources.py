@@ -323,6 +323,31 @@ def test_a_process_that_is_pinned_while_it_runs() -> None:
         process.kill()
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cgroups/job/cpu.max": "40000 100000\n",
+          "cgroups/job/cpu.stat": "usage_usec 9\nnr_throttled 3\nthrottled_usec 5000\n"},
+         (5000, 400)),
+        ({"cgroups/job/cpu.max": "max 100000\n", "cgroups/job/cpu.stat": "throttled_usec 7\n"},
+         (7, 0)),
+        ({"proc/4711/cgroup": "4:cpu,cpuacct:/old\n",
+          "cgroups/cpu/old/cpu.cfs_quota_us": "150000\n",
+          "cgroups/cpu/old/cpu.cfs_period_us": "100000\n",
+          "cgroups/cpu/old/cpu.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 8000000\n"},
+         (8000, 1500)),
+        ({}, (None, None)),
+    ],
+    ids=["version 2", "no limit", "version 1", "not known"],
+)  # fmt: skip
+def test_a_limit_on_processor_time_holds_a_rank_up(
+    machine: Machine, tree: Tree, files: dict[str, str], expected: tuple[int | None, int | None]
+) -> None:
+    tree(".", {"proc/4711/cgroup": "0::/job\n"} | files)
+    (row,) = rows(ProcessSource, machine)
+    assert (row.get("throttled_us_total"), row.get("cpu_limit_millicores")) == expected
+
+
 def test_switches_are_of_the_thread_that_trains(machine: Machine, tree: Tree) -> None:
     tree("proc", {
         "4711/task/4712/status": "voluntary_ctxt_switches:\t900\n",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
 from rankscope.collector.sources.base import Lane, Row, Skipped, Source
+from rankscope.collector.sources.control_groups import (
+    Processors,
+    groups_of,
+    processors,
+    upwards,
+)
 from rankscope.collector.sources.files import need, number, pairs, read_or_none, read_whole
 from rankscope.collector.sources.machine import Machine
 from rankscope.schema import ChunkKind
@@ -57,15 +63,12 @@ class CgroupSource(Source):
         return [self._row(text) for text in self._turns_left]
 
     def _row(self, text: str) -> Row:
-        groups: dict[str, str] = {}  # controller -> path; "" is version 2
-        for line in text.splitlines():
-            controllers, _, path = line.partition(":")[2].partition(":")
-            groups |= dict.fromkeys(controllers.split(","), path)
+        groups = groups_of(text)
         name = groups.get("memory") or groups.get("") or "/"
         row: dict[str, float | str] = {"cgroup": name[:1000]}
         row |= self._memory(name, groups)
         row |= self._processor(groups)
-        for directory in self._upwards(groups, "pids"):
+        for directory in upwards(self._machine.cgroups, groups, "pids"):
             if (tasks := number(read_or_none(directory / "pids.current"))) >= 0:
                 row["tasks"] = tasks
                 break
@@ -75,7 +78,7 @@ class CgroupSource(Source):
         """Return what the nearest group with a limit says, or the nearest one with numbers."""
         found: dict[str, float | str] = {}
         where: Path | None = None
-        for directory in self._upwards(groups, "memory"):
+        for directory in upwards(self._machine.cgroups, groups, "memory"):
             old = (directory / "memory.limit_in_bytes").exists()
             names = _OLD_MEMORY if old else _MEMORY
             bytes_used, limit = (number(read_or_none(directory / name)) for name in names[:2])
@@ -100,41 +103,16 @@ class CgroupSource(Source):
 
     def _processor(self, groups: dict[str, str]) -> Row:
         row: dict[str, float | str] = {}
-        for directory in self._upwards(groups, "cpuacct"):
+        for directory in upwards(self._machine.cgroups, groups, "cpuacct"):
             if (used := number(read_or_none(directory / "cpuacct.usage"))) >= 0:
                 row["cpu_us_total"] = used // 1000
                 break
-        for directory in self._upwards(groups, "cpu"):
-            stat = dict(pairs(read_or_none(directory / "cpu.stat") or ""))
-            cores = _cores(directory)
-            if not stat or (row.get("cpu_limit_cores") and cores is None):
-                continue
-            row |= _throttled(stat)
-            limits = [value for value in (cores, self._num_cpus) if value is not None]
+        found = processors(self._machine.cgroups, groups)
+        if found is not None:
+            row |= _throttled(found)
+            limits = [value for value in (found.cores, self._num_cpus) if value is not None]
             row["cpu_limit_cores"] = min(limits)
-            if cores is not None:
-                break
         return row
-
-    def _upwards(self, groups: dict[str, str], controller: str) -> Iterator[Path]:
-        """Yield the group's directory and its parents. In a container the top is what is seen."""
-        old = controller in groups
-        path = groups.get(controller, groups.get(""))
-        if path is None:
-            return
-        roots = (
-            (self._machine.cgroups / controller,)
-            if old
-            else (self._machine.cgroups, self._machine.cgroups / "unified")
-        )
-        for root in roots:
-            directory = root / path.lstrip("/")
-            if ".." in Path(path).parts or not directory.is_dir():
-                directory = root
-            while directory != root:
-                yield directory
-                directory = directory.parent
-            yield root
 
     def _tell_kills(self, name: str, directory: Path, kills: int) -> None:
         before = self._kills.get(directory, kills)
@@ -144,28 +122,15 @@ class CgroupSource(Source):
             self._machine.tell_of("oom kill", fields)
 
 
-def _cores(directory: Path) -> float | None:
-    """Return the limit of this group in processors, None where it has none."""
-    words = (read_or_none(directory / "cpu.max") or "").split()  # "50000 100000", "max 100000"
-    if not words:
-        words = [
-            read_or_none(directory / "cpu.cfs_quota_us") or "",
-            read_or_none(directory / "cpu.cfs_period_us") or "",
-        ]
-    quota, period = (number(word) for word in (*words, "")[:2])
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _throttled(stat: dict[str, int]) -> Row:
+def _throttled(found: Processors) -> Row:
     row: dict[str, float | str] = {}
     for name, column in (
         ("usage_usec", "cpu_us_total"),
         ("nr_periods", "periods_total"),
         ("nr_throttled", "throttled_periods_total"),
-        ("throttled_usec", "throttled_us_total"),
     ):
-        if name in stat:
-            row[column] = stat[name]
-    if "throttled_time" in stat:  # version 1, nanoseconds
-        row["throttled_us_total"] = stat["throttled_time"] // 1000
+        if name in found.stat:
+            row[column] = found.stat[name]
+    if found.throttled_us >= 0:
+        row["throttled_us_total"] = found.throttled_us
     return row

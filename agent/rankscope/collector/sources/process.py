@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rankscope.collector.sources.base import Lane, RankProcess, Row, Skipped, Source
+from rankscope.collector.sources.control_groups import groups_of, processors
 from rankscope.collector.sources.files import pairs, read, read_or_none
 from rankscope.collector.sources.machine import Machine
 from rankscope.sample_columns import MACHINE_PAUSED
@@ -118,6 +119,7 @@ def process_row(machine: Machine, rank: RankProcess) -> dict[str, float | str] |
     for name, value in pairs(read_or_none(directory / "io") or ""):
         if name in _IO:
             row[_IO[name]] = value
+    row |= _limit(machine, directory)
     waited = (read_or_none(trains / "schedstat") or "").split()
     if len(waited) == 3:
         row["run_delay_us_total"] = int(waited[1]) // 1000
@@ -126,6 +128,15 @@ def process_row(machine: Machine, rank: RankProcess) -> dict[str, float | str] |
     except OSError:
         pass  # another user's process: the column stays unknown
     return row
+
+
+def _limit(machine: Machine, directory: Path) -> dict[str, float | str]:
+    """Return the limit of its control group on processor time, and how long that held it up."""
+    found = processors(machine.cgroups, groups_of(read_or_none(directory / "cgroup") or ""))
+    if found is None or found.throttled_us < 0:
+        return {}
+    millicores = 0 if found.cores is None else round(1000 * found.cores)
+    return {"throttled_us_total": found.throttled_us, "cpu_limit_millicores": millicores}
 
 
 def _stat(proc: Path, pid: int) -> list[int] | None:
