@@ -20,15 +20,19 @@ import numpy as np
 import pytest
 
 from rankscope import hotpath, ring, schema
-from rankscope.binaries import MANIFEST, SWITCH
+from rankscope.binaries import MANIFEST, SWITCH, unsupported
 from rankscope.hotpath import native
 from rankscope.hotpath.clock import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, ClockCore
 from rankscope.hotpath.waits import MOST_LOOKED_AT, WaitCore
 from tests.agent.clocks import CORES, SECOND, pass_time, ring_in, rings_in, seconds
-from tests.agent.test_probe import builder
+from tests.agent.shipped import builder
 
 __all__ = ["builder"]
 
+SHIPPED = pytest.mark.skipif(
+    bool(unsupported()) or os.uname().machine not in ("x86_64", "aarch64"),
+    reason=unsupported() or "no binary is shipped for this machine",
+)
 MS = 1_000_000
 WORDS = {name: at for at, (name, _, _) in enumerate(ring.COLLECTIVE_FIELDS)}
 
@@ -107,6 +111,7 @@ def some_call(draw: random.Random) -> tuple[Any, ...]:
     ])  # fmt: skip
 
 
+@SHIPPED
 @pytest.mark.parametrize("seed", range(20))
 def test_both_clocks_do_the_same(tmp_path: Path, seed: int) -> None:
     assert hotpath.ORIGIN == "native"
@@ -186,6 +191,7 @@ class TestEachClock:
         assert list(one.slots()["step"]) == [1, 7]
 
 
+@SHIPPED
 def test_what_is_no_ring_is_an_error(tmp_path: Path) -> None:
     one = OneClock(hotpath.ClockCore, tmp_path / "a")
     with pytest.raises(AttributeError, match="buffer"):
@@ -285,6 +291,7 @@ def of_another_machine(folder: Path) -> None:
     (folder / MANIFEST).write_text(text.replace(os.uname().machine, "sparc"))
 
 
+@SHIPPED
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [

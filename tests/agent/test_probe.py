@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import platform
 import re
@@ -23,6 +22,9 @@ from rankscope.binaries import MANIFEST, SWITCH
 from rankscope.hooks import HookSkipped
 from rankscope.hooks.collectives.probe import build, installed, ready, source
 from tests.agent import recorded
+from tests.agent.shipped import builder
+
+__all__ = ["builder"]
 
 ROOT = Path(__file__).parents[2]
 HERE = installed.torch()
@@ -199,17 +201,6 @@ def test_one_for_another_torch_is_refused_and_does_no_harm() -> None:
 
 
 # --- what is shipped ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_probes", ROOT / ".ci" / "build_probes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_manifest_fits_sources_recipe_and_files(builder: ModuleType) -> None:
