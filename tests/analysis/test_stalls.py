@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from rankscope import schema
 from rankscope_server.analysis import Finding, Look, RunState
 from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.stalls import Work, _stalling
+from rankscope_server.detectors.stalls import Work, _since_before, _stalling
+from rankscope_server.detectors.stalls_words import Stalling
 from tests.analysis.simulator import START_NS
 
 MS = 1_000_000
@@ -255,12 +258,16 @@ def test_steps_that_are_long_on_both_ranks_are_the_stalls_of_neither() -> None:
     assert [found.row for found in _stalling(work, Policy())] == [0]
 
 
-@pytest.mark.parametrize(("share", "kind"), [(0.3, "cpu_limit"), (0.02, "slow_compute")])
+@pytest.mark.parametrize(
+    ("often", "share", "kind"),
+    [(0.3, 0.3, "cpu_limit"), (0.3, 0.02, "slow_compute"), (0.45, 0.4, "cpu_limit")],
+)
 def test_stalls_of_a_rank_whose_container_has_used_up_its_processor_time(
-    share: float, kind: str
+    often: float, share: float, kind: str
 ) -> None:
+    """So many of its steps may be held up that statistics no longer calls them stalls."""
     chance = np.random.default_rng(3)
-    is_stall = chance.random(400) < 0.3
+    is_stall = chance.random(400) < often
 
     def shape(_: np.random.Generator, rank: int) -> tuple[np.ndarray, np.ndarray]:
         return np.where(is_stall & (rank == 1), 120.0, 0.0), np.zeros(400)
@@ -300,3 +307,18 @@ def test_what_is_a_usual_step_of_the_other_rank_is_no_stall(
 
     found = findings(shape, ranks=2, noise=0.1, steps=400)
     assert {rank for one in found for rank in one.ranks} == ranks
+
+
+def test_an_onset_stays_known_when_it_is_no_longer_among_the_newest_steps() -> None:
+    case = Stalling(
+        rank=1, onset_step=900, last_step=1_400, is_over=False, num_stalls=90, num_steps=500,
+        most_of_others=0, usual_ms=10.0, extra_ms=50.0, pause_ms=0.0, phase="forward", cost=0.2,
+        severity="critical",
+    )  # fmt: skip
+    old: Any = SimpleNamespace(state="open", onset_step=386)
+    window: Any = SimpleNamespace(attempt=0, before={"0/stalls/slow_compute/1": old})
+    assert _since_before(window, case).onset_step == 386
+    assert _since_before(window, replace(case, is_over=True)).onset_step == 900
+    assert _since_before(window, replace(case, limit="its control group")).onset_step == 900
+    old.state = "recovered"
+    assert _since_before(window, case).onset_step == 900

@@ -8,7 +8,7 @@ Pauses of Python's collector are measured by the agent and need no guess.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,13 +20,14 @@ from rankscope_server.detectors.cost_severity import severity_of
 from rankscope_server.detectors.deviation import Deviation, deviation
 from rankscope_server.detectors.finding import DetectorResult, Severity, ran, skipped
 from rankscope_server.detectors.policy import Policy
+from rankscope_server.detectors.processor_limit import CPU_LIMIT, limit_of, throttled
 from rankscope_server.detectors.robust import median, scatter
-from rankscope_server.detectors.stalls_words import Stalling, finding_of
+from rankscope_server.detectors.stalls_words import Stalling, finding_of, key_of
 from rankscope_server.detectors.step_table import OWN_PHASES
-from rankscope_server.detectors.straggler_kind import CPU_LIMIT, limit_text
 from rankscope_server.detectors.window import Window
 
 Array = NDArray[Any]
+_LONG = 2.0  # times its median: a step that a limit held up
 _PHASES = tuple(phase for phase in OWN_PHASES if phase != "data")  # waiting for data: data-loading
 
 
@@ -49,8 +50,16 @@ class Stalls:
         if len(columns) < policy.min_steps:
             return skipped(self, f"needs {policy.min_steps} steps beyond the warm-up", "wait")
         work = Work.of(window, found, columns)
-        findings = [finding_of(window, case) for case in _cases(work, policy)]
-        return ran(self, findings)
+        cases = [_since_before(window, case) for case in _cases(work, policy)]
+        return ran(self, [finding_of(window, case) for case in cases])
+
+
+def _since_before(window: Window, case: Stalling) -> Stalling:
+    """Return the case with the onset that was seen when it was among the newest steps."""
+    old = window.before.get(key_of(window, case))
+    if case.is_over or old is None or old.state != "open" or old.onset_step is None:
+        return case
+    return replace(case, onset_step=min(case.onset_step, old.onset_step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +139,51 @@ def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
     if not paused and (case := _of_all(work, pauses, policy)):
         yield case
         return
+    for found in _held_up(work, policy):
+        case = _case(work, found, _without(work, found), policy)
+        if case is not None and case.limit and found.row not in paused:
+            paused.add(found.row)
+            yield case
     for found in _stalling(work, policy):
         row, hits = found.row, found.hits
         if row in paused:
             continue
-        usual = median(np.where(hits, np.nan, work.own_ms[row]))
-        without = np.where(hits, np.fmin(work.own_ms[row], usual), work.own_ms[row])
+        without = _without(work, found)
         case = _case(work, found, without, policy)
         is_spell = _is_one_spell(work.own_ms[row] - without, policy)
         if case is not None and not is_spell and _is_calm_between(work.far[row], hits, case):
             yield case
+
+
+def _without(work: Work, found: _Row) -> Array:
+    """Return the row's own work as it would be without its stalls, ms."""
+    own = work.own_ms[found.row]
+    usual = median(np.where(found.hits, np.nan, own))
+    without: Array = np.where(found.hits, np.fmin(own, usual), own)
+    return without
+
+
+def _held_up(work: Work, policy: Policy) -> Iterator[_Row]:
+    """Yield rows that a limit on processor time holds up, and no other one nearly as much.
+
+    The kernel counts that, so their long steps need not be rare to be told from usual ones.
+    """
+    shares = np.array(
+        [throttled(work.window, row, work.columns)[0] for row in range(len(work.own_ms))]
+    )
+    for row in np.flatnonzero(shares >= policy.cost_info_ratio).tolist():
+        others = np.delete(np.arange(len(shares)), row)
+        if not len(others) or policy.stall_multiple * shares[others].max() > shares[row]:
+            continue
+        own = work.own_ms[row]
+        with np.errstate(invalid="ignore"):
+            hits = own > _LONG * median(own)
+        if int(hits.sum()) >= policy.stall_least:
+            all_hits = np.zeros(work.own_ms.shape, bool)
+            all_hits[row] = hits
+            all_hits = _apart(work, all_hits, row)
+            worst = int(_times(all_hits)[others].max())
+            yield _Row(row, worst, all_hits[row], is_clear=True)
 
 
 def _stalling(work: Work, policy: Policy) -> Iterator[_Row]:
@@ -235,7 +279,7 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
     seconds = float(np.nansum(_slowest(work.own_ms[:, span]))) / 1e3
     steps = work.steps
     is_pause = pause > 0.5 * extra
-    limit = _limit(work, row, span, num * extra, policy)
+    limit = limit_of(work.window, row, work.columns[span], num * extra)
     is_sure = is_pause or bool(limit) or is_clear or _is_steady(hits[span], num, worst, policy)
     return Stalling(
         rank=table.ranks[row],
@@ -253,24 +297,6 @@ def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling |
         cost=cost,
         severity=_severity(cost, seconds, policy) if is_sure else "info",
     )
-
-
-def _limit(work: Work, row: int, span: slice, lost_ms: float, policy: Policy) -> str:
-    """Return in words what a limit on processor time does meanwhile; empty: it is not most of it.
-
-    A group that has used up its time of a period, a tenth of a second as a rule, stalls until the
-    next one begins.
-    """
-    window, table = work.window, work.window.steps
-    started = table.get("started_ms")[row, work.columns[span]]
-    known = started[~np.isnan(started)]
-    if not len(known):
-        return ""
-    rank, begin, end = table.ranks[row], float(known.min()) * 1e6, float(known.max()) * 1e6
-    throttled = window.samples.throttled_ratio(rank, begin, end) or 0.0
-    if throttled * (end - begin) / 1e6 < policy.min_explained_share * lost_ms:
-        return ""
-    return limit_text(window, rank, begin, end, throttled)
 
 
 def _is_steady(hits: NDArray[np.bool_], num: int, worst: int, policy: Policy) -> bool:

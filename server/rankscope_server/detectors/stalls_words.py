@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankscope.formulas import rank_hours_per_day
 from rankscope_server.detectors.finding import Evidence, Finding, Severity
-from rankscope_server.detectors.straggler_kind import CPU_LIMIT, limit_next
+from rankscope_server.detectors.processor_limit import CPU_LIMIT, limit_next
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import (
     capital,
@@ -39,9 +39,20 @@ class Stalling:
     severity: Severity
 
 
+def kind_of(case: Stalling) -> str:
+    """Return the kind of finding that a case is."""
+    return "garbage_collection" if case.pause_ms else CPU_LIMIT if case.limit else "slow_compute"
+
+
+def key_of(window: Window, case: Stalling) -> str:
+    """Return by what its finding is known again."""
+    who = "all" if case.rank is None else case.rank
+    return f"{window.attempt}/stalls/{kind_of(case)}/{who}"
+
+
 def finding_of(window: Window, case: Stalling) -> Finding:
     """Return the finding of a case."""
-    kind = "garbage_collection" if case.pause_ms else CPU_LIMIT if case.limit else "slow_compute"
+    kind = kind_of(case)
     ranks = () if case.rank is None else (case.rank,)
     is_measured = case.pause_ms or case.limit
     confidence = 0.9 if is_measured else 0.75
@@ -50,7 +61,7 @@ def finding_of(window: Window, case: Stalling) -> Finding:
         else "the kernel counted for how long" if case.limit else "step times alone"
     )  # fmt: skip
     return Finding(
-        key=f"{window.attempt}/stalls/{kind}/{'all' if case.rank is None else case.rank}",
+        key=key_of(window, case),
         detector="stalls",
         kind=kind,
         severity=case.severity,

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.gpu_words import THROTTLE_SLOWDOWNS, throttle_words
+from rankscope_server.detectors.processor_limit import CPU_LIMIT, limit_next, limit_text
 from rankscope_server.detectors.stack_samples import Difference
 from rankscope_server.detectors.straggler_cost import Excess
 from rankscope_server.detectors.window import Window
 from rankscope_server.detectors.words import ms_text, percent_text, ranks_text
 
 Array = NDArray[Any]
-CPU_LIMIT = "cpu_limit"
 MORE_WORK = "sequence_imbalance"  # not a fault of the rank: never more than info
 
 
@@ -203,26 +203,6 @@ def _pinned(window: Window, suspect: Suspect) -> str:
         return ""
     processors = f"{mine:.0f} processor{'s' * (mine > 1)}"
     return f"its training thread may use {processors}, {reference} {usual:.0f}"
-
-
-def limit_text(window: Window, rank: int, begin: float, end: float, throttled: float) -> str:
-    """Return what a limit on processor time does to a rank, in words."""
-    cores = window.samples.cpu_limit_cores(rank, begin, end)
-    of = f" of {cores:g} processors" if cores is not None else ""
-    return (
-        f"its control group was not let run for {percent_text(throttled)} of the time, as its "
-        f"limit{of} was used up"
-    )
-
-
-def limit_next(window: Window, rank: int) -> str:
-    """Return what to do about it."""
-    host = window.host(rank)
-    return (
-        f"Raise the processor limit of the container of rank {rank}{f' on {host}' if host else ''} "
-        "(resources.limits.cpu, --cpus, CPUQuota) or take it off; fewer threads and loader workers "
-        "need less of it"
-    )
 
 
 def _limited(window: Window, suspect: Suspect) -> Cause | None:
