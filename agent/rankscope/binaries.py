@@ -10,7 +10,7 @@ MANIFEST = "manifest.json"
 
 
 def unsupported() -> str:
-    """Return why none can work on this system, whoever made it; empty if one can."""
+    """Return why no native binary can work on this system; empty if one can."""
     if platform.system() != "Linux":
         return f"made for Linux only, this is {platform.system()}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -35,7 +35,7 @@ __all__ = [
 
 _TAKES_OVER = 8  # backward passes of one thread while the one that trained before made none
 _NO_OPTIMIZER_AFTER = 256  # backward passes; then each of them is taken for a step
-_UNKNOWN = -1  # collectives of a step that nobody recorded
+_UNKNOWN = -1  # number of collectives of a step that was not recorded
 _now = time.monotonic_ns
 _get_ident = threading.get_ident
 

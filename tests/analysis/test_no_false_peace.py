@@ -69,6 +69,16 @@ def test_a_job_that_became_slower_is_told_with_its_step() -> None:
     assert "about step 121 " in rise(300, 310, 500, 700)
 
 
+@pytest.mark.parametrize("onset", [405, 433, 470, 499])
+def test_since_when_it_takes_longer_is_said_to_the_step(onset: int) -> None:
+    """Blocks of steps end with the newest one, and their borders are not where it began."""
+    chance = np.random.default_rng(onset)
+    times = np.where(np.arange(1, 801) < onset, 80.0, 200.0) * np.exp(chance.normal(0, 0.05, 800))
+    for newest in (740, 777, 800):
+        said = rise_of(NO_PAST, np.arange(1, newest + 1), times[:newest], POLICY)
+        assert f"since about step {onset} " in said
+
+
 def test_one_long_step_in_ten_is_a_rise_too() -> None:
     times = np.full(400, 100.0)
     times[200::10] = 1100.0

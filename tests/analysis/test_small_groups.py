@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rankscope_server.analysis import Look
+from rankscope_server.detectors.straggler_words import _ratios_text
+from rankscope_server.detectors.words import ratio_text
 from tests.analysis.test_stalls import Shape, look_at
 
 NOISE = 0.1
@@ -113,3 +117,13 @@ def test_one_that_became_slow_later_is_still_compared_with_its_steps_before() ->
     look = look_at(slower({1: 160.0}, since=100), ranks=2, noise=NOISE)
     (finding,) = (one for one in look.findings if one.kind == "slow_compute")
     assert "slower than before since step 101" in finding.what
+
+
+def test_several_slow_ranks_have_a_figure_each_where_these_differ() -> None:
+    def case(ratios: dict[int, float]) -> Any:
+        return SimpleNamespace(ranks=tuple(ratios), ratios=ratios, ratio=max(ratios.values()))
+
+    assert _ratios_text(case({1: 4.0, 2: 7.1})) == f"{ratio_text(4.0)} and {ratio_text(7.1)}"
+    assert _ratios_text(case({1: 2.0, 2: 2.3})) == ratio_text(2.3)
+    assert _ratios_text(case({3: 2.3})) == ratio_text(2.3)
+    assert _ratios_text(case({rank: 1.5 + rank for rank in range(6)})) == ratio_text(6.5)

@@ -174,6 +174,13 @@ def test_a_rank_that_may_use_few_processors(before: int, now: int, others: int, 
         assert "before 8" in finding.why
 
 
+@pytest.mark.parametrize(("phase", "is_script"), [("other", True), ("forward", False)])
+def test_time_between_the_phases_leads_to_the_script_first(phase: str, is_script: bool) -> None:
+    slow, onset, extra = draw(4)
+    finding = the_straggler(job(4, slow, onset, extra, phase).items(), slow)
+    assert ("what the script does" in finding.next) == is_script
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rank_whose_container_has_used_up_its_processor_time(seed: int) -> None:
     slow, onset, extra = draw(seed)

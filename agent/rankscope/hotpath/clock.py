@@ -92,7 +92,7 @@ class ClockCore:
         return before
 
     def switch(self, phase: int) -> None:
-        """Begin a phase, whoever named it."""
+        """Begin a phase, inside one that the script named as well."""
         if _get_ident() != self.thread:  # taken over meanwhile
             return
         before = self.phase
@@ -167,7 +167,7 @@ class ClockCore:
         """End the step at the last change of phase; return its number, ns, microbatches, flags.
 
         It is written with so many collectives and these flags added where a ring is attached,
-        not with less than none: then nobody knows them.
+        not where the number is negative, which stands for unknown.
         """
         counters = _counters()
         ended = self.step, self.since_ns - self.started_ns, self.microbatches, self.flags

@@ -354,7 +354,7 @@ PyMethodDef CLOCK_METHODS[] = {
     {"is_ours", clock_is_ours, METH_NOARGS, "Whether this thread's time is the step's time."},
     {"enter", with_names(clock_enter), METH_FASTCALL | METH_KEYWORDS,
      "Begin a phase; return the one before."},
-    {"switch", clock_switch, METH_O, "Begin a phase, whoever named it."},
+    {"switch", clock_switch, METH_O, "Begin a phase, inside a named one as well."},
     {"account", clock_account, METH_NOARGS, "Give the time until now to the phase of now."},
     {"add_blocked", clock_add_blocked, METH_O, "Add time blocked on peers, in the phase of now."},
     {"spent", clock_spent, METH_NOARGS, "Return the ns of the step in each phase."},

@@ -62,7 +62,7 @@ def sources_digest() -> str:
 
 
 def load(environ: Mapping[str, str] = os.environ, directory: Path = DIRECTORY) -> Any:
-    """Return the module, told the layouts of the rings. Raises Unfit."""
+    """Return the module, configured with the layouts of the rings. Raises Unfit."""
     if environ.get(SWITCH, "1") == "0":
         raise Unfit(f"switched off by {SWITCH}=0")
     if sys.implementation.name != "cpython" or unsupported():

@@ -68,6 +68,9 @@ class SampleTable:
 
     def throttled_ratio(self, rank: int, begin_ns: float, end_ns: float) -> float | None:
         """Return which share of a time a rank's control group was not let run, by its limit."""
+        samples = self._samples.get(("process", rank))
+        if samples is not None and samples[-1, 5] == 0:  # the usual case, without a search
+            return 0.0
         return self._ratio(rank, 5, begin_ns, end_ns)
 
     def cpu_limit_cores(self, rank: int, begin_ns: float, end_ns: float) -> float | None:

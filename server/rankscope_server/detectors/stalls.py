@@ -166,7 +166,7 @@ def _without(work: Work, found: _Row) -> Array:
 def _held_up(work: Work, policy: Policy) -> Iterator[_Row]:
     """Yield rows that a limit on processor time holds up, and no other one nearly as much.
 
-    The kernel counts that, so their long steps need not be rare to be told from usual ones.
+    The kernel counts that, so long steps are recognized here even where they are frequent.
     """
     shares = np.array(
         [throttled(work.window, row, work.columns)[0] for row in range(len(work.own_ms))]
@@ -205,7 +205,7 @@ def _apart(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
 
     What is far from its own usual step in one row may be a usual one of another: on a host where
     much else runs the first steps of one row were short by chance. A step that is so long in both
-    at once is nobody's stall: many in a row are one, and one row would have the most by chance.
+    at once is a stall of neither: consecutive ones count as one, which favours one row by chance.
     """
     alike = next((rows for rows in work.alone.values() if row in rows), ())
     others = [other for other in alike if other != row]

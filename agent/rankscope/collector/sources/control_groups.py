@@ -1,4 +1,4 @@
-"""Where a process stands in the control groups, version 1 and 2, and what holds its processors."""
+"""The control groups of a process, version 1 and 2, and the limit on its processor time."""
 
 from __future__ import annotations
 
