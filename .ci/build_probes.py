@@ -29,9 +29,9 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.binaries import MANIFEST
-from rankscope.hooks.collectives.probe import build, ready
-from rankscope.hotpath import native
+from rankscope.native.binaries import MANIFEST
+from rankscope.native.hotpath import native
+from rankscope.native.probe import build, ready
 
 # The newest release of each minor version. Its binary is loaded by every release of that version:
 # patch releases of PyTorch keep the classes that its headers show.

@@ -32,8 +32,8 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the fake ranks and the receiver of the tests
 
-from rankscope.collector.liveness import DeathWatch  # noqa: E402
-from rankscope.family import process_start_ticks  # noqa: E402
+from rankscope.node.processes.liveness import DeathWatch  # noqa: E402
+from rankscope.process.family import process_start_ticks  # noqa: E402
 from tests.agent.collector import processes  # noqa: E402
 from tests.agent.collector.receiver import Receiver  # noqa: E402
 

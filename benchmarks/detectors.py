@@ -15,9 +15,9 @@ from itertools import count
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
 from tests.analysis.simulator import START_NS
 from tests.analysis.timeline import Timeline, data_parallel, groups_of, noisy, pipeline
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rankscope_server.book import book
-from rankscope_server.book.prefilter import _EachText, _OnePass
-from rankscope_server.book.reading import _SIGNS
+from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.prefilter import _EachText, _OnePass
+from rankscope_server.known_errors.reading import _SIGNS
 
 RANKS = 4096
 CULPRIT = 1234

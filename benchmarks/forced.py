@@ -13,9 +13,9 @@ from real_ranks import Case, Server, run_case, run_name
 
 from rankscope.demo.processes import Api
 from rankscope.demo.result import Recording, recording
-from rankscope.hooks.base import HookSkipped
-from rankscope.hooks.collectives import choose
-from rankscope.hooks.collectives.probe import build
+from rankscope.native.probe import build
+from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.hooks.collectives import choose
 from tests.score.real import RealRun
 
 BARE = "bare"  # as on a slim image: no compiler, and nothing left from before

@@ -32,8 +32,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 
 RUN = "kill-test"
 EVENTS_PER_BATCH = 50

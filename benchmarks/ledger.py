@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from rankscope_server.detectors.ledger import KEPT  # noqa: E402
+from rankscope_server.diagnose.goodput.ledger import KEPT  # noqa: E402
 from tests.scenarios.accounts import MAX_ETTR_ERROR, MAX_SUM_ERROR, killed_job  # noqa: E402
 
 

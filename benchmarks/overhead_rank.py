@@ -61,7 +61,7 @@ def switch_for(variant: str, model: Any) -> Callable[[], contextlib.AbstractCont
 
 
 def agent_switch(settings: dict[str, str]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    from rankscope.attach import start
+    from rankscope.rank.attach import start
 
     agent = start.agent()
     assert agent is not None
@@ -85,7 +85,7 @@ def empty_kernels() -> Iterator[None]:
     """Register kernels where the source `kernels` does, which only pass the call on."""
     import torch
 
-    from rankscope.hooks.collectives.operators import OPERATORS
+    from rankscope.rank.hooks.collectives.operators import OPERATORS
 
     after = torch._C.DispatchKey.BackendSelect
     library = torch.library.Library("c10d", "IMPL")
@@ -211,7 +211,7 @@ def timed(
 
 def num_collectives(step: Callable[[], None], settings: Any, switch: Callable[[], Any]) -> int:
     """Return the collectives that the agent counts in one step; 0 where there is no agent."""
-    from rankscope.attach import start
+    from rankscope.rank.attach import start
 
     agent = start.agent()
     if settings is None or agent is None or agent.recorder is None:
@@ -252,7 +252,7 @@ def memory(arguments: argparse.Namespace) -> None:
     work(200)
     before = anonymous_bytes()
     import rankscope
-    from rankscope.attach import start
+    from rankscope.rank.attach import start
 
     rankscope.init(collector=False, **NO_GOVERNOR)
     work(2000)

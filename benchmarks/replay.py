@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 
-from rankscope_server.detectors.event_graph import GraphBuilder
-from rankscope_server.detectors.replay import Replay
+from rankscope_server.replay.event_graph import GraphBuilder
+from rankscope_server.replay.replay import Replay
 
 
 def data_parallel(ranks: int, steps: int, buckets: int) -> Replay:

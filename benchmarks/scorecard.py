@@ -31,7 +31,7 @@ import foreign  # noqa: E402
 import sources  # noqa: E402
 from rows import newest  # noqa: E402
 
-from rankscope_server.detectors.policy import POLICY  # noqa: E402
+from rankscope_server.findings.policy import POLICY  # noqa: E402
 from tests.score import flight_baseline  # noqa: E402
 from tests.score.baselines import baselines  # noqa: E402
 from tests.score.card import baseline_rows, rows  # noqa: E402

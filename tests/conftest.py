@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope import guard
+from rankscope.rank import guard
 from tests import capabilities
 
 # In the background of a shell this process ignores Ctrl-C, and so would all that it starts.

@@ -157,7 +157,7 @@ def _be_rank(order: dict[str, Any], rank: int, port: int) -> int:
     sys.path[0], sys.argv = str(Path(program).parent), [program, *order["arguments"]]
     sys.orig_argv[1:] = sys.argv
     if os.environ.get("RANKSCOPE"):
-        from rankscope.attach.start import attach_from_environment
+        from rankscope.rank.attach.start import attach_from_environment
 
         attach_from_environment()
     return _run(program)

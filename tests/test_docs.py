@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import cli, environment
-from rankscope.hooks import HOOKS
-from rankscope.metric_names import METRICS
+from rankscope import cli
+from rankscope.process import environment
+from rankscope.rank.hooks import HOOKS
 from rankscope.settings import SETTINGS
+from rankscope.wire.metric_names import METRICS
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,8 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from rankscope_server.app import create_app
-from rankscope_server.service import Service
+from rankscope_server.api.app import create_app
+from rankscope_server.api.service import Service
 from rankscope_server.settings import Settings, SettingsError, parse
 from rankscope_server.store.engine import StoreInUseError, only_server, open_engines
 

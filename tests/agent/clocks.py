@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rankscope import hotpath, ring
-from rankscope.hotpath.clock import ClockCore
+from rankscope.files import ring
+from rankscope.native import hotpath
+from rankscope.native.hotpath.clock import ClockCore
 
 SECOND = 1_000_000_000
 CORES: dict[str, type[Any]] = {"python": ClockCore, "native": hotpath.ClockCore}
@@ -17,7 +18,7 @@ CORES: dict[str, type[Any]] = {"python": ClockCore, "native": hotpath.ClockCore}
 
 def step_clock(core: str) -> Any:
     """Return a `StepClock` on the core of this name."""
-    spec = importlib.util.find_spec("rankscope.steps")
+    spec = importlib.util.find_spec("rankscope.rank.steps")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

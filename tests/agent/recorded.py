@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 import rankscope
-from rankscope import journal, ring, schema
-from rankscope.rundir import COLLECTIVES_RING, STEPS_RING
+from rankscope.files import journal, ring
+from rankscope.files.run_directory import COLLECTIVES_RING, STEPS_RING
+from rankscope.wire import schema
 from tests.fork_server import server
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SITE = Path(rankscope.__file__).parent / "attach" / "site"
+SITE = Path(rankscope.__file__).parent / "rank" / "attach" / "site"
 
 
 @dataclass

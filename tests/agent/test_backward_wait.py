@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, schema
-from rankscope.backward_wait import BackwardWait
+from rankscope.files import ring
+from rankscope.rank.backward_wait import BackwardWait
+from rankscope.wire import schema
 
 MS = 1_000_000
 WORDS = {name: at for at, (name, _, _) in enumerate(ring.COLLECTIVE_FIELDS)}

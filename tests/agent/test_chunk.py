@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from rankscope import chunk
-from rankscope.chunk import ChunkError, chunk_count, decode_chunk, encode_chunk
-from rankscope.chunk_words import DICTIONARY
-from rankscope.schema import CHUNK_COLUMNS, STRING_COLUMNS
+from rankscope.wire import chunk
+from rankscope.wire.chunk import ChunkError, chunk_count, decode_chunk, encode_chunk
+from rankscope.wire.chunk_dictionary import DICTIONARY
+from rankscope.wire.schema import CHUNK_COLUMNS, STRING_COLUMNS
 
 
 def columns(count: int = 500, seed: int = 0) -> dict[str, Any]:

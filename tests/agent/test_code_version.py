@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.code_version import code_facts
+from rankscope.process.code_version import code_facts
 
 LONG = 5.0  # seconds: no test waits for it
 Git = Callable[..., str]

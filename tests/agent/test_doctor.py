@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rankscope.binaries import SWITCH
-from rankscope.hooks import HOOKS
-from rankscope.hooks.collectives import SOURCES
-from rankscope.hooks.collectives.probe import build, installed, ready
+from rankscope.native.binaries import SWITCH
+from rankscope.native.probe import build, installed, ready
+from rankscope.rank.hooks import HOOKS
+from rankscope.rank.hooks.collectives import SOURCES
 from tests import capabilities
 
 COMPILED = {SWITCH: "0"}  # as if none were ready-made

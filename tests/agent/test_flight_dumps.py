@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope.imports.flight_dumps import DumpError, parse_dump, rank_of, read_dump, read_dumps
-from rankscope.imports.flight_records import convert
+from rankscope.importers.flight_dumps import DumpError, parse_dump, rank_of, read_dump, read_dumps
+from rankscope.importers.flight_records import convert
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
 from tests.shared_data import SHARED_DATA
 
 DATA = SHARED_DATA / "flight_recorder"

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import flight, schema
-from rankscope.hooks.flight_recorder import plan
-from rankscope.rundir import FLIGHT_SETUP, FLIGHT_SOCKET
+from rankscope.files import flight_recorder as flight
+from rankscope.files.run_directory import FLIGHT_SETUP, FLIGHT_SOCKET
+from rankscope.rank.hooks.flight_recorder import plan
 from rankscope.settings import Settings
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.collector.processes import collector_pid, is_alive, stop, wait_for
 from tests.agent.collector.receiver import Receiver
@@ -179,7 +180,7 @@ def test_nothing_is_done_for_a_group_that_it_does_not_know() -> None:
 
 
 def test_an_unknown_mode_is_told_at_once() -> None:
-    from rankscope.runtime import Agent
+    from rankscope.rank.runtime import Agent
 
     with pytest.raises(ValueError, match="auto, on, off"):
         Agent(Settings(flight_recorder="yes"), {}).install_hooks()

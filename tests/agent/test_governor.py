@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope import ring, schema, thinning
-from rankscope.hooks.collectives.probe import build
+from rankscope.files import ring
+from rankscope.native.probe import build
+from rankscope.wire import schema, thinning
 from tests import capabilities
 from tests.agent import recorded
 

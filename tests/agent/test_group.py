@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from rankscope.group import backend_of
+from rankscope.rank.group import backend_of
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rankscope import guard
-from rankscope.guard import guarded, guarded_one, guarded_two, to_the_end
+from rankscope.rank import guard
+from rankscope.rank.guard import guarded, guarded_one, guarded_two, to_the_end
 
 
 @pytest.mark.swallows

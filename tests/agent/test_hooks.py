@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, schema
-from rankscope.attach import start
-from rankscope.rundir import COLLECTIVES_RING
+from rankscope.files import ring
+from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.rank.attach import start
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.matrix.launch import torch_version
 
@@ -216,7 +217,7 @@ def test_the_users_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "own" / "sitecustomize.py").write_text("import os; os.environ['OWN'] = 'ran'\n")
     path = f"{recorded.SITE}:{tmp_path / 'own'}"
     done = subprocess.run(
-        [sys.executable, "-c", "import os, torch, rankscope.attach.start as s; "
+        [sys.executable, "-c", "import os, torch, rankscope.rank.attach.start as s; "
          "print(os.environ['OWN'], s.agent() is not None)"],
         env=recorded.environment(tmp_path, PYTHONPATH=path),
         capture_output=True, text=True, check=True,
@@ -257,7 +258,7 @@ def test_what_switches_it_on(said: str, is_on: bool, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("said", "is_on"), [("Yes", True), ("enable", False)])
 def test_who_never_imports_torch_pays_nothing(tmp_path: Path, said: str, is_on: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import rankscope.attach.start as s; print(s.agent()); "
+        [sys.executable, "-c", "import rankscope.rank.attach.start as s; print(s.agent()); "
          "import torch; print(s.agent() is not None)"],
         env=recorded.environment(tmp_path, RANKSCOPE=said), capture_output=True, text=True,
         timeout=60, check=True,

@@ -19,11 +19,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import hotpath, ring, schema
-from rankscope.binaries import MANIFEST, SWITCH, unsupported
-from rankscope.hotpath import native
-from rankscope.hotpath.clock import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, ClockCore
-from rankscope.hotpath.waits import MOST_LOOKED_AT, WaitCore
+from rankscope.files import ring
+from rankscope.native import hotpath
+from rankscope.native.binaries import MANIFEST, SWITCH, unsupported
+from rankscope.native.hotpath import native
+from rankscope.native.hotpath.clock import (
+    BACKWARD,
+    DATA,
+    EVALUATION,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    ClockCore,
+)
+from rankscope.native.hotpath.waits import MOST_LOOKED_AT, WaitCore
+from rankscope.wire import schema
 from tests.agent.clocks import CORES, SECOND, pass_time, ring_in, rings_in, seconds
 from tests.agent.shipped import builder
 
@@ -319,4 +329,4 @@ def test_it_can_be_switched_off() -> None:
         text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split()[:2] == ["in", "Python:"]
-    assert done.stdout.split()[-1] == "rankscope.hotpath.clock"
+    assert done.stdout.split()[-1] == "rankscope.native.hotpath.clock"

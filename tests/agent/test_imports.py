@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from rankscope.attach.imports import _Finder, when_imported
+from rankscope.rank.attach.imports import _Finder, when_imported
 
 AGENT = str(Path(rankscope.__file__).parents[1])
 
@@ -49,7 +49,7 @@ def test_runs_for_a_part_of_a_package_whose_import_had_begun_before(
     package = tmp_path / "begun_before"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from rankscope.attach.imports import when_imported\n"
+        "from rankscope.rank.attach.imports import when_imported\n"
         "called = []\n"
         "when_imported('begun_before.inner', lambda: called.append(1))\n"
         "import begun_before.inner\n"
@@ -77,15 +77,16 @@ def test_what_a_package_sets_off_may_ask_for_its_parts(
 
 
 def test_a_program_that_never_imports_torch_loads_next_to_nothing(tmp_path: Path) -> None:
-    site = Path(rankscope.__file__).parent / "attach" / "site"
+    site = Path(rankscope.__file__).parent / "rank" / "attach" / "site"
     script = "import sys; print(*sorted(m for m in sys.modules if m.startswith('rankscope')))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True,
         env={"RANKSCOPE": "1", "PYTHONPATH": str(site), "RANKSCOPE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.stdout.split() == [
-        "rankscope", "rankscope.attach", "rankscope.attach.imports", "rankscope.attach.start",
-        "rankscope.family", "rankscope.guard",
+        "rankscope", "rankscope.process", "rankscope.process.family", "rankscope.rank",
+        "rankscope.rank.attach", "rankscope.rank.attach.imports", "rankscope.rank.attach.start",
+        "rankscope.rank.guard",
     ]  # fmt: skip
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())
@@ -94,7 +95,7 @@ def test_a_program_that_never_imports_torch_loads_next_to_nothing(tmp_path: Path
 def test_a_program_that_never_imports_torch_pays_at_most_20_ms() -> None:
     """Processor time, which other work on the machine does not lengthen as it does a wait."""
     environ = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
-    site = str(Path(rankscope.__file__).parent / "attach" / "site")
+    site = str(Path(rankscope.__file__).parent / "rank" / "attach" / "site")
     attached = environ | {"RANKSCOPE": "1", "PYTHONPATH": site}
     pairs = [(_cpu_seconds(environ), _cpu_seconds(attached)) for _ in range(20)]
     assert statistics.median(with_it - without for without, with_it in pairs) <= 0.020
@@ -111,7 +112,7 @@ def test_what_each_program_loads_needs_no_module_that_is_slow_to_import() -> Non
     slow = "typing re enum contextlib dataclasses inspect pathlib logging".split()
     script = (
         "import sys; before = set(sys.modules)\n"
-        "import rankscope.attach.start\n"
+        "import rankscope.rank.attach.start\n"
         f"print([name for name in {slow!r} if name in set(sys.modules) - before])"
     )
     done = subprocess.run(
@@ -124,7 +125,7 @@ def test_what_each_program_loads_needs_no_module_that_is_slow_to_import() -> Non
 def test_importing_the_agent_is_light() -> None:
     heavy = "torch numpy fastapi sqlalchemy pydantic psutil rich zstandard".split()
     script = (
-        "import sys, rankscope, rankscope.runtime\n"
+        "import sys, rankscope, rankscope.rank.runtime\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run(

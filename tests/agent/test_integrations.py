@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent import recorded
 
 PROGRAMS = Path(__file__).parents[1] / "scenarios" / "third_party"

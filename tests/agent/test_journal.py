@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import journal
+from rankscope.files import journal
 
 
 def read_all(directory: Path) -> list[bytes]:

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
 from rankscope.cli import main
-from rankscope.collector import exits
-from rankscope.collector.launchers import own_directory
-from rankscope.launch import naming
-from rankscope.launch.output import OutputRecords
-from rankscope.line_records import FAILURE_SUMMARY
-from rankscope.lines import BURST_LINES, Line, LineIndexer, level_of
+from rankscope.node.launch import naming
+from rankscope.node.launch.output import OutputRecords
+from rankscope.node.processes import exits
+from rankscope.node.ranks.launchers import own_directory
+from rankscope.output.line_records import FAILURE_SUMMARY
+from rankscope.output.lines import BURST_LINES, Line, LineIndexer, level_of
+from rankscope.wire import schema
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import environment, is_alive, wait_for

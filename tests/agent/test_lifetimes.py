@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, rundir, schema
-from rankscope.collector.asking import StackAsker, find_pyspy
-from rankscope.collector.ranks import rank_directories
-from rankscope.family import process_start_ticks
+from rankscope.files import ring, run_directory
+from rankscope.node.processes.asking import StackAsker, find_pyspy
+from rankscope.node.ranks.rank import rank_directories
+from rankscope.process.family import process_start_ticks
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.collector.processes import collector_pid, is_alive, wait_for
 from tests.agent.collector.receiver import Receiver
@@ -106,19 +107,21 @@ def test_a_process_that_re_executes_itself_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_process_number_that_comes_again_is_another_process(tmp_path: Path) -> None:
-    directory = rundir.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another)
+    directory = run_directory.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another)
     directory.mkdir(parents=True)
-    path = directory / rundir.COLLECTIVES_RING
+    path = directory / run_directory.COLLECTIVES_RING
     ring.RingWriter(path, 64, 1024, attempt=0, rank=3, world_size=4, local_rank=3)
     # its own one, found again behind an exec
-    assert rundir.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another) == directory
+    assert (
+        run_directory.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another) == directory
+    )
     with path.open("r+b") as file:  # as a process of another time left it
         head = bytearray(file.read(ring.IDENTITY.size))
         fields = list(ring.IDENTITY.unpack(head))
         fields[-2] += 1
         file.seek(0)
         file.write(ring.IDENTITY.pack(*fields))
-    fresh = rundir.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another)
+    fresh = run_directory.rank_directory(tmp_path, 0, 3, os.getpid(), ring.is_of_another)
     assert fresh.name == f"3.{os.getpid()}.2"
     fresh.mkdir()
     assert rank_directories(tmp_path) == [f"0/{directory.name}", f"0/{fresh.name}"]

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from rankscope import limits
-from rankscope.limits import Limiter, template_of
+from rankscope.output import log_limits
+from rankscope.output.log_limits import Limiter, template_of
 
 
 class Clock:
@@ -32,14 +32,14 @@ def kept(limiter: Limiter, count: int, logger: str, level: int, template: str) -
 
 
 def test_records_that_look_alike_share_a_budget(limiter: Limiter, clock: Clock) -> None:
-    assert kept(limiter, 3000, "a", logging.INFO, "x %d") == limits.ALIKE_BURST
+    assert kept(limiter, 3000, "a", logging.INFO, "x %d") == log_limits.ALIKE_BURST
     assert kept(limiter, 10, "a", logging.INFO, "other") == 10
     assert kept(limiter, 10, "b", logging.INFO, "x %d") == 10
     (alike,) = limiter.take_suppressed()
     assert (alike.logger, alike.template, alike.suppressed) == ("a", "x %d", 2000)
     assert not limiter.take_suppressed()
     clock.now += 1
-    assert kept(limiter, 3000, "a", logging.INFO, "x %d") == limits.ALIKE_PER_SECOND
+    assert kept(limiter, 3000, "a", logging.INFO, "x %d") == log_limits.ALIKE_PER_SECOND
 
 
 @pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])
@@ -51,9 +51,9 @@ def test_no_flood_of_less_costs_an_error(limiter: Limiter, level: int) -> None:
 
 
 def test_many_templates_take_no_memory(limiter: Limiter) -> None:
-    for number in range(3 * limits.MAX_TEMPLATES):
+    for number in range(3 * log_limits.MAX_TEMPLATES):
         limiter.admit("a", logging.INFO, f"template {number}")
-    assert len(limiter._alike) <= limits.MAX_TEMPLATES
+    assert len(limiter._alike) <= log_limits.MAX_TEMPLATES
 
 
 def test_templates() -> None:

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from rankscope import schema
-from rankscope.blocks import summary_fields
-from rankscope.line_records import FAILURE_SUMMARY, LineRecords
-from rankscope.lines import BURST_LINES, BURST_SERIOUS, Line, LineIndexer, level_of
+from rankscope.output.blocks import summary_fields
+from rankscope.output.line_records import FAILURE_SUMMARY, LineRecords
+from rankscope.output.lines import BURST_LINES, BURST_SERIOUS, Line, LineIndexer, level_of
+from rankscope.wire import schema
 
 # as torchrun 2.13 printed it
 SUMMARY = """============================================================

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from rankscope import journal, schema
-from rankscope.collector.outputs import RankOutput
-from rankscope.hooks.output import Writes, source_of
-from rankscope.launch.naming import tee_variables
-from rankscope.lines import TEE_VARIABLE
+from rankscope.files import journal
+from rankscope.node.launch.naming import tee_variables
+from rankscope.node.ranks.outputs import RankOutput
+from rankscope.output.lines import TEE_VARIABLE
+from rankscope.rank.hooks.output import Writes, source_of
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.collector.processes import wait_for
 from tests.agent.collector.receiver import Receiver

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankscope import ring, schema
+from rankscope.files import ring
+from rankscope.wire import schema
 from tests.agent import recorded
 
 pytestmark = pytest.mark.multiproc

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope import schema
-from rankscope.binaries import MANIFEST, SWITCH
-from rankscope.hooks import HookSkipped
-from rankscope.hooks.collectives.probe import build, installed, ready, source
+from rankscope.native.binaries import MANIFEST, SWITCH
+from rankscope.native.probe import build, installed, ready
+from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.hooks.collectives import probe as source
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.shipped import builder
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import environment
-from rankscope.redaction import HIDDEN, MAX_TEXT, RULES, Rule, clean, clean_fields, cut, redact
+from rankscope.process import environment
+from rankscope.wire.redaction import HIDDEN, MAX_TEXT, RULES, Rule, clean, clean_fields, cut, redact
 
 PRIVACY = Path(__file__).parents[2] / "docs" / "privacy.md"
 by_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope import ring
-from rankscope.family import process_start_ticks
+from rankscope.files import ring
+from rankscope.process.family import process_start_ticks
 
 
 def make(path: Path, num_slots: int = 1024) -> ring.RingWriter:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope import environment
-from rankscope.redaction import HIDDEN, clean_fields, redact
-from rankscope.secret_names import holds_secret, is_plain
+from rankscope.process import environment
+from rankscope.wire.redaction import HIDDEN, clean_fields, redact
+from rankscope.wire.secret_names import holds_secret, is_plain
 
 SECRET = """
 --token --hub_token --hub-token --hf_token --hf-token --huggingface_token --hf_api_token

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rankscope.redaction import HIDDEN, redact
+from rankscope.wire.redaction import HIDDEN, redact
 from tests.agent.secret_texts import HARMLESS, SECRET, filled
 
 _MARKED = re.compile(r"\{([^{}\"' ]+)\}")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.ring import HEAD_AT, STEP_FIELDS, RingReader
-from rankscope.steps import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, StepClock
+from rankscope.files.ring import HEAD_AT, STEP_FIELDS, RingReader
+from rankscope.rank.steps import BACKWARD, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, StepClock
+from rankscope.wire import schema
 from tests.agent.clocks import CORES, SECOND, pass_time, rings_in, seconds, step_clock
 
 IN_PHASES = {f"{phase}{of}_ns" for phase in schema.PHASES for of in ("", "_blocked")}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankscope import thinning
+from rankscope.wire import thinning
 
 
 def test_levels_leave_out_call_sites_first_and_then_steps_evenly() -> None:

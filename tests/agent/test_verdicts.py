@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.launch import verdicts
-from rankscope.launch.verdicts import Verdicts
-from rankscope_server import shapes
+from rankscope.node.launch import verdicts
+from rankscope.node.launch.verdicts import Verdicts
+from rankscope_server.api import schema as shapes
 
 RUN = shapes.RunSummary(
     run_id="a b", name="a", status="running", status_text="", started_ms=0.0, ended_ms=None,

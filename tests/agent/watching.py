@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rankscope import identity
-from rankscope.attach import start
-from rankscope.runtime import Agent
+from rankscope.files import identity
+from rankscope.rank.attach import start
+from rankscope.rank.runtime import Agent
 from rankscope.settings import Settings
 from tests.agent import recorded
 

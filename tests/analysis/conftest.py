@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rankscope_server.detectors import DETECTORS
-from rankscope_server.detectors.finding import Finding
+from rankscope_server.diagnose import DETECTORS
+from rankscope_server.findings.finding import Finding
 
 _KINDS = {detector.name: frozenset(detector.kinds) for detector in DETECTORS}
 

@@ -11,9 +11,10 @@ from functools import cache
 
 import numpy as np
 
-from rankscope import schema
-from rankscope_server.analysis import Look, RunState
-from rankscope_server.detectors.policy import POLICY
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.verdict.answers import Look
 from tests.analysis import simulator, timeline
 from tests.simulator import job as jobs
 from tests.simulator.delivery import apply

@@ -14,9 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
+from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Issued, Machine, Op, Rank
 
 START_NS = 1_790_000_000_000_000_000

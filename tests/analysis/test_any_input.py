@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors import DETECTORS
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose import DETECTORS
 from tests.analysis.simulator import MS, START_NS
 from tests.analysis.test_gpu_health import gpu_columns, health
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from rankscope import schema
-from rankscope_server.book import book
-from rankscope_server.book.judgement import judge
-from rankscope_server.book.reading import Reader
+from rankscope.wire import schema
+from rankscope_server.known_errors.judgement import judge
+from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.reading import Reader
 from tests.analysis.test_root_cause import at, ended, look_after, raised, run
 
 RANKS, SEEDS = 8, 10

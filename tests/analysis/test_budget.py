@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope_server.analysis.budget import PARTS, budget, split
+from rankscope_server.verdict.budget import PARTS, budget, split
 
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluation")
 BLOCKED = ("forward_blocked", "backward_blocked", "optimizer_blocked")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors.clock_table import ClockTable
-from rankscope_server.detectors.clocks import SERVER, Clocks
-from rankscope_server.detectors.policy import POLICY
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.clock_table import ClockTable
+from rankscope_server.observe.clocks import SERVER, Clocks
 from tests.analysis.test_straggler import say
 
 START_NS = 1_790_000_000_000_000_000

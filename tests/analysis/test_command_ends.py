@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.verdict.answers import Look
 
 SECOND = 1_000_000_000
 WHO = {"attempt": 0, "rank": schema.NODE_RANK}

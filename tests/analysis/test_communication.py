@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.communication import Communication
-from rankscope_server.detectors.finding import DetectorResult
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.transfer_model import MB, TransferModel, buckets_of, fit
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.communication.detector import Communication
+from rankscope_server.diagnose.communication.transfer_model import (
+    MB,
+    TransferModel,
+    buckets_of,
+    fit,
+)
+from rankscope_server.findings.finding import DetectorResult, Finding
+from rankscope_server.findings.policy import POLICY
 from tests.analysis.simulator import START_NS, Item, apply, spoil
 from tests.analysis.test_replay import attempt_of
 from tests.analysis.timeline import Act, Timeline, ddp, noisy

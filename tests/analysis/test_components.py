@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from rankscope_server.detectors.components import Verdict, locate, ratios, slow_groups
+from rankscope_server.observe.components import Verdict, locate, ratios, slow_groups
 
 DP, PP, TP, HOSTS_PER_LEAF = 16, 8, 8, 8
 

@@ -10,21 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.schema import (
-    GroupDefined,
-    GroupState,
-    RankRegistered,
-    RankState,
-)
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.connection_table import (
+from rankscope.wire.schema import GroupDefined, GroupState, RankRegistered, RankState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.shared.flow import Place, place_of_slower, place_of_stuck
+from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.finding import Finding
+from rankscope_server.observe.connection_table import (
     NUM_STRETCHES,
     STRETCH_SECONDS,
     ConnectionTable,
 )
-from rankscope_server.detectors.flow_place import Place, place_of_slower, place_of_stuck
-from rankscope_server.detectors.sample_table import SampleTable
-from rankscope_server.detectors.window import Window
+from rankscope_server.observe.sample_table import SampleTable
+from rankscope_server.verdict.answers import Look
 from tests.simulator.connections import (
     HELD,
     LOSSY,
@@ -266,7 +263,7 @@ def test_a_counter_that_began_anew_is_not_known() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope_server.detectors.connection_table.MAX_ENDS", 100)
+    monkeypatch.setattr("rankscope_server.observe.connection_table.MAX_ENDS", 100)
     table = ConnectionTable()
     (first, *_) = list(Links(2, [(0, 1)], per_host=2).chunks())
     count = len(np.asarray(first[1]["rank"]))

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import Finding, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
 

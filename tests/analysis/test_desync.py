@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.alignment import Edit, align, foretell
-from rankscope_server.detectors.calls import KEPT, MAX_OPEN, CallTable
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.observe.alignment import Edit, align, foretell
+from rankscope_server.observe.calls import KEPT, MAX_OPEN, CallTable
+from rankscope_server.verdict.answers import Look
 from tests.analysis.test_straggler import say
 
 MS = 1_000_000

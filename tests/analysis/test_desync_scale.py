@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from rankscope_server.analysis import Finding, Look, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 from tests.analysis.test_straggler import say
 from tests.simulator.delivery import apply, deliver, relabelled, shuffled
 from tests.simulator.job import Fault, FaultKind, Job, Noise

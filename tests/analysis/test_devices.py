@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Finding, Look, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Rank
 from tests.analysis.simulator import (
     CALM,

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.drift import Difference, differences, fisher_p
-from rankscope_server.detectors.drift_rules import level_of, normal, severity_of
-from rankscope_server.detectors.environment_table import EnvironmentTable
-from rankscope_server.detectors.finding import DetectorStatus
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.environment.drift import Difference, differences, fisher_p
+from rankscope_server.findings.finding import DetectorStatus, Finding
+from rankscope_server.observe.environment_rules import level_of, normal, severity_of
+from rankscope_server.observe.environment_table import EnvironmentTable
 from tests.analysis.simulator import START_NS
 
 BASE = {

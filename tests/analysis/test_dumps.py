@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.imports.flight_dumps import read_dumps
-from rankscope.imports.flight_records import Imported, convert
-from rankscope_server.analysis import Look
-from rankscope_server.readers import recordings
+from rankscope.importers.flight_dumps import read_dumps
+from rankscope.importers.flight_records import Imported, convert
+from rankscope_server.importers import recordings
+from rankscope_server.verdict.answers import Look
 from tests.shared_data import SHARED_DATA
 
 DATA = SHARED_DATA / "flight_recorder"

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.detectors.event_table import CAPACITY, EventTable
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.observe.event_table import CAPACITY, EventTable
 
 
 def chunk(steps: range, rows: int, start: int = 0, rank: int = 0) -> dict[str, Column]:

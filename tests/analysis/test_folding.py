@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from rankscope_server.analysis.folding import RULES, Rule, fold
-from rankscope_server.analysis.verdict import verdict_of
-from rankscope_server.detectors import DETECTORS
-from rankscope_server.detectors.finding import (
+from rankscope_server.diagnose import DETECTORS
+from rankscope_server.findings.finding import (
     NOT_HERE,
     DetectorResult,
     DetectorStatus,
     Evidence,
     Finding,
 )
+from rankscope_server.verdict.grouping import RULES, Rule, fold
+from rankscope_server.verdict.verdict import verdict_of
 
 DETECTOR_OF = {kind: detector.name for detector in reversed(DETECTORS) for kind in detector.kinds}
 MINUTE_MS = 60_000.0

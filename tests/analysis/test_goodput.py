@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.checkpointing import (
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.goodput.checkpointing import (
     LLAMA_FAILURES_PER_HOST_DAY,
     daly,
     mtbf_of,
@@ -17,8 +17,10 @@ from rankscope_server.detectors.checkpointing import (
     waste,
     young,
 )
-from rankscope_server.detectors.goodput import ledger_of
-from rankscope_server.detectors.ledger import PARTS, Ledger
+from rankscope_server.diagnose.goodput.detector import ledger_of
+from rankscope_server.diagnose.goodput.ledger import PARTS, Ledger
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS
 
 SECOND = 10**9

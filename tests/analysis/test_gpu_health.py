@@ -8,13 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.gpu_words import XID_WORDS
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.gpu_health import outliers, throttles, worn
-from rankscope_server.detectors.machine_table import MachineTable
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.xid_actions import action_of
+from rankscope.wire import schema
+from rankscope.wire.nvidia_codes import XID_WORDS
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.gpu.health import outliers, throttles, worn
+from rankscope_server.diagnose.gpu.xid_actions import action_of
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.machine_table import MachineTable
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import MS, START_NS
 
 THERMAL, CAP = 0x040, 0x004

@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.policy import POLICY
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Machine, Op
 from tests.analysis.simulator import (
     CALM,

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from rankscope.collector.flight.ask import Dump, Entry
-from rankscope.imports.flight_records import convert
-from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.detectors.finding import DetectorResult
-from rankscope_server.detectors.hang import Hang
+from rankscope.importers.flight_records import convert
+from rankscope.node.flight.ask import Dump, Entry
+from rankscope_server.diagnose.attempt import AttemptState
+from rankscope_server.diagnose.hang.detector import Hang
+from rankscope_server.findings.finding import DetectorResult
 from tests.analysis.test_straggler import say
 from tests.simulator.job import Fault, Job, Point
 from tests.simulator.records import MS, START_NS, Recording

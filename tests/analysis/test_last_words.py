@@ -7,10 +7,12 @@ import random
 import msgspec
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors import line_table
-from rankscope_server.detectors.line_table import LineTable
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.observe import line_table
+from rankscope_server.observe.line_table import LineTable
+from rankscope_server.verdict.answers import Look
 from tests.analysis.test_root_cause import ECHOES, at, ended, look_after, raised, run
 
 WATCHDOG = (

@@ -9,16 +9,11 @@ from collections.abc import Container
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors.goodput import ledger_of
-from rankscope_server.detectors.ledger import Ledger
-from rankscope_server.detectors.resume import (
-    ScriptSteps,
-    Start,
-    first_done_again,
-    last_whole_save,
-)
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.goodput.detector import ledger_of
+from rankscope_server.diagnose.goodput.ledger import Ledger
+from rankscope_server.observe.resume import ScriptSteps, Start, first_done_again, last_whole_save
 from tests.analysis.simulator import START_NS
 
 SECOND = 10**9

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.memory_table import MemoryTable
-from rankscope_server.detectors.trends import kendall_p, theil_sen
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.trends import kendall_p, theil_sen
+from rankscope_server.observe.memory_table import MemoryTable
 from tests.analysis.simulator import MS, START_NS
 
 MIB, GIB = float(1 << 20), float(1 << 30)

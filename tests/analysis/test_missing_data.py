@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.verdict.answers import Look
 from tests.analysis.missing import NAMES, Run, judged, look_at, run_named
 from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop, Source

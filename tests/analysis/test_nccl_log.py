@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
-from rankscope_server.readers.recordings import RecordingError, look_at, read_recordings
+from rankscope.wire import schema
+from rankscope_server.importers.recordings import RecordingError, look_at, read_recordings
 
 SECRET = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
 

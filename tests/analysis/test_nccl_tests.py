@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.formulas import bus_factor
-from rankscope_server.readers.nccl_tests import read_nccl_tests
+from rankscope.wire.formulas import bus_factor
+from rankscope_server.importers.nccl_tests import read_nccl_tests
 
 # Rows as printed, with where they were reported, the operation and the number of ranks.
 RECORDED = [

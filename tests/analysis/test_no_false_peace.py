@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rankscope_server.analysis import RunState
-from rankscope_server.analysis.answers import Coverage
-from rankscope_server.analysis.verdict import answer_of
-from rankscope_server.detectors.finding import Finding
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.regression import rise_of
-from rankscope_server.detectors.step_table import PAST_BLOCKS, StepTable
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.regression.detector import rise_of
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.step_table import PAST_BLOCKS, StepTable
+from rankscope_server.verdict.answers import Coverage
+from rankscope_server.verdict.verdict import answer_of
 from tests.analysis.missing import look_at, run_named
 from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.formulas import gradient_noise_scale
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.noise_scale import NoiseScale, noise_scale
-from rankscope_server.detectors.policy import POLICY
+from rankscope.wire import schema
+from rankscope.wire.formulas import gradient_noise_scale
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.numerics.noise_scale import NoiseScale, noise_scale
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
 from tests.analysis.simulator import START_NS
 
 

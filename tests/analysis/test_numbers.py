@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.hooks.numbers.replicas import bits, mixed
-from rankscope.metric_names import ALTERNATING
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.number_table import CAPACITY, HEAD, NumberTable
+from rankscope.rank.hooks.numbers.replicas import bits, mixed
+from rankscope.wire import schema
+from rankscope.wire.metric_names import ALTERNATING
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.observe.number_table import CAPACITY, HEAD, NumberTable
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS
 
 torch = pytest.importorskip("torch")

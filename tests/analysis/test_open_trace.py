@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope_server.analysis import Look
-from rankscope_server.readers.open_trace import NotATrace, Reading, read_open_trace, replay_of
-from rankscope_server.readers.recordings import look_at, read_recordings
+from rankscope_server.importers.open_trace import NotATrace, Reading, read_open_trace, replay_of
+from rankscope_server.importers.recordings import look_at, read_recordings
+from rankscope_server.verdict.answers import Look
 from tests.analysis.open_trace_truth import Truth
 from tests.shared_data import SHARED_DATA, named
 

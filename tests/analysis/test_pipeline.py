@@ -10,13 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.detectors.layer_split import best_split
-from rankscope_server.detectors.pipeline import _microbatches
-from rankscope_server.detectors.pipeline_split import Split, split_of
-from rankscope_server.detectors.policy import POLICY
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.attempt import AttemptState
+from rankscope_server.diagnose.pipeline.detector import _microbatches
+from rankscope_server.diagnose.pipeline.layer_split import best_split
+from rankscope_server.diagnose.pipeline.split import Split, split_of
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS, Item, apply, spoil
 from tests.analysis.test_replay import attempt_of
 from tests.analysis.timeline import Timeline, groups_of, noisy, pipeline

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.analysis.simulator import MS, START_NS
 
 STEPS = 120

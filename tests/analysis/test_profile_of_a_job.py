@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Look
-from rankscope_server.readers.recordings import look_at, read_recordings
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.importers.recordings import look_at, read_recordings
+from rankscope_server.verdict.answers import Look
 from tests.ports import free_port
 
 RANKS = 2

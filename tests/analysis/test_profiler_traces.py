@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Look
-from rankscope_server.readers.profiler_trace import TraceError, read_trace
-from rankscope_server.readers.recordings import RecordingError, look_at, read_recordings
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.importers.profiler_trace import TraceError, read_trace
+from rankscope_server.importers.recordings import RecordingError, look_at, read_recordings
+from rankscope_server.verdict.answers import Look
 
 BASE_NS = 1_790_857_026_000_000_000
 STEPS = 80

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope_server.readers.profiler_trace import Operation
-from rankscope_server.readers.profiler_waits import Placed, match, union, waits
+from rankscope_server.importers.profiler_trace import Operation
+from rankscope_server.importers.profiler_waits import Placed, match, union, waits
 
 NO_WORK = np.zeros((0, 2))
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.recorded_program import NoReplay
-from rankscope_server.detectors.replay import Replay
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.replay.recorded_program import NoReplay
+from rankscope_server.replay.replay import Replay
 from tests.analysis.simulator import START_NS, Item, apply, spoil
 from tests.analysis.test_replay import attempt_of
 from tests.analysis.timeline import Act, Timeline, noisy

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.analysis.state import RunState
+from rankscope_server.verdict.answers import Look
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.msgpack"))
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope_server.analysis import ratios
+from rankscope_server.verdict.reference import ratios
 
 
 def test_four_of_a_role_are_compared_with_the_others() -> None:

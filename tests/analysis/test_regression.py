@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.baseline import RunSummary, mann_whitney_p
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.regression import slowdown_of, slower_than
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.regression.detector import slowdown_of, slower_than
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.baseline import RunSummary, mann_whitney_p
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
 # ln of the run-to-run CV: median 0.13 %, p90 0.64 %, as in policy.py

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.detectors.event_graph import CycleError, GraphBuilder
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.recorded_program import NoReplay
-from rankscope_server.detectors.replay import Replay
+from rankscope_server.diagnose.attempt import AttemptState
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.replay.event_graph import CycleError, GraphBuilder
+from rankscope_server.replay.recorded_program import NoReplay
+from rankscope_server.replay.replay import Replay
 from tests.analysis.simulator import Item, spoil
 from tests.analysis.timeline import (
     Act,

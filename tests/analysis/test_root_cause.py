@@ -7,10 +7,11 @@ import random
 import msgspec
 import pytest
 
-from rankscope import schema
-from rankscope.group_state import GroupState
-from rankscope_server.analysis import Look, RunState
-from rankscope_server.detectors import failures
+from rankscope.wire import schema
+from rankscope.wire.group_state import GroupState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.observe import failures
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
 from tests.analysis.watchdog import SIGNALS, gives_up
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import Column, decode_chunk, encode_chunk
-from rankscope_server.analysis import Finding, Look, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column, decode_chunk, encode_chunk
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 
 NS_PER_MS = 1_000_000
 BASE_NS = 1_790_857_026_000_000_000

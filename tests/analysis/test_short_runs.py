@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from rankscope_server.detectors.robust import scatter
+from rankscope_server.findings.statistics import scatter
 from tests.analysis.simulator import CALM, Fault, Job, Noise, analyse, record
 
 

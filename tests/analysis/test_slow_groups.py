@@ -7,8 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.analysis.simulator import START_NS
 from tests.analysis.test_stalls import MS, chunk_of, group_of
 

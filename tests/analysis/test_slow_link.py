@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from rankscope_server.analysis import Finding, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.score.outcome import mean_step_ms
 from tests.simulator.delivery import apply, deliver
 from tests.simulator.job import Fault, Job, Noise

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope_server.analysis import Look
-from rankscope_server.detectors.straggler_words import _ratios_text
-from rankscope_server.detectors.words import ratio_text
+from rankscope_server.diagnose.straggler.words import _ratios_text
+from rankscope_server.findings.text import ratio_text
+from rankscope_server.verdict.answers import Look
 from tests.analysis.test_stalls import Shape, look_at
 
 NOISE = 0.1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope_server.analysis import Look, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.verdict.answers import Look
 from tests.analysis import simulator
 from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop, left_of

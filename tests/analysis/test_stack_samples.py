@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.schema import Stacks
-from rankscope_server.detectors.stack_samples import StackSample, difference
+from rankscope.wire.schema import Stacks
+from rankscope_server.observe.stack_samples import StackSample, difference
 
 WAITS = """Current thread 0x00007f0000000000 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 829 in _engine_run

@@ -8,15 +8,17 @@ import random
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.parameter_server import (
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.parameter_server.formulas import (
     backup_costs,
     best_backup,
     ring_is_better,
     ring_seconds,
     server_seconds,
 )
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS
 
 Stamp = tuple[int, int, int, int, int]  # worker, its step, version read, backward, applied

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.policy import Policy
-from rankscope_server.detectors.stalls import Work, _since_before, _stalling
-from rankscope_server.detectors.stalls_words import Stalling
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.stalls.detector import Work, _since_before, _stalling
+from rankscope_server.diagnose.stalls.words import Stalling
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import Policy
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS
 
 MS = 1_000_000

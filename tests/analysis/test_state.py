@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope import formulas, schema
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors import DETECTORS
-from rankscope_server.detectors.policy import POLICY, Policy
-from rankscope_server.detectors.step_table import HEAD, StepTable
+from rankscope.wire import formulas, schema
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose import DETECTORS
+from rankscope_server.findings.policy import POLICY, Policy
+from rankscope_server.observe.step_table import HEAD, StepTable
 from tests.analysis.simulator import CALM, MS, START_NS, Job, apply, record
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope_server.analysis import RunState, steadiness
-from rankscope_server.analysis.steadiness import Steadiness
-from rankscope_server.detectors.finding import Finding, Severity
-from rankscope_server.detectors.policy import POLICY
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings import steadiness
+from rankscope_server.findings.finding import Finding, Severity
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.findings.steadiness import Steadiness
 from tests.simulator.delivery import apply
 from tests.simulator.job import Fault, Job, Noise
 from tests.simulator.records import Item, Recording

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rankscope.sample_columns import MACHINE_PAUSED
-from rankscope_server.analysis import Finding, RunState
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.stopped_process import Stops, stops_of
+from rankscope.wire.sample_columns import MACHINE_PAUSED
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.stalls.stopped_process import Stops, stops_of
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.policy import POLICY
 from tests.analysis.simulator import START_NS, Item, apply
 from tests.analysis.test_straggler_kind import job, look_at, process_samples
 from tests.analysis.timeline import Timeline

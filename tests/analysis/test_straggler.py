@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope_server.analysis import Finding, Look, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import (
     CALM,
     START_NS,

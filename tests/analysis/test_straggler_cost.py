@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rankscope_server.analysis import Finding, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.analysis.simulator import START_NS, Item, apply
 from tests.analysis.timeline import (
     Timeline,

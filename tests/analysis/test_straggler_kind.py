@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import Column
-from rankscope_server.analysis import Finding, Look, RunState
-from rankscope_server.detectors.sample_table import SampleTable
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
+from rankscope_server.observe.sample_table import SampleTable
+from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import MS, START_NS, Item, apply, spoil
 from tests.analysis.timeline import Act, Timeline, noisy
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope_server.detectors.words import (
-    hours_text,
-    ms_text,
-    percent_text,
-    seconds_text,
-    si_text,
-)
-from rankscope_server.views.names import duration_text, percent
+from rankscope_server.findings.text import hours_text, ms_text, percent_text, seconds_text, si_text
+from rankscope_server.text import duration_text, percent
 
 
 @pytest.mark.parametrize("milliseconds", [0.0004, 0.004, 0.04, 0.4, 4.0, 40.0, 4e3, 4e5])

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
 from tests.analysis.simulator import MS, START_NS, Item
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope import schema
+from rankscope.wire import schema
 
 _TIMED_OUT = (
     "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=231, OpType=ALLREDUCE, "

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rankscope_server.book import FAMILIES, book
-from rankscope_server.book.judgement import Root, judge
-from rankscope_server.book.reading import Reader
+from rankscope_server.known_errors.entry import FAMILIES
+from rankscope_server.known_errors.judgement import Root, judge
+from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.reading import Reader
 from tests.shared_data import SHARED_DATA
 
 DATA = SHARED_DATA / "errors" / "open.jsonl"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_server.book import FAMILIES, BookError, Entry, book, read_book
-from rankscope_server.book.literals import NoLiteralError, literals_of
+from rankscope_server.known_errors.entry import FAMILIES, Entry
+from rankscope_server.known_errors.literals import NoLiteralError, literals_of
+from rankscope_server.known_errors.load import BookError, book, read_book
 
 ENTRIES = book().entries
 HEALTHY = (

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankscope_server.book import book
-from rankscope_server.book.judgement import Judgement, judge
-from rankscope_server.book.places import is_srun, place_of, rank_of_path
-from rankscope_server.book.prefilter import _EachText, prefilter
-from rankscope_server.book.reading import Reader
-from rankscope_server.book.templates import template
+from rankscope_server.known_errors.judgement import Judgement, judge
+from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.places import is_srun, place_of, rank_of_path
+from rankscope_server.known_errors.prefilter import _EachText, prefilter
+from rankscope_server.known_errors.reading import Reader
+from rankscope_server.known_errors.templates import template
 
 CLOSED = (
     "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.{}]"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_server.book import FAMILIES, book
-from rankscope_server.book.judgement import judge
-from rankscope_server.book.reading import Reader
+from rankscope_server.known_errors.entry import FAMILIES
+from rankscope_server.known_errors.judgement import judge
+from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.reading import Reader
 
 ROWS = [
     tuple(line.split("\t", 1))

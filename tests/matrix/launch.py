@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.fork_server import server
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.hooks import HookSkipped
-from rankscope.hooks.collectives import SOURCES
-from rankscope.hooks.collectives.probe import build
+from rankscope.native.probe import build
+from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.hooks.collectives import SOURCES
 from tests import capabilities
 from tests.agent import recorded
 from tests.matrix.launch import RANKS, Cell, launch, torch_version

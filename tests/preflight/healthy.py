@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.checking import Check, Run
+from rankscope.preflight.checks.base import Check, Run
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import Choice, Interface, InterfaceFacts

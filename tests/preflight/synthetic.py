@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import (
     Bandwidth,
     Clock,

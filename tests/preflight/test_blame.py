@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rankscope.preflight.blame import Path, blame
+from rankscope.preflight.checks.blame import Path, blame
 
 
 def all_paths(num: int) -> list[Path]:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.board import Board
-from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.board.side import carry
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.mesh import Mesh
+from rankscope.preflight.exchange.side import carry
 from rankscope.preflight.model import NodeReport, Trouble
 from rankscope.preflight.probe.dial import hang_up
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.cause import _RULES, fold
 from rankscope.preflight.model import Finding
-from rankscope.preflight.would import _SAYS, would
+from rankscope.preflight.verdict.cause import _RULES, fold
+from rankscope.preflight.verdict.impact import _SAYS, would
 
 from .synthetic import cluster
 

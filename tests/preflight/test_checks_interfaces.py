@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.interfaces import CHECKS
 from rankscope.preflight.checks.interfaces.dup_ip import NetDupIp
 from rankscope.preflight.checks.interfaces.gloo import NetIfaceGloo

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.checking import Check
 from rankscope.preflight.checks import launch
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.launch.agree import EnvAgree
 from rankscope.preflight.checks.launch.complete import EnvComplete
 from rankscope.preflight.checks.launch.drift import EnvDrift

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.clock.sync import ClockSync
 from rankscope.preflight.checks.names.digits import DnsDigits, read_as_address
 from rankscope.preflight.checks.names.host_dup import HostDup

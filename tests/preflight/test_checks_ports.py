@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.ports.conntrack import PortConntrack
 from rankscope.preflight.checks.ports.count import PortCount
 from rankscope.preflight.checks.ports.leftover import ProcLeftover

@@ -10,11 +10,12 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from rankscope.preflight import engine, gather
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight import collect as gather
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.model import Finding, Options, Scope, Status, Tier, Verdict
 from rankscope.preflight.system import System
+from rankscope.preflight.verdict import engine
 from tests.preflight.synthetic import Cluster
 
 

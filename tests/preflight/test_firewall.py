@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight import firewall
+from rankscope.preflight.checks import firewall
 
 from .synthetic import cluster
 

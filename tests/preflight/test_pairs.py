@@ -8,13 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Run
-from rankscope.preflight.engine import judge
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import Finding, Listening, Options
 from rankscope.preflight.probe import schedule
+from rankscope.preflight.verdict.engine import judge
 
 from .synthetic import PORT, Cluster, cluster, dial
 

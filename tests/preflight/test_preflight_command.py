@@ -12,11 +12,11 @@ import pytest
 
 from rankscope.cli import main
 from rankscope.cli.preflight_options import add_options, asking_of
-from rankscope.preflight.board.discover import Discovery
 from rankscope.preflight.checks import CHECKS
+from rankscope.preflight.exchange.discover import Discovery
 from rankscope.preflight.model import Options, encode
 from rankscope.preflight.start import Asking
-from rankscope.preflight.ways import _words
+from rankscope.preflight.transports import _words
 from tests.preflight.report import cases
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli.preflight import PreflightCommand
-from rankscope.preflight import gate
+from rankscope.preflight import launch_gate as gate
 from rankscope.preflight.checks import CHECKS
-from rankscope.preflight.engine import sentence
 from rankscope.preflight.model import Options
 from rankscope.preflight.report import catalogue
+from rankscope.preflight.verdict.engine import sentence
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "preflight.md"
 

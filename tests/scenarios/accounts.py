@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope.collector.offline import OfflineRun
-from rankscope_server.analysis import RunState
-from rankscope_server.detectors.goodput import ledger_of
-from rankscope_server.detectors.ledger import Ledger
+from rankscope.node.offline import OfflineRun
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.goodput.detector import ledger_of
+from rankscope_server.diagnose.goodput.ledger import Ledger
 from tests.scenarios.elastic import WAIT_SECONDS, ElasticRun, kill_one_after_the_other
 
 RUN_ID = "killed"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.traffic import STARTUP, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import STARTUP
 from tests.agent import recorded
 from tests.scenarios.trainer import train
 

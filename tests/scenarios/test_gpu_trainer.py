@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.scenarios.trainer import train
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, schema, thinning
-from rankscope.hooks.collectives.probe import build
-from rankscope.rundir import COLLECTIVES_RING
+from rankscope.files import ring
+from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.native.probe import build
+from rankscope.wire import schema, thinning
 from tests import capabilities
 from tests.agent import recorded
 from tests.scenarios.conftest import Watched

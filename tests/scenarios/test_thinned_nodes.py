@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema, thinning
+from rankscope.wire import schema, thinning
 from tests.agent import recorded
 from tests.ports import free_port
 from tests.scenarios.conftest import Watched

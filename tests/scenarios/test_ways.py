@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring
+from rankscope.files import ring
 from tests.agent import recorded
 
 TRAIN = """
@@ -101,7 +101,7 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     kernel = alone(tmp_path)
     assert len(kernel.steps) == 5
-    from rankscope import schema
+    from rankscope.wire import schema
 
     assert kernel.of(schema.RunStarted)[0].name == "study.ipynb"
     assert kernel.of(schema.Metrics)[-1].values["loss"] == 1.5

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from rankscope_server.analysis import RunState
+from rankscope_server.analysis.state import RunState
 from tests.simulator.job import Job
 
 STEPS = 20  # the newest, whose median counts

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope_server.analysis import Finding, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.score.cases import Case
 from tests.simulator.delivery import apply, deliver
 from tests.simulator.engine import Engine

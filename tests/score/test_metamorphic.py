@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import pytest
 
-from rankscope_server.analysis import Finding, RunState
+from rankscope_server.analysis.state import RunState
+from rankscope_server.findings.finding import Finding
 from tests.score.cases import DIAGNOSES, Case, case_of
 from tests.score.outcome import SILENCE_MS
 from tests.simulator.delivery import apply, deliver, relabelled, shuffled

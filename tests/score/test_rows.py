@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import ring, schema
+from rankscope.files import ring
+from rankscope.wire import schema
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope import schema
-from rankscope_server.app import create_app
+from rankscope.wire import schema
+from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from tests.server.seed import seed_with
 

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import zstandard
 
-from rankscope import schema
-from rankscope.chunk import Column, encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column, encode_chunk
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
-from rankscope_server import analysis_loop
-from rankscope_server.analysis import Answer, Coverage, Finding, Folded, Look, Verdict
-from rankscope_server.app import create_app
+from rankscope.wire import schema
+from rankscope_server.analysis import loop as analysis_loop
+from rankscope_server.api.app import create_app
+from rankscope_server.findings.finding import Finding
 from rankscope_server.settings import Settings
+from rankscope_server.verdict.answers import Answer, Coverage, Folded, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
 
@@ -300,7 +301,7 @@ def test_a_run_that_fell_behind_is_read_again(
 @pytest.fixture(autouse=True)
 def every_field_of_a_finding_is_shown() -> Iterator[None]:
     """A field that a detector learns to fill must not be lost on its way to the page."""
-    from rankscope_server import shapes
+    from rankscope_server.api import schema as shapes
 
     yield
     missing = {field.name for field in dataclasses.fields(Finding)} - {"key"}

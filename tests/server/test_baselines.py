@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
-from rankscope_server.store.baselines import earlier_runs
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
+from rankscope_server.analysis.baselines import earlier_runs
 from tests.server.conftest import Sender, TestClient
 
 NOW = 1_700_000_000 * 10**9

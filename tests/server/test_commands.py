@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
-from rankscope_server.service import Service
+from rankscope.wire import schema
+from rankscope_server.analysis.looks import Known
+from rankscope_server.api.service import Service
 from rankscope_server.store import commands
 from rankscope_server.store.commands import STACK_SAMPLES, ask_for_stacks, ask_of_the_slow
-from rankscope_server.store.looks import Known
 from tests.server.conftest import Sender, TestClient, msgspec
 
 HEADERS = {schema.COMMANDS_HEADER: "1"}

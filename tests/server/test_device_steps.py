@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.store.baselines import _summary
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
+from rankscope_server.analysis.baselines import _summary
+from rankscope_server.api.steps.cells import Held
+from rankscope_server.findings.policy import POLICY
 from rankscope_server.store.tiles import known_to_host, metrics_of_device
-from rankscope_server.views.cells import Held
 from tests.server.conftest import Sender, TestClient
 
 NOW = 1_700_000_000 * 10**9

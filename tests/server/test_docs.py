@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_server.analysis.folding import RULES
-from rankscope_server.app import create_app
-from rankscope_server.detectors import DETECTORS
-from rankscope_server.detectors.policy import Policy
+from rankscope_server.api.app import create_app
+from rankscope_server.diagnose import DETECTORS
+from rankscope_server.findings.policy import Policy
 from rankscope_server.settings import SETTINGS, Settings
+from rankscope_server.verdict.grouping import RULES
 from tests.server.conftest import TestClient
 
 ROOT = Path(__file__).parents[2]

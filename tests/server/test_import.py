@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rankscope import cli
-from rankscope.imports.flight_dumps import read_dumps
+from rankscope.importers.flight_dumps import read_dumps
 from tests.agent.test_flight_dumps import dump, entry
 from tests.server.conftest import ServerProcess
 from tests.shared_data import SHARED_DATA, named

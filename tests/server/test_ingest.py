@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from tests.server.conftest import Sender, TestClient, log_line
 from tests.server.seed import Plan, make_nodes, make_steps, step_chunk
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from rankscope_server.store.lines import LINES_PER_BLOCK
 from rankscope_server.store.search import words_of
 from tests.server.conftest import Sender, TestClient, log_line

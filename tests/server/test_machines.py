@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from tests.server.conftest import Sender
 from tests.server.seed import sample_columns
 
@@ -109,7 +109,7 @@ def test_rows_of_several_things_are_kept_apart_and_named(sender: Sender) -> None
 
 
 def test_every_kind_is_stored_and_listed(sender: Sender) -> None:
-    from rankscope.sample_columns import SAMPLE_COLUMNS
+    from rankscope.wire.sample_columns import SAMPLE_COLUMNS
 
     for kind in SAMPLE_COLUMNS:
         send_samples(sender, kind, [0, 1])

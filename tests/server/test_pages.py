@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
-from rankscope_server import shapes
-from rankscope_server.detectors.words import ms_text
-from rankscope_server.views.steps import before_and_now, typical_range
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
+from rankscope_server.api import schema as shapes
+from rankscope_server.api.steps.queries import before_and_now, typical_range
+from rankscope_server.findings.text import ms_text
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
 

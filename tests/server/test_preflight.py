@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.http import HttpBoard, Meeting
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.http import HttpBoard, Meeting
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.launch import LaunchFacts

@@ -16,12 +16,13 @@ import pytest
 
 from rankscope.preflight.model import Listening, NodeReport, encode
 from rankscope.preflight.probe.listener import Listener
-from rankscope_server.app import create_app
+from rankscope_server.api.app import create_app
+from rankscope_server.api.preflight import network as net
+from rankscope_server.api.preflight import routes as preflight
 from rankscope_server.preflight import dialling, hub
 from rankscope_server.preflight.limits import Buckets
 from rankscope_server.preflight.targets import Policy, refusal
 from rankscope_server.problems import Problem
-from rankscope_server.routes import net, preflight
 from rankscope_server.settings import Settings, SettingsError, parse
 from tests.server.conftest import ServerProcess, TestClient
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope.preflight.board.http import upload
+from rankscope.preflight.exchange.http import upload
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, PathMtu, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.model import Facts, Finding, NodeReport, Result, Verdict, encode
-from rankscope_server import tables
+from rankscope.wire import schema
 from rankscope_server.preflight import store
 from rankscope_server.preflight.live import Live, Member, brief
 from rankscope_server.preflight.matrix import matrix, shown_nodes
+from rankscope_server.store import tables
 from tests.server.conftest import Sender, TestClient
 from tests.server.test_preflight import Start, get
 

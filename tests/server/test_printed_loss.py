@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from rankscope_server.ingest.printed_loss import PrintedLoss, printed_loss
 from tests.server.conftest import Sender, log_line
 

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rankscope import cli, journal, ring, schema
-from rankscope_server.app import create_app
+from rankscope import cli
+from rankscope.files import journal, ring
+from rankscope.wire import schema
+from rankscope_server.api.app import create_app
 from rankscope_server.report.bundle import CONTENTS
 from rankscope_server.settings import Settings
 from tests.agent.collector.fake_rank import FakeRank

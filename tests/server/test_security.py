@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_server import web
-from rankscope_server.app import create_app
-from rankscope_server.security import allowed_hosts, host_name
+from rankscope_server.api import web
+from rankscope_server.api.app import create_app
+from rankscope_server.api.security import allowed_hosts, host_name
 from rankscope_server.settings import Settings, SettingsError, check, parse
 from tests.server.conftest import Sender, TestClient, log_line
 

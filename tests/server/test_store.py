@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from rankscope_server import tables
+from rankscope_server.store import tables
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreUnavailableError,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope import schema
-from rankscope_server.app import create_app
-from rankscope_server.detectors.line_table import key_of
+from rankscope.wire import schema
+from rankscope_server.analysis.baselines import earlier_runs
+from rankscope_server.analysis.telling_lines import telling_lines, usual_lines
+from rankscope_server.api.app import create_app
+from rankscope_server.observe.line_table import key_of
 from rankscope_server.settings import Settings
-from rankscope_server.store.baselines import earlier_runs
-from rankscope_server.store.telling_lines import telling_lines, usual_lines
 from tests.server.conftest import Sender, TestClient, log_line
 from tests.server.test_baselines import NOW, send_run
 

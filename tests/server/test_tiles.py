@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.schema import STEP_COLUMNS, STEP_THINNED, STEP_WAITS_UNKNOWN
+from rankscope.wire.schema import STEP_COLUMNS, STEP_THINNED, STEP_WAITS_UNKNOWN
 from rankscope_server.store.tiles import metrics_of_steps
 
 

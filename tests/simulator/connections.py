@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.chunk import Column, encode_chunk
-from rankscope.schema import CHUNK_COLUMNS, Chunk
+from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.schema import CHUNK_COLUMNS, Chunk
 from tests.simulator.told import START_NS, Item
 
 START_S = START_NS / 1e9

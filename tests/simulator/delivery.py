@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from rankscope import schema
-from rankscope_server.analysis import RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.state import RunState
 from tests.simulator.records import Item
 
 LOST, LATE, DOUBLED = 0.01, 0.05, 0.05

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
 from tests.simulator.told import Item
 
 Source: TypeAlias = Literal[

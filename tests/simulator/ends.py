@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.simulator.engine import Step
 from tests.simulator.job import Fault, Job
 from tests.simulator.told import MS, START_NS, Item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.simulator.job import Job
 from tests.simulator.told import START_NS, Item
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column, encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column, encode_chunk
 from tests.simulator.ends import crash, saves
 from tests.simulator.engine import PHASES, Array, Engine, Row, Step
 from tests.simulator.environments import environments

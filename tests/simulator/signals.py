@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import Column
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
 from tests.simulator.engine import Array, Step
 from tests.simulator.job import Fault, Job
 from tests.simulator.told import MS, START_NS, Item

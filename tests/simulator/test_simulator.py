@@ -8,11 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope_server.analysis.state import RunState
 from rankscope_server.ingest.chunks import judge_chunk
 from rankscope_server.ingest.records import clean
+from rankscope_server.verdict.answers import Look
 from tests.analysis.test_straggler import say
 from tests.simulator.delivery import apply, deliver
 from tests.simulator.engine import Engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from rankscope import schema
-from rankscope.chunk import Column
+from rankscope.wire import schema
+from rankscope.wire.chunk import Column
 
 START_NS = 1_790_000_000_000_000_000
 MS = 1_000_000

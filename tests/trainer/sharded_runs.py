@@ -11,8 +11,9 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.traffic import Message, Traffic, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
 from rankscope_trainer.strategies.traffic.dcp import PICKLED_BYTES
+from rankscope_trainer.strategies.traffic.message import Message, Traffic
 from tests.trainer.launch import SMALL, Finished, run
 from tests.trainer.test_train import assert_equal, reference_losses
 

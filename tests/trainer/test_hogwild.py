@@ -23,7 +23,8 @@ from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies import hogwild
 from rankscope_trainer.strategies.hogwild import Hogwild, memory_bytes
 from rankscope_trainer.strategies.strategy import build_model
-from rankscope_trainer.strategies.traffic import Message, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from rankscope_trainer.train import Trainer
 from rankscope_trainer.world import World, join_world
 from tests.trainer.launch import Finished, run

@@ -19,7 +19,8 @@ from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.settings import Settings, load_settings
 from rankscope_trainer.strategies.parameter_server_layout import Layout, shard_sizes
 from rankscope_trainer.strategies.strategy import build_model, build_optimizer
-from rankscope_trainer.strategies.traffic import Message, expected_traffic, total_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic, total_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from tests.trainer.launch import Finished, run, start
 
 TRACED_TRAINER = Path(__file__).with_name("traced_trainer.py")

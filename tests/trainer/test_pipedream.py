@@ -22,7 +22,8 @@ from rankscope_trainer.errors import SettingError
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.settings import Settings, load_settings
 from rankscope_trainer.strategies.strategy import build_model
-from rankscope_trainer.strategies.traffic import Message, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from rankscope_trainer.train import Trainer
 from rankscope_trainer.world import join_world
 from tests.trainer.launch import Finished, run

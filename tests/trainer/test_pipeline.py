@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.traffic import Message, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from tests.trainer.launch import Finished, run
 from tests.trainer.test_train import assert_equal, reference_losses
 

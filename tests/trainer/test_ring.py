@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies.ring import padded_length, ring_all_reduce
-from rankscope_trainer.strategies.traffic import Message, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from tests.trainer.launch import run
 from tests.trainer.ring_sums import numbers
 

@@ -13,7 +13,8 @@ from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, 
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.settings import Settings, load_settings
 from rankscope_trainer.strategies.strategy import build_model
-from rankscope_trainer.strategies.traffic import Message, expected_traffic
+from rankscope_trainer.strategies.traffic import expected_traffic
+from rankscope_trainer.strategies.traffic.message import Message
 from tests.trainer.launch import Finished, run
 
 STEPS = 10

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.hooks.base import HookSkipped
-from rankscope.hooks.collectives import SOURCES, choose
+from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.hooks.collectives import SOURCES, choose
 from tests.waits import truth
 from tests.waits.programs import PROGRAMS
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent import recorded
 
 HERE = Path(__file__).parent

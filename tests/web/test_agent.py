@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.server.seed import seed_run
 from tests.web.conftest import Site, Watched
 from tests.web.test_pages import violations

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import encode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import encode_chunk
 from tests.server.seed import sample_columns
 from tests.web.conftest import SLOW, Site, Watched
 

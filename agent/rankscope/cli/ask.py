@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ranklist import read_ranks
-from rankscope.schema import MAX_PROFILE_STEPS
 from rankscope.settings import SettingError, from_environment
+from rankscope.wire.schema import MAX_PROFILE_STEPS
 
 EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2
 DEFAULT_SERVER = "http://127.0.0.1:8787"

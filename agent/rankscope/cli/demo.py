@@ -21,12 +21,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from rankscope import place
 from rankscope.cli import EXIT_INTERRUPTED
 from rankscope.demo import plan as plans
 from rankscope.demo.processes import Demo, DemoFailed
 from rankscope.demo.result import Recording, recording, result
 from rankscope.demo.watch import View, Watch
+from rankscope.files import run_directory_choice
 
 _SEVERITY = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -217,7 +217,7 @@ def _data_directory() -> Path:
     with contextlib.suppress(RuntimeError):  # a user without an entry has no home
         home = Path(os.environ.get("HOME", Path.home()))
         base = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
-        if base.is_absolute() and place.is_writable(base):
+        if base.is_absolute() and run_directory_choice.is_writable(base):
             return base / "rankscope"
     return Path(tempfile.mkdtemp(prefix="rankscope-"))
 

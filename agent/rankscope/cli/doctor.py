@@ -148,8 +148,9 @@ def _torch() -> Row:
 
 
 def _collectives(settings: Settings) -> Iterator[Row]:
-    from rankscope.hooks import HookSkipped, collectives
-    from rankscope.hooks.collectives.probe import source as probe
+    from rankscope.rank.hooks import collectives
+    from rankscope.rank.hooks.base import HookSkipped
+    from rankscope.rank.hooks.collectives import probe
 
     part, taken = "collectives", False
     if not _has_torch():
@@ -178,7 +179,7 @@ def _collectives(settings: Settings) -> Iterator[Row]:
 
 def _better(cost_us: float) -> str:
     """Return what would be better than a source other than the probe, and how to get it."""
-    from rankscope.hooks.collectives.probe import build
+    from rankscope.native.probe import build
 
     try:
         remedy = build.remedy()
@@ -193,7 +194,7 @@ def _has_torch() -> bool:
 
 def _hooks(settings: Settings) -> Iterator[Row]:
     """Install every hook in this process, which ends soon, and see what each says."""
-    from rankscope.runtime import Agent
+    from rankscope.rank.runtime import Agent
 
     if not _has_torch():
         return
@@ -215,7 +216,7 @@ def _hooks(settings: Settings) -> Iterator[Row]:
 
 
 def _machine() -> Iterator[Row]:
-    from rankscope.collector import sources
+    from rankscope.node import sources
 
     states: dict[str, State] = {"works": "used", "skipped": "skipped", "fails": "fails"}
     for found in sources.describe():
@@ -223,10 +224,10 @@ def _machine() -> Iterator[Row]:
 
 
 def _records() -> Row:
-    from rankscope import place
+    from rankscope.files import run_directory_choice
 
     try:
-        chosen = place.choose(os.environ)
+        chosen = run_directory_choice.choose(os.environ)
     except OSError as error:
         return Row("records", "directory", "fails", f"{error}; set RANKSCOPE_DIR to a local disk")
     if chosen.note:
@@ -252,8 +253,9 @@ def _server(settings: Settings) -> Row:
 
 
 def _build(console: Console) -> None:
-    from rankscope.hooks import HookSkipped
-    from rankscope.hooks.collectives.probe import build, source
+    from rankscope.native.probe import build
+    from rankscope.rank.hooks.base import HookSkipped
+    from rankscope.rank.hooks.collectives import probe as source
 
     with contextlib.suppress(HookSkipped):
         loaded = source.load()

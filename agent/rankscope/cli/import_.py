@@ -20,13 +20,13 @@ import zstandard
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from rankscope import schema
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
-from rankscope.collector.upload import Server
-from rankscope.imports.flight_records import Imported
-from rankscope.rundir import clean_run_id
+from rankscope.files.run_directory import clean_run_id
+from rankscope.importers.flight_records import Imported
+from rankscope.node.upload.uploader import Server
 from rankscope.settings import SettingError, from_environment
+from rankscope.wire import schema
 
 _RECORDS_PER_BATCH = 5_000
 _BATCH_BYTES = 4 << 20  # far below what a server takes
@@ -86,7 +86,7 @@ class ImportCommand:
             sys.stderr.write(f"rankscope import: {error}\n")
             return EXIT_USAGE
         # by name: the agent package knows nobody; this part of the server needs no extra
-        readers = importlib.import_module("rankscope_server.readers.recordings")
+        readers = importlib.import_module("rankscope_server.importers.recordings")
         if arguments.format and arguments.format not in readers.FORMATS:
             known = ", ".join(readers.FORMATS)
             sys.stderr.write(f"rankscope import: --format: one of {known}\n")

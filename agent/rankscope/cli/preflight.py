@@ -22,7 +22,7 @@ from rankscope.cli.preflight_options import (
 )
 
 if TYPE_CHECKING:
-    from rankscope.preflight.checking import Run
+    from rankscope.preflight.checks.base import Run
     from rankscope.preflight.model import Verdict
 
 EXIT_INCOMPLETE = 3  # asked and not done
@@ -95,9 +95,10 @@ def _list(*, is_markdown: bool, is_json: bool) -> int:
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    from rankscope.preflight import start, ways
-    from rankscope.preflight.keep import keep
+    from rankscope.preflight import start
+    from rankscope.preflight import transports as ways
     from rankscope.preflight.model import encode
+    from rankscope.preflight.persist import keep
     from rankscope.preflight.plan import Silent
     from rankscope.preflight.report.progress import Live
     from rankscope.preflight.system import System
@@ -144,10 +145,10 @@ def _deliver(
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Judge reports that travelled as files."""
-    from rankscope.preflight.engine import judge
     from rankscope.preflight.report import stored
     from rankscope.preflight.start import UsageError, foreign_checks, run_id_of
     from rankscope.preflight.system import System
+    from rankscope.preflight.verdict.engine import judge
 
     paths = arguments.words[1:]
     if not paths:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankscope.preflight.report.deliver import Wanted
     from rankscope.preflight.start import Asking
-    from rankscope.preflight.ways import Ways
+    from rankscope.preflight.transports import Ways
 
 _MOST_PORT = 65535
 
@@ -222,7 +222,7 @@ def _report(add: Callable[..., object]) -> None:
 
 def asking_of(arguments: argparse.Namespace) -> Asking:
     """Return what was asked. Raises UsageError."""
-    from rankscope.preflight.board.discover import Asked
+    from rankscope.preflight.exchange.discover import Asked
     from rankscope.preflight.model import Options
     from rankscope.preflight.start import Asking
 
@@ -260,7 +260,7 @@ def asking_of(arguments: argparse.Namespace) -> Asking:
 
 def ways_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Ways:
     """Return the ways by which reports shall travel beside the mesh."""
-    from rankscope.preflight.ways import Ways
+    from rankscope.preflight.transports import Ways
 
     return Ways(
         share=arguments.share or "",
@@ -306,7 +306,7 @@ def _no_check(name: str, known: Iterable[str]) -> str:
 
 def read_nodes(text: str | None, option: str) -> tuple[str, ...]:
     """Return the names in "node0,node1" or "node[0-7]". Raises UsageError."""
-    from rankscope.preflight.board.hostlist import HostListError, expand
+    from rankscope.preflight.exchange.hostlist import HostListError, expand
     from rankscope.preflight.start import UsageError
 
     if text is None:

@@ -13,10 +13,10 @@ from typing import ClassVar
 from rich.console import Console
 
 from rankscope.cli import EXIT_USAGE
-from rankscope.collector.upload import Server
-from rankscope.hooks.collectives.probe import build
-from rankscope.launch.launcher import Launcher, Outcome
-from rankscope.launch.tee import STDERR, STDOUT
+from rankscope.native.probe import build
+from rankscope.node.launch.launcher import Launcher, Outcome
+from rankscope.node.launch.tee import STDERR, STDOUT
+from rankscope.node.upload.uploader import Server
 from rankscope.settings import SettingError, Settings, from_environment
 
 
@@ -118,7 +118,7 @@ def _gate(
     if arguments.preflight is None:
         return 0
     from rankscope.cli.preflight_options import read_nodes
-    from rankscope.preflight import gate
+    from rankscope.preflight import launch_gate as gate
 
     try:
         nodes = read_nodes(arguments.preflight_nodes, "--preflight-nodes")

@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope import thinning
 from rankscope.demo.processes import Api, Demo
 from rankscope.demo.watch import View, Watch
-from rankscope.hooks.collectives import SOURCES
+from rankscope.rank.hooks.collectives import SOURCES
+from rankscope.wire import thinning
 
 VERDICT_FIELDS = (
     "kind", "ranks", "onset_step", "cost_throughput_ratio", "what", "why", "next",

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from rankscope.attach import start as attach
-from rankscope.guard import guarded
+from rankscope.rank.attach import start as attach
+from rankscope.rank.guard import guarded
 
 
 @guarded
@@ -23,7 +23,7 @@ def training_begins(framework: str, facts: Mapping[str, Any]) -> None:
     agent.first_work()
     if agent.recorder is None:
         return
-    from rankscope.schema import Event
+    from rankscope.wire.schema import Event
 
     fields = {name: str(value) for name, value in facts.items() if value not in (None, "")}
     agent.recorder.record(

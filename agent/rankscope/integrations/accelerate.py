@@ -9,9 +9,9 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 import rankscope
-from rankscope.attach import start as attach
-from rankscope.guard import guarded
 from rankscope.integrations import numbers_of, training_begins
+from rankscope.rank.attach import start as attach
+from rankscope.rank.guard import guarded
 
 _SAVING = ("save_state", "load_state", "save_model")
 

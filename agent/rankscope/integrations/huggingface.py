@@ -8,8 +8,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 import rankscope
-from rankscope.guard import guarded
 from rankscope.integrations import numbers_of, training_begins
+from rankscope.rank.guard import guarded
 
 _FACTS = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps",

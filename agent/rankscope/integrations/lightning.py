@@ -11,8 +11,8 @@ except ImportError:  # the same library under its older name
     from pytorch_lightning import Callback
 
 import rankscope
-from rankscope.guard import guarded
 from rankscope.integrations import numbers_of, training_begins
+from rankscope.rank.guard import guarded
 
 _FACTS = (
     "max_steps", "max_epochs", "accumulate_grad_batches", "precision", "gradient_clip_val",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rankscope.preflight.board.base import Carrier
-from rankscope.preflight.board.discover import Discovery
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
+from rankscope.preflight.exchange.base import Carrier
+from rankscope.preflight.exchange.discover import Discovery
 from rankscope.preflight.model import Options
 from rankscope.preflight.system import System
 

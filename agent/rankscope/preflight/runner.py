@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight import engine, gather
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.board import Board
-from rankscope.preflight.board.discover import expected
-from rankscope.preflight.board.mesh import Mesh
-from rankscope.preflight.board.side import carry, exchange, judged_elsewhere
-from rankscope.preflight.checking import Run
-from rankscope.preflight.collective import Collective
+from rankscope.preflight import collect as gather
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.collective.schedule import Collective
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.discover import expected
+from rankscope.preflight.exchange.mesh import Mesh
+from rankscope.preflight.exchange.side import carry, exchange, judged_elsewhere
 from rankscope.preflight.facts import ports, rdma, storage
 from rankscope.preflight.model import SCHEMA_VERSION, Listening, NodeReport, Stage, Verdict
 from rankscope.preflight.plan import Plan, Progress
@@ -36,6 +36,7 @@ from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import System
+from rankscope.preflight.verdict import engine
 
 TICK_S = 0.5  # changes of a node go out at most that often, and at the end of each phase
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others

@@ -12,8 +12,8 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from rankscope.preflight.board.discover import Asked, Discovery, discover
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
+from rankscope.preflight.exchange.discover import Asked, Discovery, discover
 from rankscope.preflight.facts import launch
 from rankscope.preflight.model import Options
 from rankscope.preflight.plan import UNNAMED, WAIT_S, Plan, Progress
@@ -21,7 +21,7 @@ from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
     from rankscope.preflight.runner import Outcome
-    from rankscope.preflight.ways import Ways
+    from rankscope.preflight.transports import Ways
 
 TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
@@ -160,7 +160,7 @@ class _Clock:
 
 
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
-    from rankscope.preflight.keep import judged
+    from rankscope.preflight.persist import judged
     from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
 
     loop = asyncio.get_running_loop()

@@ -6,25 +6,25 @@ import dataclasses
 import zlib
 from collections import OrderedDict
 
-from rankscope.chunk import Column
-from rankscope.sample_columns import SAMPLE_KINDS
-from rankscope.schema import AnyRecord, Chunk, ClockOffset
-from rankscope_server.analysis.answers import Answer, Look, Verdict
-from rankscope_server.analysis.attempt import AttemptState
-from rankscope_server.analysis.coverage import Left, coverage_of, notes_of, status_of
-from rankscope_server.analysis.folding import fold
-from rankscope_server.analysis.recorded import as_recorded, recorded_notes
-from rankscope_server.analysis.thinning import level_to_ask
-from rankscope_server.analysis.verdict import answer_of, verdict_of
-from rankscope_server.detectors import DETECTORS
-from rankscope_server.detectors.baseline import RunSummary
-from rankscope_server.detectors.finding import DetectorStatus, Finding
-from rankscope_server.detectors.gaps import gaps_of
-from rankscope_server.detectors.last_lines import why_of
-from rankscope_server.detectors.line_table import LAUNCHER
-from rankscope_server.detectors.machine_table import MachineTable
-from rankscope_server.detectors.policy import POLICY
-from rankscope_server.detectors.sample_table import KINDS, SampleTable
+from rankscope.wire.chunk import Column
+from rankscope.wire.sample_columns import SAMPLE_KINDS
+from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset
+from rankscope_server.analysis.recording_level import level_to_ask
+from rankscope_server.diagnose import DETECTORS
+from rankscope_server.diagnose.attempt import AttemptState
+from rankscope_server.diagnose.shared.gaps import gaps_of
+from rankscope_server.findings.finding import DetectorStatus, Finding
+from rankscope_server.findings.policy import POLICY
+from rankscope_server.observe.baseline import RunSummary
+from rankscope_server.observe.last_lines import why_of
+from rankscope_server.observe.line_table import LAUNCHER
+from rankscope_server.observe.machine_table import MachineTable
+from rankscope_server.observe.sample_table import KINDS, SampleTable
+from rankscope_server.verdict.answers import Answer, Look, Verdict
+from rankscope_server.verdict.coverage import Left, coverage_of, notes_of, status_of
+from rankscope_server.verdict.grouping import fold
+from rankscope_server.verdict.recorded import as_recorded, recorded_notes
+from rankscope_server.verdict.verdict import answer_of, verdict_of
 
 _MAX_ATTEMPTS = 32  # the newest are kept; findings of older ones are the store's
 _MAX_CHUNKS_REMEMBERED = 200_000

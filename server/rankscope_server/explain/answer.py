@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope_server.book.judgement import Judgement, Root
-from rankscope_server.book.tally import Group
+from rankscope_server.known_errors.judgement import Judgement, Root
+from rankscope_server.known_errors.tally import Group
 
 _UNKNOWN_CAUSE = {
     "user_exception_one_rank": "The program raised an error that the book does not know: {what}",

@@ -95,7 +95,7 @@ def _of_folder(folder: Path, inputs: Inputs) -> None:
 
 
 def _is_recording(path: Path) -> bool:
-    from rankscope_server.readers.recordings import format_of  # only where one may be there
+    from rankscope_server.importers.recordings import format_of  # only where one may be there
 
     return format_of(path) is not None
 

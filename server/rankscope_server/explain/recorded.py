@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope_server.analysis import Finding, Look
-from rankscope_server.detectors.words import confidence_word, percent_text
 from rankscope_server.explain.inputs import Skipped
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.text import confidence_word, percent_text
+from rankscope_server.verdict.answers import Look
 
 _FAMILIES = {
     "hang": "collective_timeout_hang", "desync": "desync_mismatch", "ecc": "ecc",
@@ -32,7 +33,7 @@ class Recorded:
 
 def read(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
     """Return what the detectors say of each job, the worst first, and what cannot be read."""
-    from rankscope_server.readers.recordings import jobs_of
+    from rankscope_server.importers.recordings import jobs_of
 
     found: list[Recorded] = []
     skipped: list[Skipped] = []
@@ -48,7 +49,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
 
 
 def _read_job(paths: Sequence[Path]) -> tuple[Look | None, list[Skipped]]:
-    from rankscope_server.readers.recordings import RecordingError, look_at, read_recordings
+    from rankscope_server.importers.recordings import RecordingError, look_at, read_recordings
 
     try:
         recording = read_recordings(paths)

@@ -10,11 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from rankscope_server.book import BookError, read_book
-from rankscope_server.book.judgement import judge
-from rankscope_server.book.prefilter import NO_LIBRARY
-from rankscope_server.book.reading import Reader
-from rankscope_server.book.tally import Tally
 from rankscope_server.explain import recorded
 from rankscope_server.explain.answer import answer
 from rankscope_server.explain.inputs import (
@@ -26,6 +21,11 @@ from rankscope_server.explain.inputs import (
     read_source,
 )
 from rankscope_server.explain.screen import show
+from rankscope_server.known_errors.judgement import judge
+from rankscope_server.known_errors.load import BookError, read_book
+from rankscope_server.known_errors.prefilter import NO_LIBRARY
+from rankscope_server.known_errors.reading import Reader
+from rankscope_server.known_errors.tally import Tally
 
 EXIT_NO_FAULT, EXIT_FAULT = 0, 1
 _MAX_NAMED = 6

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rankscope_server.detectors.words import confidence_word, cut, ranks_text
+from rankscope_server.findings.text import confidence_word, cut, ranks_text
 
 _ROWS = 6
 _SIGNAL = 240

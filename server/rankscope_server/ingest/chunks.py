@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rankscope import schema
-from rankscope.chunk import ChunkError, Column, chunk_count, decode_chunk
-from rankscope.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
-from rankscope.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import ChunkError, Column, chunk_count, decode_chunk
+from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
+from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.ingest.records import (
     MAX_RANK,
     MAX_STEP,

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import zstandard
 
-from rankscope.schema import SCHEMA_VERSION
+from rankscope.wire.schema import SCHEMA_VERSION
 from rankscope_server.problems import Problem
 
 MAX_RECORDS = 200_000
@@ -21,7 +21,7 @@ _local = threading.local()
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """`rankscope.schema.Batch`, its records and chunks not yet looked at."""
+    """`rankscope.wire.schema.Batch`, its records and chunks not yet looked at."""
 
     schema_version: int
     run_id: str
@@ -122,5 +122,5 @@ def _malformed(error: Exception) -> Problem:
     field = place.group(1) if place else "body"
     return Problem(
         400, f"not a batch: {text[:300]}", field or "body",
-        "send one msgpack map as rankscope.schema.Batch describes",
+        "send one msgpack map as rankscope.wire.schema.Batch describes",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rankscope.schema import LogLine
+from rankscope.wire.schema import LogLine
 
 _STREAMS = ("stdout", "stderr", "logging")
 _MAX_TEXT = 2_000

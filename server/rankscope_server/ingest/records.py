@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from rankscope import schema
-from rankscope.schema import AnyRecord, GroupState, PeerState, Record
+from rankscope.wire import schema
+from rankscope.wire.schema import AnyRecord, GroupState, PeerState, Record
 
 MAX_RANK = 1 << 20
 MAX_STEP = 1 << 48

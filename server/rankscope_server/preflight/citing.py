@@ -17,11 +17,11 @@ import sqlalchemy as sa
 
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.model import NodeReport, Verdict
-from rankscope_server import tables
+from rankscope_server.api.runs.schema import Evidence
 from rankscope_server.preflight import store
 from rankscope_server.preflight.matrix import state_of
 from rankscope_server.preflight.tables import preflight, preflight_node
-from rankscope_server.shapes import Evidence
+from rankscope_server.store import tables
 
 HOUR_NS = 3600 * 10**9  # before the start of a run that names no preflight of its own
 MAX_CANDIDATES = 20

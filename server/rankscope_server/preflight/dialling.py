@@ -15,8 +15,8 @@ from rankscope.preflight.probe.dial import Caller, dial
 from rankscope_server.preflight import targets
 from rankscope_server.preflight.limits import Buckets
 from rankscope_server.preflight.live import Live, Member
+from rankscope_server.preflight.schema import Dialled
 from rankscope_server.problems import Problem
-from rankscope_server.shapes import Dialled
 
 LIMIT_S = 1.5  # of one connection
 ANSWER_S = 1.6  # its greeting has a limit of its own, 1.5 s

@@ -15,10 +15,10 @@ import msgspec
 import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
-from rankscope.preflight.checking import Run
-from rankscope.preflight.engine import judge
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.model import NodeReport, Verdict
 from rankscope.preflight.probe.schedule import coverage
+from rankscope.preflight.verdict.engine import judge
 from rankscope_server.broker import Broker
 from rankscope_server.preflight import store
 from rankscope_server.preflight.limits import Buckets

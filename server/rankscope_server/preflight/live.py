@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts
 from rankscope.preflight.model import NodeReport, Verdict, encode
 

@@ -8,15 +8,15 @@ import msgspec
 
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.model import Finding, NodeReport, Verdict
-from rankscope_server.shapes import (
-    Capped,
+from rankscope_server.answers import Capped
+from rankscope_server.preflight.schema import (
     PairChange,
     PreflightFinding,
     PreflightFlag,
     PreflightMatrix,
     PreflightMetric,
 )
-from rankscope_server.views.names import plural
+from rankscope_server.text import plural
 
 MAX_NODES = 256
 MAX_PAIRS = 200

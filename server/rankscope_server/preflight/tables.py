@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from rankscope_server.tables import metadata
+from rankscope_server.store.tables import metadata
 
 
 def _number(name: str, default: int = 0) -> sa.Column[int]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from rankscope_server.api.report.schema import Report
 from rankscope_server.report.page import page
 from rankscope_server.report.words import run_text, time_text, title
-from rankscope_server.shapes import Report
 
 CONTENTS: tuple[tuple[str, str], ...] = (
     ("README.txt", "what this is, the verdict in words, and this list"),

@@ -1,6 +1,6 @@
 """Takes secrets out of a report once more: what was imported, or an older agent sent, had no guard.
 
-The same rules as everywhere: `rankscope.redaction`, listed in docs/privacy.md.
+The same rules as everywhere: `rankscope.wire.redaction`, listed in docs/privacy.md.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from rankscope.redaction import HIDDEN, clean, clean_fields
-from rankscope.secret_names import holds_secret
-from rankscope_server.shapes import Report
+from rankscope.wire.assigned_secrets import HIDDEN
+from rankscope.wire.redaction import clean, clean_fields
+from rankscope.wire.secret_names import holds_secret
+from rankscope_server.api.report.schema import Report
 
 _VARIABLE = "env."
 

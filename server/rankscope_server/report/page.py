@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from rankscope_server.detectors.words import ms_text, percent_text, ranks_text, si_text
+from rankscope_server.answers import Capped
+from rankscope_server.api.report.parts import cost_text
+from rankscope_server.api.report.schema import Report
+from rankscope_server.api.runs.schema import Finding
+from rankscope_server.api.steps.schema import Budget
+from rankscope_server.findings.text import ms_text, percent_text, ranks_text, si_text
 from rankscope_server.report.words import finding_note, run_text, time_text, title
-from rankscope_server.shapes import Budget, Capped, Finding, Report
-from rankscope_server.views.report_parts import cost_text
 
 # The browser itself refuses whatever is not in this file, should a text ever look like markup.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

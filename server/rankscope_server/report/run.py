@@ -15,15 +15,15 @@ from urllib.parse import quote
 import msgspec
 from rich.console import Console
 
-from rankscope.collector.offline import OfflineRun, is_run_directory
-from rankscope.rundir import clean_run_id
+from rankscope.files.run_directory import clean_run_id
+from rankscope.node.offline import OfflineRun, is_run_directory
+from rankscope_server.api.report.parts import Origin
+from rankscope_server.api.report.schema import Report
 from rankscope_server.report.bundle import write_bundle
 from rankscope_server.report.cleaning import cleaned
 from rankscope_server.report.errors import ReportError
 from rankscope_server.report.page import page
 from rankscope_server.report.screen import show
-from rankscope_server.shapes import Report
-from rankscope_server.views.report_parts import Origin
 
 _TIMEOUT_SECONDS = 60
 _MAX_ANSWER_BYTES = 256 << 20
@@ -140,7 +140,7 @@ def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
 def _from_recordings(paths: Sequence[Path]) -> Report:
     """Return the report of what other tools recorded: dumps, traces."""
     from rankscope.cli.import_ import batches
-    from rankscope_server.readers.recordings import (
+    from rankscope_server.importers.recordings import (
         LOOK_AFTER_NS,
         RecordingError,
         newest_ns,

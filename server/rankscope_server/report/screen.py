@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rankscope_server.detectors.words import cut, ranks_text
+from rankscope_server.api.report.schema import Report
+from rankscope_server.findings.text import cut, ranks_text
 from rankscope_server.report.words import finding_note, rank_states, run_text, time_text, title
-from rankscope_server.shapes import Report
 
 _STYLE = {"critical": "red", "warning": "yellow", "info": "cyan"}
 _STATE_STYLE = {"healthy": "green", "culprit": "red", "waiting": "yellow", "unknown": "yellow"}

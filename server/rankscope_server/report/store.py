@@ -11,20 +11,21 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope_server.analysis import Look, RunState
+from rankscope.wire import schema
+from rankscope_server.analysis.looks import Outcome, keep_look
+from rankscope_server.analysis.state import RunState
+from rankscope_server.api.ingest import judge
+from rankscope_server.api.report.parts import Origin
+from rankscope_server.api.report.queries import report
+from rankscope_server.api.report.schema import Report
+from rankscope_server.api.runs.queries import list_runs
+from rankscope_server.api.service import Service, open_service
 from rankscope_server.problems import Problem
 from rankscope_server.report.errors import ReportError
-from rankscope_server.routes.ingest import judge
-from rankscope_server.service import Service, open_service
 from rankscope_server.settings import Settings
-from rankscope_server.shapes import Report
 from rankscope_server.store.batches import Stored, store_batch
-from rankscope_server.store.looks import Outcome, keep_look
 from rankscope_server.store.unit import Unit
-from rankscope_server.views.report import report
-from rankscope_server.views.report_parts import Origin
-from rankscope_server.views.runs import list_runs
+from rankscope_server.verdict.answers import Look
 
 DATABASE = "rankscope.db"
 _NEVER_SECONDS = 1e9  # the one look is ours, at the time of the record

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rankscope_server.detectors.words import percent_text, ranks_text, span_text
-from rankscope_server.shapes import Finding, Report
+from rankscope_server.api.report.schema import Report
+from rankscope_server.api.runs.schema import Finding
+from rankscope_server.findings.text import percent_text, ranks_text, span_text
 
 TITLES = {
     "culprit": "Culprit found", "healthy": "Nothing found", "waiting": "No verdict yet",

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope.sample_columns import SAMPLE_KINDS
-from rankscope.schema import AnyRecord
-from rankscope_server import tables
+from rankscope.wire import schema
+from rankscope.wire.sample_columns import SAMPLE_KINDS
+from rankscope.wire.schema import AnyRecord
 from rankscope_server.ingest.chunks import JudgedChunk
 from rankscope_server.ingest.records import Refused
+from rankscope_server.store import tables
 from rankscope_server.store.commands import hand_out
 from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope.schema import AnyRecord, CommandKind
-from rankscope_server import tables
+from rankscope.wire import schema
+from rankscope.wire.schema import AnyRecord, CommandKind
+from rankscope_server.analysis.looks import Known
+from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
-from rankscope_server.store.looks import Known
 from rankscope_server.store.unit import Unit
 
 OPEN_STATES = ("pending", "sent", "running")

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server import tables
+from rankscope_server.store import tables
 from rankscope_server.store.packing import pack, unpack
 
 LINES_PER_BLOCK = 512

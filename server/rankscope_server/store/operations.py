@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.chunk import Column
-from rankscope.schema import RETURNED
-from rankscope_server import tables
+from rankscope.wire.chunk import Column
+from rankscope.wire.schema import RETURNED
+from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope.backends import is_of_device
-from rankscope_server import tables
+from rankscope.wire import schema
+from rankscope.wire.backends import is_of_device
+from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 
 _COLUMNS = [column.name for column in tables.rank.columns]

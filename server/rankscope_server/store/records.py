@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope import schema
-from rankscope.metric_names import PRINTED_LOSS
-from rankscope_server import tables
+from rankscope.wire import schema
+from rankscope.wire.metric_names import PRINTED_LOSS
 from rankscope_server.ingest.printed_loss import printed_loss
+from rankscope_server.store import tables
 from rankscope_server.store.commands import keep_answer
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.lines import Line

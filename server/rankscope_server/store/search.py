@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server import tables
+from rankscope_server.store import tables
 from rankscope_server.store.lines import (
     INDEX_TABLE,
     LINES_PER_BLOCK,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from rankscope.sample_columns import SAMPLE_KINDS
-from rankscope.schema import Chunk
-from rankscope_server import tables
+from rankscope.wire.sample_columns import SAMPLE_KINDS
+from rankscope.wire.schema import Chunk
+from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 
 

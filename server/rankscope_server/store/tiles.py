@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope.backends import HOST_WAITS_RATIO
-from rankscope.chunk import Column
-from rankscope.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
-from rankscope.schema import STEP_WAITS_UNKNOWN
-from rankscope_server import tables
+from rankscope.wire.backends import HOST_WAITS_RATIO
+from rankscope.wire.chunk import Column
+from rankscope.wire.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
+from rankscope.wire.schema import STEP_WAITS_UNKNOWN
+from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 
@@ -82,7 +82,7 @@ def known_to_host(values: dict[str, Array]) -> dict[str, Array]:
 def metrics_of_device(values: Mapping[str, float]) -> dict[str, Array]:
     """Return the metrics of one step that a device measured; empty where its waits are not known.
 
-    `values` are numbers by name, as in `rankscope.metric_names`.
+    `values` are numbers by name, as in `rankscope.wire.metric_names`.
     """
     names = (*GPU_SECONDS.values(), *GPU_WAIT_SECONDS.values())
     is_known = any(name in values for name in GPU_WAIT_SECONDS.values())

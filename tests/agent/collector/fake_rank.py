@@ -17,13 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-from rankscope import journal, ring, rundir, schema
+from rankscope.files import journal, ring, run_directory
+from rankscope.wire import schema
 
 ALL_REDUCE = schema.OPERATIONS.index("all_reduce")
 FLOAT32 = schema.DTYPES.index("float32")
 RINGS = {
-    rundir.COLLECTIVES_RING: ring.COLLECTIVE_SLOT.size,
-    rundir.STEPS_RING: ring.STEP_SLOT.size,
+    run_directory.COLLECTIVES_RING: ring.COLLECTIVE_SLOT.size,
+    run_directory.STEPS_RING: ring.STEP_SLOT.size,
 }
 
 
@@ -34,7 +35,7 @@ class FakeRank:
         self, run: Path, rank: int, *, attempt: int = 0, num_slots: int = 16384, pid: int = 0
     ) -> None:
         self.rank, self.attempt = rank, attempt
-        self.directory = rundir.rank_directory(run, attempt, rank, pid or os.getpid())
+        self.directory = run_directory.rank_directory(run, attempt, rank, pid or os.getpid())
         self.directory.mkdir(parents=True)
         self.journal = journal.JournalWriter(self.directory)
         self.rings = [
@@ -121,11 +122,11 @@ def main(run: str, rank: str, count: str, rate: str, end: str) -> None:
     if end in ("unfinished", "stuck"):
         fake.issue()
     if end == "stuck":
-        stacks = (fake.directory / rundir.STACKS).open("a")
+        stacks = (fake.directory / run_directory.STACKS).open("a")
         faulthandler.register(signal.SIGRTMIN + 5, file=stacks, all_threads=True, chain=False)
         fake.ring.buffer[ring.STACK_SIGNAL_AT] = signal.SIGRTMIN + 5
     if end == "crash":
-        faulthandler.enable(file=(fake.directory / rundir.FATAL).open("a"))
+        faulthandler.enable(file=(fake.directory / run_directory.FATAL).open("a"))
         ctypes.string_at(0)
     ballast = []
     while end == "out_of_memory":

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from rankscope import ring, schema
+from rankscope.files import ring
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 
 LATE_NS = 40_000_000  # how late the watchdog sees an end; up to 100 ms by its period

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankscope import flight
-from rankscope.rundir import FLIGHT_SETUP, FLIGHT_SOCKET
+from rankscope.files import flight_recorder as flight
+from rankscope.files.run_directory import FLIGHT_SETUP, FLIGHT_SOCKET
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 

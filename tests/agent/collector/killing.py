@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankscope.collector.start import ensure_collector
+from rankscope.files.start_collector import ensure_collector
 from tests.agent.collector import processes
 from tests.agent.collector.processes import wait_for
 from tests.agent.collector.real_server import RealServer, Stored

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope import journal, ring, schema
+from rankscope.files import journal, ring
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 
 SIZES = (2_362_368, 590_592, 28_311_552)

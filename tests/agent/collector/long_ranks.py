@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope import journal, ring, schema
+from rankscope.files import journal, ring
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import ALL_REDUCE, FLOAT32, FakeRank
 
 PER_STEP = 50

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import zstandard
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent.collector import processes
 from tests.agent.collector.long_ranks import PER_STEP
 from tests.agent.collector.processes import wait_for
@@ -98,6 +98,6 @@ def follow(
 
 
 def start_ticks() -> int:
-    from rankscope.family import process_start_ticks
+    from rankscope.process.family import process_start_ticks
 
     return process_start_ticks(os.getpid())

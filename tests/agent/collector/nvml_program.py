@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Any
 
-from rankscope.collector.sources import SOURCES
-from rankscope.collector.sources.base import News, RankProcess, Skipped
-from rankscope.collector.sources.machine import Machine
+from rankscope.node.sources import SOURCES
+from rankscope.node.sources.base import News, RankProcess, Skipped
+from rankscope.node.sources.machine import Machine
 
 
 def main() -> None:

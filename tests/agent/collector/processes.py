@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rankscope.collector.start import collector_environment, ensure_collector
+from rankscope.files.start_collector import collector_environment, ensure_collector
 
 FAKE_RANK = Path(__file__).parent / "fake_rank.py"
 
@@ -34,7 +34,7 @@ def start_rank(
 def start_collector(run: Path, **settings: object) -> subprocess.Popen[bytes]:
     """Start a collector in the foreground."""
     return subprocess.Popen(
-        [sys.executable, "-m", "rankscope.collector", "--run-dir", str(run)],
+        [sys.executable, "-m", "rankscope.node", "--run-dir", str(run)],
         env=collector_environment(environment(**settings)),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope.chunk import decode_chunk
+from rankscope.wire.chunk import decode_chunk
 from tests.ports import free_port
 
 START_SECONDS = 60.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import zstandard
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
 
 
 class Receiver:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from rankscope import journal, ring
+from rankscope.files import journal, ring
 from tests.agent.collector.fake_rank import FakeRank
 
 GROUPS = ("0", "tensor parallel", "data parallel")

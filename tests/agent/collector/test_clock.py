@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
-from rankscope.collector.clock import CLOCK_PATH, EVERY_SECONDS, ClockExchange, Offset
-from rankscope.collector.upload import Server
+from rankscope.node.upload.clock import CLOCK_PATH, EVERY_SECONDS, ClockExchange, Offset
+from rankscope.node.upload.uploader import Server
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, wait_for
 from tests.agent.collector.real_server import RealServer

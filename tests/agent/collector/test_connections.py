@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.columns import sample_chunk
-from rankscope.collector.sources.base import RankProcess, Row, Skipped
-from rankscope.collector.sources.connections import MAX_CONNECTIONS, ConnectionSource
-from rankscope.collector.sources.machine import Machine
-from rankscope.collector.sources.netlink import (
+from rankscope.node.ranks.columns import sample_chunk
+from rankscope.node.sources.base import RankProcess, Row, Skipped
+from rankscope.node.sources.connections import MAX_CONNECTIONS, ConnectionSource
+from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.netlink import (
     Address,
     Counters,
     TcpConnection,

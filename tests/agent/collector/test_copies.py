@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 
-from rankscope import schema
-from rankscope.collector import copies
-from rankscope.collector.copies import WithoutCopies
+from rankscope.node.ranks import copies
+from rankscope.node.ranks.copies import WithoutCopies
+from rankscope.wire import schema
 
 Stream = Literal["logging", "warning", "stdout", "stderr"]
 

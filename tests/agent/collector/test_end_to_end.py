@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import journal, schema
+from rankscope.files import journal
+from rankscope.wire import schema
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for

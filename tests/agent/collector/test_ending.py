@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import schema
-from rankscope.collector import ending
-from rankscope.collector.ending import EndRules
-from rankscope.collector.launchers import FINISHED, FOLDER, Launchers, own_directory
-from rankscope.collector.losses import Ledger
-from rankscope.collector.offsets import RankOffsets
-from rankscope.journal import RECORD, JournalWriter
+from rankscope.files.journal import RECORD, JournalWriter
+from rankscope.node import ending
+from rankscope.node.ending import EndRules
+from rankscope.node.losses import Ledger
+from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks.launchers import FINISHED, FOLDER, Launchers, own_directory
+from rankscope.wire import schema
 
 
 class Clock:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring
-from rankscope.collector import exits
-from rankscope.collector.exits import ExitBook, ExitStatus, OomWatch, judge
-from rankscope.collector.liveness import PIDFD_OPEN, Death, DeathWatch
-from rankscope.family import process_start_ticks
+from rankscope.files import ring
+from rankscope.node.processes import exits
+from rankscope.node.processes.exits import ExitBook, ExitStatus, OomWatch, judge
+from rankscope.node.processes.liveness import PIDFD_OPEN, Death, DeathWatch
+from rankscope.process.family import process_start_ticks
 
 SOURCE = "/proc, before it was reaped"
 

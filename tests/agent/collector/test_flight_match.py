@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope import schema
-from rankscope.collector.flight.ask import AskError, Dump, parse
-from rankscope.collector.flight.match import Matched, Matcher
-from rankscope.collector.flight.summary import open_entries, summary
+from rankscope.node.flight.ask import AskError, Dump, parse
+from rankscope.node.flight.match import Matched, Matcher
+from rankscope.node.flight.summary import open_entries, summary
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
 from tests.shared_data import SHARED_DATA, named

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import flight, schema
-from rankscope.chunk import decode_chunk
-from rankscope.collector import rings
-from rankscope.collector.flight import ask, reader
-from rankscope.collector.losses import Ledger
-from rankscope.collector.offsets import RankOffsets
-from rankscope.collector.ranks import FollowedRank
-from rankscope.rundir import FLIGHT_SETUP
+from rankscope.files import flight_recorder as flight
+from rankscope.files.run_directory import FLIGHT_SETUP
+from rankscope.node.flight import ask, reader
+from rankscope.node.losses import Ledger
+from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks import rings
+from rankscope.node.ranks.rank import FollowedRank
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
 from tests.agent.collector.flight_server import Answer, FlightServer, drips, floods, hangs, says
@@ -273,7 +274,7 @@ def test_without_a_setup_nobody_is_asked(watched: Watched) -> None:
 def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    from rankscope.hooks.flight_recorder import socket_address
+    from rankscope.rank.hooks.flight_recorder import socket_address
 
     (deep / FLIGHT_SETUP).touch()
     address = socket_address(deep / "control.sock")

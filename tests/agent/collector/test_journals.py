@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import journal, schema
-from rankscope.collector import journals
-from rankscope.collector.journals import JournalFollower
-from rankscope.collector.offsets import RankOffsets
+from rankscope.files import journal
+from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks import journals
+from rankscope.node.ranks.journals import JournalFollower
+from rankscope.wire import schema
 from tests.agent.collector.processes import wait_for
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, schema
-from rankscope.collector import leftovers
-from rankscope.collector.leftovers import DELIVERED, SERVER, Leftovers
-from rankscope.collector.ranks import COLLECTED
-from rankscope.collector.start import take_lock
+from rankscope.files import ring
+from rankscope.files.start_collector import take_lock
+from rankscope.node.ranks import leftovers
+from rankscope.node.ranks.leftovers import DELIVERED, SERVER, Leftovers
+from rankscope.node.ranks.rank import COLLECTED
 from rankscope.settings import Settings
+from rankscope.wire import schema
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope import schema
-from rankscope.collector.start import collector_environment
+from rankscope.files.start_collector import collector_environment
+from rankscope.wire import schema
 from tests import capabilities
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
@@ -53,7 +53,7 @@ def test_a_rank_in_another_container_is_followed_by_its_heartbeat_and_never_sign
         processes.environment(server=receiver.url, hang_stack_seconds=0.5)
     )
     collector = contain(
-        f'sleep {BYSTANDER} & "$@"', sys.executable, "-m", "rankscope.collector", "--run-dir",
+        f'sleep {BYSTANDER} & "$@"', sys.executable, "-m", "rankscope.node", "--run-dir",
         str(run), environ=environ,
     )  # fmt: skip
     containers.append(collector)
@@ -104,6 +104,6 @@ def test_a_clock_that_is_set_leaves_the_times_of_a_rank_in_order(
 
 
 def _set_pair(fake: FakeRank, wall_ns: int) -> None:
-    from rankscope.ring import _CLOCK, CLOCK_AT
+    from rankscope.files.ring import _CLOCK, CLOCK_AT
 
     _CLOCK.pack_into(fake.ring.buffer, CLOCK_AT, 100, time.monotonic_ns(), wall_ns)

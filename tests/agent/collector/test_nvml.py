@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
-from rankscope.collector.sources.gpu import GpuSource
-from rankscope.collector.sources.gpu_health import GpuHealthSource
-from rankscope.collector.sources.machine import Machine
-from rankscope.gpu_words import THROTTLE_WORDS, throttle_words, xid_words
-from rankscope.sample_columns import SAMPLE_COLUMNS
+from rankscope.node.sources.gpu import GpuSource
+from rankscope.node.sources.gpu_health import GpuHealthSource
+from rankscope.node.sources.machine import Machine
+from rankscope.wire import schema
+from rankscope.wire.nvidia_codes import THROTTLE_WORDS, throttle_words, xid_words
+from rankscope.wire.sample_columns import SAMPLE_COLUMNS
 from tests.agent.collector import processes
 from tests.agent.collector.fake_nvml import build
 from tests.agent.collector.processes import ensure, start_rank, stop, wait_for

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from rankscope import schema
-from rankscope.collector import offsets as progress
-from rankscope.collector.losses import Ledger
-from rankscope.collector.offsets import Offsets, RankOffsets, from_ranges, to_ranges
-from rankscope.collector.outbox import SpoolingOutbox
-from rankscope.collector.spool import Entry, Spool
+from rankscope.node import offsets as progress
+from rankscope.node.losses import Ledger
+from rankscope.node.offsets import Offsets, RankOffsets, from_ranges, to_ranges
+from rankscope.node.upload.outbox import SpoolingOutbox
+from rankscope.node.upload.spool import Entry, Spool
+from rankscope.wire import schema
 
 LINE = schema.LogLine(attempt=0, rank=0, time_ns=1, level=20, message="hello")
 
@@ -138,7 +138,7 @@ def test_memory_is_bounded_and_says_what_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(tmp_path)
-    monkeypatch.setattr("rankscope.collector.spool.MAX_MEMORY_BYTES", 3000)
+    monkeypatch.setattr("rankscope.node.upload.spool.MAX_MEMORY_BYTES", 3000)
     monkeypatch.setattr("os.replace", no_space)
     for number in range(40):
         box.commit(number)

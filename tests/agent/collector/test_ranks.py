@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope import ring
-from rankscope.collector.losses import Ledger
-from rankscope.collector.offsets import RankOffsets
-from rankscope.collector.ranks import FollowedRank
+from rankscope.files import ring
+from rankscope.node.losses import Ledger
+from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks.rank import FollowedRank
 from tests.agent.collector.fake_rank import FakeRank
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope import ring, schema
-from rankscope.collector.offsets import RankOffsets
-from rankscope.collector.rings import SETTLE_NS, CollectiveFollower, StepFollower
+from rankscope.files import ring
+from rankscope.node.offsets import RankOffsets
+from rankscope.node.ranks.rings import SETTLE_NS, CollectiveFollower, StepFollower
+from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 
 GROUPS = {1: "0"}

@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rankscope import schema
-from rankscope.chunk import decode_chunk
-from rankscope.collector import samples
-from rankscope.collector.samples import BUDGET_RATIO, LaneThread, Slot
-from rankscope.collector.sampling import CHUNK_SECONDS, START_SECONDS, Sampling
-from rankscope.collector.sources.base import Lane, News, RankProcess, Row, Skipped, Source
-from rankscope.collector.sources.machine import Machine
-from rankscope.sample_columns import SAMPLE_COLUMNS
-from rankscope.schema import ChunkKind
+from rankscope.node.sources import samples
+from rankscope.node.sources.base import Lane, News, RankProcess, Row, Skipped, Source
+from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.samples import BUDGET_RATIO, LaneThread, Slot
+from rankscope.node.sources.sampling import CHUNK_SECONDS, START_SECONDS, Sampling
+from rankscope.wire import schema
+from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.sample_columns import SAMPLE_COLUMNS
+from rankscope.wire.schema import ChunkKind
 
 
 class Steady(Source):
@@ -110,8 +110,8 @@ class Sleeper(Steady):
 def test_a_pause_of_the_collector_is_noticed_when_it_is_over() -> None:
     """A real process that is stopped for 4 s, asked twice a second."""
     program = (
-        "from rankscope.collector.samples import LaneThread, Slot\n"
-        "from rankscope.collector.sources.machine import Machine\n"
+        "from rankscope.node.sources.samples import LaneThread, Slot\n"
+        "from rankscope.node.sources.machine import Machine\n"
         "from tests.agent.collector.test_samples import Sleeper\n"
         "print('ready', flush=True)\n"
         "LaneThread('kernel', [Slot(Sleeper(Machine()), 0.5)]).run()\n"
@@ -349,7 +349,7 @@ def test_a_source_that_hangs_at_the_start_does_not_hide_the_others(tmp_path: Pat
 
 
 def test_what_a_chunk_cannot_hold_is_not_known() -> None:
-    from rankscope.collector.columns import sample_chunk
+    from rankscope.node.ranks.columns import sample_chunk
 
     row: dict[str, float | str] = {
         "time_ns": 10**18, "interval_ns": 10**9, "interface": "eth0", "sent_bytes_total": 1 << 63,
@@ -363,7 +363,7 @@ def test_what_a_chunk_cannot_hold_is_not_known() -> None:
 
 def test_this_machine_costs_little() -> None:
     """All sources of this machine together: a bound ten times of what was measured."""
-    from rankscope.collector.sources import SOURCES
+    from rankscope.node.sources import SOURCES
 
     machine = Machine(ranks=lambda: (RankProcess(0, 0, threading.get_native_id()),))
     slots = [Slot(make(machine), 1.0) for make in SOURCES if make.lane == "kernel"]

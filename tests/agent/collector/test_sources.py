@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.sources import SOURCES, describe
-from rankscope.collector.sources.base import Limiter, News, RankProcess, Skipped, Source
-from rankscope.collector.sources.cgroup import CgroupSource
-from rankscope.collector.sources.disk import DiskSource
-from rankscope.collector.sources.host import HostSource
-from rankscope.collector.sources.infiniband import InfinibandSource
-from rankscope.collector.sources.kernel_log import KernelLogSource
-from rankscope.collector.sources.machine import Machine
-from rankscope.collector.sources.nic import NicSource
-from rankscope.collector.sources.pressure import PressureSource
-from rankscope.collector.sources.process import ProcessSampler, ProcessSource
-from rankscope.collector.sources.tcp import TcpSource
-from rankscope.sample_columns import SAMPLE_COLUMNS, SAMPLE_KEYS, SAMPLE_STRING_COLUMNS
+from rankscope.node.sources import SOURCES, describe
+from rankscope.node.sources.base import Limiter, News, RankProcess, Skipped, Source
+from rankscope.node.sources.cgroup import CgroupSource
+from rankscope.node.sources.disk import DiskSource
+from rankscope.node.sources.host import HostSource
+from rankscope.node.sources.infiniband import InfinibandSource
+from rankscope.node.sources.kernel_log import KernelLogSource
+from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.nic import NicSource
+from rankscope.node.sources.pressure import PressureSource
+from rankscope.node.sources.process import ProcessSampler, ProcessSource
+from rankscope.node.sources.tcp import TcpSource
+from rankscope.wire.sample_columns import SAMPLE_COLUMNS, SAMPLE_KEYS, SAMPLE_STRING_COLUMNS
 
 GIB = 1 << 30
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring
-from rankscope.collector.stacks import CALM_NS, Look, StackTaker, Taken, send_stack_signal
-from rankscope.family import process_start_ticks
+from rankscope.files import ring
+from rankscope.node.processes.stacks import CALM_NS, Look, StackTaker, Taken, send_stack_signal
+from rankscope.process.family import process_start_ticks
 
 SECOND = 10**9
 STUCK = Look(

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope import ring, schema
-from rankscope.collector.states import GroupTracker
+from rankscope.files import ring
+from rankscope.node.ranks.states import GroupTracker
+from rankscope.wire import schema
 
 DTYPE = np.dtype([(name, code) for name, code, *_ in ring.COLLECTIVE_FIELDS])
 

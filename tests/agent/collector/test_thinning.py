@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.collector.stacks import Look
-from rankscope.collector.thinning import LEAST_AHEAD_STEPS, Agreement
-from rankscope.schema import Command
+from rankscope.node.processes.stacks import Look
+from rankscope.node.thinning import LEAST_AHEAD_STEPS, Agreement
+from rankscope.wire.schema import Command
 
 STILL = Look(
     pid=1, start_ticks=0, stack_signal=0, ended=0, heartbeat_ns=0, oldest_open_ns=0,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import ring, schema
+from rankscope.files import ring
+from rankscope.wire import schema
 from tests import capabilities
 from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
@@ -240,7 +241,7 @@ def test_the_kernels_oom_killer_is_named(run: Path, receiver: Receiver, memory_g
 def test_of_eight_callers_one_starts_a_collector(run: Path, receiver: Receiver) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from rankscope.collector.start import ensure_collector\n"
+        "from rankscope.files.start_collector import ensure_collector\n"
         "print(ensure_collector(Path(sys.argv[1]), os.environ))"
     )
     environment = processes.environment(server=receiver.url)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rankscope import schema
-from rankscope.collector.spool import Entry, Spool
-from rankscope.collector.upload import Answer, Server, Uploader
+from rankscope.node.upload.spool import Entry, Spool
+from rankscope.node.upload.uploader import Answer, Server, Uploader
+from rankscope.wire import schema
 from tests.agent.collector.processes import wait_for
 from tests.agent.collector.receiver import Receiver
 

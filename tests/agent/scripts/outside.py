@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.attach import start
+from rankscope.rank.attach import start
 
 LEVEL = 3  # one step in four is whole
 

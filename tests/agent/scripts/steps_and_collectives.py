@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from rankscope.hooks.collectives.kernels import Kernels
+from rankscope.rank.hooks.collectives.kernels import Kernels
 
 if len(sys.argv) > 2:
     Kernels.outside_us = float(sys.argv[2])

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope import ring
-from rankscope.attach import start
-from rankscope.hooks.collectives.operators import MEASURE_EVERY
+from rankscope.files import ring
+from rankscope.rank.attach import start
+from rankscope.rank.hooks.collectives.operators import MEASURE_EVERY
 
 LATE_SECONDS = 0.4
 dist.init_process_group("gloo")

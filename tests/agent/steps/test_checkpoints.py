@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching
 

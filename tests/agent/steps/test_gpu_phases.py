@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from rankscope import schema
-from rankscope.hooks import stream_waits
-from rankscope.hooks.gpu_phases import EventPool
-from rankscope.late import LateReader
-from rankscope.steps import BACKWARD, FORWARD
+from rankscope.rank.async_reads import LateReader
+from rankscope.rank.hooks import stream_waits
+from rankscope.rank.hooks.gpu_phases import EventPool
+from rankscope.rank.steps import BACKWARD, FORWARD
+from rankscope.wire import schema
 from tests.agent.steps.programs import net
 from tests.agent.watching import Watching
 

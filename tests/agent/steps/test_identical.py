@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import schema
-from rankscope.grid import Grid
+from rankscope.rank.sampling_schedule import Grid
+from rankscope.wire import schema
 from tests.agent.steps import programs
 from tests.agent.watching import Watching
 

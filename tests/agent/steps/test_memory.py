@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope import schema
-from rankscope.hooks.memory import cuda_numbers, is_memory_error, resident, snapshot_facts
+from rankscope.rank.hooks.memory import cuda_numbers, is_memory_error, resident, snapshot_facts
+from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.steps.programs import net
 from tests.agent.watching import Watching

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import rankscope
-from rankscope import formulas, schema
-from rankscope.grid import Grid
-from rankscope.hooks.numbers.batches import size_of
-from rankscope.hooks.numbers.replicas import bits, mixed
-from rankscope.metric_names import METRICS
+from rankscope.rank.hooks.numbers.batches import size_of
+from rankscope.rank.hooks.numbers.replicas import bits, mixed
+from rankscope.rank.sampling_schedule import Grid
+from rankscope.wire import formulas, schema
+from rankscope.wire.metric_names import METRICS
 from tests.agent.steps import programs
 from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import rankscope
-from rankscope import schema
-from rankscope.metric_names import ALTERNATING
+from rankscope.wire import schema
+from rankscope.wire.metric_names import ALTERNATING
 from tests.agent.steps import programs
 from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching

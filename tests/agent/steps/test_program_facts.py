@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from rankscope import environment, schema
+from rankscope.process import environment
+from rankscope.wire import schema
 from tests.agent.steps.programs import data, loss_of, net
 from tests.agent.watching import Watching
 

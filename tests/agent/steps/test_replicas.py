@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope import schema
+from rankscope.wire import schema
 from tests.agent import recorded
 
 NOW = {

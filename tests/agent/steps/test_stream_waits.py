@@ -15,9 +15,9 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.hooks import stream_waits
-from rankscope.hooks.stream_waits import NO_GROUP, StreamWaits
-from rankscope.moments import listen
+from rankscope.rank.events import listen
+from rankscope.rank.hooks import stream_waits
+from rankscope.rank.hooks.stream_waits import NO_GROUP, StreamWaits
 from tests.agent.watching import Watching
 
 WAIT, WORK = True, False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.preflight.board.discover import Asked, Discovery, discover, expected
+from rankscope.preflight.exchange.discover import Asked, Discovery, discover, expected
 from rankscope.preflight.facts.launch import Launcher, LaunchFacts
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.system import RESOLVE_LIMIT_S, System

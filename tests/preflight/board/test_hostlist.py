@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.board.hostlist import HostListError, expand, read_hostfile
+from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
 
 
 @pytest.mark.parametrize(

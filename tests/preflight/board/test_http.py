@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.outbound import Answer, Outbound, proxy_of
-from rankscope.preflight.board.side import judged_elsewhere
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.outbound import Answer, Outbound, proxy_of
+from rankscope.preflight.exchange.side import judged_elsewhere
 from rankscope.preflight.model import NodeReport, Verdict
 
 PROXY = "http://proxy.example:3128"

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.lines import LineBoard
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.lines import LineBoard
 from rankscope.preflight.model import NodeReport, decode_report, encode
 
 

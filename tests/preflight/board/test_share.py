@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.preflight.board import share
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.share import ShareBoard
+from rankscope.preflight.exchange import share
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.share import ShareBoard
 from rankscope.preflight.model import NodeReport
 
 

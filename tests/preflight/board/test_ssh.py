@@ -19,8 +19,8 @@ import msgspec
 import psutil
 import pytest
 
-from rankscope.preflight.board.base import CarrierError
-from rankscope.preflight.board.ssh import SSH, SshBoard
+from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.ssh import SSH, SshBoard
 from rankscope.preflight.model import NodeReport
 from tests import capabilities
 

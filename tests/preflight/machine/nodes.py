@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.checking import Check, Run
+from rankscope.preflight.checks.base import Check, Run
 from rankscope.preflight.facts.gpu import Gpu, GpuFacts, GpuPair, NvLink
 from rankscope.preflight.facts.gpu_host import GpuHostFacts
 from rankscope.preflight.facts.host import HostFacts

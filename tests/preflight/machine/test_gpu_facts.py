@@ -11,8 +11,8 @@ import msgspec
 import pynvml
 import pytest
 
-from rankscope.preflight.checking import Run
 from rankscope.preflight.checks import gpu as checks
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts import child, gpu
 from rankscope.preflight.facts.gpu_burn import burn
 from rankscope.preflight.facts.gpu_child import VARIABLE

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Check, Run
 from rankscope.preflight.checks import gpu, limits, rdma, software, storage
+from rankscope.preflight.checks.base import Check, Run
 from rankscope.preflight.facts.gpu import GpuPair, GpuProcess, NvLink
 from rankscope.preflight.facts.gpu_burn import Burn
 from rankscope.preflight.facts.gpu_host import GpuHostFacts, Xid

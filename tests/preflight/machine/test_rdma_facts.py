@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.preflight.checking import Run
 from rankscope.preflight.checks import rdma as checks
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.rdma.chosen import chosen
 from rankscope.preflight.facts import rdma
 from rankscope.preflight.model import Facts, NodeReport, Options

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts, PathMtu
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.model import Facts, Finding, Fix, NodeReport, Result, Status, Verdict

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankscope.preflight.board.hostlist import expand
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.exchange.hostlist import expand
 from rankscope.preflight.model import Finding, Verdict
 from rankscope.preflight.report import as_json, junit
 from rankscope.preflight.report.deliver import Wanted, deliver

@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 from rich.console import Console
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.model import Finding, Fix, Verdict
 from rankscope.preflight.report import as_json, screen
 from rankscope.preflight.report.summary import Summary, summarise

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rankscope.preflight.collective.child import SmokeChild
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Options
-from rankscope.preflight.smoke.child import SmokeChild
 from rankscope.preflight.system import System
 
 pytestmark = pytest.mark.multiproc
@@ -40,8 +40,8 @@ sys.exit(child.main())
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of the tests may be busy: only what a test is about has a short limit."""
-    monkeypatch.setattr("rankscope.preflight.smoke.child.IMPORT_LIMIT_S", 150.0)
-    monkeypatch.setattr("rankscope.preflight.smoke.child.STORE_LIMIT_S", 100.0)
+    monkeypatch.setattr("rankscope.preflight.collective.child.IMPORT_LIMIT_S", 150.0)
+    monkeypatch.setattr("rankscope.preflight.collective.child.STORE_LIMIT_S", 100.0)
 
 
 def spoilt(tmp_path: Path, before: str = "pass", after: str = "pass") -> Sequence[str]:
@@ -135,7 +135,7 @@ def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) ->
 def test_a_master_that_never_comes_ends_by_the_explicit_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankscope.preflight.smoke.child.STORE_LIMIT_S", 20.0)
+    monkeypatch.setattr("rankscope.preflight.collective.child.STORE_LIMIT_S", 20.0)
 
     async def alone() -> SmokeFacts:
         child = quick()
@@ -182,7 +182,7 @@ def test_the_child_dies_with_an_agent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import asyncio, os, signal\n"
         "from rankscope.preflight.model import Options\n"
-        "from rankscope.preflight.smoke.child import SmokeChild\n"
+        "from rankscope.preflight.collective.child import SmokeChild\n"
         "from rankscope.preflight.system import System\n"
         "async def main():\n"
         "    child = SmokeChild(System(), Options())\n"
@@ -240,5 +240,5 @@ def test_a_torch_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_parent_never_imports_torch() -> None:
-    code = "import sys, rankscope.preflight.smoke.child as p; sys.exit('torch' in sys.modules)"
+    code = "import sys, rankscope.preflight.collective.child as p; sys.exit('torch' in sys.modules)"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from rankscope.preflight.board.board import Board
-from rankscope.preflight.board.discover import Discovery
-from rankscope.preflight.checking import Run
-from rankscope.preflight.collective import Collective, blocked, members, way_to
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.collective.schedule import Collective, blocked, members, way_to
+from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.discover import Discovery
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, PathMtu
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, Listening, NodeReport, Options

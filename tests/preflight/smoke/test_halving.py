@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.collective.pair import CollPair
+from rankscope.preflight.collective.halving import search
 from rankscope.preflight.facts.smoke import SmokeFacts, SmokeHalf
 from rankscope.preflight.model import Facts, NodeReport
-from rankscope.preflight.smoke.halving import search
 
 SIZE = 4 * 2**20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.collective import CHECKS
 from rankscope.preflight.checks.collective.gloo import CollGloo
 from rankscope.preflight.checks.collective.truth import difference

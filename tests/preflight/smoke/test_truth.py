@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rankscope.preflight.smoke.truth import _interface_of, listening, readable
+from rankscope.preflight.collective.truth import _interface_of, listening, readable
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rankscope import guard
+from rankscope.rank import guard
 
 HOW = os.environ["BROKEN"]
 INSTALLING = ("install of hook", "Collectives.install.<locals>.before")
@@ -31,7 +31,7 @@ def breaking(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def fails(*args: Any, **kwargs: Any) -> Any:
         # to attach and to install are left whole: a hook that is not there breaks nothing
-        whole = name.startswith("rankscope.attach") or any(part in name for part in INSTALLING)
+        whole = name.startswith("rankscope.rank.attach") or any(part in name for part in INSTALLING)
         if whole or HOW == "after":
             result = function(*args, **kwargs)
             if whole:
@@ -53,7 +53,7 @@ guard.MAX_FAILURES = 1 << 60
 guard._LOG_EVERY_SECONDS = 1e9
 atexit.register(write_names)
 
-from rankscope.attach.start import attach_from_environment  # noqa: E402 - behind the breaking
+from rankscope.rank.attach.start import attach_from_environment  # noqa: E402 - behind the breaking
 
 os.environ["RANKSCOPE"] = "1"
 attach_from_environment()

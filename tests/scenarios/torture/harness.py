@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankscope import schema
-from rankscope.collector import launchers
+from rankscope.node.ranks import launchers
+from rankscope.wire import schema
 from tests import capabilities
 from tests.agent import recorded
 from tests.agent.collector.processes import is_alive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
 from rankscope.preflight.checks import (
     clock,
     collective,
@@ -17,6 +16,7 @@ from rankscope.preflight.checks import (
     software,
     storage,
 )
+from rankscope.preflight.checks.base import Check
 
 FAMILIES: dict[str, tuple[Check, ...]] = {
     "launch": launch.CHECKS,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from rankscope.preflight.facts.command import Torchrun, find_torchrun
-from rankscope.redaction import HIDDEN, cut, redact
-from rankscope.secret_names import holds_secret
+from rankscope.wire.assigned_secrets import HIDDEN
+from rankscope.wire.redaction import cut, redact
+from rankscope.wire.secret_names import holds_secret
 
 if TYPE_CHECKING:
     from rankscope.preflight.system import System

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.preflight.facts.host import user_name
 from rankscope.preflight.facts.ports import Leftover
-from rankscope.redaction import redact
+from rankscope.wire.redaction import redact
 
 if TYPE_CHECKING:
     from rankscope.preflight.system import System

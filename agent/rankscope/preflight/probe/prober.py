@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rankscope.preflight.board.board import Board
-from rankscope.preflight.board.mesh import Mesh
+from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.mesh import Mesh
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.model import SCHEMA_VERSION, NodeReport, Options, Verdict
 from rankscope.preflight.report.summary import Summary
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from rankscope.preflight.checking import Check
 from rankscope.preflight.checks import FAMILIES
-from rankscope.preflight.engine import sentence
+from rankscope.preflight.checks.base import Check
+from rankscope.preflight.verdict.engine import sentence
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rankscope.preflight.board.discover import Discovery, expected
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.exchange.discover import Discovery, expected
 from rankscope.preflight.model import NodeReport, Options, decode_report
 from rankscope.preflight.report.as_json import Document
 

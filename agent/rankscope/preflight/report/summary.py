@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.preflight.checking import Run
-from rankscope.preflight.engine import exit_code
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.model import (
     EXIT_FAIL,
     EXIT_INCOMPLETE,
@@ -19,6 +18,7 @@ from rankscope.preflight.plan import UNNAMED
 from rankscope.preflight.report.matrix import Matrix, build
 from rankscope.preflight.report.nodes import compress
 from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
+from rankscope.preflight.verdict.engine import exit_code
 
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "ok", "skipped")
 _LAUNCHERS = {"hand": "started by hand", "env": "environment", "mpi": "MPI", "slurm": "Slurm",

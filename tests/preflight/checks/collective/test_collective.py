@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.preflight.checking import Check, Run
+from rankscope.preflight.checks.base import Check, Run
 from rankscope.preflight.checks.collective import CHECKS
 from rankscope.preflight.checks.collective.gloo import CollGloo
 from rankscope.preflight.checks.collective.nccl import CollNccl

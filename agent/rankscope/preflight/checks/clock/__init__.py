@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.clock.offset import ClockOffset
 from rankscope.preflight.checks.clock.sync import ClockSync
 

@@ -7,10 +7,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import ordered, shortened
 from rankscope.preflight.model import Finding, Fix, Scope, Status, Tier
-from rankscope.preflight.pairs import ordered, shortened
 
 WARN_MS = 1_000.0  # logs and traces of nodes no longer line up
 FAIL_MS = 10_000.0  # c10d drops a node 15 s behind; measured: 12 s trains, 16 s is left out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.collective.gloo import CollGloo
 from rankscope.preflight.checks.collective.nccl import CollNccl
 from rankscope.preflight.checks.collective.pair import CollPair

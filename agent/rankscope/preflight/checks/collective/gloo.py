@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.checks.collective.ends import elsewhere, stalls, wrong_sums
 from rankscope.preflight.model import Finding, Scope, Tier
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from rankscope.formulas import busbw_bytes_per_second
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.checks.collective.ends import amount, began
 from rankscope.preflight.facts.smoke import SmokeHalf
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
+from rankscope.wire.formulas import busbw_bytes_per_second
 
 # Groups of equal machines differ by up to 1.7 x while three processes share two cores.
 SLOWER_RATIO = 2.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.interfaces import Choice
 
 

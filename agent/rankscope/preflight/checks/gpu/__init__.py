@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.gpu.burn import GpuBurn
 from rankscope.preflight.checks.gpu.busy import GpuBusy
 from rankscope.preflight.checks.gpu.clock import GpuClock

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from statistics import median
 from typing import ClassVar
 
-from rankscope.gpu_words import throttle_words
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.checks.gpu.each import finding, nodes_with
-from rankscope.preflight.comparing import listed, not_measured
 from rankscope.preflight.facts.gpu import Gpu
 from rankscope.preflight.facts.gpu_burn import Burn
 from rankscope.preflight.model import Finding, Scope, Tier
+from rankscope.wire.nvidia_codes import throttle_words
 
 SLOW_RATIO = 0.85  # of the median: GPUs of one model differ by a few per cent
 LEAST_GPUS = 3  # of two, nobody can say which is the slow one

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import msgspec
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import not_measured
 from rankscope.preflight.checks.gpu.each import GIB, finding, gpus
-from rankscope.preflight.comparing import not_measured
 from rankscope.preflight.facts.gpu import Gpu
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from rankscope.gpu_words import throttle_words
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import by_value, not_measured
 from rankscope.preflight.checks.gpu.each import finding, gpus
-from rankscope.preflight.comparing import by_value, not_measured
 from rankscope.preflight.facts.gpu import Gpu
 from rankscope.preflight.model import Finding, Scope, Tier
+from rankscope.wire.nvidia_codes import throttle_words
 
 # Hardware slowdown, hardware thermal slowdown, power brake: never of a healthy GPU, idle or busy.
 # A power cap by software is normal under load, and heat is judged by the thermal bits.

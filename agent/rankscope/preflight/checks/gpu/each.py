@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rankscope.preflight.checking import Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.facts.gpu import Gpu, GpuFacts
 from rankscope.preflight.model import Finding, Fix, Owner, Status
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.gpu_words import xid_words
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.checks.gpu.each import finding, gpus, nodes_with
-from rankscope.preflight.comparing import listed, not_measured
 from rankscope.preflight.facts.gpu import Gpu
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
+from rankscope.wire.nvidia_codes import xid_words
 
 # Faults of the hardware or the driver (NVIDIA, "Xid Errors"); the others are mostly faults of
 # programs that ran before, and say nothing about the GPU.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.interfaces.dup_ip import NetDupIp
 from rankscope.preflight.checks.interfaces.gloo import NetIfaceGloo
 from rankscope.preflight.checks.interfaces.missing import NetIfaceMissing

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.interfaces.real import interface_with
 from rankscope.preflight.checks.launch.local import is_local
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.checks.collective.truth import difference
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.checks.interfaces.real import best_interface
 from rankscope.preflight.checks.launch.local import is_local
 from rankscope.preflight.checks.names.self_loopback import loopback_by_name
-from rankscope.preflight.comparing import listed, not_measured
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier
 
 

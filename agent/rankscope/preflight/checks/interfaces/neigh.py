@@ -7,9 +7,9 @@ import ipaddress
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.checks.interfaces.real import interface_with
-from rankscope.preflight.comparing import listed, not_measured
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 _MAX_RATIO = 0.8  # other hosts of the subnet need room, too

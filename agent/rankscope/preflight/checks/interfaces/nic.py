@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import by_value, listed, not_measured
 from rankscope.preflight.checks.interfaces.real import interface_with
-from rankscope.preflight.comparing import by_value, listed, not_measured
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.model import Finding, Fix, Scope, Status, Tier
 

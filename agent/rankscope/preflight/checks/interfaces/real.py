@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 
 

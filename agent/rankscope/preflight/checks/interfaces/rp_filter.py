@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.checks.interfaces.asymmetry import STRICT, Crooked, crooked_paths
-from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.checks.interfaces.real import is_real
-from rankscope.preflight.comparing import listed, not_measured
 from rankscope.preflight.facts.interfaces import InterfaceFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

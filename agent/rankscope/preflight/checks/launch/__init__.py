@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.launch.absent import NodeAbsent
 from rankscope.preflight.checks.launch.agree import EnvAgree
 from rankscope.preflight.checks.launch.complete import EnvComplete

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import compared, listed, odd_ones
 from rankscope.preflight.checks.launch.local import is_local
-from rankscope.preflight.comparing import compared, listed, odd_ones
 from rankscope.preflight.facts.launch import LaunchFacts, Mode
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Status, Tier
 

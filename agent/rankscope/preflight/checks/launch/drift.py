@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import compared, listed, odd_ones
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import compared, listed, odd_ones
 from rankscope.preflight.model import Finding, Fix, Scope, Status, Tier
 
 UNSET = "(not set)"

@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.facts.launch import Mode
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

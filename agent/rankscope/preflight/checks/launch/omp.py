@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed, not_measured
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 _PREFIXES = ("NCCL_", "TORCH_", "GLOO_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.limits.cgroup_cpu import LimCgroupCpu
 from rankscope.preflight.checks.limits.cgroup_mem import LimCgroupMem
 from rankscope.preflight.checks.limits.memlock import LimMemlock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import compared, listed, not_measured, odd_ones
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import compared, listed, not_measured, odd_ones
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 _NAMES = {

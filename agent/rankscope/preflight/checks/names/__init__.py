@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.names.digits import DnsDigits
 from rankscope.preflight.checks.names.family import DnsFamily
 from rankscope.preflight.checks.names.host_dup import HostDup

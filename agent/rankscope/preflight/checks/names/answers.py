@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.names import HostsLine
 from rankscope.preflight.model import Fix

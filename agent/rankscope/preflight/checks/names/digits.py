@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 _NUMBER = r"(?:0[xX][0-9a-fA-F]+|[0-9]+)"

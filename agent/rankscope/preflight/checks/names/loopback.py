@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.checks.names.answers import Answer, answers, hosts_fix, hosts_line
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.pairs import is_loopback, ordered, shortened
 from rankscope.preflight.model import Finding, Scope, Status, Tier
-from rankscope.preflight.pairs import is_loopback, ordered, shortened
 
 
 class DnsLoopback:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.checks.names.answers import (
     Answer,
     answers,
@@ -15,9 +16,8 @@ from rankscope.preflight.checks.names.answers import (
     hosts_line,
     own_addresses,
 )
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.pairs import is_loopback, ordered, owners, shortened
 from rankscope.preflight.model import Finding, Scope, Status, Tier
-from rankscope.preflight.pairs import is_loopback, ordered, owners, shortened
 
 Wrong = tuple[Answer, str]
 

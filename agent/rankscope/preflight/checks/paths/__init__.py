@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.paths.bandwidth import NetBandwidth
 from rankscope.preflight.checks.paths.idle import NetIdle
 from rankscope.preflight.checks.paths.jitter import NetJitter

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.blame import Blame, Path
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame, Path
+from rankscope.preflight.checks.pairs import interface_towards, ordered, shortened
 from rankscope.preflight.checks.paths.jitter import NetJitter
 from rankscope.preflight.checks.paths.latency import NetLatency
 from rankscope.preflight.checks.paths.loss import NetLoss
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, who
 from rankscope.preflight.facts.edges import Bandwidth
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, ordered, shortened
 from rankscope.preflight.probe.schedule import slow_limit, usual
 
 LEAST_SHARE = 0.1  # of a core: an end that had less than a tenth of one proves nothing more

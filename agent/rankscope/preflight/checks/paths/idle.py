@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.pairs import shortened
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, who
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import shortened
 
 
 class NetIdle:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.blame import Path
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Path
+from rankscope.preflight.checks.pairs import shortened
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, high, seen_from_both, who
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import shortened
 
 RATIO = 5.0  # above what is usual here
 FLOOR_MS = 5.0  # between the best and the middle round trip; a healthy LAN has 0.1 ms

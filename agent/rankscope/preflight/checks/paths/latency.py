@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.blame import Blame, Path
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame, Path
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import interface_towards, ordered, shortened, silent
 from rankscope.preflight.checks.paths.quality import (
     blamed,
     both_ends,
@@ -15,9 +17,7 @@ from rankscope.preflight.checks.paths.quality import (
     usual,
     who,
 )
-from rankscope.preflight.comparing import listed
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, ordered, shortened, silent
 
 RATIO = 5.0  # above the usual round trip; racks of one cluster differ by 2 to 3
 FLOOR_MS = 5.0  # below, no all-reduce of a training step is bound by it

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.blame import Blame, Path
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame, Path
+from rankscope.preflight.checks.pairs import interface_towards, ordered, shortened
 from rankscope.preflight.checks.paths.quality import blamed, both_ends, who
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards, ordered, shortened
 
 LIMIT_RATIO = 0.005  # of datagrams there and back; a sound path loses fewer than 0.0001
 MIN_LOST = 4  # of 400: fewer may be one stray burst

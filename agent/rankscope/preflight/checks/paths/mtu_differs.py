@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import interface_towards
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import interface_towards
 
 
 class NetMtuDiffers:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.blame import Blame, blame
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame, blame
+from rankscope.preflight.checks.pairs import arrows, interface_towards, ordered, shortened
 from rankscope.preflight.checks.paths.quality import both_ends, who
 from rankscope.preflight.facts.edges import PathMtu
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import arrows, interface_towards, ordered, shortened
 
 
 class NetMtuPath:

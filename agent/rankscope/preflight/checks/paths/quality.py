@@ -6,11 +6,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from rankscope.preflight.blame import Blame, Path, blame
-from rankscope.preflight.checking import Run
-from rankscope.preflight.comparing import listed
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.blame import Blame, Path, blame
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import arrows, ordered
 from rankscope.preflight.facts.edges import EdgeFacts
-from rankscope.preflight.pairs import arrows, ordered
 
 NODE_SHARE = 0.5  # of its paths must be bad, two at least, before a node is named
 ALONE = 3.0  # times as far above, where one pair is all that there is to compare with

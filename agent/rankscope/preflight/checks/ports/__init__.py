@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.ports.conntrack import PortConntrack
 from rankscope.preflight.checks.ports.count import PortCount
 from rankscope.preflight.checks.ports.ephemeral import PortEphemeral

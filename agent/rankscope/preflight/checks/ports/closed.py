@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rankscope.preflight.blame import Blame, Path, blame
-from rankscope.preflight.checking import Run
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.blame import Blame, Path, blame
+from rankscope.preflight.checks.pairs import CLOSED, is_evidence, owners, worst
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
 from rankscope.preflight.model import NodeReport
-from rankscope.preflight.pairs import CLOSED, is_evidence, owners, worst
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight import firewall
-from rankscope.preflight.blame import Blame
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks import firewall
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import SAYS, arrows, ordered, shortened, silent, told_of
 from rankscope.preflight.checks.ports.closed import Closed, closed_paths
-from rankscope.preflight.comparing import listed
 from rankscope.preflight.facts.edges import DialClass
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
-from rankscope.preflight.pairs import SAYS, arrows, ordered, shortened, silent, told_of
 
 Group = tuple[str, DialClass, bool, bool]  # side, class, whether MASTER_PORT is open, whole
 MAX_FIXES = 8  # nodes whose own commands are listed

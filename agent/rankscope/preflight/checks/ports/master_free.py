@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import not_measured
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import not_measured
 from rankscope.preflight.facts.launch import Mode
 from rankscope.preflight.facts.ports import PortOwner
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Tier

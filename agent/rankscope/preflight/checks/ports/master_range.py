@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 
 _SAFE = 29500  # torchrun's default; IANA has assigned nobody 29400 to 29999

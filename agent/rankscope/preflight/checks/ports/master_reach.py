@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight import firewall
-from rankscope.preflight.blame import Blame, Path, blame
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed
-from rankscope.preflight.facts.edges import Dial, EdgeFacts
-from rankscope.preflight.model import Finding, Scope, Tier
-from rankscope.preflight.pairs import (
+from rankscope.preflight.checks import firewall
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Blame, Path, blame
+from rankscope.preflight.checks.comparing import listed
+from rankscope.preflight.checks.pairs import (
     CLOSED,
     SAYS,
     arrows,
@@ -23,6 +21,8 @@ from rankscope.preflight.pairs import (
     told_of,
     worst,
 )
+from rankscope.preflight.facts.edges import Dial, EdgeFacts
+from rankscope.preflight.model import Finding, Scope, Tier
 
 
 class PortMasterReach:

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rankscope.preflight import firewall
-from rankscope.preflight.blame import Path
-from rankscope.preflight.checking import Need, Run
+from rankscope.preflight.checks import firewall
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.blame import Path
+from rankscope.preflight.checks.pairs import arrows, gloo_dials, shortened, told_of
 from rankscope.preflight.checks.ports.closed import closed_paths
 from rankscope.preflight.facts.edges import DialClass
 from rankscope.preflight.model import Finding, Scope, Tier
-from rankscope.preflight.pairs import arrows, gloo_dials, shortened, told_of
 
 
 class PortOneway:

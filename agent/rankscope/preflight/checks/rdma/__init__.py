@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.rdma.gid import IbGid
 from rankscope.preflight.checks.rdma.port import IbPort
 from rankscope.preflight.checks.rdma.user import IbUser

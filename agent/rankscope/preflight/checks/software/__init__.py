@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.software.backend import SwBackend
 from rankscope.preflight.checks.software.container import SwContainer
 from rankscope.preflight.checks.software.data import SwData

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import by_value, compared, listed, not_measured, odd_ones
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import by_value, compared, listed, not_measured, odd_ones
 from rankscope.preflight.facts.software import SoftwareFacts
 from rankscope.preflight.model import Finding, Fix, NodeReport, Scope, Status, Tier
 

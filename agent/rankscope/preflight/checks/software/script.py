@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from shlex import quote
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import compared, listed, not_measured, odd_ones
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import compared, listed, not_measured, odd_ones
 from rankscope.preflight.facts.script import IMPORT_LIMIT_S, ScriptFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.preflight.checking import Check
+from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.storage.free import FsFree
 from rankscope.preflight.checks.storage.hang import FsHang
 from rankscope.preflight.checks.storage.lock import FsLock

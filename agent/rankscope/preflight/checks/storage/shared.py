@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from shlex import quote
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed, not_measured
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.facts.storage import SEE_SECONDS, StorageFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

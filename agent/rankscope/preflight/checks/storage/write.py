@@ -7,8 +7,8 @@ from shlex import quote
 from statistics import median
 from typing import ClassVar
 
-from rankscope.preflight.checking import Need, Run
-from rankscope.preflight.comparing import listed, not_measured
+from rankscope.preflight.checks.base import Need, Run
+from rankscope.preflight.checks.comparing import listed, not_measured
 from rankscope.preflight.facts.storage import HANG_LIMIT_S, WRITE_SECONDS, Folder, StorageFacts
 from rankscope.preflight.model import Finding, Fix, Scope, Tier
 

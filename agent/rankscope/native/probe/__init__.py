@@ -1,0 +1,4 @@
+"""The native source of collectives: kernels at the dispatcher, in C++ (`probe.cpp`).
+
+Ready-made (`ready.py`), else compiled at first use (`build.py`).
+"""

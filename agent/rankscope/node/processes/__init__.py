@@ -1,0 +1,1 @@
+"""Processes from outside: alive or not, exit status, stacks."""

@@ -1,0 +1,1 @@
+"""Follows the ranks of this node: what they record, and how each of them ends."""

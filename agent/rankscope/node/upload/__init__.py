@@ -1,0 +1,1 @@
+"""From what was read to batches that the server has stored."""

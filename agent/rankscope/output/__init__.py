@@ -1,0 +1,1 @@
+"""Lines of output: split, joined to blocks, recognised, limited."""

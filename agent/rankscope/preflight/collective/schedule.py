@@ -1,0 +1,169 @@
+"""When the collective smoke test may start, and on which nodes: the same answer on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import msgspec
+
+from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.collective import CHECKS
+from rankscope.preflight.collective.child import SmokeChild
+from rankscope.preflight.collective.groups import group_of
+from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.facts.edges import EdgeFacts
+from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.model import Options
+from rankscope.preflight.plan import Plan
+
+LEAST_MBIT_PER_S = 30.0  # below, an all-reduce of 4 MB alone takes 2 s and longer
+AGENTS_PER_CORE = 2  # each imports torch, 2 s of a core: with more it would be 4 s and longer
+
+
+class Collective:
+    """The smoke test of one node: a child that waits until the paths were found open."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._child: SmokeChild | None = None
+        self._left_out = _left_out(plan)
+
+    def start(self, run: Run) -> None:
+        """Start the child early: it imports torch while ports are dialled."""
+        self._left_out = self._left_out or _crowded(run)
+        if not self._left_out and not run.absent:
+            self._child = SmokeChild(self._plan.system, self._plan.options)
+            self._child.start()
+
+    @property
+    def port(self) -> int:
+        """Return the port that the child holds for the store; 0: none."""
+        return self._child.port if self._child is not None else 0
+
+    async def imported(self) -> None:
+        """Wait until the child has imported torch, or has failed to."""
+        if self._child is not None:
+            await self._child.imported()
+
+    async def run(self, board: Board, run: Run) -> SmokeFacts:
+        """Release the child if every path that it needs is open; return what it measured."""
+        me = board.mine.node
+        together = members(run, me)
+        reason = self._left_out or blocked(run, together)
+        if self._child is None:
+            reason = reason or "not all nodes had reported when torch would have been started"
+            return SmokeFacts(backend=run.backend, skipped=reason)
+        if reason:  # gloo's own word on its address is kept all the same
+            await self._child.stop()
+            return msgspec.structs.replace(
+                self._child.facts(), backend=run.backend, skipped=reason, error="", ended_by=""
+            )
+        first = together[0]
+        return await self._child.run(
+            rank=together.index(me), nodes=together, address=way_to(run, me, first),
+            port=run.reports[first].listening.store, backend=run.backend,
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """Leave no process behind."""
+        if self._child is not None:
+            await self._child.stop()
+
+
+def members(run: Run, me: str) -> tuple[str, ...]:
+    """Return those who run it together with `me`, the one that holds the store first."""
+    rest = [name for name in run.expected if name != run.master]
+    return group_of(me, [run.master, *rest])
+
+
+def way_to(run: Run, me: str, first: str) -> str:
+    """Return the address of the store: one that this node has reached, where there is one."""
+    if me == first:
+        return "127.0.0.1"
+    edge = run.edge(me, first)
+    dials = [*edge.ephemeral, edge.mesh] if edge is not None else []
+    reached = [dial.address for dial in dials if dial is not None and dial.outcome == "ok"]
+    known = [*reached, run.gloo_address(first), *run.reports[first].addresses, first]
+    return next(address for address in known if address)
+
+
+def blocked(run: Run, together: Sequence[str]) -> str:
+    """Return why a collective over these nodes cannot work; "" if nothing is known."""
+    absent = [name for name in together if name not in run.reports]
+    if absent:
+        return f"{', '.join(absent[:4])} did not report"
+    for name in together:
+        software = run.reports[name].facts.software
+        if software is not None and not software.has_torch:
+            return f"torch is not installed on {name}"
+        reason = _unusable(run, name)
+        if reason:
+            return reason
+    told = [run.gloo_address(name) for name in together]
+    twice = next((one for one in told if one and told.count(one) > 1), "")
+    if twice:
+        return f"gloo on two nodes would tell the others {twice}"
+    if not run.reports[together[0]].listening.store:
+        return f"{together[0]} has no port for the store"
+    inside = set(together)
+    paths = [path for path in run.edges() if {path[0], path[1]} <= inside]
+    return next(filter(None, (_closed(*path) for path in paths)), "")
+
+
+def _closed(start: str, end: str, edge: EdgeFacts) -> str:
+    """Return why a collective cannot use this path, or would take too long on it."""
+    failed = [dial.outcome for dial in edge.ephemeral if dial.outcome != "ok"]
+    if failed:
+        return f"{start} cannot reach {end} ({failed[0]})"
+    if edge.mtu is not None and not edge.mtu.large_ok:
+        return f"large messages from {start} to {end} vanish"
+    speed = edge.bandwidth
+    if speed is not None and max(speed.mbit_per_s, speed.again_mbit_per_s) < LEAST_MBIT_PER_S:
+        return f"it would take too long: {start} sends {end} {speed.mbit_per_s:.1f} Mbit/s"
+    return ""
+
+
+def _unusable(run: Run, name: str) -> str:
+    """Return why others cannot reach gloo on this node."""
+    interfaces = run.reports[name].facts.interfaces
+    for choice in interfaces.gloo if interfaces is not None else ():
+        if choice.problem and not choice.address:
+            return f"gloo on {name}: {choice.problem}"
+    address = run.gloo_address(name)
+    if address.startswith("127.") or address == "::1":
+        return f"gloo on {name} would tell the others {address}"
+    return ""
+
+
+def _is_wanted(options: Options) -> bool:
+    """Return whether any check of the family is asked for."""
+    ids = {check.id for check in CHECKS}
+    only, skip = set(options.only), set(options.skip)
+    if "collective" in skip or ids <= skip:
+        return False
+    return not only or bool(only & {"collective", *ids})
+
+
+def _crowded(run: Run) -> str:
+    """Return why not, where many agents share a machine, as containers on a laptop do."""
+    hosts = [r.facts.host for r in run.present if r.facts.host is not None]
+    machines = {host.boot_id: max(host.num_cores, 1) for host in hosts if host.boot_id}
+    for boot_id, num_cores in machines.items():
+        num = sum(host.boot_id == boot_id for host in hosts)
+        if num > AGENTS_PER_CORE * num_cores:
+            return f"{num} agents share the {num_cores} cores of one machine"
+    return ""
+
+
+def _left_out(plan: Plan) -> str:
+    options = plan.options
+    if options.tier == "quick":
+        return "left out by --quick"
+    if not _is_wanted(options):
+        return "left out by --only or --skip"
+    if plan.who.num_nodes < 2:
+        return "one node has no peers"
+    if not plan.is_mesh:
+        return "this agent opens no port"
+    return "" if find_spec("torch") is not None else "torch is not installed here"

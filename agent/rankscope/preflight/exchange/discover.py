@@ -1,0 +1,299 @@
+"""Who takes part, and which of them is this machine: from options, schedulers, the environment.
+
+Where nobody names the nodes (plain torchrun, mpirun) only the address of node 0 and the own rank
+are known: then `nodes` is empty, everyone meets at `master_addr`, and `expected` fills the places
+with names as the reports arrive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
+from rankscope.preflight.facts.launch import LaunchFacts
+from rankscope.preflight.system import System
+
+PORT = 29500  # torch's default, `torch/distributed/distributed_c10d.py`
+_SLURM_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_NUM_RESOLVERS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line says of the nodes; empty: not said."""
+
+    nodes: tuple[str, ...] = ()
+    node: str = ""  # which of them this machine is
+    hostfile: str = ""
+    node_rank: int = -1
+    master_addr: str = ""
+    master_port: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery:
+    """Who takes part, and how that is known."""
+
+    nodes: tuple[str, ...] = ()  # all, node 0 first; empty: nobody named them
+    me: str = ""
+    node_rank: int = -1  # -1: nobody said
+    num_nodes: int = 0  # 0: nobody said
+    master_addr: str = ""
+    master_port: int = PORT
+    how: str = ""  # "--nodes", "SLURM_STEP_NODELIST", "MASTER_ADDR and NODE_RANK"
+    stands_aside: str = ""  # why this process leaves the work to another one of this node
+    errors: tuple[str, ...] = ()  # wrong usage: what is missing or contradicts, and the remedy
+
+
+def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
+    """Find out who the nodes are. `launch` is what `facts.launch.collect(system)` returned."""
+    aside = _stands_aside(system.environ)
+    if aside:
+        return Discovery(me=system.hostname(), how="the launcher", stands_aside=aside)
+    rank = asked.node_rank if asked.node_rank >= 0 else _node_rank(system, launch)
+    nodes, how, is_ordered, error = _named(system, asked, launch, rank)
+    if error:
+        return Discovery(how=how, errors=(error,))
+    if not nodes:
+        return _unnamed(system, asked, launch, rank)
+    me, errors = _which(system, asked, nodes, rank, is_ordered)
+    if rank < 0 and me in nodes:
+        rank = nodes.index(me)
+    return Discovery(
+        nodes=nodes,
+        me=me,
+        node_rank=rank,
+        num_nodes=len(nodes),
+        master_addr=asked.master_addr or launch.master_addr or nodes[0],
+        master_port=asked.master_port or launch.master_port or PORT,
+        how=how,
+        errors=errors,
+    )
+
+
+def expected(found: Discovery, node_ranks: Mapping[str, int]) -> tuple[str, ...]:
+    """Return all names, node 0 first; "node-rank-2" where nobody of that rank has reported.
+
+    `node_ranks` are those of the reports, by name. Two that claim one rank are both listed, and
+    those without one (c10d gives them out at the start) take the free places after node 0.
+    """
+    if found.nodes:
+        return found.nodes
+    by_rank: dict[int, list[str]] = {}
+    for name, rank in sorted(node_ranks.items()):
+        by_rank.setdefault(rank, []).append(name)
+    unranked = by_rank.pop(-1, [])
+    names: list[str] = []
+    for rank in range(found.num_nodes):
+        if rank not in by_rank and rank > 0 and unranked:
+            by_rank[rank] = [unranked.pop(0)]
+        names += by_rank.pop(rank, [f"node-rank-{rank}"])
+    for rest in (unranked, *by_rank.values()):
+        names += rest
+    return tuple(names)
+
+
+def _stands_aside(environ: Mapping[str, str]) -> str:
+    """One process speaks for a node: the one of local rank 0."""
+    for name in _LOCAL_RANKS:
+        value = environ.get(name, "")
+        if value.isdecimal():
+            text = f"{name}={value}: local rank 0 of this machine does the preflight for it"
+            return "" if int(value) == 0 else text
+    return ""
+
+
+def _node_rank(system: System, launch: LaunchFacts) -> int:
+    if launch.node_rank is not None:
+        return launch.node_rank
+    if launch.rank is not None and launch.nproc_per_node:
+        return launch.rank // launch.nproc_per_node
+    text = system.environ.get("SLURM_NODEID") or system.environ.get("JOB_COMPLETION_INDEX") or ""
+    return int(text) if text.isdecimal() else -1
+
+
+def _named(
+    system: System, asked: Asked, launch: LaunchFacts, rank: int
+) -> tuple[tuple[str, ...], str, bool, str]:
+    """Return (nodes, how, whether the node rank is the place in the list, error)."""
+    if asked.nodes:
+        doubles = sorted({name for name in asked.nodes if asked.nodes.count(name) > 1})
+        error = f"--nodes names {', '.join(doubles)} twice" if doubles else ""
+        return asked.nodes, "--nodes", False, error
+    if asked.hostfile:
+        return _from_file(system, asked.hostfile, "--hostfile")
+    for name in _SLURM_LISTS:
+        if system.environ.get(name):
+            return _from_slurm(system, launch, name)
+    for name in _HOST_FILES if launch.launcher == "mpi" else ():
+        if system.environ.get(name):
+            return _from_file(system, system.environ[name], name)
+    numbered = _kubernetes(system, asked.master_addr or launch.master_addr, launch, rank)
+    return numbered, "the names of the pods", True, ""
+
+
+def _from_file(system: System, path: str, how: str) -> tuple[tuple[str, ...], str, bool, str]:
+    text = system.read(os.path.abspath(path))
+    if text is None:
+        return (), how, False, f"{how}: {path} cannot be read"
+    try:
+        nodes = read_hostfile(text)
+    except HostListError as error:
+        return (), how, False, f"{how} {path}: {error}"
+    return nodes, how, False, "" if nodes else f"{how}: {path} names no host"
+
+
+def _from_slurm(
+    system: System, launch: LaunchFacts, name: str
+) -> tuple[tuple[str, ...], str, bool, str]:
+    try:
+        nodes = expand(system.environ[name])
+    except HostListError as error:
+        return (), name, True, f"{name}: {error}"
+    by_another = launch.launcher in ("torchrun", "mpi")
+    is_started_everywhere = "SLURM_PROCID" in system.environ or by_another
+    if len(nodes) > 1 and not is_started_everywhere:
+        text = f"this job has {len(nodes)} nodes, and this process runs on one of them only"
+        remedy = "srun --ntasks-per-node=1 rankscope preflight"
+        return (), name, True, f"{text}: start it with `{remedy}`"
+    # torchrun numbers its groups itself, mpirun too: only srun's own number is a place in the list
+    return nodes, name, launch.launcher == "slurm", ""
+
+
+def _kubernetes(system: System, master: str, launch: LaunchFacts, rank: int) -> tuple[str, ...]:
+    """Derive the names of the pods from that of node 0; none where the pattern is another.
+
+    An Indexed Job, a JobSet and a StatefulSet number their pods, "train-0.svc", and node 0 has
+    number 0; a PyTorchJob has "train-master-0" and "train-worker-0" onwards, each with a service.
+    """
+    num_nodes = launch.num_nodes or 0
+    if num_nodes < 2 or not 0 <= rank < num_nodes or not master:
+        return ()
+    host, dot, domain = master.partition(".")
+    name = system.hostname().partition(".")[0]
+    if match := re.fullmatch(r"(.+)-master-0", host):
+        workers = [f"{match[1]}-worker-{number}" for number in range(num_nodes - 1)]
+        labels = [host, *workers]
+    elif match := re.fullmatch(r"(.+)-0", host):
+        labels = [f"{match[1]}-{number}" for number in range(num_nodes)]
+    else:
+        return ()
+    if labels[rank] != name:
+        return ()
+    return tuple(f"{label}{dot}{domain}" for label in labels)
+
+
+def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Discovery:
+    """Meet at MASTER_ADDR, or be alone."""
+    me = asked.node or system.hostname()
+    master = asked.master_addr or launch.master_addr
+    port = asked.master_port or launch.master_port or PORT
+    num_nodes = _num_nodes(launch)
+    is_local = not master or master == "localhost" or _is_loopback(master)
+    if num_nodes == 1 or (num_nodes == 0 and is_local):
+        return Discovery(
+            nodes=(me,), me=me, node_rank=0, num_nodes=1, master_addr=master or "localhost",
+            master_port=port, how="nobody named another node",
+        )  # fmt: skip
+    if rank < 0 and launch.rank is not None and num_nodes == launch.world_size:
+        rank = launch.rank
+    errors = []
+    if not master:
+        errors.append(
+            f"{num_nodes} nodes, but neither their names nor MASTER_ADDR: give --nodes a,b,..., "
+            "or --hostfile FILE, or MASTER_ADDR=NODE0 on every node"
+        )
+    elif rank < 0 and (is_local or _is_mine(system, master)):
+        rank = 0  # c10d gives ranks out at the start; node 0 is the one with the endpoint
+    if not num_nodes and launch.world_size:
+        errors.append(f"how many nodes have the {launch.world_size} ranks nobody says: set "
+                      "LOCAL_WORLD_SIZE, or give --nodes a,b,...")  # fmt: skip
+    elif not num_nodes:
+        errors.append("the number of nodes is not known: give --nodes a,b,..., or set NNODES")
+    return Discovery(
+        me=me, node_rank=rank, num_nodes=num_nodes, master_addr=master, master_port=port,
+        how="MASTER_ADDR and the number of nodes", errors=tuple(errors),
+    )  # fmt: skip
+
+
+def _num_nodes(launch: LaunchFacts) -> int:
+    """Return how many nodes there are; 0: nobody said."""
+    if launch.num_nodes:
+        return launch.num_nodes
+    if launch.world_size and launch.nproc_per_node:
+        return -(-launch.world_size // launch.nproc_per_node)
+    # ranks without a local number: one on each node, as operators of Kubernetes count pods
+    return launch.world_size or 0 if launch.local_rank is None else 0
+
+
+def _which(
+    system: System, asked: Asked, nodes: Sequence[str], rank: int, is_ordered: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Return which of `nodes` this machine is: by its own name, address, or node rank."""
+    if asked.node:
+        wrong = f"--node {asked.node} is not among the nodes {_some(nodes)}"
+        return asked.node, () if asked.node in nodes else (wrong,)
+    hostname = system.environ.get("SLURMD_NODENAME") or system.hostname()
+    ranked = nodes[rank] if 0 <= rank < len(nodes) else ""
+    own = _called(hostname, nodes)
+    if own and (not ranked or ranked == own):
+        return own, ()
+    if own:  # cloned machines share a name: then the rank decides, if the address agrees
+        return ranked if _is_mine(system, ranked) and not _is_mine(system, own) else own, ()
+    if is_ordered and ranked:
+        return ranked, ()
+    mine = _mine(system, nodes)
+    if len(mine) == 1:
+        return mine[0], ()
+    if ranked:
+        return ranked, ()
+    if len(nodes) == 1:
+        return nodes[0], ()
+    why = f"this machine is called {hostname}, which is none of {_some(nodes)}"
+    if mine:
+        why += f", and {', '.join(mine)} all have its address"
+    return hostname, (f"{why}: say which one with --node NAME",)
+
+
+def _called(hostname: str, nodes: Sequence[str]) -> str:
+    """Return the one node with this name, first as it stands, then without the domain."""
+    forms: tuple[Callable[[str], str], ...] = (str.lower, lambda name: _short(name.lower()))
+    for form in forms:
+        same = [node for node in nodes if form(node) == form(hostname)]
+        if same:
+            return same[0] if len(same) == 1 else ""
+    return ""
+
+
+def _short(name: str) -> str:
+    """Cut the domain off a name; an address stays whole."""
+    label = name.partition(".")[0]
+    return name if label.isdecimal() or ":" in name else label
+
+
+def _is_mine(system: System, name: str) -> bool:
+    return bool(name) and bool(set(system.resolve(name).addresses) & set(system.addresses()))
+
+
+def _mine(system: System, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes whose name means an address of this machine; loopback does not count."""
+    own = {address for address in system.addresses() if not _is_loopback(address)}
+    with ThreadPoolExecutor(min(_NUM_RESOLVERS, len(nodes))) as pool:
+        found = pool.map(lambda node: system.resolve(node).addresses, nodes)
+        return [node for node, addresses in zip(nodes, found, strict=True) if own & set(addresses)]
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _some(nodes: Iterable[str], limit: int = 6) -> str:
+    names = list(nodes)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

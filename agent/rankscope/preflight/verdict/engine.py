@@ -1,0 +1,172 @@
+"""Runs the checks over the merged reports: needs, limits, exceptions, exit code."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Sequence
+from typing import get_args
+
+from rankscope.preflight.checks import FAMILIES
+from rankscope.preflight.checks.base import Check, Run
+from rankscope.preflight.model import (
+    EXIT_FAIL,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    EXIT_WARN,
+    SCHEMA_VERSION,
+    Finding,
+    Result,
+    Status,
+    Tier,
+    Verdict,
+)
+from rankscope.preflight.verdict.cause import fold
+
+LIMIT_S = 5.0  # of one check; the slowest needs 0.2 s over the reports of 1,000 nodes
+_WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "skipped", "ok")
+_TRIED = "not judged"  # begins the reasons that leave a question open
+_PACE_LIMIT_MS = 15.0  # p90 by which a 20 ms sleep is late: above, no path can be timed
+
+
+def judge(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> Verdict:
+    """Run every check over `run` and fold what one cause explains."""
+    families = {**FAMILIES, "elsewhere": tuple(foreign)}
+    found: list[Finding] = []
+    results: list[Result] = []
+    for family, checks in families.items():
+        for check in checks:
+            reason = _left_out(check, family, run) or _missing(check, run)
+            if reason:
+                status: Status = "unknown" if reason.startswith(_TRIED) else "skipped"
+                results.append(Result(id=check.id, family=family, status=status, reason=reason))
+                continue
+            started = time.monotonic()
+            findings = _judged(check, run, limit_s)
+            elapsed_ms = (time.monotonic() - started) * 1e3
+            found += findings
+            results.append(_result(check.id, family, findings, elapsed_ms))
+    loud = fold([f for f in found if f.status in ("fail", "warn")], run)
+    quiet = [f for f in found if f.status in ("skipped", "unknown")]
+    return Verdict(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.run_id,
+        expected=run.expected,
+        reported=tuple(report.node for report in run.present),
+        findings=tuple(loud),
+        results=tuple(results),
+        asides=tuple(quiet),
+        is_partial=bool(run.absent) or any(r.stage != "done" for r in run.present),
+    )
+
+
+def exit_code(verdict: Verdict, fail_on: str = "fail") -> int:
+    """Return the documented exit code of a verdict."""
+    statuses = {f.status for f in verdict.findings if f.id != "node.absent"}
+    if "fail" in statuses:
+        return EXIT_FAIL
+    has_judged = any(r.status in ("ok", "warn") for r in verdict.results)
+    if len(verdict.reported) < len(verdict.expected) or not has_judged:
+        return EXIT_INCOMPLETE
+    return EXIT_WARN if "warn" in statuses and fail_on == "warn" else EXIT_OK
+
+
+def sentence(check: Check) -> str:
+    """Return the sentence of a check."""
+    return (inspect.cleandoc(check.__doc__ or "")).splitlines()[0]
+
+
+def _left_out(check: Check, family: str, run: Run) -> str:
+    options, tiers = run.options, get_args(Tier)
+    names = {check.id, family}
+    if options.only and not names & set(options.only):
+        return "not among --only"
+    if names & set(options.skip):
+        return "left out by --skip"
+    if tiers.index(check.tier) > tiers.index(options.tier):
+        return f"needs --{check.tier}" if check.tier == "deep" else "left out by --quick"
+    return ""
+
+
+def _missing(check: Check, run: Run) -> str:
+    """Return why `check` does not apply to this run; "" if it does."""
+    for need in sorted(check.needs):
+        reason = _UNMET[need](run)
+        if reason:
+            return reason
+    return ""
+
+
+def _no_gpu(run: Run) -> str:
+    have = [r for r in run.present if r.facts.gpu is not None and r.facts.gpu.num_gpus > 0]
+    return "" if have else "no GPU on any node"
+
+
+def _no_torch(run: Run) -> str:
+    have = [r for r in run.present if r.facts.software is not None and r.facts.software.has_torch]
+    return "" if have else "torch is not installed on any node"
+
+
+def _no_rdma(run: Run) -> str:
+    have = [r for r in run.present if r.facts.rdma is not None and r.facts.rdma.ports]
+    return "" if have else "no InfiniBand or RoCE port on any node"
+
+
+def _no_pace(run: Run) -> str:
+    late = {r.node: r.delay_p90_ms for r in run.present if r.delay_p90_ms > _PACE_LIMIT_MS}
+    if not late:
+        return ""
+    node, worst = max(late.items(), key=lambda item: item[1])
+    return (
+        f"not judged: {node} was too busy to time a path (a 20 ms sleep took {worst:.0f} ms more)"
+    )
+
+
+def _no_smoke(run: Run) -> str:
+    told = [r.facts.smoke for r in run.present if r.facts.smoke is not None]
+    if any(smoke.skipped == "" for smoke in told):
+        return ""
+    reasons = sorted({smoke.skipped for smoke in told})
+    return reasons[0] if reasons else "the collective smoke test was not started"
+
+
+_UNMET = {
+    "peers": lambda run: "" if len(run.expected) > 1 else "one node has no peers",
+    "torch": _no_torch,
+    "gpu": _no_gpu,
+    "rdma": _no_rdma,
+    "cpu-pace": _no_pace,
+    "checkpoint-dir": lambda run: "" if run.options.checkpoint_dir else "no --checkpoint-dir",
+    "script": lambda run: "" if run.options.script else "no --script",
+    "loader": lambda run: "" if run.options.num_loader_workers else "no --loader-workers",
+    "smoke": _no_smoke,
+}
+
+
+def _judged(check: Check, run: Run, limit_s: float) -> list[Finding]:
+    """Run one check in a thread of its own: neither its exception nor its hang is ours."""
+    found: list[Finding] = []
+
+    def work() -> None:
+        try:
+            found.extend(list(check.judge(run)))
+        except Exception as error:  # noqa: BLE001 - a broken check is a result
+            text = f"the check itself failed: {type(error).__name__}: {error}"
+            found.append(Finding(id=check.id, status="unknown", title=text))
+
+    thread = threading.Thread(target=work, name=f"preflight-{check.id}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        text = f"the check did not end in {limit_s:g} s"
+        return [Finding(id=check.id, status="unknown", title=text)]
+    return found
+
+
+def _result(id: str, family: str, findings: list[Finding], elapsed_ms: float) -> Result:
+    statuses: list[Status] = [finding.status for finding in findings]
+    worst: Status = min(statuses, key=_WORST_FIRST.index, default="ok")
+    quiet = worst in ("unknown", "skipped")
+    reason = next((f.title for f in findings if f.status == worst), "") if quiet else ""
+    return Result(id=id, family=family, status=worst, reason=reason, elapsed_ms=elapsed_ms)

@@ -1,0 +1,1 @@
+"""What a process knows of itself: its launcher, its environment, the code that it runs."""

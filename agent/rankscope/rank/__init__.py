@@ -1,0 +1,1 @@
+"""Inside the training process: hooks, recorder, steps, numbers."""

@@ -1,0 +1,225 @@
+"""What the server asks of this rank, done by its main thread at step boundaries.
+
+The collector writes the file `requests` in the rank's directory, this module the file `answers`;
+both are replaced whole. With nothing asked a boundary costs one comparison of times, and a stat
+once a second. Stacks are not asked for here: a signal takes them while Python is stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from rankscope.files.run_directory import ANSWERS, REQUESTS
+from rankscope.wire import schema
+from rankscope.wire.schema import Command
+
+if TYPE_CHECKING:
+    from rankscope.rank.profiler import ProfilerWindow
+    from rankscope.rank.runtime import Agent
+
+LOOK_SECONDS = 1.0
+_MAX_BYTES = 1 << 20  # of a file of requests
+_KEPT_ANSWERS = 64
+
+
+class RankAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one command in this rank."""
+
+    state: Literal["running", "done", "refused"]
+    reason: str = ""
+    file: str = ""  # of a trace, within the rank's directory
+
+
+class Answers(msgspec.Struct, omit_defaults=True):
+    """The file `answers`."""
+
+    is_recording: bool = True
+    answers: dict[int, RankAnswer] = {}
+
+
+decode_requests = msgspec.json.Decoder(list[Command]).decode
+decode_answers = msgspec.json.Decoder(Answers).decode
+encode = msgspec.json.Encoder().encode
+
+
+class Control:
+    """Commands of one rank. `at_boundary` is called by the main thread between two steps."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._next_look_ns = 0
+        self._seen = (0, 0)  # inode and time of the requests read last
+        self._waiting: list[Command] = []
+        self._said = Answers(answers={})
+        self._window: ProfilerWindow | None = None
+        self._profiled: Command | None = None
+        self._went_off_alone = False
+        # how many boundaries make a step, for the time in which nobody counts
+        self._boundaries = 0
+        self._per_step = 1
+        self._step = 0
+
+    def at_boundary(self, now_ns: int) -> None:
+        """Do what is asked and due. `now_ns` is of the monotonic clock."""
+        self._count_steps()
+        if self._window is not None and not self._boundaries:
+            self._profile_on(self._window)
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + int(LOOK_SECONDS * 1e9)
+            self._look()
+        if self._waiting and not self._boundaries:
+            self._do_due()
+
+    def close(self) -> None:
+        """The process ends."""
+        if self._window is not None:
+            self._window.abandon("the process ended before it was done")
+            self._window = None
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def _count_steps(self) -> None:
+        """While the hooks are out, go on counting: the rank is alive, and where it is matters."""
+        agent, clock = self._agent, self._agent.clock
+        self._boundaries += 1
+        if not agent.is_off or clock.explicit_steps:
+            if clock.step != self._step:
+                self._step, self._per_step, self._boundaries = clock.step, self._boundaries, 0
+        elif self._boundaries >= self._per_step:
+            self._boundaries = 0
+            clock.step += 1
+        if agent.is_off and agent.recorder is not None:
+            agent.recorder.begin_step(clock.step)
+            agent.recorder.set_phase(0, time.monotonic_ns())
+
+    # --- the files -----------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Read the requests if they changed; what the collector withdrew is forgotten."""
+        path = self._directory() / REQUESTS
+        try:
+            status = os.stat(path)
+        except OSError:
+            self._waiting = []
+            return
+        seen = (status.st_ino, status.st_mtime_ns)
+        if seen == self._seen or status.st_size > _MAX_BYTES:
+            return
+        self._seen = seen
+        requests = decode_requests(path.read_bytes())
+        self._waiting = [one for one in requests if one.id not in self._said.answers]
+
+    def _answer(self, command: Command, answer: RankAnswer) -> None:
+        said = self._said
+        said.answers[command.id] = answer
+        for old in sorted(said.answers)[:-_KEPT_ANSWERS]:
+            del said.answers[old]
+        path = self._directory() / ANSWERS
+        replace_file(path, encode(said))
+
+    def _directory(self) -> Path:
+        recorder = self._agent.recorder
+        assert recorder is not None
+        return recorder.directory
+
+    # --- doing ---------------------------------------------------------------------------
+
+    def _do_due(self) -> None:
+        for command in list(self._waiting):
+            if command.kind == "profile":
+                if self._window is not None:
+                    continue  # one after the other
+                self._waiting.remove(command)
+                self._start_profile(command)
+            elif self._agent.clock.step >= command.at_step:
+                self._waiting.remove(command)
+                if command.kind == "thin":
+                    self._thin(command)
+                else:
+                    self._switch(command)
+
+    def _thin(self, command: Command) -> None:
+        """Record more or less from this step on, as all ranks do."""
+        self._agent.governor.take(command.level, is_alone=False)
+        self._answer(command, RankAnswer("done", f"from step {self._agent.clock.step} on"))
+
+    @property
+    def will_thin(self) -> bool:
+        """Whether a level has been agreed whose step is still to come."""
+        return any(command.kind == "thin" for command in self._waiting)
+
+    def _switch(self, command: Command) -> None:
+        """Take the hooks out, or put them in again.
+
+        Sequences count the collectives that were seen. They match those of the peers only if
+        all ranks left out the same ones, so all switch before the same step; a rank that does
+        not goes on under group names of its own.
+        """
+        agent, step = self._agent, self._agent.clock.step
+        in_time = command.is_everyone and step == command.at_step
+        reason = f"before step {step}"
+        if agent.is_off == (command.kind == "agent_off"):
+            reason = "it was so already"
+        elif not (agent.clock.explicit_steps or agent.clock.saw_optimizer):
+            refused = "no optimizer of torch shows its steps: it could not be switched on again"
+            self._answer(command, RankAnswer("refused", refused))
+            return
+        elif command.kind == "agent_off":
+            agent.switch_off()
+            self._went_off_alone = not in_time
+            self._said.is_recording = False
+        else:
+            is_alone = self._went_off_alone or not in_time
+            agent.switch_on(is_alone=is_alone)
+            self._said.is_recording = not is_alone
+            if is_alone:
+                reason += "; its collectives are not matched with those of its peers any more"
+        self._answer(command, RankAnswer("done", reason))
+
+    def _start_profile(self, command: Command) -> None:
+        from rankscope.rank.profiler import ProfilerRefused, ProfilerWindow
+
+        steps = min(max(command.num_steps, 1), schema.MAX_PROFILE_STEPS)
+        window = ProfilerWindow(self._directory() / f"trace.{command.id}.json", steps)
+        try:
+            window.start()
+        except ProfilerRefused as refused:
+            self._answer(command, RankAnswer("refused", str(refused)))
+            return
+        self._window, self._profiled = window, command
+        first = self._agent.clock.step
+        reason = f"steps {first} to {first + steps - 1}"
+        self._answer(command, RankAnswer("running", reason))
+
+    def _profile_on(self, window: ProfilerWindow) -> None:
+        """Count a step of the profile, or end it."""
+        from rankscope.rank.profiler import ProfilerRefused
+
+        command = self._profiled
+        assert command is not None
+        try:
+            reason = window.step_ended()
+        except ProfilerRefused as refused:
+            answer = RankAnswer("refused", str(refused))
+        else:
+            if not reason:
+                return
+            answer = RankAnswer("done", reason, window.path.name)
+        self._window = self._profiled = None
+        self._answer(command, answer)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    new = path.with_name(f"{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    os.replace(new, path)

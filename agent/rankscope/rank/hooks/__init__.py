@@ -1,0 +1,87 @@
+"""Everything that the agent can watch in a training process, one hook each.
+
+The tuple is the table of contents and the order of installation.
+"""
+
+from __future__ import annotations
+
+from rankscope.rank.hooks.base import Hook, HookSkipped
+from rankscope.rank.hooks.collectives import Collectives
+from rankscope.rank.hooks.copies import Copies
+from rankscope.rank.hooks.exceptions import Exceptions
+from rankscope.rank.hooks.flight_recorder import FlightRecorder
+from rankscope.rank.hooks.gpu_phases import GpuPhases
+from rankscope.rank.hooks.logs import Logs, Warnings
+from rankscope.rank.hooks.memory import Memory, OutOfMemory
+from rankscope.rank.hooks.numbers.batches import Batches
+from rankscope.rank.hooks.numbers.gradients import Clipping, Gradients
+from rankscope.rank.hooks.numbers.logged import LightningLoss, OldLightningLoss, TrainerLoss
+from rankscope.rank.hooks.numbers.loss import Losses
+from rankscope.rank.hooks.numbers.model import LearningRate, ModelSize
+from rankscope.rank.hooks.numbers.replicas import Replicas
+from rankscope.rank.hooks.output import Output
+from rankscope.rank.hooks.pauses import GarbageCollection
+from rankscope.rank.hooks.phases.backward import Backward
+from rankscope.rank.hooks.phases.checkpoint import (
+    Checkpointing,
+    DistributedCheckpointing,
+    Safetensors,
+)
+from rankscope.rank.hooks.phases.data import DataLoading
+from rankscope.rank.hooks.phases.evaluation import Evaluation
+from rankscope.rank.hooks.phases.optimizer import Optimizer
+from rankscope.rank.hooks.phases.pipeline import Pipeline
+from rankscope.rank.hooks.phases.scaler import GradientScaler
+from rankscope.rank.hooks.phases.schedule import PipelineSchedule
+from rankscope.rank.hooks.stacks import Stacks
+
+HOOKS: tuple[type[Hook], ...] = (
+    Exceptions,
+    Stacks,
+    Logs,
+    Warnings,
+    Output,
+    Collectives,
+    FlightRecorder,
+    DataLoading,
+    Evaluation,
+    Backward,
+    Optimizer,
+    GradientScaler,
+    Checkpointing,
+    DistributedCheckpointing,
+    Safetensors,
+    Pipeline,
+    PipelineSchedule,
+    GarbageCollection,
+    Copies,
+    GpuPhases,
+    Losses,
+    TrainerLoss,
+    LightningLoss,
+    OldLightningLoss,
+    LearningRate,
+    ModelSize,
+    Batches,
+    Clipping,
+    Gradients,
+    Replicas,
+    Memory,
+    OutOfMemory,
+)
+
+__all__ = ["HOOKS", "Hook", "HookSkipped"]
+
+
+def chosen(names: str) -> list[type[Hook]]:
+    """Return the hooks that a setting names. Raises ValueError for an unknown name."""
+    if names in ("all", "none"):
+        return list(HOOKS) if names == "all" else []
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {hook.name: hook for hook in HOOKS}
+    for name in wanted:
+        if name not in known:
+            raise ValueError(
+                f"RANKSCOPE_HOOKS names {name!r}; there are: {', '.join(known)}, all, none"
+            )
+    return [hook for hook in HOOKS if hook.name in wanted]

@@ -1,0 +1,114 @@
+"""Samples and tokens of a step, from the shapes of the batches that were learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope.rank.events import listen
+from rankscope.rank.steps import EndedStep
+from rankscope.wire import formulas
+
+if TYPE_CHECKING:
+    from rankscope.rank.runtime import Agent
+
+_MAX_TENSORS = 16  # of one batch that are looked at
+_MAX_DEPTH = 3
+
+
+class Batches:
+    """Samples and tokens per step and second, and what share of the peak FLOP/s they make."""
+
+    name: ClassVar[str] = "batches"
+    needs: ClassVar[str] = "torch.utils.data.dataloader"
+
+    def install(self, agent: Agent) -> str:
+        """Listen to data loaders: a batch counts once a backward pass follows it."""
+        import torch
+
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._agent = agent
+        self._latest: tuple[int, int] | None = None  # samples and tokens of the last batch
+        self._ahead: tuple[int, int] | None = None  # of one before it: a loader may fetch one early
+        self._samples = self._tokens = 0
+        self._of_step = 0  # what these two are of
+        listen(agent, "batch", self._batch)
+        listen(agent, "backward", self._backward)
+        listen(agent, "step", self._step, sampled=True)
+        return "shapes of the batches of data loaders"
+
+    def _batch(self, item: Any) -> None:
+        # a batch that nothing is to be learnt from, as of an evaluation, was not fetched early
+        self._ahead = (self._latest or self._ahead) if self._is_grad_enabled() else None
+        self._latest = size_of(item)
+
+    def _backward(self, roots: Any) -> None:
+        size = self._latest or self._ahead
+        if size is not None:
+            if self._of_step != self._agent.clock.step:
+                self._of_step = self._agent.clock.step
+                self._samples = self._tokens = 0
+            self._samples += size[0]
+            self._tokens += size[1]
+            self._latest, self._ahead = None, self._ahead if self._latest else None
+
+    def _step(self, ended: EndedStep) -> None:
+        samples, tokens = self._samples, self._tokens
+        sheet = self._agent.sheet
+        if self._of_step != ended.step or not samples or not ended.duration_ns:
+            return
+        seconds = ended.duration_ns / 1e9
+        sheet.put("samples", samples)
+        sheet.put("samples_per_second", samples / seconds)
+        if not tokens:
+            return
+        sheet.put("tokens", tokens)
+        sheet.put("tokens_per_second", tokens / seconds)
+        if sheet.num_parameters:
+            flops = formulas.training_flops(sheet.num_parameters, tokens)
+            sheet.put("model_flops_per_second", flops / seconds)
+            peak = self._agent.settings.peak_flops
+            if peak > 0:
+                sheet.put("mfu_ratio", flops / seconds / peak)
+
+
+def size_of(batch: Any) -> tuple[int, int] | None:
+    """Return (samples, tokens) of a batch, None where it holds no tensor with a first dimension.
+
+    Samples are the first dimension of its first tensor; tokens the elements of `input_ids`, or
+    of its first matrix of integers.
+    """
+    samples, tokens = 0, 0
+    ids: Any = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if _dimensions(ids) == 2:
+        tokens = ids.numel()
+    for number, tensor in enumerate(_tensors(batch, _MAX_DEPTH)):
+        if number >= _MAX_TENSORS:
+            break
+        samples = samples or int(tensor.shape[0])
+        if not tokens and tensor.ndim == 2 and _is_integer(tensor):
+            tokens = tensor.numel()
+    return (samples, tokens) if samples else None
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Any]:
+    if _dimensions(value) > 0:
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for part in value[:_MAX_TENSORS]:
+            yield from _tensors(part, depth - 1)
+
+
+def _dimensions(value: Any) -> int:
+    import torch
+
+    return value.ndim if isinstance(value, torch.Tensor) else 0
+
+
+def _is_integer(tensor: Any) -> bool:
+    import torch
+
+    return tensor.dtype in (torch.int64, torch.int32)

@@ -1,0 +1,192 @@
+"""What the rank writes to stdout and stderr, from the best source that cannot harm it.
+
+The launcher's tee sees every byte. Without it, a stream that goes to a regular file (torchrun
+--redirects and --log-dir, Slurm, `> log`) is read there by the collector, C and C++ writers too.
+What remains is a terminal or a pipe, where nobody but its owner may read: a pipe of ours in
+between would stop the rank when its reader dies. There the writes of Python code are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankscope.files import journal
+from rankscope.files.run_directory import OUTPUTS
+from rankscope.output.lines import TEE_VARIABLE
+from rankscope.output.log_limits import Bucket
+from rankscope.rank.guard import guarded
+from rankscope.rank.hooks.logs import state
+from rankscope.wire import schema
+from rankscope.wire.redaction import redact
+
+if TYPE_CHECKING:
+    from rankscope.rank.runtime import Agent
+
+_DESCRIPTORS = dict(zip(journal.STREAMS, (1, 2), strict=True))
+MAX_PART = 16_000  # characters of one line without its end
+_BYTES_PER_SECOND, _BURST_BYTES = 256 << 10, 2 << 20
+_PYTHON_ONLY = "writes of Python code (C and C++ are not seen; use rankscope run, or redirect it)"
+
+
+class Output:
+    """Lines of stdout and stderr, and files that NCCL and torchrun write for this rank."""
+
+    name: ClassVar[str] = "output"
+    needs: ClassVar[str] = "sys"
+
+    def install(self, agent: Agent) -> str:
+        """Choose a source for each stream."""
+        chosen = {
+            name: source_of(descriptor, os.environ) for name, descriptor in _DESCRIPTORS.items()
+        }
+        for name, source in list(chosen.items()):
+            if source == "python":
+                chosen[name] = _wrap(agent, name)
+        files = [
+            describe_file(name, descriptor, os.environ)
+            for name, descriptor in _DESCRIPTORS.items()
+            if chosen[name] == "file"
+        ]
+        agent.on_recorder(lambda agent: _announce(agent, files))
+        words = {"launcher": "rankscope run", "file": "its file, read by the collector"}
+        return "; ".join(f"{name}: {words.get(source, source)}" for name, source in chosen.items())
+
+
+def source_of(descriptor: int, environ: Mapping[str, str]) -> str:
+    """Return "launcher", "file", "python" or "closed" for one of our streams."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return "closed"
+    tee = environ.get(TEE_VARIABLE, "")
+    if stat.S_ISREG(status.st_mode):
+        return "launcher" if tee == "files" else "file"
+    if tee and not os.path.samestat(status, os.stat(os.devnull)):
+        return "launcher"
+    return "python"
+
+
+def describe_file(name: str, descriptor: int, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the collector finds a stream, and from which byte on it is this rank's."""
+    return {
+        "stream": name,
+        "path": os.readlink(f"/proc/self/fd/{descriptor}"),
+        "offset": os.fstat(descriptor).st_size,
+        "is_shared": environ.get("LOCAL_WORLD_SIZE", "1") != "1" and _is_parents(descriptor),
+    }
+
+
+def _is_parents(descriptor: int) -> bool:
+    """Return whether the file is the parent's too, and so that of all its ranks."""
+    try:
+        parents = [os.stat(f"/proc/{os.getppid()}/fd/{number}") for number in _DESCRIPTORS.values()]
+    except OSError:
+        return True
+    return any(os.path.samestat(os.fstat(descriptor), one) for one in parents)
+
+
+def _announce(agent: Agent, files: list[dict[str, Any]]) -> None:
+    """Tell the collector which files it should read for this rank."""
+    assert agent.recorder is not None
+    who = agent.recorder.identity
+    # of a file that all ranks of the node share the first one tells
+    found = [one for one in files if not (one["is_shared"] and who.local_rank)]
+    paths = {one["path"] for one in found}
+    if len(paths) < len(found):  # 2>&1: one file, read once
+        found = found[:1]
+    if path := os.environ.get("NCCL_DEBUG_FILE"):
+        path = path.replace("%h", socket.gethostname()).replace("%p", str(who.pid))
+        found.append({
+            "stream": "stdout", "path": os.path.abspath(path), "offset": 0, "logger": "nccl",
+            "is_shared": "%p" not in os.environ["NCCL_DEBUG_FILE"],
+        })  # fmt: skip
+    text = json.dumps({"files": found, "error_file": os.environ.get("TORCHELASTIC_ERROR_FILE", "")})
+    path_of_text: Path = agent.recorder.directory / OUTPUTS
+    path_of_text.write_text(text)
+
+
+def _wrap(agent: Agent, name: str) -> str:
+    """Keep what is written to a stream of Python; the stream itself stays what it is."""
+    stream = getattr(sys, name)
+    if stream is None or not hasattr(stream, "write"):
+        return "none"
+    original = stream.write
+    take = Writes(agent, name).take
+
+    def write(text: Any) -> Any:
+        result = original(text)
+        take(text)
+        return result
+
+    try:
+        agent.patch(stream, "write", write)
+    except (AttributeError, TypeError):
+        return "skipped: this stream cannot be watched"
+    return _PYTHON_ONLY
+
+
+class Writes:
+    """Takes the writes of one stream apart into lines and appends them to the journal."""
+
+    def __init__(self, agent: Agent, stream: str) -> None:
+        self._agent = agent
+        self._stream = stream
+        self._index = [str(known) for known in journal.STREAMS].index(stream)
+        self._parts: list[str] = []
+        self._bucket = Bucket(_BURST_BYTES, _BYTES_PER_SECOND, time.monotonic())
+        self._suppressed = 0
+
+    @guarded
+    def take(self, text: Any) -> None:
+        """Take in one write; what logging or warnings print is in the record already."""
+        recorder = self._agent.recorder
+        if recorder is None or getattr(state, "recorded", False) or not isinstance(text, str):
+            return
+        parts = self._parts
+        parts.append(text)
+        if "\n" not in text and len(text) < MAX_PART:
+            if text.startswith("\r"):  # a progress bar draws itself anew
+                del parts[:-1]
+            elif len(parts) > 200:
+                parts[:] = ["".join(parts)[-MAX_PART:]]
+            return
+        taken = parts[:]
+        del parts[: len(taken)]  # another thread may have appended meanwhile
+        whole, end, rest = "".join(taken).rpartition("\n")
+        if not end:
+            whole, rest = rest, ""
+        if rest:
+            parts.insert(0, rest)
+        self._append(recorder, whole)
+
+    def _append(self, recorder: Any, whole: str) -> None:
+        data = redact(whole).encode(errors="replace")[: journal.MAX_BODY_BYTES - 100]
+        if not self._bucket.take(time.monotonic(), len(data) + journal.OUTPUT_HEAD.size):
+            self._suppressed += whole.count("\n") + 1
+            recorder.count_drop("too many alike")
+            return
+        if self._suppressed:
+            self._report(recorder)
+        head = journal.OUTPUT_HEAD.pack(time.time_ns(), recorder.step & 0xFFFFFFFF, self._index)
+        if not recorder.journal.append(journal.OUTPUT, head + data):
+            recorder.count_drop("journal full")
+
+    def _report(self, recorder: Any) -> None:
+        count, self._suppressed = self._suppressed, 0
+        recorder.record(
+            schema.LogLine(
+                **self._agent.here(),
+                level=30,
+                message=f"suppressed {count:,} lines of {self._stream}: too many at once",
+                stream="agent",
+                fields={"suppressed": str(count)},
+            )
+        )

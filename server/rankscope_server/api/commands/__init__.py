@@ -1,0 +1,1 @@
+"""The agent of a run: what it reports of itself, and what is asked of it."""

@@ -1,0 +1,158 @@
+"""What the agent of a run says of itself: sources, what it skipped, what it lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope.wire import schema, thinning
+from rankscope_server.api.commands.agent_schema import (
+    AgentAnswer,
+    SourceChange,
+    SourceRow,
+    SourceState,
+)
+from rankscope_server.api.runs.overview import losses, rank_rows
+from rankscope_server.store import tables
+from rankscope_server.text import plural, rank_list
+
+MAX_CHANGES = 100
+THINNING_CHANGED = "thinning_changed"
+_decode_state = msgspec.json.Decoder(schema.RankState).decode
+_PREFIXES: tuple[tuple[str, SourceState], ...] = (
+    ("skipped", "skipped"), ("waits", "waits"), ("failed", "failed"), ("switched off", "off"),
+    ("removed", "off"),
+)  # fmt: skip
+
+
+def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
+    """Return what the agents of the newest attempt say."""
+    rows = [
+        row
+        for row in rank_rows(connection, run.run_id, run.attempt)
+        if row.registered_ns is not None
+    ]
+    sources = _sources(rows)
+    off = [row.rank for row in rows if "switched off" in json.loads(row.sources).values()]
+    alone = [row.rank for row in rows if _is_alone(row) and row.rank not in off]
+    is_live = any(row.ended_ns is None for row in rows) and run.status not in ("ended", "failed")
+    return AgentAnswer(
+        text=_text(rows, sources, off, "Recording" if is_live else "Recorded"),
+        num_ranks=len(rows),
+        off=off,
+        alone=alone,
+        sources=sources,
+        changes=_changes(connection, run),
+        losses=losses(connection, run.run_id),
+        is_live=is_live,
+    )
+
+
+def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
+    """Fold equal sources of all ranks into one row each, in the order of the hooks."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    order: dict[str, int] = {}
+    for row in rows:
+        for hook, source in json.loads(row.sources).items():
+            order.setdefault(hook, len(order))
+            ranks.setdefault((hook, source), []).append(row.rank)
+    found = []
+
+    def place(row: tuple[tuple[str, str], list[int]]) -> tuple[int, str]:
+        hook = row[0][0]  # "collectives/probe" stands behind "collectives"
+        return order.get(hook.partition("/")[0], order[hook]), hook
+
+    for (hook, said), members in sorted(ranks.items(), key=place):
+        state = _state(said)
+        reason = said.partition(":")[2].strip() if state == "skipped" else ""
+        found.append(
+            SourceRow(
+                hook=hook,
+                state=state,
+                source="" if reason else said,
+                reason=reason,
+                ranks=members,
+                ranks_text=_who(members, len(rows)),
+            )
+        )
+    return found
+
+
+def _state(said: str) -> SourceState:
+    return next((state for prefix, state in _PREFIXES if said.startswith(prefix)), "used")
+
+
+def _who(members: list[int], total: int) -> str:
+    if len(members) == total:
+        return "all ranks" if total > 1 else "the only rank"
+    return rank_list(members)
+
+
+def _is_alone(row: sa.Row[Any]) -> bool:
+    return row.state is not None and not _decode_state(row.state).is_recording
+
+
+def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
+    table = tables.event
+    rows = connection.execute(
+        sa.select(table)
+        .where(table.c.run_id == run.run_id, table.c.name == THINNING_CHANGED)
+        .order_by(table.c.time_ns.desc(), table.c.id.desc())
+        .limit(MAX_CHANGES)
+    )
+    found = []
+    for row in rows:
+        fields = json.loads(row.fields)
+        found.append(
+            SourceChange(
+                time_ms=row.time_ns / 1e6,
+                rank=row.rank,
+                step=row.step,
+                old=_level(fields.get("from_level")),
+                new=_level(fields.get("level")),
+                why=_why(fields),
+                overhead_ratio=_ratio(fields.get("overhead_ratio")),
+                budget_ratio=_ratio(fields.get("budget_ratio")),
+            )
+        )
+    return found
+
+
+def _level(text: Any) -> str:
+    return thinning.words(int(text)) if str(text).isdecimal() else ""
+
+
+def _why(fields: dict[str, str]) -> str:
+    each_us = fields.get("us_per_collective")
+    costs = f"{fields.get('source', '')}: {each_us} us for each collective" if each_us else ""
+    return "; ".join(part for part in (str(fields.get("why", "")), costs) if part)
+
+
+def _ratio(text: Any) -> float | None:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int], recording: str) -> str:
+    """Say in one sentence how the agent is."""
+    if not rows:
+        return "No rank has registered yet"
+    if len(off) == len(rows):
+        return f"Switched off in all {plural(len(rows), 'rank')}: nothing is recorded"
+    if off:
+        others = len(rows) - len(off)
+        return f"Switched off in {rank_list(off)}, {recording.lower()} in {plural(others, 'other')}"
+    skipped = sorted({row.hook for row in sources if row.state in ("skipped", "failed")})
+    used = [row for row in sources if row.hook == "collectives"]
+    seen = " and ".join(
+        f"{row.source.partition(':')[0]} in {row.ranks_text}" for row in used if row.state == "used"
+    )
+    first = f"{recording}; collectives by {seen}" if seen else f"{recording}, but no collectives"
+    return first + (f"; {plural(len(skipped), 'hook')} skipped" if skipped else "")

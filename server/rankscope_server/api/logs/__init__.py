@@ -1,0 +1,1 @@
+"""Log lines, and the search over all runs."""

@@ -1,0 +1,1 @@
+"""Machines of a run and their samples."""

@@ -1,0 +1,41 @@
+"""The OpenAPI document: FastAPI knows the paths, msgspec the shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+import rankscope
+from rankscope_server.api import schema as shapes
+from rankscope_server.problems import ErrorAnswer
+
+_TEMPLATE = "#/components/schemas/{name}"
+
+
+def install(app: FastAPI) -> None:
+    """Make `/api/v1/openapi.json` complete."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title="Rankscope", version=rankscope.__version__, routes=app.routes,
+        description="Observability and diagnostics for distributed PyTorch.",
+    )  # fmt: skip
+    answers = [
+        value
+        for value in vars(shapes).values()
+        if isinstance(value, type) and issubclass(value, shapes.Shape) and value is not shapes.Shape
+    ]
+    _, components = msgspec.json.schema_components([*answers, ErrorAnswer], ref_template=_TEMPLATE)
+    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    return document

@@ -1,0 +1,1 @@
+"""Health, readiness, settings, sign-in, counters."""

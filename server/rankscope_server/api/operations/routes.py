@@ -1,0 +1,147 @@
+"""Health, readiness, settings, sign-in, and the counters for Prometheus."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import APIRouter, Request, Response
+
+import rankscope
+from rankscope_server.api.operations.schema import Clock, Health, Session, SettingsAnswer
+from rankscope_server.api.replies import documented, send
+from rankscope_server.api.security import COOKIE, is_token, session_value, signed_in
+from rankscope_server.api.service import service_of
+from rankscope_server.problems import Problem
+from rankscope_server.settings import public_values
+
+router = APIRouter(prefix="/api/v1", tags=["operations"])
+metrics_router = APIRouter(include_in_schema=False)
+MAX_SIGN_IN_BYTES = 4_096
+_COUNTERS = {
+    "batches": "Batches stored.",
+    "batches_duplicate": "Batches that were stored before.",
+    "batches_rejected": "Requests that were no batch.",
+    "records": "Records stored.",
+    "chunks": "Chunks stored.",
+    "events": "Events in stored chunks.",
+    "refused": "Records and chunks refused.",
+    "bytes": "Bytes of stored batches as they came.",
+    "ingest_seconds": "Time from request to durable answer, summed.",
+}
+
+
+class SignIn(msgspec.Struct):
+    """What the sign-in form sends."""
+
+    token: str
+
+
+@router.get("/health", **documented(Health))
+def health(request: Request) -> Response:
+    """Say that the server answers."""
+    return send(request, Health(status="ok", version=rankscope.__version__))
+
+
+@router.post("/clock", **documented(Clock))
+def clock(request: Request) -> Response:
+    """Say what time it is; a collector takes the difference of its clock from that."""
+    received_ns = time.time_ns()
+    answer = Clock(received_ns=received_ns, sent_ns=time.time_ns())
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+@router.get("/ready", **documented(Health))
+def ready(request: Request) -> Response:
+    """Say that the store can be read and written; 503 otherwise."""
+    service = service_of(request)
+    service.writer.run(lambda unit: unit.connection.execute(sa.text("SELECT 1")).scalar())
+    with service.read() as connection:
+        connection.execute(sa.text("SELECT count(*) FROM alembic_version")).scalar()
+    return send(request, Health(status="ok", version=rankscope.__version__))
+
+
+@router.get("/settings", **documented(SettingsAnswer))
+def settings(request: Request) -> Response:
+    """Return the settings in force."""
+    values = public_values(service_of(request).settings)
+    body = msgspec.convert({"settings": values}, SettingsAnswer)
+    return send(request, body, body.settings)
+
+
+@router.get("/session", **documented(Session))
+def session(request: Request) -> Response:
+    """Say whether a token is wanted and whether this request carries it."""
+    token = service_of(request).settings.token
+    carried = not token or signed_in(request.headers, token)
+    return send(request, Session(required=bool(token), signed_in=carried))
+
+
+_SIGN_IN = {
+    "required": True,
+    "content": {"application/json": {"schema": msgspec.json.schema(SignIn)["$defs"]["SignIn"]}},
+}
+
+
+@router.post("/session", openapi_extra={"requestBody": _SIGN_IN}, **documented(Session))
+async def sign_in(request: Request) -> Response:
+    """Trade the token for a cookie that no script can read."""
+    token = service_of(request).settings.token
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_SIGN_IN_BYTES:
+            raise Problem(413, "too large for a token", "token", 'send {"token": ...}')
+    try:
+        given = msgspec.json.decode(body, type=SignIn).token
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Problem(400, "not a sign-in", "token", 'send {"token": ...} as JSON') from error
+    if token and not is_token(given, token):
+        raise Problem(401, "this is not the token", "token", "use the value of RANKSCOPE_TOKEN")
+    answer = send(request, Session(required=bool(token), signed_in=True))
+    if token:
+        answer.set_cookie(
+            COOKIE, session_value(token), httponly=True, samesite="strict", path="/",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+    return answer
+
+
+@router.delete("/session", **documented(Session))
+def sign_out(request: Request) -> Response:
+    """Drop the cookie."""
+    token = service_of(request).settings.token
+    answer = send(request, Session(required=bool(token), signed_in=not token))
+    answer.delete_cookie(COOKIE, path="/")
+    return answer
+
+
+@metrics_router.get("/metrics")
+def metrics(request: Request) -> Response:
+    """Return the server's own counters in the text form of Prometheus."""
+    service = service_of(request)
+    values = service.counters.values()
+    lines = []
+    for name, text in _COUNTERS.items():
+        full = f"rankscope_ingest_{name.removeprefix('ingest_')}_total"
+        lines += [
+            f"# HELP {full} {text}",
+            f"# TYPE {full} counter",
+            f"{full} {values.get(name, 0):g}",
+        ]
+    gauges = {
+        "rankscope_runs_live": (
+            "Runs that the analysis holds in memory.",
+            service.analysis.num_runs,
+        ),
+        "rankscope_runs_behind": (
+            "Those of them with stored batches that no look has seen yet.",
+            service.analysis.num_behind,
+        ),
+        "rankscope_streams_open": ("Open event streams.", service.broker.subscribers),
+    }
+    for full, (text, value) in gauges.items():
+        lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value:g}"]
+    text = "\n".join(lines) + "\n"
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,199 @@
+"""The ranks of a run, and one of them in full."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope.wire import schema
+from rankscope.wire.backends import is_of_device
+from rankscope_server.answers import json_object, to_ms
+from rankscope_server.api.ranks.collectives import records
+from rankscope_server.api.ranks.schema import (
+    GroupRow,
+    RankDetail,
+    RankRow,
+    Ranks,
+    RankStatus,
+    StackRow,
+)
+from rankscope_server.api.runs.overview import is_silent, rank_rows
+from rankscope_server.problems import not_found
+from rankscope_server.store import tables
+from rankscope_server.text import exit_text
+
+MAX_STACKS = 10
+LAST_COLLECTIVES = 50
+_decode_state = msgspec.json.Decoder(schema.RankState).decode
+
+
+def ranks(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    attempt: int | None,
+    now_ns: int,
+    silent_after_seconds: float,
+) -> Ranks:
+    """Return the ranks of an attempt, by default the newest."""
+    rows = rank_rows(connection, run.run_id, run.attempt if attempt is None else attempt)
+    stuck = _stuck(connection, run.run_id)
+    return Ranks(ranks=[_rank_row(row, run, stuck, now_ns, silent_after_seconds) for row in rows])
+
+
+def rank(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    number: int,
+    now_ns: int,
+    silent_after_seconds: float,
+) -> RankDetail:
+    """Return one rank of the newest attempt. Raises Problem 404."""
+    rows = rank_rows(connection, run.run_id, run.attempt)
+    row = next((row for row in rows if row.rank == number), None)
+    if row is None:
+        raise not_found(
+            f"no rank {number} in run {run.run_id}", f"ranks are 0 to {run.world_size - 1}", "rank"
+        )
+    base = _rank_row(row, run, _stuck(connection, run.run_id), now_ns, silent_after_seconds)
+    return RankDetail(
+        **msgspec.structs.asdict(base),
+        role=row.role,
+        backend=row.backend,
+        local_world_size=row.local_world_size,
+        world_size=row.world_size,
+        num_stages=row.num_stages or None,
+        num_microbatches=row.num_microbatches or None,
+        schedule=row.schedule,
+        registered_ms=to_ms(row.registered_ns),
+        ended_ms=to_ms(row.ended_ns),
+        end_reason=row.end_reason,
+        exit_code=row.exit_code,
+        exit_signal=row.exit_signal,
+        end_detail=row.end_detail,
+        groups=_groups(connection, row),
+        collectives=records(connection, run, number, None, None, LAST_COLLECTIVES).rows,
+        stacks=_stacks(connection, row),
+    )
+
+
+def _rank_row(
+    row: sa.Row[Any],
+    run: sa.Row[Any],
+    stuck: set[tuple[int, int]],
+    now_ns: int,
+    silent_after_seconds: float,
+) -> RankRow:
+    state = None if row.state is None else _decode_state(row.state)
+    return RankRow(
+        rank=row.rank,
+        host=row.host,
+        node_rank=row.node_rank,
+        local_rank=row.local_rank,
+        pid=row.pid,
+        attempt=row.attempt,
+        state=_status(row, run, stuck, now_ns, silent_after_seconds),
+        step=row.step,
+        phase=state.phase if state else None,
+        phase_since_ms=to_ms(state.phase_since_ns) if state else None,
+        last_seen_ms=to_ms(row.last_seen_ns),
+        exit_text=exit_text(row),
+        stage=row.stage if row.stage >= 0 else None,
+        sources=json.loads(row.sources),
+        cpu_seconds=state.cpu_seconds if state else None,
+        rss_bytes=(state.rss_bytes or None) if state else None,
+    )
+
+
+def _status(
+    row: sa.Row[Any],
+    run: sa.Row[Any],
+    stuck: set[tuple[int, int]],
+    now_ns: int,
+    silent_after_seconds: float,
+) -> RankStatus:
+    if row.ended_ns is not None:
+        return "ended" if row.end_reason == "clean" else "failed"
+    is_stuck = (row.attempt, row.rank) in stuck
+    if run.launcher == schema.IMPORTED:
+        return "stuck" if is_stuck else "ended"
+    if is_silent(row, run, now_ns, silent_after_seconds) or run.status in {"ended", "failed"}:
+        return "silent"
+    return "stuck" if is_stuck else "running"
+
+
+def _stuck(connection: sa.Connection, run_id: str) -> set[tuple[int, int]]:
+    """Return (attempt, rank) of those that an open finding of a hang names or lists as waiting."""
+    table = tables.finding.c
+    rows = connection.execute(
+        sa.select(table.attempt, table.body).where(
+            table.run_id == run_id, table.state != "recovered"
+        )
+    )
+    found: set[tuple[int, int]] = set()
+    for attempt, body in rows:
+        finding = json_object(body)
+        if finding.get("kind") == "hang":
+            named = [*finding.get("ranks", []), *finding.get("victims", [])]
+            found |= {(attempt, rank) for rank in named}
+    return found
+
+
+def _groups(connection: sa.Connection, row: sa.Row[Any]) -> list[GroupRow]:
+    state = None if row.state is None else _decode_state(row.state)
+    positions = {group.group: group for group in state.groups} if state else {}
+    table = tables.process_group
+    defined = connection.execute(
+        sa.select(table)
+        .where(table.c.run_id == row.run_id, table.c.attempt == row.attempt)
+        .order_by(table.c.group)
+    ).all()
+    known = {group.group: group for group in defined}
+    rows = []
+    for name in [*known, *(name for name in positions if name not in known)]:
+        members = json.loads(known[name].ranks) if name in known else []
+        at = positions.get(name)
+        if members and row.rank not in members and at is None:
+            continue
+        backend = known[name].backend if name in known else ""
+        is_reported = at is not None and bool(
+            at.ended or at.ends_are_known or not is_of_device(backend)
+        )
+        rows.append(
+            GroupRow(
+                group=name,
+                description=known[name].description if name in known else "",
+                backend=backend,
+                ranks=members,
+                issued=at.issued if at else None,
+                ended=at.ended if at and is_reported else None,
+                operation=at.operation if at else "",
+                size_bytes=at.size_bytes if at else None,
+                issued_ms=to_ms(at.issued_ns) if at else None,
+                call_site=at.call_site if at else "",
+            )
+        )
+    return rows
+
+
+def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> list[StackRow]:
+    table = tables.stacks
+    rows = connection.execute(
+        sa.select(table)
+        .where(
+            table.c.run_id == row.run_id, table.c.rank == row.rank, table.c.attempt == row.attempt
+        )
+        .order_by(table.c.id.desc())
+        .limit(MAX_STACKS)
+    )
+    return [
+        StackRow(
+            time_ms=stack.time_ns / 1e6,
+            reason=stack.reason,
+            text=stack.text,
+            command_id=stack.command_id or None,
+        )
+        for stack in rows
+    ]

@@ -1,0 +1,42 @@
+"""Parts of a report that need no store, so that a reader without a server has them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankscope_server.api.runs.schema import Answer, Finding, RunSummary
+from rankscope_server.findings.text import hours_text, percent_text
+
+_STOPPED = ("hang", "crash", "desync")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a report is read, and what of it could not be."""
+
+    source: str
+    notes: tuple[str, ...] = ()
+    is_open_ended: bool = False  # the record stops, and nobody saw how the ranks ended
+
+
+def cost_text(finding: Finding, run: RunSummary) -> str:
+    """Return what a finding costs, in words that also say when it is not known."""
+    ratio = finding.cost_throughput_ratio
+    if ratio is None:
+        if finding.kind in _STOPPED:
+            world = f" of {run.world_size:,} ranks" if run.world_size else ""
+            return f"All throughput{world} since then: nobody gets further"
+        return "Not known: what this finding rests on has no time in it"
+    text = f"{percent_text(ratio)} of the job's throughput"
+    hours = finding.cost_rank_hours_per_day
+    if hours is not None:
+        text += f", {hours_text(hours)} a day"
+    return text
+
+
+def answer_of(answer: Answer, run: RunSummary, origin: Origin) -> Answer:
+    """Return the first sentence: a record that just stops is never called healthy."""
+    if not origin.is_open_ended or answer.state != "healthy":
+        return answer
+    text = f"No verdict: the record stops in step {run.step:,}, how its ranks ended is not known"
+    return Answer(state="unknown", text=text, detail=f"up to there: {answer.text}")

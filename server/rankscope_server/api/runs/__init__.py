@@ -1,0 +1,1 @@
+"""Runs: list, overview, findings, environment."""

@@ -1,0 +1,89 @@
+"""What the routes share: settings, the store's two ends, the stream, the analysis, counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import sqlalchemy as sa
+from fastapi import Request
+
+from rankscope_server.analysis.loop import AnalysisLoop
+from rankscope_server.broker import Broker
+from rankscope_server.preflight.dialling import Dialler
+from rankscope_server.preflight.hub import Hub
+from rankscope_server.preflight.targets import Policy
+from rankscope_server.settings import Settings, is_loopback
+from rankscope_server.store.engine import only_server, open_engines
+from rankscope_server.store.writer import Writer
+
+
+class Counters:
+    """Totals since the start, for `/metrics`; safe to add to from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, float] = {}
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        with self._lock:
+            self._values[name] = self._values.get(name, 0) + amount
+
+    def values(self) -> dict[str, float]:
+        """Return a copy of all counters."""
+        with self._lock:
+            return dict(self._values)
+
+
+@dataclass(slots=True)
+class Service:
+    """One running server, without its HTTP side."""
+
+    settings: Settings
+    writer: Writer
+    reader: sa.Engine
+    broker: Broker
+    analysis: AnalysisLoop
+    preflights: Hub
+    dialler: Dialler
+    counters: Counters = field(default_factory=Counters)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Give a connection that sees one state of the store."""
+        with self.reader.connect() as connection:
+            yield connection
+
+
+@contextmanager
+def open_service(settings: Settings) -> Iterator[Service]:
+    """Open the store and start the threads; at the end stop them in order.
+
+    Raises StoreInUseError, SQLAlchemyError, OSError.
+    """
+    url = settings.address_of_database()
+    with ExitStack() as stack:
+        stack.enter_context(only_server(url))
+        writing, reader = open_engines(url, settings.synchronous)
+        stack.callback(reader.dispose)
+        stack.callback(writing.dispose)
+        writer = Writer(writing, settings.group_commit_batches)
+        broker = Broker()
+        analysis = AnalysisLoop(settings, writer, reader, broker)
+        writer.start()
+        stack.callback(writer.close)
+        analysis.start()
+        stack.callback(analysis.close)
+        preflights = Hub(writer, reader, broker)
+        policy = Policy(settings.networks(), is_loopback(settings.host))
+        dialler = Dialler(policy, preflights.limits)
+        yield Service(settings, writer, reader, broker, analysis, preflights, dialler)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the app that got this request."""
+    return cast(Service, request.app.state.service)

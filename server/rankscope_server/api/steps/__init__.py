@@ -1,0 +1,1 @@
+"""Steps: map, throughput, time budget, series of numbers."""

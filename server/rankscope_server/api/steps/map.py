@@ -1,0 +1,363 @@
+"""The map, ranks by steps: one byte a cell, and in a bin the worst cell, never a mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope.wire.backends import is_of_device
+from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
+from rankscope_server.answers import json_object
+from rankscope_server.api.runs.findings import onset_step
+from rankscope_server.api.runs.overview import rank_rows
+from rankscope_server.api.steps.cells import (
+    Array,
+    Held,
+    Plane,
+    Reference,
+    encode,
+    fold_block,
+    fold_ranks,
+    fold_times,
+    missing_share,
+    scale_of,
+    to_base64,
+    widths,
+)
+from rankscope_server.api.steps.map_words import MS_METRICS, RATIO_METRICS, map_text, reference_text
+from rankscope_server.api.steps.queries import (
+    WARM_UP_STEPS,
+    bin_of,
+    first_step,
+    known,
+    load_range,
+    quiet,
+    warm_up_steps,
+)
+from rankscope_server.api.steps.schema import Cell, Map, MapRow, Mark, PinnedRow
+from rankscope_server.problems import Problem, not_found
+from rankscope_server.store import tables
+from rankscope_server.store.tiles import (
+    BLOCK_STEPS,
+    BLOCKED_METRICS,
+    DEVICE_METRICS,
+    FLOAT_METRICS,
+    PHASE_METRICS,
+    STARTED,
+    read_blocks,
+)
+from rankscope_server.text import percent
+from rankscope_server.verdict.reference import Ratios, ratios
+
+MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
+EARLY_STEPS = 50
+MAX_LANES = 2_048
+HOLD_STEPS = 64  # for so long a sample stands for the steps behind it
+MAX_CELLS = 16_000_000
+MAX_PINNED = 5
+MAX_MARKS = 500
+MIN_LOST_RATIO = 0.02  # a lane that lost less than this is not worth a pin
+_FLAGS = {
+    STEP_SKIPPED: "skipped",
+    STEP_CHECKPOINT: "checkpoint",
+    STEP_EVALUATION: "evaluation",
+    STEP_FIRST: "first",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What cells are compared with."""
+
+    roles: list[int]  # per rank, its pipeline stage
+    hosts: list[str]
+    early: Array  # the metric over early steps, ranks by steps
+    on_device: Array  # per rank: what only its device knows is sampled
+
+    @property
+    def height(self) -> int:
+        """Return how many ranks there are."""
+        return len(self.roles)
+
+
+def rank_map(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    metric: str,
+    lo: int | None,
+    hi: int | None,
+    width: int,
+    lanes: int,
+) -> Map:
+    """Return the map of a metric over steps `lo`..`hi`. Raises Problem 422."""
+    check_metric(metric)
+    first, last = step_range(run, lo, hi)
+    peers = load_peers(connection, run, metric)
+    width = min(width, max(1, MAX_CELLS // max(peers.height, 1)))
+    size = bin_of(last - first + 1, width)
+    held = Held(peers.on_device & (metric in DEVICE_METRICS), HOLD_STEPS)
+    plane = _fold_steps(connection, run.run_id, metric, peers, first, last, size, held)
+    columns = plane.worst.shape[1]
+    lanes = min(max(lanes, 1), MAX_LANES)
+    rank_bin = max(1, -(-peers.height // lanes))
+    worst, missing = fold_ranks(plane, rank_bin, size, last - first + 1)
+    is_ratio = metric in RATIO_METRICS
+    scale = None if is_ratio else scale_of(worst)
+    reference = _reference(plane.kinds) if is_ratio else None
+    return Map(
+        metric=metric,
+        unit="ratio" if is_ratio else "ms",
+        reference=reference,
+        reference_text=reference_text(metric, plane.kinds),
+        value_lo=None if scale is None else 0.0,
+        value_hi=scale,
+        step_lo=first,
+        step_hi=last,
+        bin=size,
+        columns=columns,
+        rank_bin=rank_bin,
+        rows=_rows(peers, rank_bin),
+        cells=encode(worst, scale),
+        missing=to_base64(missing),
+        pinned=_pinned(connection, run, plane, peers, size, last - first + 1, scale, rank_bin),
+        marks=_marks(connection, run, first, last),
+        time_ms=[time / 1e6 if time else None for time in plane.times.tolist()],
+        world_size=peers.height,
+        text=map_text(
+            metric, plane, peers.on_device, missing, held, _warm_up(connection, run, first, size)
+        ),
+    )
+
+
+def cell(connection: sa.Connection, run: sa.Row[Any], rank: int, step: int) -> Cell:
+    """Return the exact numbers of one rank in one step. Raises Problem 404."""
+    peers = load_peers(connection, run, "own_work")
+    if not 0 <= rank < peers.height:
+        raise not_found(f"no rank {rank} in this run", f"ranks are 0 to {peers.height - 1}", "rank")
+    planes = load_range(connection, run.run_id, (*FLOAT_METRICS, STARTED), step, step)
+    if len(planes["step"]) <= rank:
+        planes = {name: np.full((peers.height, 1), np.nan) for name in (*FLOAT_METRICS, STARTED)}
+    column = {name: plane[rank, 0] for name, plane in planes.items()}
+    compared = _compare(peers, _fit(planes["own_work"], peers.height))
+    phases = {
+        name: known(column[name] - _zero(column.get(f"{name}_blocked"))) for name in PHASE_METRICS
+    }
+    started = column[STARTED]
+    flags = 0 if np.isnan(column["flags"]) else int(column["flags"])
+    return Cell(
+        rank=rank,
+        step=step,
+        host=peers.hosts[rank],
+        ratio=known(compared.ratio[rank, 0]),
+        reference_ms=known(compared.reference[rank, 0]),
+        own_work_ms=known(column["own_work"]),
+        step_ms=known(column["step"]),
+        phases=phases,
+        blocked_ms=known(column["blocked"]),
+        cpu_ms=known(column["cpu"]),
+        time_ms=None if np.isnan(started) or not started else float(started) / 1e6,
+        flags=[name for bit, name in _FLAGS.items() if flags & bit],
+    )
+
+
+def check_metric(metric: str) -> None:
+    """Raise Problem 422 for a metric that the map does not have."""
+    if metric not in MAP_METRICS:
+        raise Problem(
+            422, f"metric {metric[:40]!r} is not known", "metric", f"use {', '.join(MAP_METRICS)}"
+        )
+
+
+def step_range(run: sa.Row[Any], lo: int | None, hi: int | None) -> tuple[int, int]:
+    """Return the steps asked for, within those that exist. Raises Problem 422."""
+    first = 1 if lo is None else max(lo, 1)
+    last = run.step if hi is None else min(hi, run.step)
+    if lo is not None and hi is not None and lo > hi:
+        raise Problem(422, f"from {lo} is after to {hi}", "from", "exchange them")
+    return first, max(last, first - 1)
+
+
+def load_peers(connection: sa.Connection, run: sa.Row[Any], metric: str) -> Peers:
+    """Return roles and hosts of all ranks, and the early steps that serve as own reference."""
+    rows = {row.rank: row for row in rank_rows(connection, run.run_id, run.attempt)}
+    height = max([run.world_size, *(rank + 1 for rank in rows)])
+    attempts = tables.attempt.c
+    begin = connection.scalar(
+        sa.select(sa.func.min(attempts.step_lo)).where(attempts.run_id == run.run_id)
+    )
+    lo = int(begin or 1)  # `ratios` leaves the warm-up out by itself
+    hi = lo + EARLY_STEPS
+    onset = onset_step(run)
+    if onset is not None and onset - lo >= 2 * WARM_UP_STEPS:
+        hi = min(hi, onset - 1)
+    metrics = _planes_of(metric)
+    early = _value(metric, load_range(connection, run.run_id, metrics, lo, hi))
+    return Peers(
+        roles=[rows[rank].stage if rank in rows else -1 for rank in range(height)],
+        hosts=[rows[rank].host if rank in rows else "" for rank in range(height)],
+        early=_fit(early, height),
+        on_device=np.array(
+            [rank in rows and is_of_device(rows[rank].backend) for rank in range(height)], bool
+        ),
+    )
+
+
+def _planes_of(metric: str) -> tuple[str, ...]:
+    blocked = f"{metric}_blocked"
+    return (metric, blocked) if blocked in BLOCKED_METRICS else (metric,)
+
+
+def _value(metric: str, planes: dict[str, Array]) -> Array:
+    # What a rank works itself: waiting for peers inside a phase is not its own.
+    blocked = planes.get(f"{metric}_blocked")
+    return planes[metric] if blocked is None else planes[metric] - np.nan_to_num(blocked)
+
+
+def _compare(peers: Peers, values: Array) -> Ratios:
+    return ratios(values.astype(np.float64), peers.roles, peers.early.astype(np.float64))
+
+
+def _fold_steps(
+    connection: sa.Connection,
+    run_id: str,
+    metric: str,
+    peers: Peers,
+    first: int,
+    last: int,
+    size: int,
+    held: Held,
+) -> Plane:
+    columns = max(-(-(last - first + 1) // size), 0)
+    shape = (peers.height, columns)
+    plane = Plane(
+        np.full(shape, np.nan, np.float32), np.zeros(shape, np.int32), np.zeros(columns, np.int64),
+        set(),
+    )  # fmt: skip
+    metrics = (*_planes_of(metric), STARTED)
+    for start, planes in read_blocks(connection, run_id, metrics, first, last):
+        steps = np.arange(start, start + BLOCK_STEPS)
+        inside = (steps >= first) & (steps <= last)
+        values = held.fill(_fit(_value(metric, planes), peers.height), inside)
+        if metric in RATIO_METRICS:
+            compared = _compare(peers, values)
+            values, kinds = compared.ratio, compared.kinds
+            plane.kinds.update(kinds)
+        fold_block(plane, values[:, inside], (steps[inside] - first) // size)
+        fold_times(plane, planes[STARTED][:, inside], (steps[inside] - first) // size)
+    return plane
+
+
+def _fit(values: Array, height: int) -> Array:
+    if len(values) >= height:
+        return values[:height]
+    return np.concatenate([values, np.full((height - len(values), values.shape[1]), np.nan)])
+
+
+def _zero(value: Any) -> Any:
+    return 0.0 if value is None or np.isnan(value) else value
+
+
+def _rows(peers: Peers, rank_bin: int) -> list[MapRow]:
+    rows = []
+    for lo in range(0, peers.height, rank_bin):
+        hi = min(lo + rank_bin, peers.height) - 1
+        hosts = list(dict.fromkeys(host for host in peers.hosts[lo : hi + 1] if host))
+        host = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}" if hosts else ""
+        label = f"Rank {lo}" if lo == hi else f"Ranks {lo}-{hi}"
+        rows.append(MapRow(label=label, rank_lo=lo, rank_hi=hi, host=host))
+    return rows
+
+
+def _pinned(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    plane: Plane,
+    peers: Peers,
+    size: int,
+    num_steps: int,
+    scale: float | None,
+    rank_bin: int,
+) -> list[PinnedRow]:
+    why = {
+        rank: text for rank, text in _accused(connection, run.run_id).items() if rank < peers.height
+    }
+    if scale is None and plane.worst.size:
+        lost = np.nan_to_num(quiet(np.nanmean, np.maximum(plane.worst - 1, 0), axis=1))
+        for rank in np.argsort(-lost).tolist():
+            if lost[rank] >= MIN_LOST_RATIO and rank_bin > 1:
+                why.setdefault(
+                    rank, f"works {percent(float(lost[rank]))} longer than its reference"
+                )
+    rows = []
+    for rank in list(why)[:MAX_PINNED]:
+        worst = plane.worst[rank : rank + 1]
+        present = plane.present[rank : rank + 1]
+        missing = missing_share(present, widths(plane, size, num_steps)[None, :])
+        largest = known(quiet(np.nanmax, worst)) if scale is None else None
+        rows.append(
+            PinnedRow(
+                rank=rank, label=f"Rank {rank}", host=peers.hosts[rank], why=why[rank],
+                max_ratio=largest, cells=encode(worst, scale), missing=to_base64(missing),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _accused(connection: sa.Connection, run_id: str) -> dict[int, str]:
+    table = tables.finding.c
+    bodies = connection.scalars(
+        sa.select(table.body)
+        .where(table.run_id == run_id, table.state != "recovered")
+        .order_by(table.id)
+    )
+    found: dict[int, str] = {}
+    for body in bodies:
+        finding = json_object(body)
+        for rank in finding.get("ranks", []):
+            found.setdefault(rank, str(finding.get("what", "")))
+    return found
+
+
+def _marks(connection: sa.Connection, run: sa.Row[Any], first: int, last: int) -> list[Mark]:
+    marks = []
+    onset = onset_step(run)
+    if onset is not None:
+        marks.append(Mark(step=onset, kind="onset", text=str(json_object(run.verdict)["what"])))
+    attempts = tables.attempt.c
+    rows = connection.execute(
+        sa.select(attempts.attempt, attempts.step_lo)
+        .where(attempts.run_id == run.run_id, attempts.step_lo.is_not(None))
+        .order_by(attempts.attempt)
+    )
+    for number, step in rows:
+        if number == 0:
+            marks.append(Mark(step=step, kind="first", text="first step"))
+        else:
+            marks.append(Mark(step=step, kind="attempt", text=f"attempt {number} begins"))
+    events = tables.event.c
+    steps = connection.scalars(
+        sa.select(events.step)
+        .where(events.run_id == run.run_id, events.name.startswith("checkpoint"), events.step > 0)
+        .where(events.step.between(first, last))
+        .distinct()
+        .order_by(events.step)
+        .limit(MAX_MARKS)
+    )
+    marks += [Mark(step=step, kind="checkpoint", text=f"checkpoint at {step}") for step in steps]
+    return [mark for mark in marks if first <= mark.step <= last]
+
+
+def _reference(kinds: set[Reference]) -> Reference | None:
+    if not kinds:
+        return None
+    return "peers" if "peers" in kinds else "own"
+
+
+def _warm_up(connection: sa.Connection, run: sa.Row[Any], first: int, size: int) -> tuple[int, int]:
+    """Return in how many of the first columns there is warm-up, and which step is its last."""
+    begin = first_step(connection, run.run_id)
+    last = begin + warm_up_steps(run.step - begin + 1) - 1
+    return max(-(-(last - first + 1) // size), 0), last

@@ -1,0 +1,105 @@
+"""Numbers of training over steps: what the script logged and what hooks saw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, TypeAlias
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope_server.answers import Capped
+from rankscope_server.api.steps.queries import bin_of
+from rankscope_server.api.steps.schema import MetricsAnswer, MetricSeries
+from rankscope_server.store import tables
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_SERIES = 256
+MAX_POINTS = 400_000
+
+
+def metrics(
+    connection: sa.Connection,
+    run_id: str,
+    names: list[str],
+    width: int,
+    *,
+    rank: int | None = None,
+    merged: bool = False,
+) -> MetricsAnswer:
+    """Return the numbers of training in bins of steps, of each rank or `merged` over all ranks."""
+    table = tables.metric.c
+    all_names = list(
+        connection.scalars(
+            sa.select(table.name).where(table.run_id == run_id).distinct().order_by(table.name)
+        )
+    )
+    wanted = [name for name in names if name in all_names] if names else all_names
+    where = [table.run_id == run_id, table.name.in_(wanted)]
+    if rank is not None:
+        where.append(table.rank == rank)
+    points = _merged_points(connection, where) if merged else _points(connection, where)
+    series = [
+        _metric_series(name, of_rank, values, width)
+        for (name, of_rank), values in list(points.items())[:MAX_SERIES]
+    ]
+    capped = Capped(shown=MAX_SERIES, total=len(points)) if len(points) > MAX_SERIES else None
+    return MetricsAnswer(names=all_names, series=series, capped=capped)
+
+
+# by (name, rank) and step: value, least, largest; NaN where none was finite
+_Points: TypeAlias = dict[tuple[str, int], dict[int, tuple[float, float, float]]]
+
+
+def _points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
+    table = tables.metric.c
+    points: _Points = defaultdict(dict)
+    rows = connection.execute(
+        sa.select(table.name, table.rank, table.step, table.value)
+        .where(*where)
+        # Later attempts come last: where steps were repeated, what was kept counts.
+        .order_by(table.name, table.rank, table.attempt, table.step)
+        .limit(MAX_POINTS)
+    )
+    for name, rank, step, value in rows:
+        points[name, rank][step] = (np.nan if value is None else value,) * 3
+    return points
+
+
+def _merged_points(connection: sa.Connection, where: list[sa.ColumnElement[bool]]) -> _Points:
+    """Return the mean, least and largest value over the ranks; the rank is -1."""
+    table, over = tables.metric.c, sa.func
+    points: _Points = defaultdict(dict)
+    rows = connection.execute(
+        sa.select(
+            table.name, table.step, over.avg(table.value), over.min(table.value),
+            over.max(table.value),
+        )
+        .where(*where)
+        .group_by(table.name, table.attempt, table.step)
+        .order_by(table.name, table.attempt, table.step)
+        .limit(MAX_POINTS)
+    )  # fmt: skip
+    for name, step, *values in rows:
+        mean, least, largest = (np.nan if value is None else value for value in values)
+        points[name, -1][step] = mean, least, largest
+    return points
+
+
+def _metric_series(
+    name: str, rank: int, values: dict[int, tuple[float, float, float]], width: int
+) -> MetricSeries:
+    steps = np.array(sorted(values), np.int64)
+    numbers, least, largest = np.array([values[step] for step in steps.tolist()]).T
+    size = bin_of(len(steps), width)
+    starts = np.arange(0, len(steps), size)
+    ends = np.append(starts[1:], len(steps)) - 1
+    return MetricSeries(
+        name=name, rank=rank, step=steps[ends].tolist(), value=_rounded(numbers[ends]),
+        min=_rounded(np.fmin.reduceat(least, starts)),
+        max=_rounded(np.fmax.reduceat(largest, starts)),
+    )  # fmt: skip
+
+
+def _rounded(values: Array) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]

@@ -1,0 +1,1 @@
+"""Clocks of hosts and processes that are apart."""

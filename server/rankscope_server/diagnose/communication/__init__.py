@@ -1,0 +1,1 @@
+"""How much of a step communication takes, and what would make it less."""

@@ -1,0 +1,1 @@
+"""The rank that failed first, and those that failed because of it."""

@@ -1,0 +1,87 @@
+"""How likely each failure is the one that began it, in points.
+
+3 for a failure that begins by itself, 2 for a rank that others waited for or that called something
+else than the others, 2 for an end by a signal or the first end, 1 for an error that few ranks have,
+1 for the earliest where the clocks can tell. The highest is named; points are whole, so that two
+are level, less than one point apart, only if they are equal: then both are named. What healthy runs
+show too is taken off before: such lines tell nothing of an end (`last_words`).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankscope_server.diagnose.window import Window
+from rankscope_server.observe.failures import Failure
+
+_DEADLY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+_CLASS_POINTS = {"initiating": 3, "cascade": 1, "teardown": 0}
+_WEAK_POINTS = 2
+
+
+def points(window: Window, failures: Sequence[Failure]) -> dict[Failure, int]:
+    """Return the points of each failure; `failures` are in order of time."""
+    at_fault = accused(window, "hang", "desync")
+    ends = sorted(window.ended.values(), key=lambda ended: ended.time_ns)
+    first_ends = {
+        ended.rank
+        for ended in ends
+        if ended.reason != "clean" and _is_level(window, ends[0].time_ns, ended.time_ns)
+    }
+    ranks_of: dict[str, set[int]] = {}
+    for failure in failures:
+        ranks_of.setdefault(failure.signature, set()).add(failure.rank)
+    few = max(1, int(window.world_size * window.policy.rare_ratio))
+    return {
+        failure: (_WEAK_POINTS if failure.is_weak else _CLASS_POINTS[failure.role])
+        + 2 * (failure.rank in at_fault)
+        + 2 * (failure.rank in first_ends or _died_by_signal(failure))
+        + (len(ranks_of[failure.signature]) <= few)
+        + is_level(window, failures[0], failure)
+        for failure in failures
+    }
+
+
+def accused(window: Window, *kinds: str) -> set[int]:
+    """Return the ranks that findings of these kinds name."""
+    return {
+        rank
+        for finding in window.before.values()
+        if finding.kind in kinds and finding.severity == "critical"
+        for rank in finding.ranks
+    }
+
+
+def is_level(window: Window, first: Failure, other: Failure) -> bool:
+    """Return whether two failures have no certain order in time."""
+    host = window.host(first.rank)
+    same_host = bool(host) and host == window.host(other.rank)
+    policy = window.policy
+    band = policy.same_host_band_seconds if same_host else policy.clock_band_seconds
+    if other.signature == first.signature:
+        band = policy.clock_band_seconds  # the same error on many ranks: a fault of the script
+    elif not same_host:
+        hosts = host, window.host(other.rank)
+        if np.isfinite(window.clocks.band_ms(*hosts)):
+            order = window.clocks.order(hosts[0], first.time_ns, hosts[1], other.time_ns)
+            lead = (other.common_ns - first.common_ns) / 1e9
+            return order != "before" or lead <= policy.same_host_band_seconds
+    return (other.time_ns - first.time_ns) / 1e9 <= band
+
+
+def on_one_clock(window: Window, rank: int, time_ns: int) -> int:
+    """Return a time of a rank's host on the clock of one of the hosts, as far as they are known."""
+    clocks = window.clocks
+    found = clocks.difference_ms(window.host(rank), clocks.hosts[0]) if clocks.hosts else None
+    return time_ns if found is None else time_ns - int(found[0] * 1e6)
+
+
+def _is_level(window: Window, first_ns: int, other_ns: int) -> bool:
+    return (other_ns - first_ns) / 1e9 <= window.policy.clock_band_seconds
+
+
+def _died_by_signal(failure: Failure) -> bool:
+    return failure.ended is not None and failure.ended.signal in _DEADLY

@@ -1,0 +1,1 @@
+"""Steps that wait for data, and batches that are damaged."""

@@ -1,0 +1,1 @@
+"""Ranks of a group that call different collectives."""

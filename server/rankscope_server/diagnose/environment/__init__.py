@@ -1,0 +1,1 @@
+"""Ranks that run on something else than the others."""

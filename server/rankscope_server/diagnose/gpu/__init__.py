@@ -1,0 +1,1 @@
+"""GPUs that throttle, fail or are unlike the others."""

@@ -1,0 +1,243 @@
+"""GPUs that throttle, whose memory fails, that are unlike the others, or idle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.formulas import SIGMA_PER_MAD
+from rankscope_server.diagnose.gpu.words import (
+    activity_finding,
+    ecc_finding,
+    outlier_finding,
+    throttle_finding,
+)
+from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.statistics import median, others_median
+from rankscope_server.observe.machine_table import (
+    HEALTH_COLUMNS,
+    STRETCH_SECONDS,
+    Device,
+    MachineTable,
+)
+
+Array = NDArray[Any]
+_MAX_FINDINGS = 16
+# floors under the scatter of a fleet: what sensors and rounding make by themselves
+_FLOORS = {
+    "sm_clock_mhz": (0.01, 0.0), "power_watts": (0.03, 0.0), "temperature_celsius": (0.0, 2.0),
+    "utilization_ratio": (0.0, 0.05),
+}  # fmt: skip  # share of the median, absolute
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """A GPU whose clocks are held down. Ratios are shares of the last five minutes."""
+
+    device: Device
+    share: float
+    clock_loss: float  # share by which its clock lies below its peers'; NaN without peers
+    celsius: float
+    is_power_cap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Worn:
+    """A GPU whose memory shows errors. `what` names the rule."""
+
+    device: Device
+    what: str
+    count: float
+    peers: float
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """A GPU that is unlike the others in several ways at once."""
+
+    device: Device
+    metrics: tuple[tuple[str, float, float], ...]  # name, its value, median of the others
+
+
+class GpuHealth:
+    """Finds GPUs that throttle, whose memory fails, that stand apart or have little to do."""
+
+    name: ClassVar[str] = "gpu-health"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "throttle",
+        "power_cap",
+        "ecc",
+        "gpu_outlier",
+        "gpu_underuse",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"gpu"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return what is wrong with the GPUs of a job."""
+        machines, policy = window.facts.machines, window.policy
+        if not machines.devices.get("gpu"):
+            return skipped(
+                self, "no GPU is sampled", "on GPU nodes: install the driver's NVML (libnvidia-ml)"
+            )
+        hosts = {known.host for known in window.ranks.values()}
+        findings: list[Finding] = []
+        findings += [throttle_finding(window, one) for one in throttles(machines, policy)
+                     if one.device[0] in hosts]  # fmt: skip
+        findings += [ecc_finding(window, one) for one in worn(machines, policy)
+                     if one.device[0] in hosts]  # fmt: skip
+        findings += [outlier_finding(window, one) for one in outliers(machines, policy)
+                     if one.device[0] in hosts]  # fmt: skip
+        activity = low_activity(machines, policy)
+        if activity is not None and window.steps.num_steps and _uses_gpus(window):
+            findings.append(activity_finding(window, *activity))
+        count = len(machines.devices["gpu"])
+        loud = any(finding.severity != "info" for finding in findings)
+        checked = () if loud else (f"health of {count} GPUs: clocks, memory errors, temperature",)
+        return ran(self, findings[:_MAX_FINDINGS], checked)
+
+
+def _uses_gpus(window: Window) -> bool:
+    """Return whether any rank is known to compute on a GPU: jobs on CPUs leave them idle."""
+    facts = window.facts
+    return bool(facts.machines.gpu_of_rank) or "cuda_allocated_bytes" in facts.memory.names()
+
+
+def _busy(machines: MachineTable, policy: Policy, stretches: int) -> Array:
+    """Return which GPUs worked in each of the newest stretches, GPUs x stretches."""
+    _, use = machines.means("utilization_ratio", stretches)
+    with np.errstate(invalid="ignore"):
+        busy: Array = use > policy.gpu_idle_ratio
+    return busy
+
+
+def throttles(machines: MachineTable, policy: Policy) -> list[Throttle]:
+    """Return the GPUs whose clocks are held down by heat or power, or by a power cap.
+
+    Heat and power brakes count where the clock also lies below that of busy peers of its kind.
+    """
+    stretches = int(policy.throttle_seconds // STRETCH_SECONDS)
+    busy = _busy(machines, policy, stretches)
+
+    def seen(name: str) -> Array:
+        values = machines.means(name, stretches)[1]
+        values[~busy] = np.nan
+        return values
+
+    devices = machines.means("throttled", 1)[0]
+    hot, capped, clock, heat = map(
+        seen, ("throttled", "power_capped", "sm_clock_mhz", "temperature_celsius")
+    )
+    known = np.sum(~np.isnan(hot), axis=1) >= policy.throttle_min_stretches
+    hot_share, cap_share = _mean(hot), _mean(capped)
+    loss = _clock_loss(machines, devices, median(clock), policy)
+    found = []
+    for row in np.flatnonzero(known):
+        is_hot = hot_share[row] > policy.throttle_share and loss[row] > policy.throttle_clock_share
+        is_capped = cap_share[row] > policy.throttle_share
+        if is_hot or is_capped:
+            share = hot_share[row] if is_hot else cap_share[row]
+            celsius = float(np.nanmax(np.append(heat[row], np.nan_to_num(heat[row]))))
+            found.append(
+                Throttle(devices[row], float(share), float(loss[row]), celsius, not is_hot)
+            )
+    return found
+
+
+def _mean(values: Array) -> Array:
+    known = np.sum(~np.isnan(values), axis=1)
+    mean: Array = np.nansum(values, axis=1) / np.maximum(known, 1)
+    return mean
+
+
+def _clock_loss(
+    machines: MachineTable, devices: list[Device], clock: Array, policy: Policy
+) -> Array:
+    """Return by how much each GPU's clock lies below the median of its kind; NaN without peers."""
+    at = HEALTH_COLUMNS.index("sm_clock_max_mhz")
+    kinds = np.array([
+        float(machines.health[device].last[at]) if device in machines.health else -1.0
+        for device in devices
+    ])  # fmt: skip
+    loss = np.full(len(devices), np.nan)
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        if len(rows) >= policy.min_role_size:
+            peers = others_median(clock[rows][:, None], 3)[:, 0]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                loss[rows] = 1.0 - clock[rows] / peers
+    return loss
+
+
+def worn(machines: MachineTable, policy: Policy) -> list[Worn]:
+    """Return the GPUs whose memory has errors that came up while the job ran."""
+    devices = list(machines.health)
+    if not devices:
+        return []
+    first = np.stack([machines.health[one].first for one in devices])
+    last = np.stack([machines.health[one].last for one in devices])
+    rise = np.where((first >= 0) & (last >= 0), np.maximum(last - first, 0.0), 0.0)
+    columns = {name: at for at, name in enumerate(HEALTH_COLUMNS)}
+    corrected = rise[:, columns["ecc_corrected"]]
+    peers = (
+        others_median(corrected[:, None], 3)[:, 0] if len(devices) > 3 else np.zeros_like(corrected)
+    )
+    found = []
+    for row, device in enumerate(devices):
+        if rise[row, columns["ecc_uncorrected"]] > 0:
+            count = float(rise[row, columns["ecc_uncorrected"]])
+            found.append(Worn(device, "uncorrectable errors", count, 0.0, True))
+        elif last[row, columns["remap_failed"]] > 0:
+            found.append(Worn(device, "row remapping failed", 1.0, 0.0, True))
+        elif last[row, columns["remap_pending"]] > 0 or last[row, columns["retire_pending"]] > 0:
+            found.append(Worn(device, "a bad row waits for a reset", 1.0, 0.0, False))
+        elif corrected[row] > policy.ecc_rate_multiple * max(float(np.nan_to_num(peers[row])), 1.0):
+            found.append(Worn(device, "many corrected errors", float(corrected[row]),
+                              float(np.nan_to_num(peers[row])), False))  # fmt: skip
+    return found
+
+
+def outliers(machines: MachineTable, policy: Policy) -> list[Odd]:
+    """Return GPUs far from the others on at least two metrics, again and again."""
+    stretches = policy.fleet_stretches
+    busy = _busy(machines, policy, stretches)
+    if len(busy) < policy.fleet_min_gpus:
+        return []
+    devices = machines.means("sm_clock_mhz", 1)[0]
+    far: dict[str, Array] = {}
+    shown: dict[str, tuple[Array, Array]] = {}
+    for name, (relative, absolute) in _FLOORS.items():
+        values = machines.means(name, stretches)[1]
+        values[~busy] = np.nan
+        centre = median(values, 0)
+        spread = SIGMA_PER_MAD * median(np.abs(values - centre), 0)
+        scale = np.fmax(spread, np.fmax(relative * np.abs(centre), absolute))
+        with np.errstate(invalid="ignore"):
+            far[name] = np.abs(values - centre) > policy.fleet_z * scale
+        shown[name] = values[:, -1], centre
+    votes = np.sum(list(far.values()), axis=0) >= 2
+    always = votes.all(axis=1)
+    return [
+        Odd(devices[row], tuple(
+            (name, float(values[row]), float(centre[-1]))
+            for name, (values, centre) in shown.items() if far[name][row, -1]
+        ))
+        for row in np.flatnonzero(always)
+    ]  # fmt: skip
+
+
+def low_activity(machines: MachineTable, policy: Policy) -> tuple[str, float] | None:
+    """Return (metric, mean) if the GPUs of the job did little over ten minutes; else None."""
+    stretches = int(policy.low_activity_seconds // STRETCH_SECONDS)
+    for name in ("sm_ratio", "utilization_ratio"):
+        _, values = machines.means(name, stretches)
+        if np.mean(~np.isnan(values)) < 0.9:
+            continue
+        mean = float(np.median(_mean(values)))
+        return (name, mean) if mean < policy.low_activity_ratio else None
+    return None

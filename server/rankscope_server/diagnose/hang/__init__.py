@@ -1,0 +1,1 @@
+"""Jobs that do not move: which rank is missing, and which only wait."""

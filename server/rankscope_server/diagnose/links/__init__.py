@@ -1,0 +1,1 @@
+"""Slow or lossy links, adapters, hosts and switches."""

@@ -1,0 +1,1 @@
+"""Memory that grows until it is full."""

@@ -1,0 +1,1 @@
+"""Numbers of training: NaN, spikes, outliers, replicas that differ."""

@@ -1,0 +1,1 @@
+"""Stale gradients, and servers that all workers wait for."""

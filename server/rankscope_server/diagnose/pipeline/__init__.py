@@ -1,0 +1,1 @@
+"""Idle time of pipelines and uneven stages."""

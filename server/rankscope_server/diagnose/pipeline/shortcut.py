@@ -1,0 +1,167 @@
+"""What a pipeline idles and which stage is uneven, where its steps cannot be replayed.
+
+Own work of the stages stands for their compute, and the schedule's idle share is that of even
+stages: (p - 1) / (m + p - 1) for p stages and m microbatches (GPipe, arXiv 1811.06965, section
+2.3; 1F1B idles as much). Transfers and overlap are not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.formulas import rank_hours_per_day
+from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.finding import Evidence, Finding
+from rankscope_server.findings.statistics import median
+from rankscope_server.findings.text import (
+    confidence_word,
+    ms_text,
+    percent_text,
+    ranks_text,
+    times_text,
+)
+from rankscope_server.observe.deviation import warmup_columns
+
+Array = NDArray[Any]
+_STEADY_SHARE = 0.8  # of the steps in which the same stage is the slowest
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Own work of each stage, ms a step, over the newest steps."""
+
+    ranks: tuple[tuple[int, ...], ...]  # by stage
+    own_ms: Array  # stages x steps
+    step_ms: float
+    microbatches: int  # 0: not known
+
+    @property
+    def usual_ms(self) -> Array:
+        """Return the median of each stage."""
+        return median(self.own_ms)
+
+    @property
+    def idle(self) -> float:
+        """Return the share of the step in which the mean stage does not work."""
+        return max(0.0, 1.0 - float(np.mean(self.usual_ms)) / self.step_ms)
+
+    @property
+    def schedule(self) -> float | None:
+        """Return the idle share of even stages; None where the microbatches are not known."""
+        if not self.microbatches:
+            return None
+        extra = len(self.ranks) - 1
+        return extra / (self.microbatches + extra)
+
+
+def stages_of(window: Window, microbatches: int) -> Stages | None:
+    """Return the stages over the newest steps; None for too few of them."""
+    table, policy = window.steps, window.policy
+    usable = ~table.special()
+    usable[: max(0, warmup_columns(table.head("duration"), policy) - table.dropped_steps)] = False
+    columns = np.flatnonzero(usable)[-policy.stall_steps :]
+    known = {rank: one.stage for rank, one in window.ranks.items() if one.num_stages > 1}
+    stages = sorted({stage for stage in known.values() if stage >= 0})
+    if len(columns) < policy.min_steps or len(stages) < 2:
+        return None
+    own, duration = table.get("own")[:, columns], table.get("duration")[:, columns]
+    ranks, work = [], []
+    for stage in stages:
+        members = tuple(r for r in table.ranks if known.get(r) == stage)
+        if not members:
+            return None
+        ranks.append(members)
+        work.append(median(own[[table.row_of[rank] for rank in members]], 0))
+        if float(np.mean(np.isnan(work[-1]))) > policy.max_missing_share:
+            return None
+    said = max((known.num_microbatches for known in window.ranks.values()), default=0)
+    counted = median(median(table.get("microbatches")[:, columns], 1))
+    count = microbatches or said or int(np.nan_to_num(counted))
+    step_ms = float(np.nanmedian(median(duration, 0)))
+    return Stages(tuple(ranks), np.stack(work), step_ms, count)
+
+
+def uneven_finding(window: Window, stages: Stages) -> Finding | None:
+    """Return the finding on a stage that works more than a tenth longer than the others."""
+    usual, policy = stages.usual_ms, window.policy
+    stage = int(np.argmax(usual))
+    others = np.delete(usual, stage)
+    ratio = float(usual[stage] / np.mean(others)) if np.mean(others) > 0 else 1.0
+    steady = float(np.mean(np.nanargmax(np.nan_to_num(stages.own_ms), axis=0) == stage))
+    if ratio < policy.uneven_stage_ratio or steady < _STEADY_SHARE:
+        return None
+    cost = 1.0 - float(np.mean(usual)) / float(usual[stage])
+    ranks = stages.ranks[stage]
+    confidence = 0.6
+    return Finding(
+        key=f"{window.attempt}/pipeline/stage_imbalance/{stage}",
+        detector="pipeline",
+        kind="stage_imbalance",
+        severity="info",  # advice: the job runs as it was written
+        attempt=window.attempt,
+        cost_throughput_ratio=cost,  # nobody is named: a rank that was always slow looks alike
+        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+        what=f"Stage {stage} of the pipeline works {times_text(ratio)} as long as the others",
+        why=f"Stage {stage} ({ranks_text(ranks)}) works {ms_text(float(usual[stage]))} a step, the "
+        f"others {', '.join(ms_text(float(ms)) for ms in others)}; even stages would save up to "
+        f"{percent_text(cost)} of each step (by own work: the steps could not be replayed)",
+        next=f"Move layers from stage {stage} to stage {int(np.argmin(usual))}; time the layers "
+        "first: log_metrics(step, layer_ms_0=...) lets Rankscope say how many",
+        confidence=confidence,
+        confidence_text=f"{confidence_word(confidence)}: stage {stage} is the slowest in "
+        f"{percent_text(steady)} of the steps; what transfers hide is not known",
+        evidence=(Evidence(_idle_text(stages)),),
+        ruled_out=("The schedule: its idle time is that of even stages",),
+        would_be_wrong_if=f"Stage {stage} holds as many layers as the others: then its rank is "
+        "slow, and was so from the first step on",
+        policy_hash=policy.hash,
+    )
+
+
+def bubble_finding(window: Window, stages: Stages) -> Finding | None:
+    """Return the advice on a pipeline that idles by its schedule, None where it is small."""
+    schedule, policy = stages.schedule, window.policy
+    if schedule is None or schedule < policy.bubble_share or stages.idle < policy.bubble_share:
+        return None
+    count, extra = stages.microbatches, len(stages.ranks) - 1
+    enough = int(np.ceil(extra * (1 - policy.bubble_goal) / policy.bubble_goal))
+    # At the same batch a step is as long as all microbatches and the fill: m / (m + p - 1) works.
+    cost = 1.0 - (count / (count + extra)) / (enough / (enough + extra))
+    confidence = 0.7
+    return Finding(
+        key=f"{window.attempt}/pipeline/pipeline_bubble",
+        detector="pipeline",
+        kind="pipeline_bubble",
+        severity="info",  # advice: the job runs as it was written
+        attempt=window.attempt,
+        cost_throughput_ratio=cost,
+        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+        what=f"The pipeline idles {percent_text(stages.idle)} of each step, "
+        f"{percent_text(schedule)} by its schedule: {count} microbatches are few for "
+        f"{extra + 1} stages",
+        why=f"A stage waits while the pipeline fills and drains, ({extra + 1} - 1) / ({count} + "
+        f"{extra + 1} - 1) of the time; measured: the mean stage works "
+        f"{ms_text(float(np.mean(stages.usual_ms)))} of a step of {ms_text(stages.step_ms)}",
+        next=f"Cut the batch into {enough} microbatches or more, or interleave several chunks of "
+        f"the model on each stage; up to {percent_text(cost)} of the time is to be had, less what "
+        "smaller microbatches lose in the kernels",
+        confidence=confidence,
+        confidence_text=f"{confidence_word(confidence)}: the schedule's share is a formula, idle "
+        "time is measured",
+        evidence=(Evidence(_idle_text(stages)),),
+        would_be_wrong_if="The schedule overlaps steps, as asynchronous pipelines do",
+        policy_hash=policy.hash,
+    )
+
+
+def _idle_text(stages: Stages) -> str:
+    schedule = stages.schedule
+    told = "not known" if schedule is None else percent_text(schedule)
+    return (
+        f"idle {percent_text(stages.idle)} of a step of {ms_text(stages.step_ms)}; by the schedule "
+        f"{told} ({len(stages.ranks)} stages, {stages.microbatches or 'unknown'} microbatches)"
+    )

@@ -1,0 +1,318 @@
+"""Slower than earlier runs of the same job, or than the same run was before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.formulas import SIGMA_PER_MAD
+from rankscope_server.diagnose.regression.words import regression_finding, slowdown_finding
+from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.statistics import median
+from rankscope_server.findings.text import ms_text, times_text
+from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
+from rankscope_server.observe.deviation import warmup_columns
+from rankscope_server.observe.environment_rules import kind_of, level_of
+
+Array = NDArray[Any]
+_LEAST_BLOCKS_BEFORE = 2  # of 40 steps: how the job was
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """This run against earlier ones. Ratios are of times: 0.041 is 4.1 % longer."""
+
+    now: RunSummary
+    base_ms: float
+    rise: float
+    limit: float
+    p: float
+    num_runs: int
+    phases: dict[str, float]  # ms more than before
+    changed: tuple[tuple[str, str, str], ...]  # fact, then, now
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """A change within a run that lasts. `step` is the first slow one."""
+
+    step: int
+    rise: float
+    before_ms: float
+    after_ms: float
+    is_gradual: bool
+    strength: float  # in sigma of a block
+    seconds: float  # that it lasts; of a gradual change, the whole run
+
+
+class Regression:
+    """Finds runs that are slower than earlier runs of the same job, or than they were before."""
+
+    name: ClassVar[str] = "regression"
+    kinds: ClassVar[tuple[str, ...]] = ("regression", "slowdown")
+    needs: ClassVar[frozenset[str]] = frozenset({"steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return whether the run is slower than it should be."""
+        policy = window.policy
+        now = summary_of(window)
+        steps, times = steady(window)
+        has_other_lengths = _other_lengths(window, steps)
+        rise = "" if has_other_lengths else rise_of(window.steps.past.blocks, steps, times, policy)
+        if now is None and not rise:
+            return skipped(self, f"needs {policy.steady_steps} steady steps", "wait")
+        if now is None:
+            return ran(self, not_known=(rise,))
+        findings: list[Finding] = []
+        earlier = [one for one in window.earlier if one.run_id != window.run_id]
+        slower = slower_than(now, earlier, policy)
+        if slower is not None:
+            findings.append(regression_finding(window, slower))
+        slowdown = None if has_other_lengths else slowdown_of(steps, times, policy)
+        if slowdown is not None:
+            findings.append(slowdown_finding(window, slowdown))
+        note = "" if earlier else "no earlier run with this command to compare with"
+        checked = () if findings or not earlier else (f"step time of {len(earlier)} earlier runs",)
+        return ran(self, findings, checked, note, not_known=(rise,) * bool(rise))
+
+
+def steady(window: Window) -> tuple[Array, Array]:
+    """Return steps and their times in ms, without warm-up and special steps."""
+    table = window.steps
+    special = table.special()
+    if special.size and special.mean() > 0.5:
+        special[:] = False
+    if not table.dropped_steps and table.num_steps:
+        special[: warmup_columns(table.head("duration"), window.policy)] = True
+    durations = table.get("duration")[table.some_rows()].astype(float)
+    times = median(durations, 0) if len(durations) else np.zeros(0)
+    good = ~special & ~np.isnan(times)
+    return table.steps[good], times[good]
+
+
+def summary_of(window: Window) -> RunSummary | None:
+    """Return what later runs are compared with; None for too few steady steps."""
+    steps, times = steady(window)
+    if len(times) < window.policy.steady_steps:
+        return None
+    table = window.steps
+    columns = np.flatnonzero(np.isin(table.steps, steps[-MAX_TIMES:]))
+    phases = {}
+    for name in PHASES:
+        usual = median(table.get(name)[table.some_rows(), columns].astype(float), 0)
+        if not np.isnan(usual).all():  # waits of no rank may be known
+            phases[name] = float(np.nanmean(usual))
+    facts = dict(next(iter(window.facts.environments.records.values())).facts) if (
+        window.facts.environments.records
+    ) else {}  # fmt: skip
+    tokens = window.facts.numbers.typical("tokens")[1]
+    per_step = float(np.median(tokens)) * window.world_size if len(tokens) else None
+    recent = times[-MAX_TIMES:]
+    return RunSummary(window.run_id, (), float(np.median(recent)), phases, recent, facts, per_step)
+
+
+def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) -> Slower | None:
+    """Return by how much a run is slower than earlier ones, None where it is not.
+
+    The rise must exceed 2 %, what chance does to one more run, and what it does to single steps;
+    with one earlier run 5 %. Runs with another number of tokens are compared by token.
+    """
+    usable = [one for one in earlier if len(one.times_ms) >= policy.steady_steps]
+    usable = usable[-policy.baseline_runs :]
+    if not usable:
+        return None
+    scales = [_scale(now, one) for one in usable]
+    medians = np.array([one.step_ms * scale for one, scale in zip(usable, scales, strict=True)])
+    base = float(np.median(medians))
+    rise = now.step_ms / base - 1.0
+    limit = policy.regression_one_run
+    if len(medians) > 1:
+        sigma = float(np.std(medians, ddof=1)) / base
+        few = max(0, policy.regression_min_runs - len(medians))
+        least = policy.regression_share * (1.0 + 0.5 * few)
+        limit = max(least, _chance_limit(len(medians), policy) * sigma)
+    if rise <= limit:
+        return None
+    times = np.concatenate(
+        [one.times_ms * scale for one, scale in zip(usable, scales, strict=True)]
+    )
+    p = mann_whitney_p(times, now.times_ms)
+    if p >= policy.regression_p:
+        return None
+    last, scale = usable[-1], scales[-1]
+    phases = {
+        name: now.phases_ms[name] - last.phases_ms[name] * scale
+        for name in PHASES
+        if name in now.phases_ms and name in last.phases_ms
+    }
+    return Slower(now, base, rise, limit, p, len(usable), phases, _changed(last, now))
+
+
+def _chance_limit(num_runs: int, policy: Policy) -> float:
+    """Return how many sigma, estimated from some runs, one more run exceeds by chance seldom."""
+    freedom = min(num_runs - 1, len(policy.regression_t))
+    return policy.regression_t[freedom - 1] * math.sqrt(1 + 1 / num_runs)
+
+
+def _scale(now: RunSummary, earlier: RunSummary) -> float:
+    """Return by what the earlier times are multiplied: more tokens a step take longer."""
+    if now.tokens and earlier.tokens and abs(now.tokens / earlier.tokens - 1) > 0.01:
+        return now.tokens / earlier.tokens
+    return 1.0
+
+
+def _changed(then: RunSummary, now: RunSummary) -> tuple[tuple[str, str, str], ...]:
+    """Return the facts that differ between two runs and may matter, versions first."""
+    found = [
+        (fact, then.facts[fact], now.facts[fact])
+        for fact in sorted(then.facts.keys() & now.facts.keys())
+        if then.facts[fact] != now.facts[fact]
+        and (level_of(fact) in ("critical", "warning") or fact.startswith("dataset."))
+    ]
+    return tuple(sorted(found, key=lambda one: (kind_of(one[0]) != "version", one[0])))
+
+
+def _other_lengths(window: Window, steps: Array) -> bool:
+    """Return whether the tokens of a step changed over the run: then its time may, too."""
+    tokens = window.facts.numbers.typical("tokens")[1]
+    if len(tokens) < 8:
+        return False
+    half = len(tokens) // 2
+    early, late = float(np.median(tokens[:half])), float(np.median(tokens[half:]))
+    return abs(late / max(early, 1e-9) - 1.0) > 0.01
+
+
+def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
+    """Return a lasting change of the step time within a run; None where it is flat.
+
+    Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
+    better one tells which it is. The change must stand out of how blocks scatter. A step close to
+    an end is no line either, even where it is too close to exceed chance.
+    """
+    size = policy.slowdown_block
+    count = len(times) // size
+    if count < 2 * policy.slowdown_side_blocks:
+        return None
+    skipped_steps = len(times) - count * size
+    kept = times[skipped_steps:].reshape(count, size)
+    first_steps = steps[skipped_steps::size]
+    blocks = np.log(np.median(kept, axis=1))
+    side = policy.slowdown_side_blocks
+    at, step_error = _best_split(blocks, _LEAST_BLOCKS_BEFORE, side)
+    at_any, any_error = _best_split(blocks, 1, 1)
+    places = np.arange(count)
+    slope, start = np.polyfit(places, blocks, 1)
+    line_error = float(np.sum((blocks - (slope * places + start)) ** 2))
+    if at_any != at and any_error < min(step_error, line_error):
+        return None
+    gradual = line_error < step_error
+    before, after = float(np.median(blocks[:at])), float(np.median(blocks[at:]))
+    size_ln = float(slope * (count - 1)) if gradual else after - before
+    best = slope * places + start if gradual else np.where(places < at, before, after)
+    rest = blocks - best
+    # Blocks that hang together scatter more than their neighbours tell: both count.
+    near = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(rest)))) / np.sqrt(2.0)
+    sigma = max(near, float(np.std(rest)), 1e-4)
+    strength = size_ln / sigma
+    if size_ln <= np.log1p(policy.slowdown_share) or strength < policy.slowdown_sigmas:
+        return None
+    if gradual:
+        low, high = float(np.exp(start)), float(np.exp(start + size_ln))
+        seconds = float(kept.sum()) / 1e3
+        return Slowdown(
+            int(first_steps[0]), float(np.expm1(size_ln)), low, high, True, strength, seconds
+        )
+    turn = _turning_step(np.log(times), skipped_steps + at * size, size, before, after)
+    return Slowdown(
+        int(steps[turn]), float(np.expm1(size_ln)), float(np.exp(before)),
+        float(np.exp(after)), False, strength, float(times[turn:].sum()) / 1e3,
+    )  # fmt: skip
+
+
+def _turning_step(logs: Array, near: int, reach: int, before: float, after: float) -> int:
+    """Return the place within `reach` of `near` from which on times lie at `after`.
+
+    Blocks end with the newest step, so where they divide moves with each step; this does not.
+    """
+    first, stop = max(0, near - reach), min(len(logs) - 1, near + reach)
+    part = logs[first:stop]
+    worse = np.abs(part - before) - np.abs(part - after)  # of counting a step as before
+    return first + int(np.argmin(np.concatenate([[0.0], np.cumsum(worse)])))
+
+
+def rise_of(past: Array, steps: Array, times: Array, policy: Policy) -> str:
+    """Return since when the whole job takes much longer than before, in words; empty: it does not.
+
+    Means of short blocks, as one long step in ten costs as much as ten that are a little longer;
+    medians too where all blocks are at hand, as a single pause lifts the mean of a block before.
+    `past` are blocks of the steps before.
+    """
+    parts = _parts(times, policy)
+    if not parts:
+        return ""
+    first_steps = steps[len(steps) - np.cumsum([len(part) for part in parts[::-1]])[::-1]]
+    recent = np.array([
+        [first, len(part), part.sum()] for first, part in zip(first_steps, parts, strict=True)
+    ])  # fmt: skip
+    blocks = np.concatenate([past, recent])
+    num_lasting = int(np.sum(np.cumsum(blocks[::-1, 2]) >= 1e3 * policy.rise_seconds))
+    looks = [blocks[:, 2] / blocks[:, 1]]
+    if not len(past):
+        looks.append(np.array([np.median(part) for part in parts]))
+    for each_ms in looks:
+        since, before = _rise_at(each_ms, num_lasting, policy)
+        if since:
+            first, after = blocks[since, 0], float(np.median(each_ms[since:]))
+            near = int(np.searchsorted(steps, first))
+            is_usual = float(np.median(times[near:])) > np.sqrt(before * after)
+            if first >= steps[0] and is_usual:  # else some long steps among many as before
+                reach, logs = int(2 * blocks[since, 1]), np.log(np.fmax(times, 1e-6))
+                first = steps[_turning_step(logs, near, reach, np.log(before), np.log(after))]
+            return (
+                f"since about step {int(first):,} a step takes {times_text(after / before)} as "
+                f"long as before ({ms_text(after)}, {ms_text(before)} before), and why is not known"
+            )
+    return ""
+
+
+def _parts(times: Array, policy: Policy) -> list[Array]:
+    """Return the newest times in blocks of one size; before them one that holds half of it."""
+    usual_ms = max(float(np.median(times)), 1e-3) if len(times) else 1.0
+    size = max(policy.rise_block, int(1e3 * policy.rise_block_seconds / usual_ms))
+    left = len(times) % size
+    begin = 0 if 2 * left >= size else left
+    starts = np.arange(left, len(times), size)
+    return [part for part in np.split(times[begin:], starts - begin) if len(part)]
+
+
+def _rise_at(each_ms: Array, num_lasting: int, policy: Policy) -> tuple[int, float]:
+    """Return the first of the first blocks from which on all are much longer, and what was usual.
+
+    Longer than nearly all before, but the last, in which the rise may have begun; 0: there is none.
+    """
+    lowest = np.minimum.accumulate(each_ms[::-1])[::-1]
+    for since in range(1, num_lasting):
+        before = float(np.quantile(each_ms[: max(1, since - 1)], 0.9))
+        if lowest[since] >= policy.rise_ratio * before:
+            return since, before
+    return 0, 0.0
+
+
+def _best_split(blocks: Array, before: int, after: int) -> tuple[int, float]:
+    """Return where two levels fit the blocks best, and the squared error that is left.
+
+    With at least so many blocks before and after it.
+    """
+    errors = [
+        float(np.var(blocks[:at]) * at + np.var(blocks[at:]) * (len(blocks) - at))
+        for at in range(before, len(blocks) - after + 1)
+    ]
+    best = int(np.argmin(errors))
+    return before + best, errors[best]

@@ -1,0 +1,1 @@
+"""Ranks that stall now and then, or whose process is stopped."""

@@ -1,0 +1,1 @@
+"""Ranks that are slower than their peers."""

@@ -1,0 +1,391 @@
+"""Fail-slow ranks: who, since which step, in which phase, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
+from rankscope_server.diagnose.shared.gaps import without_calls
+from rankscope_server.diagnose.straggler.events import (
+    each_proved,
+    events_of,
+    lasts,
+    seconds_of,
+    without_global,
+)
+from rankscope_server.diagnose.straggler.kind import MORE_WORK, Suspect, cause_of
+from rankscope_server.diagnose.straggler.most_ranks import slow_majority
+from rankscope_server.diagnose.straggler.replay_cost import near_rows, replayed
+from rankscope_server.diagnose.straggler.short_recording import slow_in_most
+from rankscope_server.diagnose.straggler.small_groups import is_outdone, slow_from_start
+from rankscope_server.diagnose.straggler.words import Case, finding_of
+from rankscope_server.diagnose.window import Window
+from rankscope_server.findings.finding import DetectorResult, Finding, Severity, ran, skipped
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.severity import severity_of
+from rankscope_server.findings.text import capital, ranks_text
+from rankscope_server.observe.deviation import Deviation, deviation
+from rankscope_server.observe.episodes import Spell, find_spells, turning_point
+from rankscope_server.observe.rank_cost import (
+    Cost,
+    Excess,
+    calm_columns,
+    cost_of,
+    excess_of,
+    healthy_columns,
+    middle,
+    phase_excess,
+)
+from rankscope_server.observe.stack_samples import Difference, difference
+from rankscope_server.observe.step_table import StepTable
+
+Kind: TypeAlias = Literal["slow_compute", "slow_data"]
+_MAX_FINDINGS = 32
+# Of what a phase is longer so much is left in the whole step; other slow ranks may hide the rest.
+_LEAST_WHOLE = 0.25
+
+
+class Straggler:
+    """Finds ranks whose own work takes longer than that of their peers, or than before."""
+
+    name: ClassVar[str] = "straggler"
+    kinds: ClassVar[tuple[str, ...]] = (
+        "slow_compute",
+        "slow_data",
+        "garbage_collection",
+        "host_contention",
+        "thermal_or_power",
+        "page_cache",
+        "cpu_pinning",
+        "cpu_limit",
+        "busy_thread",
+        "sequence_imbalance",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return the slow ranks of an attempt, those that recovered too."""
+        window = as_devices_report(window)
+        table, policy = window.steps, window.policy
+        lack = lack_of(window)
+        if lack is not None:
+            few = _of_recording(window, [])
+            return ran(self, few) if few else skipped(self, *lack)
+        roles = roles_of(window)
+        found = deviation(table, roles, policy)
+        num_steps = table.num_steps + table.dropped_steps
+        every = find_spells(found, num_steps, policy)
+        spells = [spell for spell in every if _is_covered(table, spell, policy)]
+        unknown = _not_known(table, found, [one for one in every if one not in spells], policy)
+        events, notes = without_global(events_of(spells, found, policy), found, policy)
+        cases = [
+            case
+            for event in events
+            for alike in each_proved(table, event, policy)
+            if (case := _case(window, found, alike, spells)) is not None
+        ]
+        cases += _of_other_references(window, found, cases)
+        cases.sort(key=lambda case: -case.cost.ratio)
+        cases, untold = _told(window, cases)
+        cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
+        cases = [_explained(window, found, case) for case in cases]
+        findings = _one_per_key([finding_of(window, case) for case in cases])
+        findings = _of_recording(window, _with_memory(window, self.name, findings))
+        return ran(self, findings, _equal(found, findings), "; ".join(notes), unknown + untold)
+
+
+def _of_other_references(window: Window, found: Deviation, cases: Sequence[Case]) -> list[Case]:
+    """Return slow ranks that neither their peers nor their own steps before show, beside `cases`.
+
+    A case that is info may be noise of a rank that waits: it takes nothing from the others.
+    """
+    proved = [case for case in cases if case.ended_step is None and case.severity != "info"]
+    named = {window.steps.row_of[rank] for case in proved for rank in case.ranks}
+    return [*slow_from_start(window, found, named), *slow_majority(window, found, named)]
+
+
+def _of_recording(window: Window, findings: list[Finding]) -> list[Finding]:
+    """Add what a recording shows of ranks that are slow in most of its steps.
+
+    It is over: that a rank is slow for some seconds only says how long somebody recorded.
+    """
+    if not window.facts.is_recording:
+        return findings
+    named = {rank for one in findings if one.severity != "info" for rank in one.ranks}
+    added = [one for one in slow_in_most(window) if not named.intersection(one.ranks)]
+    again = {rank for one in added for rank in one.ranks}
+    return [*added, *(one for one in findings if not again.intersection(one.ranks))]
+
+
+def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:
+    missing = np.isnan(table.get("own")[spell.row, spell.columns][table.seen()[spell.columns]])
+    return bool(len(missing)) and float(missing.mean()) <= policy.max_missing_share
+
+
+def _not_known(
+    table: StepTable, found: Deviation, uncovered: Sequence[Spell], policy: Policy
+) -> list[str]:
+    """Return of which ranks too little is known to say that they are not slow."""
+    rows = {spell.row for spell in uncovered}
+    usual = np.flatnonzero(~table.special() & table.seen())
+    usual = usual[usual >= found.first_column][-policy.recent_steps :]
+    apart = np.isnan(found.own.raw[:, usual])
+    if len(usual) >= policy.min_steps:
+        # Where all lack a reference it is early; else their peers or first steps are missing.
+        lack = apart.mean(axis=1) > policy.max_missing_share
+        is_early = lack.all() and len(usual) < policy.recent_steps
+        rows |= set(np.flatnonzero(lack).tolist()) if not is_early else set()
+    if not rows:
+        return []
+    ranks = sorted(table.ranks[row] for row in rows)
+    return [f"{capital(ranks_text(ranks))} cannot be compared: too little is known of their steps"]
+
+
+def _told(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """Leave out ranks whose collectives are unknown while those of others are known.
+
+    What looks like work may be waiting that nobody saw.
+    """
+    kept, unknown = [], []
+    for case in cases:
+        blind = without_calls(window, case.ranks, case.columns)
+        if blind and not window.steps.is_thinned()[:, case.columns].all():
+            unknown.append(
+                f"{capital(ranks_text(case.ranks))} may be slow since step {case.onset_step:,}, "
+                f"but the collectives of {ranks_text(blind)} are not known, those of others are"
+            )
+        else:
+            kept.append(case)
+    return kept, unknown
+
+
+def _case(
+    window: Window, found: Deviation, event: list[Spell], spells: Sequence[Spell]
+) -> Case | None:
+    """Return what an event amounts to; None below the cost gate or without a phase to blame."""
+    table, policy = window.steps, window.policy
+    calm = calm_columns(table, spells)
+    excess = excess_of(table, found, max(event, key=lambda spell: spell.size), calm, policy)
+    kind = _kind(excess, policy)
+    slow = {spell.row for spell in (*event, *_company(event, spells))}
+    if kind is None or is_outdone(table, found, max(event, key=lambda one: one.size), slow):
+        return None
+    event = [_sharpen(table, found, spell, excess, policy) for spell in event]
+    columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
+    near = near_rows(window, [spell.row for spell in event])
+    cost = cost_of(table, found, event, columns, calm, near, policy)
+    worst, is_shared = max(event, key=lambda spell: spell.size), False
+    whole = middle(found.own.raw[worst.row, worst.columns])
+    if not whole >= _LEAST_WHOLE * worst.size:
+        return None  # longer in one phase and shorter in another: the rank is no slower
+    company = [
+        spell
+        for spell in _company(event, spells)
+        if _lately(found, spell.row, columns) >= np.log(policy.company_ratio)
+    ]
+    share = _share(found, event, company, columns)
+    if share < 1.0 and excess.own_ms >= policy.company_ratio * excess.reference_ms:
+        # Slow ranks hide behind each other: mended alone, none of them gains much.
+        together = [*event, *company]
+        near = near_rows(window, [spell.row for spell in together])
+        joint = cost_of(table, found, together, columns, calm, near, policy)
+        is_shared = joint.sure * share > cost.sure
+        if is_shared:
+            cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
+    if not cost.sure >= policy.cost_silent_ratio:
+        return None
+    is_lasting = lasts(table, worst, policy)
+    return Case(
+        kind=kind,
+        ranks=tuple(sorted(table.ranks[spell.row] for spell in event)),
+        worst_rank=table.ranks[worst.row],
+        spell=worst,
+        columns=columns,
+        onset_step=int(table.steps[columns.start]),
+        is_throughout=window.facts.is_recording and columns.start <= found.first_column,
+        ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
+        seconds=seconds_of(table, columns),
+        is_lasting=is_lasting,
+        has_peers=bool(found.peers[worst.row]),
+        num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
+        excess=excess,
+        ratio=float(np.exp(whole)),
+        ratios=_ratios(table, found, event),
+        cost=cost,
+        company={
+            table.ranks[spell.row]: float(np.exp(-_lately(found, spell.row, columns)))
+            for spell in company
+        },
+        share=share if is_shared else 1.0,
+        severity=_severity(cost, is_lasting, policy),
+    )
+
+
+def _ratios(table: StepTable, found: Deviation, event: Sequence[Spell]) -> dict[int, float]:
+    """Return by how much each rank of an event is slower."""
+    sizes = {spell.row: middle(found.own.raw[spell.row, spell.columns]) for spell in event}
+    return {table.ranks[row]: float(np.exp(size)) for row, size in sizes.items()}
+
+
+def _share(
+    found: Deviation, event: Sequence[Spell], company: Sequence[Spell], columns: slice
+) -> float:
+    """Return which part of what all these spells cost together is that of an event."""
+
+    def excess(spells: Sequence[Spell]) -> float:
+        rows = {spell.row for spell in spells}
+        return sum(max(0.0, float(np.expm1(_lately(found, row, columns)))) for row in rows)
+
+    mine, theirs = excess(event), excess(company)
+    return mine / (mine + theirs) if mine > 0 and theirs > 0 else 1.0
+
+
+def _lately(found: Deviation, row: int, columns: slice) -> float:
+    """Return by which logarithm a row lies above its reference over these columns."""
+    size = middle(found.own.raw[row, columns])
+    return size if np.isfinite(size) else 0.0
+
+
+def _sharpen(
+    table: StepTable, found: Deviation, spell: Spell, excess: Excess, policy: Policy
+) -> Spell:
+    """Read the onset from the phase that holds most of the excess: the others only add noise."""
+    phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
+    begin = max(found.first_column, spell.first - policy.short_window)
+    stop = min(spell.last, spell.first + policy.long_window) + 1
+    raw = phase_excess(table, found, spell.row, phase, slice(begin, stop))
+    calm = middle(raw[: spell.first - begin]) if spell.first > begin else 0.0
+    size = middle(raw[spell.first - begin :])
+    if not size > calm:
+        return spell
+    return replace(spell, first=begin + turning_point(raw, calm, size))
+
+
+def _company(event: list[Spell], spells: Sequence[Spell]) -> list[Spell]:
+    """Return the spells of other ranks that cover most of this one."""
+    rows = {spell.row for spell in event}
+    first, last = event[0].first, event[0].last
+    return [
+        other
+        for other in spells
+        if other.row not in rows
+        and min(last, other.last) - max(first, other.first) >= 0.5 * (last - first)
+    ]
+
+
+def _kind(excess: Excess, policy: Policy) -> Kind | None:
+    """Return the kind by the phase that holds the excess; None if no phase explains it."""
+    explained = sum(max(value, 0.0) for value in excess.by_phase.values())
+    if not excess.total_ms > 0:
+        return None
+    if not explained >= policy.min_explained_share * excess.total_ms:
+        return None
+    data = max(excess.by_phase["data"], 0.0)
+    return "slow_data" if data > 0.5 * explained else "slow_compute"
+
+
+def _replayed(window: Window, case: Case) -> Case | None:
+    """Return the case with the cost that a replay tells; None if that is too small to speak of.
+
+    The severity stays that of the smaller estimate: a replay knows what an excess costs, the
+    comparison with the steps before knows whether the job became slower at all.
+    """
+    row_of = window.steps.row_of
+    scales = {row_of[rank]: case.excess.scale for rank in case.ranks}
+    if case.share < 1.0:
+        scales |= {row_of[rank]: min(1.0, scale) for rank, scale in case.company.items()}
+    found = replayed(window, scales, case.columns, case.cost.near_change)
+    if found.ratio is None:
+        return replace(case, cost_text=f"by the shortcut, as {found.text}")
+    ratio = found.ratio * case.share
+    if ratio < window.policy.cost_silent_ratio:
+        return None
+    cost = replace(case.cost, ratio=ratio, sure=min(case.cost.sure, ratio))
+    return replace(
+        case,
+        cost=cost,
+        cost_text=f"by {found.text}",
+        severity=_severity(cost, case.is_lasting, window.policy),
+    )
+
+
+def _explained(window: Window, found: Deviation, case: Case) -> Case:
+    """Return the case with its cause, where a second signal proves one."""
+    row = case.spell.row
+    role = found.roles[row]
+    peers = [r for r, other in enumerate(found.roles) if other == role and r != row]
+    calm = calm_columns(window.steps, [case.spell])
+    suspect = Suspect(
+        rank=case.worst_rank,
+        row=row,
+        columns=case.columns,
+        peers=tuple(peers) if case.has_peers else (),
+        healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
+        excess=case.excess,
+        ratio=case.ratio,
+        is_data=case.kind == "slow_data",
+        apart=_apart(window, case),
+    )
+    cause = cause_of(window, suspect)
+    is_fault = cause is None or cause.kind != MORE_WORK
+    severity = case.severity if is_fault else "info"
+    return replace(case, cause=cause, severity=severity, apart=suspect.apart)
+
+
+def _apart(window: Window, case: Case) -> tuple[int, Difference] | None:
+    """Return where its worst rank is and one that is not slow is not, by stacks of both."""
+    slow = {*case.ranks, *case.company}
+    onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
+    others = [rank for rank in window.steps.ranks if rank not in slow]
+    return difference(window.stack_samples, case.worst_rank, others, onset_ns)
+
+
+def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:
+    """Return info for what is small, short (in steps and seconds) or not in every step."""
+    return severity_of(cost.sure, policy) if is_lasting else "info"
+
+
+def _one_per_key(findings: list[Finding]) -> list[Finding]:
+    """Keep one spell of the same ranks and kind: an open one, else the costliest."""
+    kept: dict[str, Finding] = {}
+    for finding in findings:  # costliest first
+        known = kept.get(finding.key)
+        if known is None or (known.state == "recovered" and finding.state == "open"):
+            kept[finding.key] = finding
+    return list(kept.values())
+
+
+def _with_memory(window: Window, name: str, findings: list[Finding]) -> list[Finding]:
+    """Keep what the table has forgotten: an onset, or a whole spell, before its first column."""
+    if not window.steps.dropped_steps:
+        return findings
+    first_step = int(window.steps.steps[0])
+    now = {finding.key: finding for finding in findings}
+    for key, old in window.before.items():
+        if old.detector != name or old.onset_step is None or old.onset_step >= first_step:
+            continue
+        current = now.get(key)
+        if current is None:
+            ended = old.ended_step if old.state == "recovered" else first_step
+            now[key] = replace(old, state="recovered", ended_step=ended)
+        elif current.state == "open" and old.state == "open":
+            now[key] = replace(current, onset_step=old.onset_step, onset_ms=old.onset_ms)
+    return list(now.values())
+
+
+def _equal(found: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return what was compared and found equal, for the verdict of another detector."""
+    if any(finding.state == "open" for finding in findings):
+        return ()
+    last = found.own.long[:, -1] if found.own.long.size else np.zeros(0)
+    known = last[~np.isnan(last)]
+    if not len(known):
+        return ()
+    spread = float(np.exp(np.max(np.abs(known))) - 1)
+    return (
+        f"own work per step: {len(known)} ranks within {100 * spread:.0f} % of their reference",
+    )

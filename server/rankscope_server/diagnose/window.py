@@ -1,0 +1,121 @@
+"""What every detector looks at: all that is known of one attempt at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from rankscope.wire.backends import is_of_device
+from rankscope.wire.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
+from rankscope_server.findings.finding import DetectorResult, Finding
+from rankscope_server.findings.policy import POLICY, Policy
+from rankscope_server.observe.baseline import RunSummary
+from rankscope_server.observe.calls import CallTable
+from rankscope_server.observe.clock_table import ClockTable
+from rankscope_server.observe.clocks import Clocks
+from rankscope_server.observe.declared_work import DeclaredWork
+from rankscope_server.observe.facts import Facts
+from rankscope_server.observe.line_table import LineTable
+from rankscope_server.observe.operation_times import OperationTimes
+from rankscope_server.observe.sample_table import SampleTable
+from rankscope_server.observe.stack_samples import StackSample
+from rankscope_server.observe.step_table import StepTable
+from rankscope_server.replay.replay_table import ReplayTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One attempt of one run. Times are wall-clock ns of the host that measured them."""
+
+    run_id: str
+    attempt: int
+    now_ns: int  # of the server; compared with `heard_ns` only
+    world_size: int
+    ranks: Mapping[int, RankRegistered] = field(default_factory=dict)
+    states: Mapping[int, RankState] = field(default_factory=dict)
+    heard_ns: Mapping[int, int] = field(default_factory=dict)  # server's clock
+    groups: Mapping[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
+    ended: Mapping[int, RankEnded] = field(default_factory=dict)
+    errors: Sequence[ErrorRaised] = ()  # in order of time
+    stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    stack_samples: Mapping[int, Sequence[StackSample]] = field(default_factory=dict)  # some newest
+    lines: LineTable = field(default_factory=LineTable)
+    usual_lines: Set[str] = frozenset()  # keys of `lines` that earlier runs show that ended well
+    steps: StepTable = field(default_factory=StepTable)
+    device_steps: StepTable = field(default_factory=StepTable)  # some, on the clock of devices
+    sure_device_steps: Sequence[int] = ()  # the newest that hide no waiting
+    times: OperationTimes = field(default_factory=OperationTimes)
+    calls: CallTable = field(default_factory=CallTable)
+    clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
+    rank_clocks: Mapping[str, ClockTable] = field(default_factory=dict)  # of the ranks of each host
+    replays: ReplayTable = field(default_factory=ReplayTable)
+    layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
+    work: DeclaredWork = field(default_factory=DeclaredWork)
+    samples: SampleTable = field(default_factory=SampleTable)
+    facts: Facts = field(default_factory=Facts)
+    before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key;
+    # this look's, of detectors that stand before in the registry
+    policy: Policy = POLICY
+    earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
+    past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
+    is_newest: bool = True
+
+    def runs_on_device(self, rank: int) -> bool:
+        """Return whether a rank only enqueues its collectives, for its device to do them."""
+        known = self.ranks.get(rank)
+        return known is not None and is_of_device(known.backend)
+
+    def host(self, rank: int) -> str:
+        """Return the host of a rank, empty where it is not known."""
+        known = self.ranks.get(rank)
+        return known.host if known else ""
+
+    def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Return the hosts of some ranks, each once."""
+        return tuple(dict.fromkeys(host for rank in ranks if (host := self.host(rank))))
+
+    def time_ms(self, step: int) -> float | None:
+        """Return when a step began, the median over ranks of wall-clock ms; None if not known."""
+        steps = self.steps.steps
+        at = int(np.searchsorted(steps, step))
+        if at >= len(steps) or steps[at] != step:
+            return None
+        started = self.steps.get("started_ms")[:, at]
+        known = started[~np.isnan(started)]
+        return float(np.median(known)) if len(known) else None
+
+    def last_step(self, rank: int) -> int:
+        """Return the last step that a rank has reported, 0 where none is known."""
+        row = self.steps.row_of.get(rank)
+        if row is None:
+            return 0
+        known = ~np.isnan(self.steps.get("duration")[row])
+        return int(self.steps.steps[known][-1]) if np.any(known) else 0
+
+    def step_at(self, time_ns: int) -> int | None:
+        """Return the step that ran at a time of the wall clock; None where none is known."""
+        started = self.steps.get("started_ms")
+        if not started.size:
+            return None
+        known = ~np.all(np.isnan(started), axis=0)
+        begun = np.nanmin(started[:, known], axis=0)
+        at = int(np.searchsorted(begun, time_ns / 1e6, side="right")) - 1
+        return int(self.steps.steps[known][at]) if at >= 0 else None
+
+    def link(self, rank: int, step: int | None = None) -> str:
+        """Return the dashboard's path to a rank, or to one step of it."""
+        return f"runs/{self.run_id}/ranks?sel={rank}" + ("" if step is None else f"@{step}")
+
+
+class Detector(Protocol):
+    """One diagnosis over a window; the class docstring is its help text."""
+
+    name: ClassVar[str]  # the id in the API, the docs and the policy
+    kinds: ClassVar[tuple[str, ...]]  # of its findings; the pages have a label for each
+    needs: ClassVar[frozenset[str]]  # record and chunk kinds without which it is skipped
+
+    def look(self, window: Window) -> DetectorResult:
+        """Return what is wrong in `window`; touch nothing else."""

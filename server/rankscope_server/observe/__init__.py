@@ -1,0 +1,1 @@
+"""What detectors look at: tables of one attempt, in bounded memory."""

@@ -1,0 +1,233 @@
+"""When collectives began and ended on each host: what the clocks are aligned by."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.chunk import Column
+from rankscope.wire.schema import ENDED, ClockOffset
+from rankscope_server.observe.clocks import Clocks, Exchange, Meeting, align_clocks
+
+KEPT = 192  # operations of a group: two windows, and drift between them
+# Chunks of ranks come seconds apart; where operations are so frequent that those kept span less,
+# every second one is left out, and again, on all ranks the same.
+_MIN_SPAN_NS = 30_000_000_000
+MAX_MEETINGS = 4_096  # of all groups in one estimate
+# With few hosts an estimate takes milliseconds and is made whenever something is new.
+_FEW_HOSTS = 16
+# Else of the hosts' time between two estimates, and more with many hosts: the work grows by their
+# square, 1.5 s of a core for a thousand. At first more often, so that something is known soon.
+_EVERY_NS = 10_000_000_000
+_HOSTS_PER_INTERVAL = 128
+_SOON = 16
+_NEVER_NS = 1 << 62
+_KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
+# Nobody ends one of these before everybody has begun it. Not those in which a rank may have
+# nothing to say to another: ragged ones, broadcasts, gathers.
+SYNCHRONISING = frozenset(
+    {
+        "all_reduce", "all_reduce_coalesced", "barrier", "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+    }
+)  # fmt: skip
+
+
+class ClockTable:
+    """Starts and ends of the newest synchronising collectives, by group, number and host.
+
+    Of a host the last start and the first end count. A rank whose host is not known yet stands
+    for itself, by its number.
+    """
+
+    def __init__(self, stride: int = 1) -> None:
+        """Keep every `stride`th operation."""
+        self._stride = stride
+        self._rows: dict[str, dict[int, dict[str | int, tuple[int, int]]]] = {}
+        self._strides: dict[str, int] = {}
+        self._exchanges: dict[str, dict[int, Exchange]] = {}  # host -> time -> what it measured
+        self._span_ns: dict[str | int, tuple[int, int]] = {}  # of each host, by its own clock
+        self._since_ns = 0  # what is older is of another program
+        self._cut_ns = 0  # the estimate rests on what came before
+        self._used: dict[str, int] = {}  # group -> highest number that it rests on
+        self._estimate: tuple[object, Clocks] | None = None  # None once that changes
+        self._leads_cut_ns = 0
+        self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
+        # by group and number what `_meetings` made of a row, until that changes; for these hosts
+        self._met_by: object = None
+        self._met: dict[str, dict[int, tuple[int, Meeting] | None]] = {}
+
+    def start_again(self, since_ns: int) -> None:
+        """Forget everything before a rank came up as a new process: all count from 1 again."""
+        self._since_ns = max(self._since_ns, since_ns)
+        self._rows.clear()
+        self._strides.clear()
+        self._met.clear()
+        self._estimate = None
+
+    def add(self, rank: int, columns: Mapping[str, Column], host: str = "") -> None:
+        """Take one chunk of collectives of a rank."""
+        who: str | int = host or rank
+        numbers = (
+            np.asarray(columns[name]).tolist()
+            for name in ("sequence", "arrived_ns", "duration_ns", "state", "size_bytes")
+        )
+        words = zip(columns["group"], columns["operation"], *numbers, strict=True)
+        for group, operation, number, arrived_ns, duration_ns, state, size_bytes in words:
+            if operation not in SYNCHRONISING or state != ENDED or duration_ns < 0 or number <= 0:
+                continue
+            if arrived_ns < self._since_ns or (not size_bytes and operation != "barrier"):
+                continue
+            if number % self._strides.get(group, self._stride):
+                continue
+            rows = self._rows.setdefault(group, {})
+            row = rows.setdefault(number, {})
+            start_ns, end_ns = row.get(who, (arrived_ns, arrived_ns + duration_ns))
+            row[who] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
+            self._note(who, arrived_ns)
+            if group in self._met:
+                self._met[group].pop(number, None)
+            if number <= self._used.get(group, 0):
+                self._estimate = None
+            if len(rows) > 2 * KEPT:
+                self._thin(group, rows)
+
+    def _thin(self, group: str, rows: dict[int, dict[str | int, tuple[int, int]]]) -> None:
+        """Leave out the oldest operations, or every second one where they are frequent."""
+        numbers = sorted(rows)
+        first, last = (next(iter(rows[number].values()))[0] for number in (numbers[0], numbers[-1]))
+        if abs(last - first) >= _MIN_SPAN_NS:
+            gone = numbers[:-KEPT]
+        else:
+            stride = self._strides[group] = 2 * self._strides.get(group, self._stride)
+            gone = [number for number in numbers if number % stride]
+        met = self._met.get(group, {})
+        for number in gone:
+            del rows[number]
+            met.pop(number, None)
+
+    def add_exchange(self, record: ClockOffset) -> None:
+        """Take what a host measured against the server."""
+        if not record.host:
+            return
+        known = self._exchanges.setdefault(record.host, {})
+        known[record.time_ns] = Exchange(record.time_ns, -record.offset_ns, record.band_ns)
+        if len(known) > _KEPT_EXCHANGES:
+            del known[min(known)]
+        self._note(record.host, record.time_ns)
+
+    def _note(self, who: str | int, time_ns: int) -> None:
+        """Note what time it is for a host, and that what the estimate rests on has changed."""
+        oldest_ns, newest_ns = self._span_ns.get(who, (time_ns, time_ns))
+        self._span_ns[who] = (min(oldest_ns, time_ns), max(newest_ns, time_ns))
+        if time_ns < self._cut_ns:
+            self._estimate = None
+        if time_ns < self._leads_cut_ns:
+            self._leads = None
+
+    def clocks(self, host_of: Mapping[int, str], drift_ratio: float) -> Clocks:
+        """Return how the clocks of the hosts stand to each other.
+
+        Of many hosts what is younger than the last whole interval waits for the next, and widens
+        the bounds: an estimate is made now and then, yet does not depend on when somebody looked.
+        """
+        if not self._span_ns:
+            return Clocks((), np.zeros((0, 0)))
+        hosts = sorted({host for host in host_of.values() if host} | set(self._exchanges))
+        # In the middle of the hosts: the clock of one may be far off.
+        oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
+        self._cut_ns, lag_ns = _NEVER_NS, 0
+        if len(hosts) > _FEW_HOSTS:
+            every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
+            if newest_ns - oldest_ns < 2 * every_ns:
+                every_ns //= _SOON
+            cut_ns = newest_ns // every_ns * every_ns
+            if cut_ns > oldest_ns:
+                self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns
+        key = (self._cut_ns, tuple(host_of.values()), drift_ratio)
+        if self._estimate is None or self._estimate[0] != key:
+            meetings = self._meetings(hosts, host_of)
+            clocks = align_clocks(hosts, meetings, self._exchanges_before(self._cut_ns),
+                                  drift_ratio)  # fmt: skip
+            self._estimate = (key, clocks)
+        return self._estimate[1].wider(drift_ratio * lag_ns)
+
+    def _exchanges_before(self, cut_ns: int) -> dict[str, Exchange]:
+        """Return the newest exchange of each host before a time, its first where all are later."""
+        found = {}
+        for host, known in self._exchanges.items():
+            times = sorted(known)
+            found[host] = known[max((time for time in times if time < cut_ns), default=times[0])]
+        return found
+
+    def leads_ms(self, names: Mapping[int, str]) -> dict[str, NDArray[np.float64]]:
+        """Return how much later each clock read than the middle of all, by operation.
+
+        At the ends, which all see at nearly the same time; oldest first. What is younger than the
+        last whole interval waits for the next.
+        """
+        hosts = sorted(set(names.values()))
+        newest_ns = max((newest for _, newest in self._span_ns.values()), default=0)
+        self._leads_cut_ns = newest_ns // _EVERY_NS * _EVERY_NS
+        key = (self._leads_cut_ns, tuple(hosts))
+        if self._leads is None or self._leads[0] != key:
+            found: dict[str, list[float]] = {host: [] for host in hosts}
+            for meeting in self._meetings(hosts, names):
+                if meeting.starts_ns.min() < self._leads_cut_ns:
+                    ends_ns = meeting.ends_ns.tolist()
+                    middle_ns = statistics.median(ends_ns)
+                    leads = [end_ns - middle_ns for end_ns in ends_ns]
+                    for place, lead in zip(meeting.hosts.tolist(), leads, strict=True):
+                        found[hosts[place]].append(lead)
+            self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
+        return self._leads[1]
+
+    def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
+        """Return the operations before the cut that at least two hosts were seen in, oldest first.
+
+        Notes up to which number of each group they go.
+        """
+        place = {host: number for number, host in enumerate(hosts)}
+        met_by = (tuple(hosts), tuple(host_of.items()))
+        if self._met_by != met_by:
+            self._met_by = met_by
+            self._met.clear()
+        found: list[tuple[int, Meeting]] = []
+        share = max(MAX_MEETINGS // max(len(self._rows), 1), 8)
+        self._used = {}
+        for group, rows in self._rows.items():
+            met = self._met.setdefault(group, {})
+            for number in sorted(rows)[-share:]:
+                if number not in met:
+                    met[number] = _meeting(rows[number], place, host_of)
+                timed = met[number]
+                if timed is not None and timed[0] < self._cut_ns:
+                    self._used[group] = number
+                    found += [timed] * (len(timed[1].hosts) > 1)
+        return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+
+
+def _meeting(
+    row: Mapping[str | int, tuple[int, int]], place: Mapping[str, int], host_of: Mapping[int, str]
+) -> tuple[int, Meeting] | None:
+    """Return one operation with its time, None where no host of those asked for took part."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for who, (start, end) in row.items():
+        host = place.get(who if isinstance(who, str) else host_of.get(who, ""))
+        if host is not None:
+            starts[host] = max(starts.get(host, start), start)
+            ends[host] = min(ends.get(host, end), end)
+    if not starts:
+        return None
+    hosts = sorted(starts)
+    meeting = Meeting(
+        np.array(hosts),
+        np.array([starts[host] for host in hosts]),
+        np.array([ends[host] for host in hosts]),
+    )
+    return meeting.time_ns, meeting

@@ -1,0 +1,258 @@
+"""Spells: stretches of steps in which a rank lies above its reference.
+
+Entry and exit come from rolling medians: where a spell begins and ends is then read
+from the raw steps, because a rolling median is late by half its window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.formulas import MEDIAN_SCATTER, outlier_cut
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.statistics import median, others_median, scatter
+from rankscope_server.observe.deviation import VIEWS, Deviation, View
+
+Array = NDArray[Any]
+_LEAST_NOISE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """Columns `first` to `last`, both inside; `size` is the median of ln(work / reference)."""
+
+    view: str
+    row: int
+    first: int
+    last: int
+    ended: bool
+    size: float
+    consistent: float  # share of its steps that are bad by half the size
+    strength: float  # size / what noise alone would reach over such a stretch
+
+    @property
+    def columns(self) -> slice:
+        """Return the columns of the spell."""
+        return slice(self.first, self.last + 1)
+
+    @property
+    def excess(self) -> float:
+        """Return what the spell adds up to, in steps of the reference, as a logarithm."""
+        return self.size * (self.last - self.first + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Entry levels per row, as logarithms, and what they rest on."""
+
+    short: Array
+    long: Array
+    sigma: Array  # scatter of one step
+    slow_sigma: Array  # scatter of a long median
+    cut: float
+
+
+def entry_levels(
+    view: View, peers: NDArray[np.bool_], first_column: int, num_steps: int, policy: Policy
+) -> Levels:
+    """Return where a spell begins: max(floor, z x scatter of the rolling median).
+
+    The scatter of a median of W independent steps is 1.25 sigma / sqrt(W). Steps on a shared host
+    are not independent, so the scatter of the rolling medians is also measured directly, and the
+    larger of both counts. z is that of the number of windows that are looked at.
+    """
+    begin = max(first_column, view.raw.shape[1] - policy.scatter_steps)
+    sigma = _pooled(scatter(view.raw[:, begin:]))
+    levels, slow = {}, sigma
+    cut = 0.0
+    for window, medians in (
+        (policy.short_window, view.short),
+        (policy.long_window, view.long),
+    ):
+        noise = sigma * MEDIAN_SCATTER / np.sqrt(window)
+        slow = np.fmax(noise, _pooled(_slow_scatter(medians[:, begin:], window)))
+        reference = sigma * MEDIAN_SCATTER / np.sqrt(policy.baseline_steps)
+        reference[peers] = 0.0
+        cut = outlier_cut(len(VIEWS) * len(sigma) * num_steps / window)
+        levels[window] = np.fmax(policy.ln_entry_floor, cut * np.hypot(slow, reference))
+    return Levels(levels[policy.short_window], levels[policy.long_window], sigma, slow, cut)
+
+
+def _slow_scatter(medians: Array, window: int) -> Array:
+    """Return the scatter of rolling medians; of a short record that of the other rows.
+
+    One lasting shift moves all differences of a record of less than two windows: the scatter that
+    it would be measured by would be its own.
+    """
+    sigma = scatter(medians, window)
+    is_short = np.sum(~np.isnan(medians), axis=1) <= 2 * window
+    others: Array = others_median(sigma[:, None], 1)[:, 0]
+    return np.where(is_short, others, sigma)
+
+
+def _pooled(sigma: Array) -> Array:
+    """Return each row's scatter, not below the median of all: a short record may look calm."""
+    return np.fmax(sigma, median(sigma)) if len(sigma) else sigma
+
+
+def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Spell]:
+    """Return the proved spells of all rows; where views overlap, the one that shows it best."""
+    found: list[Spell] = []
+    seen = deviation.seen
+    first_column = int(seen[: deviation.first_column].sum())
+    for name, every in deviation.views.items():
+        view = every if seen.all() else every.only(seen)
+        levels = entry_levels(view, deviation.peers, first_column, num_steps, policy)
+        found += _spells_in(name, view, levels, first_column, policy)
+    # A few steps in a phase that is calm otherwise are strong, but must not hide the long spell.
+    main = [
+        spell
+        for spell in found
+        if not any(_overlap(spell, o) and o.excess >= 2 * spell.excess for o in found)
+    ]
+    kept: list[Spell] = []
+    for spell in sorted(main, key=lambda spell: -spell.strength):
+        if not any(_overlap(spell, other) for other in kept):
+            kept.append(spell)
+    at = np.flatnonzero(seen)
+    kept = [replace(one, first=int(at[one.first]), last=int(at[one.last])) for one in kept]
+    return sorted(kept, key=lambda spell: (spell.row, spell.first))
+
+
+def _overlap(one: Spell, other: Spell) -> bool:
+    return one.row == other.row and one.first <= other.last and other.first <= one.last
+
+
+def _spells_in(
+    name: str, view: View, levels: Levels, first_column: int, policy: Policy
+) -> list[Spell]:
+    with np.errstate(invalid="ignore"):
+        entering = (view.short > levels.short[:, None]) | (view.long > levels.long[:, None])
+    entering[:, :first_column] = False
+    spells = []
+    for row in np.flatnonzero(entering.any(axis=1)).tolist():
+        spells += _spells_of(name, row, entering[row], view, levels, first_column, policy)
+    return spells
+
+
+def _spells_of(
+    name: str,
+    row: int,
+    entering: Array,
+    view: View,
+    levels: Levels,
+    first_column: int,
+    policy: Policy,
+) -> list[Spell]:
+    raw, short, long = view.raw[row], view.short[row], view.long[row]
+    share = policy.leave_share
+    staying = (short > share * levels.short[row]) | (long > share * levels.long[row])
+    staying |= np.isnan(short) & np.isnan(long)  # missing steps end nothing
+    spells: list[Spell] = []
+    at, columns = 0, len(entering)
+    while at < columns and entering[at:].any():
+        entry = at + int(np.argmax(entering[at:]))
+        gone = np.flatnonzero(~staying[entry:])
+        leave = entry + int(gone[0]) if len(gone) else columns
+        begin = spells[-1].last + 1 if spells else first_column
+        onset = _stretch(raw, begin, entry, leave, policy)
+        at = leave + 1
+        if onset is None:
+            continue
+        first, last = onset
+        if spells and _goes_on(spells[-1], raw, first, last, policy):
+            first = spells.pop().first
+        worse = _much_worse(raw, first, last, policy)
+        parts = [(first, last)] if worse is None else [(first, worse - 1), (worse, last)]
+        for begin, end in parts:
+            ended = leave < columns or end != last
+            spell = _spell(name, row, raw, begin, end, ended, levels, policy)
+            if spell is not None:
+                spells.append(spell)
+    return spells
+
+
+def _much_worse(raw: Array, first: int, last: int, policy: Policy) -> int | None:
+    """Return from which column on a stretch is another, many times worse one; None if it is one.
+
+    Other work on the host, just before, must neither hide it in a median nor make it uneven. The
+    cut is the one that explains most squares, of those with so much between both means.
+    """
+    known = first + np.flatnonzero(~np.isnan(raw[first : last + 1]))
+    before = np.arange(1, len(known) - policy.huge_steps + 1)
+    if not len(before):
+        return None
+    sums, after = np.cumsum(raw[known]), len(known) - before
+    gap = (sums[-1] - sums[before - 1]) / after - sums[before - 1] / before
+    gain = np.where(gap >= np.log(policy.huge_ratio), gap**2 * before * after, 0.0)
+    return int(known[1 + np.argmax(gain)]) if gain.any() else None
+
+
+def _goes_on(before: Spell, raw: Array, first: int, last: int, policy: Policy) -> bool:
+    """Return whether a stretch belongs to the spell before it, with a breath between."""
+    size = _middle(raw[first : last + 1])
+    alike = min(size, before.size) >= policy.same_size_share * max(size, before.size)
+    return alike and first - before.last <= policy.long_window
+
+
+def _stretch(
+    raw: Array, begin: int, entry: int, leave: int, policy: Policy
+) -> tuple[int, int] | None:
+    """Return the first and last bad column around an entry at `entry` and an exit at `leave`."""
+    window = policy.long_window
+    begin = max(begin, entry - 4 * window)
+    size = _middle(raw[max(begin, entry - policy.short_window + 1) : leave])
+    before = _middle(raw[begin : max(begin, entry - window)])
+    calm = min(before, size / 2) if np.isfinite(before) else 0.0
+    if not size > calm:
+        return None
+    first = begin + turning_point(raw[begin : entry + 1], calm, size)
+    if leave >= len(raw):
+        return first, leave - 1
+    return first, leave - 1 - turning_point(raw[first:leave][::-1], calm, size)
+
+
+def _spell(
+    name: str,
+    row: int,
+    raw: Array,
+    first: int,
+    last: int,
+    ended: bool,
+    levels: Levels,
+    policy: Policy,
+) -> Spell | None:
+    inside = raw[first : last + 1]
+    known = inside[~np.isnan(inside)]
+    if len(known) < policy.min_spell_steps:
+        return None
+    size = float(np.median(known))
+    noise = levels.sigma[row] * MEDIAN_SCATTER / np.sqrt(len(known))
+    slow = levels.slow_sigma[row] * np.sqrt(min(1.0, policy.long_window / len(known)))
+    strength = size / max(levels.cut * float(np.fmax(noise, slow)), _LEAST_NOISE)
+    if strength <= 1 or size <= policy.ln_entry_floor:
+        return None
+    consistent = float(np.mean(known > size / 2))
+    return Spell(name, row, first, last, ended, size, consistent, strength)
+
+
+def turning_point(raw: Array, calm: float, size: float) -> int:
+    """Return where `raw` turns from `calm` to `size`, the end being in the spell.
+
+    It is the point after which most is gained by calling the steps bad: the largest sum, from
+    there to the end, of what each step lies above the middle of both levels. A step counts by no
+    more than half the gap, so a single hiccup does not pull the point towards it.
+    """
+    middle = (calm + size) / 2
+    gain = np.nan_to_num(np.clip(raw, calm, size) - middle, nan=0.0)
+    sums = np.cumsum(gain[::-1])[::-1]
+    return int(np.argmax(sums))
+
+
+def _middle(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

@@ -1,0 +1,131 @@
+"""What detectors know of an attempt beside its steps: numbers, memory, machines, environments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankscope.wire.schema import (
+    COMMAND_ENDED,
+    IMPORTED,
+    AnyRecord,
+    Environment,
+    Event,
+    Metrics,
+    RunStarted,
+)
+from rankscope_server.observe.environment_table import EnvironmentTable
+from rankscope_server.observe.machine_table import MachineTable
+from rankscope_server.observe.memory_table import MemoryTable
+from rankscope_server.observe.number_table import NumberTable
+from rankscope_server.observe.resume import ScriptSteps
+from rankscope_server.observe.thinning import THINNING_CHANGED, Thinning, thinning_of
+from rankscope_server.observe.time_sums import TimeSums
+from rankscope_server.observe.version_table import VersionTable
+
+RECORDING = "recording"  # an event: what is known of a recording as a whole
+SLOWDOWN_FIELDS = ("slowdown", "step_ms", "ideal_ms")
+_MAX_SAVES = 4096
+_MAX_LOADERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint as one rank saved it: how long it held the rank, and how."""
+
+    rank: int
+    step: int
+    time_ns: int
+    seconds: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """What a replay of all recorded operations tells of a job: S, and the step behind it."""
+
+    ratio: float
+    step_ms: float
+    ideal_ms: float  # if all ranks did each kind of operation equally fast
+
+
+@dataclass(slots=True)
+class Facts:
+    """Tables that do not depend on the order in which records come, or on doubled ones."""
+
+    machines: MachineTable = field(default_factory=MachineTable)
+    environments: EnvironmentTable = field(default_factory=EnvironmentTable)
+    numbers: NumberTable = field(default_factory=NumberTable)
+    memory: MemoryTable = field(default_factory=MemoryTable)
+    versions: VersionTable = field(default_factory=VersionTable)
+    sums: TimeSums = field(default_factory=TimeSums)
+    thinning: dict[int, Thinning] = field(default_factory=dict)  # the newest word of each rank
+    loaders: dict[int, set[tuple[tuple[str, str], ...]]] = field(default_factory=dict)
+    saves: dict[tuple[int, int, int], Save] = field(default_factory=dict)
+    script_steps: ScriptSteps = field(default_factory=ScriptSteps)
+    launched_ns: int = 0  # when the first launcher began, 0 where none said so
+    is_recording: bool = False  # of a run without the agent: nothing more will come of it
+    slowdown: Slowdown | None = None  # of a recording that holds single operations
+    lacks_dates: bool = False  # the recording says when in a step, not on which day
+    left_ns: int = 0  # when the last launcher's command ended
+    left_code: int | None = None  # its exit code; of several the first that is not 0
+
+    def take(self, record: AnyRecord) -> None:
+        """Take one record; most kinds are not for these tables."""
+        if isinstance(record, Metrics):
+            self._take_metrics(record)
+        elif isinstance(record, Environment):
+            self.environments.put(record)
+        elif isinstance(record, Event) and record.name == RECORDING:
+            self._take_recording(record.fields)
+        elif isinstance(record, Event):
+            self._take_event(record)
+        elif isinstance(record, RunStarted):
+            self.launched_ns = min(self.launched_ns or record.time_ns, record.time_ns)
+            self.is_recording |= record.launcher == IMPORTED
+
+    def _take_metrics(self, record: Metrics) -> None:
+        if record.rank < 0:
+            return
+        values: Mapping[str, float] = record.values
+        self.numbers.put(record.rank, record.step, record.time_ns, values)
+        self.memory.put(record.rank, record.step, values)
+        self.versions.put(record.rank, record.step, values)
+        self.script_steps.take(record)
+
+    def _take_event(self, event: Event) -> None:
+        if event.name == "data loader":
+            found = self.loaders.setdefault(event.rank, set())
+            if len(found) < _MAX_LOADERS:
+                found.add(tuple(sorted(event.fields.items())))
+        elif event.name == "checkpoint":
+            try:
+                seconds = float(event.fields.get("seconds", "nan"))
+            except ValueError:
+                return
+            key = (event.time_ns, event.rank, event.step)
+            how = event.fields.get("how", "")
+            self.saves[key] = Save(event.rank, event.step, event.time_ns, seconds, how)
+            if len(self.saves) > _MAX_SAVES:
+                del self.saves[min(self.saves)]
+        elif event.name == THINNING_CHANGED:
+            said, known = thinning_of(event), self.thinning.get(event.rank)
+            if said is not None and (known is None or said > known):
+                self.thinning[event.rank] = said
+        elif event.name == COMMAND_ENDED:
+            self.left_ns = max(self.left_ns, event.time_ns)
+            code = event.fields.get("exit_code", "")
+            if not self.left_code and code.lstrip("-").isdigit():
+                self.left_code = int(code)
+        else:
+            self.machines.take_event(event)
+
+    def _take_recording(self, fields: Mapping[str, str]) -> None:
+        self.lacks_dates |= fields.get("dates") == "none"
+        try:
+            found = Slowdown(*(float(fields[name]) for name in SLOWDOWN_FIELDS))
+        except (KeyError, ValueError):
+            return
+        if all(0 < value < math.inf for value in (found.ratio, found.step_ms, found.ideal_ms)):
+            self.slowdown = found

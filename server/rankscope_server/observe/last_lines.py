@@ -1,0 +1,74 @@
+"""The newest lines of output of each rank and of the launcher: what a program said before it left.
+
+Some leave with an exit code and one line that says why. It is no exception, and no entry of the
+error book knows it: what a training script says of its own settings is in no book.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Sequence
+
+from rankscope.wire.schema import LogLine
+from rankscope_server.findings.text import cut
+
+_MOST_OF_RANK, _MOST_OF_LAUNCHER = 2, 24
+_MOST_TEXT = 400
+_STREAMS = frozenset({"stdout", "stderr", "logging"})
+# what launchers say of ranks that ended is no reason of theirs
+_OF_LAUNCHERS = re.compile(
+    r"^[IWEF]\d{4} .*torch/distributed/|^=+$|torch[./]distributed[./]elastic"
+)
+_TELLS_WHY = re.compile(
+    r"(?i)error|exception|fail|fatal|abort|invalid|illegal|cannot|can't|could not|unable|must |"
+    r"not found|no such|missing|denied|refused|unknown|unrecognized|unexpected|usage:|"
+    r"not supported|unsupported|no space|out of memory|need(?:s|ed)? |require"
+)
+
+
+class LastLines:
+    """The newest lines by rank, that of the launcher with it; `take` any, in any order, twice."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, list[tuple[int, str]]] = {}  # by rank, oldest first
+
+    def take(self, line: LogLine) -> None:
+        """Take a line if it is among the newest of its rank."""
+        if line.stream not in _STREAMS:
+            return
+        known = self._lines.setdefault(line.rank, [])
+        most = _MOST_OF_RANK if line.rank >= 0 else _MOST_OF_LAUNCHER
+        if len(known) == most and line.time_ns < known[0][0]:
+            return
+        if not line.message.strip() or _OF_LAUNCHERS.search(line.message):
+            return
+        text = line.message.rstrip()
+        newest = (line.time_ns, text if len(text) <= _MOST_TEXT else text[-_MOST_TEXT:])
+        if newest not in known:
+            bisect.insort(known, newest)
+            del known[:-most]
+
+    def before(self, rank: int, time_ns: int, before_ns: int, after_ns: int) -> list[str]:
+        """Return what a rank said last around a moment, the newest first."""
+        return [
+            text
+            for said_ns, text in reversed(self._lines.get(rank, ()))
+            if time_ns - before_ns <= said_ns <= time_ns + after_ns
+        ]
+
+    def newest(self, rank: int) -> list[str]:
+        """Return what a rank said last, the newest first."""
+        return [text for _, text in reversed(self._lines.get(rank, ()))]
+
+
+def why_of(texts: Sequence[str]) -> str:
+    """Return the newest line that tells why a program left, empty where none does.
+
+    Of a traceback it is the last line, which names the exception.
+    """
+    for text in texts:
+        last = text.rpartition("\n")[2].strip()
+        if _TELLS_WHY.search(last):
+            return cut(last)
+    return ""

@@ -1,0 +1,127 @@
+"""How long the transfers of each group take: what is left when late ranks are removed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.schema import ENDED, FLAG_END_FROM_WAIT, FLAG_P2P
+from rankscope_server.findings.policy import Policy
+from rankscope_server.observe.components import ratios
+from rankscope_server.observe.event_table import EventTable
+
+Array: TypeAlias = NDArray[Any]
+Path: TypeAlias = str | tuple[int, int]  # a group by name, or sender and receiver
+# Broadcasts, gathers and scatters may end on one rank before another came: who waits least says
+# nothing of the transfer.
+_MEETS = frozenset(
+    {
+        "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of transfer of a path: what is compared with the same of other paths."""
+
+    path: Path
+    operation: str
+    size_octave: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathTimes:
+    """What is known of the transfers of one path in the chosen steps."""
+
+    ratio: float  # ln of its usual time over that of its kind
+    extra_ms: float  # of a step, beyond the usual time of its kind
+    took_ms: float  # of a step
+    operations: int
+
+
+def transfer_times(
+    events: EventTable, rows: Mapping[str, Array], members: Mapping[str, int]
+) -> dict[Call, Array]:
+    """Return the ms of each transfer, in order of number, by path, operation and octave of bytes.
+
+    The last to arrive waits least, so the least duration of all members is the transfer; numbers
+    of which a member is not known are left out. `members` says how many a group has.
+    """
+    is_p2p = (rows["flags"] & FLAG_P2P) != 0
+    good = (rows["state"] == ENDED) & (rows["transfer_ms"] > 0) & (rows["sequence"] > 0)
+    good &= (rows["flags"] & FLAG_END_FROM_WAIT) == 0
+    found: dict[Call, Array] = {}
+    operations, groups = events.words("operation"), events.words("group")
+    meets = np.array([name in _MEETS for name in operations] or [False])
+    sides = np.array([1 if name == "send" else -(name == "recv") for name in operations] or [0])
+    both = good & ~is_p2p & meets[rows["operation"]]
+    need = np.array([members.get(name, 0) for name in groups] or [0])
+    _collect(found, rows, both, ("group", "operation"), need[rows["group"]],
+             lambda key: (groups[key[0]], operations[key[1]]))  # fmt: skip
+    side = sides[rows["operation"]]
+    pairs = good & is_p2p & (side != 0) & (rows["peer"] >= 0)
+    sender = np.where(side > 0, rows["rank"], rows["peer"])
+    receiver = np.where(side > 0, rows["peer"], rows["rank"])
+    ends = dict(rows) | {"sender": sender, "receiver": receiver}
+    _collect(found, ends, pairs, ("group", "sender", "receiver"), np.full(len(side), 2),
+             lambda key: ((int(key[1]), int(key[2])), "send"))  # fmt: skip
+    return found
+
+
+def _collect(
+    found: dict[Call, Array], rows: Mapping[str, Array], chosen: Array, names: Sequence[str],
+    need: Array, name_of: Any,
+) -> None:  # fmt: skip
+    at = np.flatnonzero(chosen)
+    if not len(at):
+        return
+    octave = np.log2(np.maximum(rows["size_bytes"][at], 1)).astype(np.int64)
+    keys = [rows[name][at].astype(np.int64) for name in names]
+    order = np.lexsort((rows["sequence"][at], octave, *reversed(keys)))
+    table = np.stack([*keys, octave, rows["sequence"][at].astype(np.int64)])[:, order]
+    took, need = rows["transfer_ms"][at][order], need[at][order]
+    first = np.flatnonzero(np.any(np.diff(table, axis=1, prepend=-1) != 0, axis=0))
+    count = np.diff(np.append(first, len(order)))
+    least = np.minimum.reduceat(took, first)
+    table, whole = table[:, first], (count == need[first]) & (count > 1)
+    table, least = table[:, whole], least[whole].astype(float)
+    if not len(least):
+        return
+    begin = np.flatnonzero(np.any(np.diff(table[:-1], axis=1, prepend=-1) != 0, axis=0))
+    for place, end in zip(begin, [*begin[1:], len(least)], strict=True):
+        key = table[:, place]
+        path, operation = name_of(key)
+        found[Call(path, operation, int(key[-2]))] = least[place:end]
+
+
+def compared(
+    times: Mapping[Call, Array],
+    kind_of: Mapping[Path, Hashable],
+    num_steps: int,
+    policy: Policy,
+) -> dict[Path, PathTimes]:
+    """Return how each path stands to the others of its kind: same size, same number of hosts."""
+    kinds = {call: (kind_of[call.path], call.operation, call.size_octave) for call in times}
+    by_call = ratios({call: times[call].tolist() for call in times}, kinds, policy)
+    of_path: dict[Path, list[Call]] = defaultdict(list)
+    for call in by_call:
+        of_path[call.path].append(call)
+    found = {}
+    for path, calls in of_path.items():
+        took = [float(times[call].sum()) / num_steps for call in calls]
+        usual = [one / float(np.exp(by_call[call])) for one, call in zip(took, calls, strict=True)]
+        found[path] = PathTimes(
+            float(np.median([by_call[call] for call in calls])),
+            max(0.0, sum(took) - sum(usual)),
+            sum(took),
+            sum(len(times[call]) for call in calls),
+        )
+    return found

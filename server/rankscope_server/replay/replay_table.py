@@ -1,0 +1,163 @@
+"""Replays of the newest steps of an attempt, made once per block of steps and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.wire.schema import RankRegistered
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.statistics import median
+from rankscope_server.observe.event_table import EventTable
+from rankscope_server.observe.step_table import StepTable
+from rankscope_server.replay.recorded_program import (
+    NoReplay,
+    Program,
+    programs_of,
+    replay_of_programs,
+)
+from rankscope_server.replay.replay import Replay
+
+Array = NDArray[Any]
+_KEPT = 4
+
+
+class ReplayTable:
+    """What was recorded of operations, and replays made of it."""
+
+    def __init__(self) -> None:
+        self.events = EventTable()
+        self.kept: dict[Hashable, Any] = {}  # what was made, by what it rests on
+
+    def newest(
+        self,
+        steps: StepTable,
+        ranks: Mapping[int, RankRegistered],
+        groups: Mapping[tuple[int, str], tuple[int, ...]],
+        policy: Policy,
+    ) -> tuple[Replay, list[Program]]:
+        """Return the replay of the newest whole block of steps, and its programs.
+
+        A new one is made when half a block is new, at first more often. Raises NoReplay.
+        """
+        total = steps.num_steps + steps.dropped_steps
+        stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
+        stop = steps.num_steps - total % stride
+        begin = begin_of(steps, stop, policy.replay_steps)
+        columns = usable_columns(steps, begin, stop, policy)
+        return self.of(columns, steps, ranks, groups, policy)
+
+    def of(
+        self,
+        columns: Array,
+        steps: StepTable,
+        ranks: Mapping[int, RankRegistered],
+        groups: Mapping[tuple[int, str], tuple[int, ...]],
+        policy: Policy,
+    ) -> tuple[Replay, list[Program]]:
+        """Return the replay of some columns of the step table. Raises NoReplay."""
+        numbers = steps.steps[columns]
+        rests_on = (numbers.tobytes(), self.events.count(numbers), tuple(steps.ranks))
+        kept = self.kept
+        found = kept.pop(rests_on, None)
+        if found is None:
+            try:
+                found = self._make(columns, steps, ranks, groups, policy)
+            except NoReplay as error:
+                found = error
+        kept[rests_on] = found
+        while len(kept) > _KEPT:
+            kept.pop(next(iter(kept)))
+        if isinstance(found, NoReplay):
+            raise found
+        made: tuple[Replay, list[Program]] = found
+        return made
+
+    def _make(
+        self,
+        columns: Array,
+        steps: StepTable,
+        registered: Mapping[int, RankRegistered],
+        groups: Mapping[tuple[int, str], tuple[int, ...]],
+        policy: Policy,
+    ) -> tuple[Replay, list[Program]]:
+        if not self.events.num_rows:
+            raise NoReplay("no collectives are recorded")
+        if any("nccl" in known.backend for known in registered.values()):
+            raise NoReplay("on NCCL the host does not say when a rank waits")
+        if len(columns) < policy.replay_min_steps:
+            which = " that are whole on all ranks" if steps.is_thinned().any() else ""
+            raise NoReplay(f"needs {policy.replay_min_steps} steps{which}, has {len(columns)}")
+        numbers = steps.steps[columns]
+        rows = self.events.select(numbers)
+        started, duration = (
+            np.asarray(steps.get(name)[:, columns], np.float64)
+            for name in ("started_ms", "duration")
+        )
+        ranks = steps.ranks
+        said = [max(0, registered[r].stage) if r in registered else 0 for r in ranks]
+        # A rank that owns several stages says one of them: only their order counts.
+        stage = np.unique(said, return_inverse=True)[1]
+        words, operations = self.events.words("group"), self.events.words("operation")
+        programs = programs_of(rows, operations, ranks, numbers, started, duration, stage)
+        _check_waits(programs, steps.get("blocked")[:, columns], policy)
+        defined = {word: members for (_, word), members in groups.items()}
+        members = {
+            (rank, number): known
+            for number, word in enumerate(words)
+            for rank in ranks
+            # A rank whose own word of the group is missing is in the one that counts it.
+            if (known := groups.get((rank, word), defined.get(word))) and rank in known
+        }
+        replay, programs = replay_of_programs(
+            programs,
+            ranks=ranks,
+            steps=numbers,
+            stage=stage,
+            step_ms=median(duration, 0),
+            operations=operations,
+            members=members,
+        )
+        _check(replay, policy)
+        return replay, programs
+
+
+def begin_of(steps: StepTable, stop: int, count: int) -> int:
+    """Return from where on `count` columns before `stop` were recorded whole by all ranks."""
+    whole = np.flatnonzero(~np.any(steps.is_thinned()[:, :stop], axis=0))
+    return int(whole[-count]) if len(whole) >= count else 0
+
+
+def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> Array:
+    """Return the columns in a range that most ranks have ended, without special or thinned ones."""
+    whole = ~np.any(steps.is_thinned(begin)[:, : stop - begin], axis=0)
+    known = ~np.isnan(steps.get("duration", begin)[:, : stop - begin])
+    enough = np.mean(known, axis=0) >= 1.0 - policy.max_missing_share if len(known) else known
+    return begin + np.flatnonzero(enough & whole & ~steps.special(begin)[: stop - begin])
+
+
+def _check_waits(programs: Sequence[Program], blocked_ms: Array, policy: Policy) -> None:
+    """Raise NoReplay unless the waits of operations are the time that ranks were blocked."""
+    told, total = 0.0, 0.0
+    for program in programs:
+        known = ~np.isnan(program.issued[..., 0]) & ~np.isnan(blocked_ms[program.rows])
+        told += float(np.nansum(program.blocked[known]))
+        total += float(np.nansum(blocked_ms[program.rows][known]))
+    if abs(told - total) > policy.replay_blocked_ratio * max(told, total):
+        raise NoReplay(
+            f"the waits of single operations hold {100 * told / max(total, 1e-9):.0f} % of the "
+            "time for which ranks were blocked"
+        )
+
+
+def _check(replay: Replay, policy: Policy) -> None:
+    if replay.missing_share > policy.max_missing_share:
+        raise NoReplay(f"{100 * replay.missing_share:.0f} % of the operations are missing")
+    error = replay.error_ratio()
+    if not abs(error) <= policy.replay_error_ratio:
+        raise NoReplay(
+            f"a replay of what was recorded misses the recorded steps by {100 * error:+.1f} %"
+        )

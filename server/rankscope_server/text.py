@@ -1,0 +1,80 @@
+"""Words for numbers: levels, exits, shares, durations."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+from rankscope_server.findings.text import percent_text
+
+
+def level_name(level: int) -> str:
+    """Return the name of a logging level; levels between two take the lower one's name."""
+    for bound, name in (
+        (logging.CRITICAL, "CRITICAL"),
+        (logging.ERROR, "ERROR"),
+        (logging.WARNING, "WARNING"),
+        (logging.INFO, "INFO"),
+        (logging.DEBUG, "DEBUG"),
+    ):
+        if level >= bound:
+            return name
+    return "TRACE"
+
+
+LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE")
+LEVEL_BOUNDS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "TRACE": 0}
+
+
+def exit_text(row: Any) -> str:
+    """Return how a rank ended, in words; empty while it lives."""
+    if row.ended_ns is None:
+        return ""
+    if row.end_reason == "clean":
+        return "ended cleanly"
+    if row.end_reason == "lost":
+        return "lost: nobody saw it end"
+    if row.exit_signal is not None:
+        return f"killed by {signal_name(row.exit_signal)}"
+    if row.end_reason == "exception":
+        return f"exception: {row.end_detail}" if row.end_detail else "ended by an exception"
+    return f"exit code {row.exit_code}" if row.exit_code is not None else str(row.end_reason)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 rank", "2 ranks"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def duration_text(ms: float) -> str:
+    """Return a duration with two or three significant digits and its unit."""
+    if ms >= 10_000:
+        return f"{ms / 1e3:,.1f} s"
+    if ms >= 1_000:
+        return f"{ms / 1e3:.2f} s"
+    if 0 < ms < 0.1:
+        return f"{1e3 * ms:.3g} us"
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def percent(ratio: float) -> str:
+    """Return a share or change as a percentage."""
+    return percent_text(ratio)
+
+
+def rank_list(ranks: list[int], most: int = 8) -> str:
+    """Return "rank 2" or "ranks 1, 2, 3 and 5 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(str(rank) for rank in ranks[:most])
+    rest = len(ranks) - most
+    return f"ranks {shown}" + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,1 @@
+"""From findings to one verdict: grouping, coverage, the first sentence."""

@@ -1,0 +1,250 @@
+"""One verdict per run: the culprit first, what it explains folded under it (see `folding`).
+
+Where nothing is known for sure, the answer says which measurement would decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+from rankscope_server.diagnose.attempt import AttemptState
+from rankscope_server.findings.finding import (
+    NOT_HERE,
+    SEVERITIES,
+    DetectorResult,
+    Finding,
+    Severity,
+)
+from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.text import percent_text, ranks_text
+from rankscope_server.verdict.answers import Answer, Coverage, Folded, Verdict
+from rankscope_server.verdict.coverage import Left, left_text, thinned_share
+
+_ITS_OUTPUT = "its last lines of output, under Logs"
+# The answer "healthy" rests on these, whose inputs every run has. What others could not look at
+# is said beside it.
+_CORE = frozenset({"straggler", "hang", "root-cause"})
+_SURE = 0.85  # high: a second signal agrees
+# Of the newest steps a rank may lack so much and still be called healthy, with a word on it: a
+# fault that lasts shows in the others. Beyond, also its peers lose what they are compared with.
+_HEALTHY_SHARE = 0.10
+# Which detectors could confirm or refute a finding of a kind, if they had their input.
+_TELLS_MORE: Mapping[str, tuple[str, ...]] = {
+    "crash": ("gpu-events", "memory-growth", "desync", "hang", "clock"),
+    "hang": ("desync", "gpu-events", "clock"),
+    "desync": ("hang",),
+    "slow_compute": ("gpu-health", "gpu-events", "communication"),
+    "slow_data": ("data-loading",),
+    "host_contention": ("gpu-health",),
+    "nan": ("outliers", "replicas", "gpu-events"),
+    "loss_spike": ("outliers", "nan"),
+    "divergence": ("outliers", "nan", "replicas"),
+    "corruption": ("replicas", "gpu-events", "gpu-health"),
+    "corrupt_batch": ("replicas",),
+    "replica_drift": ("outliers", "desync", "gpu-events"),
+    "memory_growth": ("gpu-health",),
+    "regression": ("communication", "data-loading", "gpu-health", "drift"),
+    "slowdown": ("communication", "data-loading", "gpu-health"),
+    "stage_imbalance": ("straggler",),
+}
+
+
+def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
+    """Return the verdict on an attempt: its worst open finding that nothing else explains."""
+    roots = [f for f in findings if f.state == "open" and f.explained_by is None]
+    stories = [(f, [g for g in findings if g.explained_by == f.key]) for f in roots]
+    told = [(f, under) for f, under in stories if _worst(f, under) != "info"]
+    if not told:
+        return None
+    chosen, under = min(told, key=lambda story: _order(*story))
+    checks = tuple(
+        text
+        for result in results
+        if result.status.state == "ran" and result.status.name != chosen.detector
+        for text in result.checked
+    )
+    values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(Finding)}
+    values["ruled_out"] = (*chosen.ruled_out, *checks)
+    values["severity"] = _worst(chosen, under)
+    return Verdict(
+        **values,
+        folded=tuple(Folded(one.key, one.what) for one in under),
+        deciding=_deciding_kind(chosen, results),
+    )
+
+
+def _worst(finding: Finding, under: Sequence[Finding]) -> Severity:
+    """Return the severity of a story: what a cause did counts as much as the cause."""
+    if finding.severity == "info":
+        return "info"  # advice is no culprit, whatever goes with it
+    return min((one.severity for one in (finding, *under)), key=SEVERITIES.index)
+
+
+def _order(finding: Finding, under: Sequence[Finding]) -> tuple[int, int, float, str]:
+    kinds = {"crash": 0, "hang": 1, "desync": 1}
+    story = (finding, *under)
+    return (
+        SEVERITIES.index(_worst(finding, under)),
+        min(kinds.get(one.kind, 2) for one in story),
+        -max(one.cost_throughput_ratio or 0.0 for one in story),
+        finding.key,
+    )
+
+
+def _deciding_kind(finding: Finding, results: Sequence[DetectorResult]) -> tuple[str, ...]:
+    """Return what would make a doubtful verdict sure: inputs of detectors that could not look."""
+    if finding.confidence >= _SURE:
+        return ()
+    return _lacks(results, frozenset(_TELLS_MORE.get(finding.kind, ())))
+
+
+def _lacks(results: Sequence[DetectorResult], names: Set[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{status.name}: {status.reason}; {status.remedy}"
+        for status in (result.status for result in results)
+        if status.state == "skipped" and status.name in names and status.remedy != NOT_HERE
+    )
+
+
+def answer_of(
+    attempt: AttemptState | None,
+    verdict: Verdict | None,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    policy: Policy,
+    left: Left | None = None,
+) -> Answer:
+    """Return the first sentence of the page. Missing data is never called health.
+
+    `left` is how the command ended, None while it runs.
+    """
+    if verdict is not None:
+        return Answer("culprit", verdict.what, verdict.why)
+    if attempt is None or not attempt.known_ranks:
+        return _unheard(left)
+    notes = [f.what for f in findings if f.state == "open"]
+    detail = "; ".join(notes)
+    if coverage.reporting < coverage.expected:
+        return Answer(
+            "unknown",
+            f"No verdict: partial, {coverage.text}",
+            detail,
+            _missing(coverage, is_recording=attempt.facts.is_recording),
+        )
+    steps = attempt.steps.num_steps + attempt.steps.dropped_steps
+    world = attempt.world_size
+    # Advice that cannot be given leaves the answer whether somebody is slow or stuck.
+    statuses = [result.status for result in attempt.results]
+    skipped = [status for status in statuses if status.state == "skipped"]
+    if world == 1 and steps:
+        return Answer(
+            "unknown",
+            f"No verdict: one rank, {steps:,} step{'s' * (steps != 1)}, nobody to compare it with",
+            detail,
+            ("a run of two or more ranks, or an earlier run of the same command",),
+        )
+    if steps < policy.min_steps:
+        return _too_few(attempt, steps, detail, policy)
+    core = _CORE - {"hang"} if attempt.facts.is_recording else _CORE  # its steps have all ended
+    unknown = [f"{one.name}: {one.reason}" for one in skipped if one.name in core]
+    unknown += [gap.text for gap in attempt.gaps if gap.share > _HEALTHY_SHARE]
+    unknown += [text for result in attempt.results for text in result.not_known]
+    if unknown:
+        remedies = dict.fromkeys(gap.remedy for gap in attempt.gaps)
+        deciding = (*_lacks(attempt.results, _CORE), *remedies)
+        return Answer("unknown", f"No verdict: {'; '.join(unknown)}", detail, deciding)
+    costly = [f for f in findings if f.state == "open" and not f.explained_by and _costs(f, policy)]
+    if costly:
+        return _advised(max(costly, key=lambda f: f.cost_throughput_ratio or 0.0), detail)
+    return _healthy(attempt, findings, coverage, notes, policy)
+
+
+def _healthy(
+    attempt: AttemptState,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    notes: Sequence[str],
+    policy: Policy,
+) -> Answer:
+    """Return the answer where all is known and nothing lost, with what could not be looked at."""
+    skipped = [r.status.name for r in attempt.results if r.status.state == "skipped"]
+    ran = len(attempt.results) - len(skipped)
+    lacking = f"not looked at, for lack of input: {', '.join(skipped)}"
+    over = [f for f in findings if f.state == "recovered" and f.severity != "info"]
+    lost = f"; {sum(row.count for row in coverage.losses):,} records lost" * bool(coverage.losses)
+    lost += "".join(f"; {gap.text}" for gap in attempt.gaps)
+    thinned = thinned_share(attempt)  # a wrong call that did no harm in one of them is not seen
+    if thinned:
+        lost += f"; the single collectives of {percent_text(thinned)} of the steps are not known"
+    world, steps = attempt.world_size, attempt.steps.num_steps + attempt.steps.dropped_steps
+    return Answer(
+        "healthy",
+        f"Healthy: {world} ranks, {steps:,} steps, {ran} detectors found nothing above "
+        f"{percent_text(policy.cost_info_ratio)} of throughput{' now' if over else ''}{lost}",
+        "; ".join([*notes, *[lacking] * bool(skipped), *(f"over: {f.what}" for f in over[:3])]),
+    )
+
+
+def _unheard(left: Left | None) -> Answer:
+    """Return what can be said of a run of which no rank was heard."""
+    if left is None:
+        return Answer("waiting", "No verdict yet: nothing was heard of a rank")
+    return Answer("unknown", left_text(left), "", (_ITS_OUTPUT,))
+
+
+def _too_few(attempt: AttemptState, steps: int, detail: str, policy: Policy) -> Answer:
+    """Return what can be said of a run with too few steps: wait, unless there will be no more."""
+    is_recording = attempt.facts.is_recording
+    if is_recording or len(attempt.ended) >= max(attempt.world_size, 1):
+        what = "the recording ends" if is_recording else "the run is over"
+        return Answer(
+            "unknown",
+            f"No verdict: {what} after {steps:,} step{'s' * (steps != 1)}, {policy.min_steps} are "
+            "needed",
+            detail,
+            (f"a run of {policy.min_steps} steps",),
+        )
+    return Answer(
+        "waiting",
+        f"No verdict yet: needs {policy.min_steps} steps, has {steps}",
+        detail,
+        _lacks(attempt.results, _CORE),
+    )
+
+
+def _costs(finding: Finding, policy: Policy) -> bool:
+    return (finding.cost_throughput_ratio or 0.0) > policy.cost_info_ratio
+
+
+def _advised(finding: Finding, detail: str) -> Answer:
+    """Return the answer where nothing is broken, and yet much is lost: that is not health."""
+    share = percent_text(finding.cost_throughput_ratio or 0.0)
+    text = f"No fault found; {share} of the throughput could be won: {finding.what}"
+    if finding.onset_step is not None:  # a suspicion accuses nobody in the first sentence
+        text = (
+            f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
+            "not for long enough, or not clearly enough, to be sure"
+        )
+    return Answer(
+        "unknown",
+        text,
+        detail,
+        (finding.next,) * bool(finding.next),
+    )
+
+
+def _missing(coverage: Coverage, *, is_recording: bool) -> tuple[str, ...]:
+    """Return what would decide where ranks are missing: their own words."""
+    if is_recording:
+        return ("the files of the other ranks: import them together with these",)
+    silent = [row.rank for row in coverage.silent]
+    texts = []
+    if silent:
+        texts.append(
+            f"the newest records of {ranks_text(silent)}; see that the node's collector runs, and "
+            "its kernel log"
+        )
+    if coverage.reporting + len(silent) < coverage.expected:
+        texts.append("records of the ranks that never reported; attach the agent to all ranks")
+    return tuple(texts)

@@ -1,1 +1,0 @@
-"""From stored rows to answers: pure of HTTP, one module per page."""
