@@ -8,12 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zstandard
 
-from rankscope.wire import chunk
+from rankscope.wire import chunk, zstd
 from rankscope.wire.chunk import ChunkError, chunk_count, decode_chunk, encode_chunk
 from rankscope.wire.chunk_dictionary import DICTIONARY
 from rankscope.wire.schema import CHUNK_COLUMNS, STRING_COLUMNS
+
+WORDS = zstd.ZstdDict(DICTIONARY, is_raw=True)
+BY_ZSTANDARD = bytes.fromhex(  # a chunk that zstandard 0.25.0 packed
+    "525343320600000028b52ffd20707d0200a4034800000096b46b696ec403001002c40301010493cf00038d7ea4c6"
+    "80000000930000009192aaaa000104091019000180800040803f3e3f40404006003806b9c61a0564891330ff15ec"
+    "8e868103"
+)
 
 
 def columns(count: int = 500, seed: int = 0) -> dict[str, Any]:
@@ -38,6 +44,14 @@ def test_round_trip_to_the_microsecond() -> None:
     assert (after["cpu_ratio"] == before["cpu_ratio"]).all()
     assert (after["arrived_ns"] == before["arrived_ns"] // 1000 * 1000).all()
     assert ((after["duration_ns"] == -1) == (before["duration_ns"] == -1)).all()
+
+
+def test_a_chunk_of_the_earlier_library_is_read_and_written_alike() -> None:
+    before = decode_chunk(BY_ZSTANDARD)
+    assert before["kind"] == ["all_reduce", "all_gather"] * 3
+    assert list(before["started_ns"]) == [10**18 + 1000 * number**2 for number in range(6)]
+    assert list(before["loss"]) == [0.5, 0.25, 1, 2, 3, 4]
+    assert len(encode_chunk(before)) <= len(BY_ZSTANDARD)
 
 
 def test_is_small() -> None:
@@ -80,14 +94,11 @@ def test_mutated_bytes_raise_chunk_error_only() -> None:
 
 def repacked(raw: bytes, count: int = 500) -> bytes:
     """Return these unpacked bytes as a chunk, so that damage reaches what lies behind zstd."""
-    dictionary = zstandard.ZstdCompressionDict(DICTIONARY, zstandard.DICT_TYPE_RAWCONTENT)
-    frame = zstandard.ZstdCompressor(dict_data=dictionary).compress(raw)
-    return b"RSC2" + count.to_bytes(4, "little") + frame
+    return b"RSC2" + count.to_bytes(4, "little") + zstd.pack(raw, words=WORDS)
 
 
 def unpacked(data: bytes) -> bytes:
-    dictionary = zstandard.ZstdCompressionDict(DICTIONARY, zstandard.DICT_TYPE_RAWCONTENT)
-    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(data[8:])
+    return zstd.unpack(data[8:], 1 << 20, WORDS)
 
 
 def test_mutated_headers_and_columns_raise_chunk_error_only() -> None:
@@ -117,7 +128,7 @@ def test_mutated_headers_and_columns_raise_chunk_error_only() -> None:
         ({"slopes": [-(1 << 62)]}, "out of range"),
         ({"forms": b"\x04"}, "unknown form 4"),
         ({"forms": b"\x02", "widths": b"\x02"}, "unknown form 2 of width 2"),
-        ({"forms": b"\x03"}, "lies beside column 0"),
+        ({"forms": b"\x03"}, "is based on column 0"),
         ({"words": [["a"]]}, "list of words"),
         ({"forms": b"\x10"}, "list of words"),
         ({"forms": b"\x10", "words": [["a"]]}, "outside its dictionary"),

@@ -111,10 +111,11 @@ def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
         build.build({"RANKSCOPE_CACHE": str(tmp_path)})
 
 
-def test_a_server_that_is_away_is_advice(tmp_path: Path) -> None:
-    code, rows = doctor(RANKSCOPE_SERVER="http://127.0.0.1:9", RANKSCOPE_DIR=str(tmp_path))
+@pytest.mark.parametrize("server", ["http://127.0.0.1:9", "127.0.0.1:9"])
+def test_a_server_that_is_away_is_advice(server: str, tmp_path: Path) -> None:
+    code, rows = doctor(RANKSCOPE_SERVER=server, RANKSCOPE_DIR=str(tmp_path))
     assert code == 1
-    assert "cannot be reached" in rows["server", "http://127.0.0.1:9"]["detail"]
+    assert rows["server", server]["detail"] == "cannot be reached: [Errno 111] Connection refused"
 
 
 @pytest.mark.needs("compiler")

@@ -6,41 +6,23 @@ import json
 import os
 import pickle
 import pickletools
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankscope.importers.flight_dumps import DumpError, parse_dump, rank_of, read_dump, read_dumps
+from rankscope.files.flight_recorder import DumpError
+from rankscope.importers import pickle_budget
+from rankscope.importers.flight_dumps import parse_dump, rank_of, read_dump, read_dumps
 from rankscope.importers.flight_records import convert
 from rankscope.wire import schema
 from rankscope.wire.chunk import decode_chunk
+from tests.agent.dumps import dump, entry
 from tests.shared_data import SHARED_DATA
 
 DATA = SHARED_DATA / "flight_recorder"
-
-
-def entry(number: int, **more: Any) -> dict[str, Any]:
-    """Return an entry as NCCL's recorder writes it."""
-    return {
-        "record_id": number, "pg_id": 0, "process_group": ("0", "default_pg"),
-        "collective_seq_id": number + 1, "p2p_seq_id": 0, "op_id": number + 1,
-        "profiling_name": "nccl:all_reduce", "time_created_ns": 10**18 + number * 10**6,
-        "input_sizes": [[8, 4]], "input_dtypes": ["Float"], "output_sizes": [[8, 4]],
-        "output_dtypes": ["Float"], "state": "completed", "retired": True, "is_p2p": False,
-        "time_discovered_started_ns": None, "time_discovered_completed_ns": None,
-        "timeout_ms": 600_000,
-    } | more  # fmt: skip
-
-
-def dump(entries: list[dict[str, Any]], ranks: str = "[0, 1]", **status: int) -> dict[str, Any]:
-    counts = {"last_enqueued_collective": len(entries), "last_started_collective": -1,
-              "last_completed_collective": sum(e["retired"] for e in entries)} | status  # fmt: skip
-    return {
-        "version": "2.10", "nccl_version": "2.27",
-        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}},
-        "pg_status": {"0": counts}, "entries": entries,
-    }  # fmt: skip
 
 
 class Boom:
@@ -87,6 +69,57 @@ def test_every_way_to_a_global_is_closed(protocol: int, what: object) -> None:
 def test_what_is_no_dump_is_an_error_with_a_reason(data: bytes) -> None:
     with pytest.raises(DumpError, match=r"\w"):
         parse_dump(data)
+
+
+def shared(width: int, depth: int) -> list[Any]:
+    """Return a list that holds one list `width` times, which holds one `width` times, and so on."""
+    values: list[Any] = list(range(width))
+    for _ in range(depth):
+        values = [values] * width
+    return values
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (pickle.dumps(dump([entry(0, input_sizes=shared(1000, 1))] * 1000)), "values"),
+        (pickle.dumps(dump([]) | {"entries": shared(1000, 3)}), "values"),
+        (pickle.dumps(dump([entry(0)]) | {"more": shared(2, 20)}), "16 deep"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "memo has place 2147483647"),
+        (b"\x80\x02]p99999999999999\n.", "memo has place"),
+        (b"\x80\x02](]]r\xff\xff\xff\x00.", "memo has place"),
+    ],
+)
+def test_a_small_pickle_that_would_take_gigabytes_is_refused_at_little_cost(
+    data: bytes, reason: str
+) -> None:
+    assert len(data) < 11_000
+    begun = time.monotonic()
+    tracemalloc.start()
+    with pytest.raises(DumpError, match=f"refused: .*{reason}.*; no dump does"):
+        parse_dump(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    assert time.monotonic() - begun < 10
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    values: list[Any] = []
+    values.append(values)
+    with pytest.raises(DumpError, match="16 deep"):
+        parse_dump(pickle.dumps(dump([entry(0, input_sizes=values)])))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_every_operation_is_counted_as_the_unpickler_reads_it(protocol: int) -> None:
+    values: list[Any] = [1, -1, 300, 1 << 40, 1 << 3000, 0.5, None, True, "x" * 300, "", [], {}]
+    values += [b"y" * 300, bytearray(b"z"), {1}] if protocol == 5 else []
+    data = pickle.dumps(dump([entry(n, more=values[:]) for n in range(400)]), protocol)
+    positions = [position for *_, position in pickletools.genops(data)]
+    ends = [*positions[1:], len(data)]
+    for place, end in zip(positions, ends, strict=True):
+        assert place + pickle_budget.step_at(data, place, 1 << 30) == end
 
 
 def test_cut_and_flipped_pickles_never_do_anything_else(tmp_path: Path) -> None:

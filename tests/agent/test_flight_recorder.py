@@ -169,7 +169,7 @@ def test_what_is_done_for_a_group(
     chosen = plan(backend, mode, BOTH, version, environ)
     assert chosen is not None
     assert (chosen.is_polled, chosen.is_timed) == (polled, timed)
-    assert said in chosen.said
+    assert said in chosen.source
     assert chosen.is_endless == (polled and "nccl" in backend)
 
 

@@ -45,7 +45,7 @@ def check_nothing_is_missing(rank: recorded.Recorded) -> None:
     assert (rank.collectives["output_bytes"] > 0).all()
 
 
-pytestmark = pytest.mark.quiet
+pytestmark = pytest.mark.multiproc
 
 
 @pytest.mark.parametrize("source", ["probe", "kernels"])

@@ -22,7 +22,7 @@ def test_swallows_counts_and_says_once(capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     assert "a bug of ours" in text
-    assert "training goes on" in text
+    assert "training continues" in text
     assert guard.failures[broken.__qualname__] == guard.MAX_FAILURES  # then it is switched off
 
 

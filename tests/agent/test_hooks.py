@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.files import ring
 from rankscope.files.run_directory import COLLECTIVES_RING
+from rankscope.process import family
 from rankscope.rank.attach import start
 from rankscope.wire import schema
 from tests.agent import recorded
@@ -250,7 +251,7 @@ def test_what_switches_it_on(said: str, is_on: bool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(start, "name_family", lambda _: None)
     monkeypatch.setattr(start, "is_rank", lambda _: False)
     monkeypatch.setattr(start, "when_imported", lambda name, _: waits_for.append(name))
-    monkeypatch.delenv(start.ATTACHED, raising=False)
+    monkeypatch.delenv(family.ATTACHED, raising=False)
     start.attach_from_environment()
     assert waits_for == ["torch"] * is_on
 
@@ -264,5 +265,5 @@ def test_who_never_imports_torch_pays_nothing(tmp_path: Path, said: str, is_on: 
         timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout == f"None\n{is_on}\n"
-    why = "rankscope: not attached: RANKSCOPE='enable': say 1 or 0\n"
+    why = "rankscope: not attached: RANKSCOPE='enable': set 1 or 0\n"
     assert done.stderr == (why if said == "enable" else "")

@@ -323,7 +323,9 @@ def test_what_does_not_fit_is_not_loaded(
 
 
 def test_it_can_be_switched_off() -> None:
-    says = "from rankscope import hotpath; print(hotpath.ORIGIN, hotpath.ClockCore.__module__)"
+    says = (
+        "from rankscope.native import hotpath; print(hotpath.ORIGIN, hotpath.ClockCore.__module__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", says], env=os.environ | {SWITCH: "0"}, capture_output=True,
         text=True, check=True,

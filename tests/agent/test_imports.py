@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from rankscope.rank.attach.imports import _Finder, when_imported
+from rankscope.rank.imports import _Finder, when_imported
 
 AGENT = str(Path(rankscope.__file__).parents[1])
 
@@ -49,7 +49,7 @@ def test_runs_for_a_part_of_a_package_whose_import_had_begun_before(
     package = tmp_path / "begun_before"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from rankscope.rank.attach.imports import when_imported\n"
+        "from rankscope.rank.imports import when_imported\n"
         "called = []\n"
         "when_imported('begun_before.inner', lambda: called.append(1))\n"
         "import begun_before.inner\n"
@@ -85,8 +85,8 @@ def test_a_program_that_never_imports_torch_loads_next_to_nothing(tmp_path: Path
     )  # fmt: skip
     assert done.stdout.split() == [
         "rankscope", "rankscope.process", "rankscope.process.family", "rankscope.rank",
-        "rankscope.rank.attach", "rankscope.rank.attach.imports", "rankscope.rank.attach.start",
-        "rankscope.rank.guard",
+        "rankscope.rank.attach", "rankscope.rank.attach.start", "rankscope.rank.guard",
+        "rankscope.rank.imports",
     ]  # fmt: skip
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())
@@ -123,7 +123,8 @@ def test_what_each_program_loads_needs_no_module_that_is_slow_to_import() -> Non
 
 
 def test_importing_the_agent_is_light() -> None:
-    heavy = "torch numpy fastapi sqlalchemy pydantic psutil rich zstandard".split()
+    heavy = "torch numpy fastapi sqlalchemy pydantic psutil rich".split()
+    heavy += ["backports.zstd", "compression.zstd"]
     script = (
         "import sys, rankscope, rankscope.rank.runtime\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"

@@ -18,6 +18,7 @@ AWAY = "http://127.0.0.1:1"
     [
         (("report", "r", "--server", AWAY, "--json"), 2, "does not answer"),
         (("report", "r", "--json", "--bogus"), 64, "unrecognized arguments: --bogus"),
+        (("report", "r", "--json", "--serv", AWAY), 64, "unrecognized arguments: --serv"),
         (("explain", "--json", "/no/such"), 2, "no such file"),
         (("import", "/no/such", "--json", "--server", AWAY), 1, "No such file"),
         (("ask", "stacks", "r", "--json", "--server", AWAY), 2, "does not answer"),

@@ -234,8 +234,8 @@ def test_torchrun_under_the_launcher(tmp_path: Path, receiver: Receiver) -> None
     assert {rank: record.signal for rank, record in ended.items()} == {0: 15, 1: 9}
     (summary,) = [e for e in receiver.records(schema.Event) if e.name == FAILURE_SUMMARY]
     assert (summary.rank, summary.fields["exit_code"]) == (1, "-9")
-    book = (tmp_path / "r" / "node" / "exits.jsonl").read_text()
-    told = [json.loads(line) for line in book.splitlines()]
+    exit_statuses = (tmp_path / "r" / "node" / "exits.jsonl").read_text()
+    told = [json.loads(line) for line in exit_statuses.splitlines()]
     assert {9, 15} <= {line.get("signal") for line in told if "torchrun" in line["source"]}
     assert no_collector_is_left(tmp_path)
 
@@ -435,7 +435,7 @@ def test_torchruns_report_goes_to_the_book(
     records = OutputRecords(tmp_path, own)
     records.line(Line(text, "stderr", logging.ERROR, 1))
     records.close()
-    assert exits.ExitBook(tmp_path / "node").find(4242, 1) == status
+    assert exits.ExitStatuses(tmp_path / "node").find(4242, 1) == status
 
 
 def test_local_ranks_are_found_in_the_rings(tmp_path: Path) -> None:

@@ -152,13 +152,13 @@ def test_under_the_launcher_every_line_comes_once(tmp_path: Path) -> None:
 
 
 class Journal:
-    """Takes what an agent would write; the agent of `Writes` needs no more than that."""
+    """Takes what a rank would write; `Writes` needs no more of its context than that."""
 
     def __init__(self) -> None:
         self.recorder = self.journal = self
         self.step = 3
         self.lines: list[str] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.drops = 0
 
     def append(self, kind: int, body: bytes) -> bool:
@@ -166,14 +166,11 @@ class Journal:
         self.lines += body[journal.OUTPUT_HEAD.size :].decode().split("\n")
         return True
 
-    def record(self, line: schema.LogLine) -> None:
-        self.told.append(line.message)
+    def log_line(self, level: int, message: str, **_: Any) -> None:
+        self.messages.append(message)
 
     def count_drop(self, reason: str) -> None:
         self.drops += 1
-
-    def here(self) -> dict[str, int]:
-        return {"attempt": 0, "rank": 0, "time_ns": 1}
 
 
 def test_writes_of_many_threads_lose_nothing() -> None:
@@ -203,7 +200,7 @@ def test_a_flood_of_writes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.drops == 91
     now += 1
     writes.take("after\n")
-    assert kept.told == ["suppressed 91 lines of stderr: too many at once"]
+    assert kept.messages == ["suppressed 91 lines of stderr: too many at once"]
     assert kept.lines[-1] == "after"
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from rankscope.native.binaries import MANIFEST, SWITCH
 from rankscope.native.probe import build, installed, ready
-from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.context import HookSkipped
 from rankscope.rank.hooks.collectives import probe as source
 from rankscope.wire import schema
 from tests.agent import recorded
@@ -173,8 +173,9 @@ def test_switched_off_and_without_a_compiler_it_is_skipped_with_both_reasons(
 
 TRY = """
 import sys, pathlib
-from rankscope.hooks import HookSkipped
-from rankscope.hooks.collectives.probe import installed, source
+from rankscope.native.probe import installed
+from rankscope.rank.context import HookSkipped
+from rankscope.rank.hooks.collectives import probe as source
 for path in sys.argv[1:]:
     try:
         source._import(pathlib.Path(path), installed.torch())

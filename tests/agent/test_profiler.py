@@ -14,7 +14,7 @@ import atexit, json, sys
 from pathlib import Path
 import torch
 from torch.autograd import profiler as module
-from rankscope.profiler import ProfilerRefused, ProfilerWindow
+from rankscope.rank.profiler import ProfilerRefused, ProfilerWindow
 
 path = Path(sys.argv[1])
 model = torch.nn.Linear(8, 8)

@@ -66,7 +66,7 @@ def test_clock_pair_converts_to_wall_time(tmp_path: Path) -> None:
 
 def test_survives_sigkill(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from rankscope import ring\n"
+        "import os, signal, sys; from pathlib import Path; from rankscope.files import ring\n"
         "w = ring.RingWriter(Path(sys.argv[1]), ring.COLLECTIVE_SLOT.size, 1024, attempt=0,"
         " rank=0, world_size=1, local_rank=0)\n"
         "for n in range(500):\n"
@@ -129,7 +129,7 @@ def test_goes_on_in_its_own_ring_and_never_in_another(tmp_path: Path) -> None:
     ring.U64.pack_into(after.buffer, ring.HEAD_AT, 8)
     assert ring.U64.unpack_from(before.buffer, ring.HEAD_AT) == (8,)  # one file
     script = (
-        "import sys; from pathlib import Path; from rankscope import ring\n"
+        "import sys; from pathlib import Path; from rankscope.files import ring\n"
         f"ring.RingWriter(Path(sys.argv[1]), ring.COLLECTIVE_SLOT.size, 1024, **{who!r})\n"
     )
     other = subprocess.run([sys.executable, "-c", script, str(path)], stderr=subprocess.PIPE,

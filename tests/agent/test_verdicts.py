@@ -1,4 +1,4 @@
-"""What `rankscope run` says of its run: the server's own shapes, served by a real HTTP server."""
+"""What `rankscope run` says of its run: the server's own answers, served by a real HTTP server."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ import pytest
 
 from rankscope.node.launch import verdicts
 from rankscope.node.launch.verdicts import Verdicts
-from rankscope_server.api import schema as shapes
+from rankscope_server.api.findings.schema import ShownVerdict
+from rankscope_server.api.overview.schema import Counts, Coverage, Overview, ShownAnswer
+from rankscope_server.api.runs.schema import RunSummary
 
-RUN = shapes.RunSummary(
+RUN = RunSummary(
     run_id="a b", name="a", status="running", status_text="", started_ms=0.0, ended_ms=None,
     last_seen_ms=0.0, world_size=4, num_nodes=1, hosts=["h"], attempt=0, step=9, command=[],
     launcher="torchrun", tags={}, verdict=None,
 )  # fmt: skip
-SLOW = shapes.Verdict(
+SLOW = ShownVerdict(
     id=1, detector="straggler", kind="slow_compute", severity="critical", state="open", attempt=0,
     ranks=[2], what="Rank 2 is slow", why="It computes 1.9 times as long", next="Look at its GPU",
 )  # fmt: skip
 
 
-def overview(status: str, verdict: shapes.Verdict | None) -> shapes.Overview:
-    return shapes.Overview(
+def overview(status: str, verdict: ShownVerdict | None) -> Overview:
+    return Overview(
         run=msgspec.structs.replace(RUN, status=status),
-        coverage=shapes.Coverage(4, 4, 4, [], [], 0, 0, ""), verdict=verdict,
-        answer=shapes.Answer("healthy", "No fault found", ""), numbers=[], attempts=[],
-        counts=shapes.Counts(0, 0, 0, 0, 0),
+        coverage=Coverage(4, 4, 4, [], [], 0, 0, ""), verdict=verdict,
+        answer=ShownAnswer("healthy", "No fault found", ""), numbers=[], attempts=[],
+        counts=Counts(0, 0, 0, 0, 0),
     )  # fmt: skip
 
 
 class Site:
     """Answers as it is told to: the last of `answers` stays."""
 
-    def __init__(self, *answers: shapes.Overview | None) -> None:
+    def __init__(self, *answers: Overview | None) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, str | None]] = []
         site = self

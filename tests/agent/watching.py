@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope.files import identity
+from rankscope.process import family
 from rankscope.rank.attach import start
 from rankscope.rank.runtime import Agent
 from rankscope.settings import Settings
@@ -26,7 +27,7 @@ class Watching:
     """What the agent of this test saw so far."""
 
     def __init__(self, agent: Agent, directory: Path) -> None:
-        self.agent, self._directory = agent, directory
+        self.agent, self.context, self._directory = agent, agent.context, directory
 
     def read(self) -> recorded.Recorded:
         (one,) = recorded.read(self._directory)
@@ -51,7 +52,7 @@ def watching(
         "hooks": HOOKS, "numbers_seconds": 1e-9, "numbers_budget_ratio": 1e9,
         "collector": False, "commands": False,
     }  # fmt: skip
-    monkeypatch.setenv(start.ATTACHED, "")
+    monkeypatch.setenv(family.ATTACHED, "")
     environ = {"RANKSCOPE_RUN_ID": "test", "RANKSCOPE_DIR": str(tmp_path)}
     agent = Agent(Settings(**(values | changes)), environ)
     agent.install_hooks()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rankscope.native.probe import build
-from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.context import HookSkipped
 from rankscope.rank.hooks.collectives import SOURCES
 from tests import capabilities
 from tests.agent import recorded

@@ -17,18 +17,11 @@ from rankscope.rank.guard import guarded
 @guarded
 def training_begins(framework: str, facts: Mapping[str, Any]) -> None:
     """Record, once, what a framework knows of the run: its limits, accumulation, precision."""
-    agent = attach.agent()
-    if agent is None:
-        return
-    agent.first_work()
-    if agent.recorder is None:
-        return
-    from rankscope.wire.schema import Event
-
-    fields = {name: str(value) for name, value in facts.items() if value not in (None, "")}
-    agent.recorder.record(
-        Event(**agent.here(), name=f"{framework} training", step=agent.clock.step, fields=fields)
-    )
+    context = attach.context()
+    if context is not None:
+        context.first_work()
+        fields = {name: str(value) for name, value in facts.items() if value not in (None, "")}
+        context.event(f"{framework} training", fields)
 
 
 @guarded

@@ -38,8 +38,8 @@ class RankscopeTracker(GeneralTracker):
         """Record numbers; without a step they belong to the one that ended last."""
         numbers = numbers_of(values) or {}
         if step is None:
-            agent = attach.agent()
-            step = 0 if agent is None else agent.clock.step - 1
+            context = attach.context()
+            step = 0 if context is None else context.clock.step - 1
         if numbers:
             rankscope.log_metrics(step, **numbers)
 

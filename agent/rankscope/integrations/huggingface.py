@@ -26,7 +26,7 @@ class RankscopeCallback(TrainerCallback):
 
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count from where the Trainer counts: a resumed run goes on at its step."""
+        """Count from where the Trainer counts: a resumed run continues at its step."""
         training_begins("huggingface", {name: getattr(args, name, None) for name in _FACTS})
         rankscope.set_step(state.global_step + 1)
 

@@ -30,7 +30,7 @@ class RankscopeCallback(Callback):
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count from where Lightning counts: a resumed run goes on at its step."""
+        """Count from where Lightning counts: a resumed run continues at its step."""
         facts = {name: getattr(trainer, name, None) for name in _FACTS}
         training_begins("lightning", facts | {"strategy": type(trainer.strategy).__name__})
         self._step = self._optimizer_steps = trainer.global_step

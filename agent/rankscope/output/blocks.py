@@ -34,7 +34,7 @@ class Block:
     closing: bool = False
 
     def take(self, text: str) -> bool:
-        """Take in the next line; return False if it is not of this block any more."""
+        """Take in the next line; return False if it is not of this block."""
         if len(self.lines) >= MAX_BLOCK_LINES or not _CONTINUES[self.kind](self, text):
             return False
         self.lines.append(text)

@@ -34,7 +34,7 @@ _WORD_LEVELS = {
     "DEBUG": logging.DEBUG, "Warning": logging.WARNING, "Error": logging.ERROR,
 }  # fmt: skip
 _LEVEL_WITHIN = 120  # characters: later words belong to the message
-# one of these stands in every line that may be serious: a flood without them is only counted
+# one of these is in every line that may be serious: a flood without them is only counted
 _SERIOUS = re.compile(
     rb"rror|ERROR|FATAL|CRITICAL|Traceback|E\d{4} |F\d{4} |terminate|={20}|PRIVATE KEY"
 )
@@ -111,7 +111,7 @@ class LineIndexer:
         state.partial = b""
         for line in lines:
             self._take(line)
-        if b"\r" in rest:  # of a progress bar that goes on only the latest drawing is kept
+        if b"\r" in rest:  # of a progress bar that continues only the latest drawing is kept
             rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         while len(rest) > MAX_LINE_BYTES:
             self._take(rest[:MAX_LINE_BYTES])

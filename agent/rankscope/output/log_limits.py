@@ -2,7 +2,7 @@
 
 Two limits hold at once. Records that look alike (same logger, level and template) share a bucket;
 all records below ERROR share a second one, and all from ERROR up a third, so that no flood of
-less costs an error. What is suppressed is counted and told.
+less costs an error. What is suppressed is counted and reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which code a training process runs: hash of its script, commit of its checkout, changed or not.
 
 Git itself is not asked: its hooks, filters and locks are the user's. Its files are read, with a
-bound on bytes and time; what cannot be told within it is left out, or "unknown".
+bound on bytes and time; what cannot be found within it is left out, or "unknown".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHA1_BYTES, _SHA256_BYTES = 20, 32
 
 
 def code_facts(script: Path, seconds: float = _SECONDS) -> dict[str, str]:
-    """Return name and hash of the script, and commit and state of the checkout it lies in."""
+    """Return name and hash of the script, and commit and state of the checkout it is in."""
     text = _read(script)
     if text is None:
         return {}
@@ -56,9 +56,9 @@ def _commit(git: Path) -> str:
     name = head.removeprefix("ref:").strip()
     common = git / (_line(git / "commondir") or ".")
     for place in (git, common):
-        found = _line(place / name)
-        if _is_hash(found):
-            return found
+        text = _line(place / name)
+        if _is_hash(text):
+            return text
     for line in (_read(common / "packed-refs") or b"").decode(errors="replace").splitlines():
         if line.endswith(f" {name}"):
             return line.split()[0]
@@ -137,15 +137,15 @@ def _state(root: Path, entry: _Entry) -> str:
     if not stat.S_ISREG(entry.mode):  # a link, or a submodule
         return "same"
     try:
-        found = os.lstat(root / os.fsdecode(entry.name))
+        status = os.lstat(root / os.fsdecode(entry.name))
     except FileNotFoundError:
         return "changed"
-    seconds, nanoseconds = divmod(found.st_mtime_ns, 10**9)
+    seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
     # Git writes size 0 for a file that changed in the second in which the index was written.
-    if entry.size and found.st_size & 0xFFFFFFFF != entry.size:
+    if entry.size and status.st_size & 0xFFFFFFFF != entry.size:
         return "changed"
     same = entry.mtime in ((seconds, nanoseconds), (seconds, 0))
-    return "same" if same and entry.size == found.st_size & 0xFFFFFFFF else "touched"
+    return "same" if same and entry.size == status.st_size & 0xFFFFFFFF else "touched"
 
 
 def _entries(text: bytes, digest_bytes: int) -> Iterator[_Entry]:
@@ -180,7 +180,7 @@ def _entries(text: bytes, digest_bytes: int) -> Iterator[_Entry]:
 
 
 def _offset(text: bytes, place: int) -> tuple[int, int]:
-    """Return a number of variable length, as packs write it, and where the next byte stands."""
+    """Return a number of variable length, as packs write it, and where the next byte is."""
     value = text[place] & 0x7F
     while text[place] & 0x80:
         place += 1

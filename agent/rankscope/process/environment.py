@@ -71,7 +71,7 @@ def snapshot(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the version that each loaded package of somebody else's says it has."""
+    """Return the version that each loaded package of other authors says it has."""
     facts: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         if "." in name or name.startswith("_") or name in _LIBRARIES:
@@ -152,7 +152,7 @@ def command_hash(argv: Sequence[str]) -> str:
 
 
 def settled_facts() -> dict[str, str]:
-    """Return what a script sets before it trains, so that it is told after the first step only:
+    """Return what a script sets before it trains, so that it is recorded after the first step only:
     before, ranks that are not equally far would seem to differ."""
     if "torch" not in sys.modules:
         return {}

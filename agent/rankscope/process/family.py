@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Launcher:
-    """The variables in which a launcher tells a process who it is; "" where it has none."""
+    """The variables in which a launcher gives a process its rank; "" where it has none."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
 )  # fmt: skip
 FAMILY = "RANKSCOPE_FAMILY"  # names the run where nothing else does
+ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 
 
 def name_family(environ: MutableMapping[str, str]) -> None:
@@ -65,7 +66,7 @@ def family_name(environ: Mapping[str, str]) -> str:
 
 
 def launcher(environ: Mapping[str, str]) -> str:
-    """Return which launcher made this process, as far as its variables tell."""
+    """Return which launcher made this process, as far as its variables show."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
     if "CROSS_RANK" in environ and "LOCAL_SIZE" in environ:
@@ -99,3 +100,9 @@ def is_child() -> bool:
     """Return whether `multiprocessing` started this process: its siblings may be ranks like it."""
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None
+
+
+def is_inherited(environ: Mapping[str, str]) -> bool:
+    """Return whether this process is a rank's child and only inherited the rank's variables."""
+    attached = environ.get(ATTACHED, "")
+    return bool(attached and attached != str(os.getpid())) or is_child()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -38,22 +39,19 @@ def init(**settings: Any) -> None:
 @guarded
 def step(number: int | None = None) -> None:
     """End a step here. From now on optimizers end no step; `number` names the one that ended."""
-    agent = attach.agent()
-    if agent is None:
-        return
-    clock = agent.clock
-    if clock.is_ours():
-        agent.first_work()
-        clock.end_explicit_step(number)
-        agent.step_boundary()
+    context = attach.context()
+    if context is not None and context.clock.is_ours():
+        context.first_work()
+        context.clock.end_explicit_step(number)
+        context.step_boundary()
 
 
 @guarded
 def set_step(number: int) -> None:
     """Say which step comes next, for example after a resume: steps are counted from there."""
-    agent = attach.agent()
-    if agent is not None:
-        agent.clock.renumber(int(number))
+    context = attach.context()
+    if context is not None:
+        context.clock.renumber(int(number))
 
 
 @contextlib.contextmanager
@@ -73,8 +71,8 @@ def phase(name: str) -> Iterator[None]:
 
 @guarded
 def _enter_phase(name: str) -> int | None:
-    agent = attach.agent()
-    if agent is None or not agent.clock.is_ours():
+    context = attach.context()
+    if context is None or not context.clock.is_ours():
         return None
     from rankscope.rank.steps import FORWARD
     from rankscope.wire.schema import PHASES
@@ -82,15 +80,15 @@ def _enter_phase(name: str) -> int | None:
     numbers: dict[str, int] = {known: number for number, known in enumerate(PHASES)}
     if name not in numbers:
         return None
-    agent.clock.forward_is_explicit |= numbers[name] == FORWARD
-    return agent.clock.enter_explicit(numbers[name])
+    context.clock.forward_is_explicit |= numbers[name] == FORWARD
+    return context.clock.enter_explicit(numbers[name])
 
 
 @guarded
 def _leave_phase(before: int) -> None:
-    agent = attach.agent()
-    if agent is not None:
-        agent.clock.leave_explicit(before)
+    context = attach.context()
+    if context is not None:
+        context.clock.leave_explicit(before)
 
 
 @guarded
@@ -100,14 +98,30 @@ def log_metrics(step: int, **values: float) -> None:
     Values must be numbers or one-element tensors; a tensor on a GPU would be synchronised by
     your own float() sooner or later, so give it when you have it.
     """
-    agent = attach.agent()
-    if agent is None or agent.recorder is None:
-        return
-    from rankscope.wire.schema import Metrics
+    context = attach.context()
+    if context is not None and context.recorder is not None:
+        numbers = {name: float(value) for name, value in values.items()}
+        context.metrics.given.update(numbers)
+        context.record_given(int(step), numbers)
 
-    numbers = {name: float(value) for name, value in values.items()}
-    agent.sheet.given.update(numbers)
-    counted = agent.recorder.step
-    agent.recorder.record(
-        Metrics(**agent.here(), step=int(step), values=numbers, counted_step=counted)
-    )
+
+class LoggingHandler(logging.Handler):
+    """Sends records to the agent of this process: `logging.getLogger().addHandler(...)`.
+
+    With the agent's own `logging` hook installed (the default) every record is kept already and
+    this handler adds nothing; with `hooks` set without it, this is how logs arrive.
+    """
+
+    def __init__(self, level: int | str = logging.NOTSET) -> None:
+        super().__init__(level)
+        self._capture: object = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record. Never raises, never logs."""
+        context = attach.context()
+        if context is not None and "logging" not in context.sources:
+            from rankscope.rank.hooks.logs import LogCapture
+
+            if not isinstance(self._capture, LogCapture):
+                self._capture = LogCapture(context)
+            self._capture.take(record)

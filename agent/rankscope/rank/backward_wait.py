@@ -61,7 +61,7 @@ class BackwardWait(WaitCore):
     def _last_of_hooks(self) -> int:
         """Return the last collective that a hook in Python began in this thread, -1 for none.
 
-        What somebody waited for in Python is none: DDP waits for what a hook returns.
+        What a caller waited for in Python is none: DDP waits for what a hook returns.
         """
         buffer, words, thread = self._buffer, self._words, threading.get_native_id()
         for number in slots(self.begun_at, words[_HEAD] - 1):

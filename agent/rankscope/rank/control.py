@@ -1,8 +1,7 @@
 """What the server asks of this rank, done by its main thread at step boundaries.
 
-The collector writes the file `requests` in the rank's directory, this module the file `answers`;
-both are replaced whole. With nothing asked a boundary costs one comparison of times, and a stat
-once a second. Stacks are not asked for here: a signal takes them while Python is stuck.
+With nothing asked a boundary costs one comparison of times, and a stat once a second. Stacks are
+not asked for here: a signal takes them while Python is stuck.
 """
 
 from __future__ import annotations
@@ -10,56 +9,53 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Protocol
 
-import msgspec
-
-from rankscope.files.run_directory import ANSWERS, REQUESTS
+from rankscope.files.commands import (
+    ANSWERS,
+    MAX_BYTES,
+    REQUESTS,
+    Answers,
+    RankAnswer,
+    decode_requests,
+    encode,
+)
+from rankscope.files.run_directory import replace_file
+from rankscope.rank.context import Context
+from rankscope.rank.profiler import ProfilerRefused, ProfilerWindow
 from rankscope.wire import schema
 from rankscope.wire.schema import Command
 
-if TYPE_CHECKING:
-    from rankscope.rank.profiler import ProfilerWindow
-    from rankscope.rank.runtime import Agent
-
 LOOK_SECONDS = 1.0
-_MAX_BYTES = 1 << 20  # of a file of requests
-_KEPT_ANSWERS = 64
+_MAX_ANSWERS = 64
 
 
-class RankAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one command in this rank."""
+class Switches(Protocol):
+    """What commands do to the runtime."""
 
-    state: Literal["running", "done", "refused"]
-    reason: str = ""
-    file: str = ""  # of a trace, within the rank's directory
+    def switch_off(self) -> None:
+        """Record only where the rank is."""
 
+    def switch_on(self, *, is_alone: bool) -> None:
+        """Record again; `is_alone`: other collectives were left out here than in the peers."""
 
-class Answers(msgspec.Struct, omit_defaults=True):
-    """The file `answers`."""
-
-    is_recording: bool = True
-    answers: dict[int, RankAnswer] = {}
-
-
-decode_requests = msgspec.json.Decoder(list[Command]).decode
-decode_answers = msgspec.json.Decoder(Answers).decode
-encode = msgspec.json.Encoder().encode
+    def thin(self, level: int) -> None:
+        """Put a level of thinning in force that all ranks have agreed on."""
 
 
 class Control:
     """Commands of one rank. `at_boundary` is called by the main thread between two steps."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, context: Context, switches: Switches) -> None:
+        self._context, self._switches = context, switches
         self._next_look_ns = 0
         self._seen = (0, 0)  # inode and time of the requests read last
         self._waiting: list[Command] = []
-        self._said = Answers(answers={})
+        self._answers = Answers(answers={})
         self._window: ProfilerWindow | None = None
         self._profiled: Command | None = None
         self._went_off_alone = False
-        # how many boundaries make a step, for the time in which nobody counts
+        # how many boundaries make a step, for the time in which no hook counts steps
         self._boundaries = 0
         self._per_step = 1
         self._step = 0
@@ -85,17 +81,17 @@ class Control:
 
     def _count_steps(self) -> None:
         """While the hooks are out, go on counting: the rank is alive, and where it is matters."""
-        agent, clock = self._agent, self._agent.clock
+        context, clock = self._context, self._context.clock
         self._boundaries += 1
-        if not agent.is_off or clock.explicit_steps:
+        if not context.is_off or clock.explicit_steps:
             if clock.step != self._step:
                 self._step, self._per_step, self._boundaries = clock.step, self._boundaries, 0
         elif self._boundaries >= self._per_step:
             self._boundaries = 0
             clock.step += 1
-        if agent.is_off and agent.recorder is not None:
-            agent.recorder.begin_step(clock.step)
-            agent.recorder.set_phase(0, time.monotonic_ns())
+        if context.is_off and context.recorder is not None:
+            context.recorder.begin_step(clock.step)
+            context.recorder.set_phase(0, time.monotonic_ns())
 
     # --- the files -----------------------------------------------------------------------
 
@@ -108,22 +104,21 @@ class Control:
             self._waiting = []
             return
         seen = (status.st_ino, status.st_mtime_ns)
-        if seen == self._seen or status.st_size > _MAX_BYTES:
+        if seen == self._seen or status.st_size > MAX_BYTES:
             return
         self._seen = seen
         requests = decode_requests(path.read_bytes())
-        self._waiting = [one for one in requests if one.id not in self._said.answers]
+        self._waiting = [command for command in requests if command.id not in self._answers.answers]
 
     def _answer(self, command: Command, answer: RankAnswer) -> None:
-        said = self._said
-        said.answers[command.id] = answer
-        for old in sorted(said.answers)[:-_KEPT_ANSWERS]:
-            del said.answers[old]
-        path = self._directory() / ANSWERS
-        replace_file(path, encode(said))
+        answers = self._answers.answers
+        answers[command.id] = answer
+        for old in sorted(answers)[:-_MAX_ANSWERS]:
+            del answers[old]
+        replace_file(self._directory() / ANSWERS, encode(self._answers))
 
     def _directory(self) -> Path:
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         assert recorder is not None
         return recorder.directory
 
@@ -136,7 +131,7 @@ class Control:
                     continue  # one after the other
                 self._waiting.remove(command)
                 self._start_profile(command)
-            elif self._agent.clock.step >= command.at_step:
+            elif self._context.clock.step >= command.at_step:
                 self._waiting.remove(command)
                 if command.kind == "thin":
                     self._thin(command)
@@ -145,10 +140,9 @@ class Control:
 
     def _thin(self, command: Command) -> None:
         """Record more or less from this step on, as all ranks do."""
-        self._agent.governor.take(command.level, is_alone=False)
-        self._answer(command, RankAnswer("done", f"from step {self._agent.clock.step} on"))
+        self._switches.thin(command.level)
+        self._answer(command, RankAnswer("done", f"from step {self._context.clock.step} on"))
 
-    @property
     def will_thin(self) -> bool:
         """Whether a level has been agreed whose step is still to come."""
         return any(command.kind == "thin" for command in self._waiting)
@@ -158,32 +152,30 @@ class Control:
 
         Sequences count the collectives that were seen. They match those of the peers only if
         all ranks left out the same ones, so all switch before the same step; a rank that does
-        not goes on under group names of its own.
+        not continues under group names of its own.
         """
-        agent, step = self._agent, self._agent.clock.step
+        context, step = self._context, self._context.clock.step
         in_time = command.is_everyone and step == command.at_step
         reason = f"before step {step}"
-        if agent.is_off == (command.kind == "agent_off"):
-            reason = "it was so already"
-        elif not (agent.clock.explicit_steps or agent.clock.saw_optimizer):
+        if context.is_off == (command.kind == "agent_off"):
+            reason = "it already was"
+        elif not (context.clock.explicit_steps or context.clock.saw_optimizer):
             refused = "no optimizer of torch shows its steps: it could not be switched on again"
             self._answer(command, RankAnswer("refused", refused))
             return
         elif command.kind == "agent_off":
-            agent.switch_off()
+            self._switches.switch_off()
             self._went_off_alone = not in_time
-            self._said.is_recording = False
+            self._answers.is_recording = False
         else:
             is_alone = self._went_off_alone or not in_time
-            agent.switch_on(is_alone=is_alone)
-            self._said.is_recording = not is_alone
+            self._switches.switch_on(is_alone=is_alone)
+            self._answers.is_recording = not is_alone
             if is_alone:
-                reason += "; its collectives are not matched with those of its peers any more"
+                reason += "; its collectives are no longer matched with those of its peers"
         self._answer(command, RankAnswer("done", reason))
 
     def _start_profile(self, command: Command) -> None:
-        from rankscope.rank.profiler import ProfilerRefused, ProfilerWindow
-
         steps = min(max(command.num_steps, 1), schema.MAX_PROFILE_STEPS)
         window = ProfilerWindow(self._directory() / f"trace.{command.id}.json", steps)
         try:
@@ -192,14 +184,12 @@ class Control:
             self._answer(command, RankAnswer("refused", str(refused)))
             return
         self._window, self._profiled = window, command
-        first = self._agent.clock.step
+        first = self._context.clock.step
         reason = f"steps {first} to {first + steps - 1}"
         self._answer(command, RankAnswer("running", reason))
 
     def _profile_on(self, window: ProfilerWindow) -> None:
         """Count a step of the profile, or end it."""
-        from rankscope.rank.profiler import ProfilerRefused
-
         command = self._profiled
         assert command is not None
         try:
@@ -212,14 +202,3 @@ class Control:
             answer = RankAnswer("done", reason, window.path.name)
         self._window = self._profiled = None
         self._answer(command, answer)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it."""
-    new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
-    os.replace(new, path)

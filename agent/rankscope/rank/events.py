@@ -1,33 +1,21 @@
-"""The moments of a step at which hooks hear of each other; all in the main thread.
+"""The events of a step that hooks report to each other; all in the main thread.
 
-The hooks of the phases say when something happens, others listen. A listener is guarded, so one
-that fails neither harms the run nor the listeners behind it.
+The hooks of the phases report them, others listen. A listener is guarded, so one that fails harms
+neither the run nor the listeners after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankscope.rank.group import GroupMade
 from rankscope.rank.guard import guarded
 from rankscope.rank.steps import EndedStep
 
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
-
-@dataclass(frozen=True)
-class GroupMade:
-    """A process group that this rank is about to use for the first time."""
-
-    backend: str
-    label: str  # as the recorder names it
-    process_group: Any  # not to be kept: that would keep the group alive
-
-
-class Moments:
-    """Lists of listeners, one list per moment."""
+class Events:
+    """Lists of listeners, one list per event."""
 
     def __init__(self) -> None:
         self.batch: list[Callable[[Any], None]] = []  # a data loader gave this batch
@@ -39,25 +27,27 @@ class Moments:
         self.backward_due: list[Callable[[Any], None]] = []
         self.optimizer_due: list[Callable[[Any], None]] = []
         self.step_due: list[Callable[[EndedStep], None]] = []
-        self.failure: list[Callable[[BaseException], None]] = []  # an exception goes by
+        self.failure: list[Callable[[BaseException], None]] = []  # an exception leaves a pass
         self.group: list[Callable[[GroupMade], None]] = []  # before its first collective
 
+    def listen(
+        self, event: str, listener: Callable[[Any], Any], *, sampled: bool = False
+    ) -> Callable[[], None]:
+        """Call `listener` at each event of this name, until the function returned is called.
 
-def listen(
-    agent: Agent, moment: str, listener: Callable[[Any], Any], *, sampled: bool = False
-) -> None:
-    """Call `listener` at each moment of this name until the agent's hooks are taken out.
-
-    `sampled`: only in steps whose numbers will be written. A call that finds nothing to do costs
-    some microseconds too.
-    """
-    safe = guarded(listener)
-    for name in (f"{moment}_due",) if sampled else (moment, f"{moment}_due"):
-        listeners: list[Callable[[Any], Any]] | None = getattr(agent.moments, name, None)
-        if listeners is not None:
+        `sampled`: only in steps whose metrics will be written. A call that finds nothing to do
+        costs some microseconds too.
+        """
+        safe = guarded(listener)
+        names = (f"{event}_due",) if sampled else (event, f"{event}_due")
+        lists: list[list[Callable[[Any], Any]]] = [
+            getattr(self, name) for name in names if hasattr(self, name)
+        ]
+        for listeners in lists:
             listeners.append(safe)
-            agent.undo.append(_remover(listeners, safe))
 
+        def remove() -> None:
+            for listeners in lists:
+                listeners.remove(safe)
 
-def _remover(listeners: list[Callable[[Any], Any]], listener: Any) -> Callable[[], None]:
-    return lambda: listeners.remove(listener)
+        return remove

@@ -13,15 +13,11 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rankscope.files import ring
-from rankscope.rank.hooks.collectives.operators import MEASURE_EVERY
-from rankscope.rank.recorder import Recorder
+from rankscope.rank.context import Context, Governed
+from rankscope.rank.recorder import MEASURE_EVERY, Recorder
 from rankscope.wire import thinning
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 WINDOW_STEPS = 20
 WINDOW_SECONDS = 2.0  # at least: many short steps make one window
@@ -36,23 +32,13 @@ ALONE_AFTER_SECONDS = 12.0  # an agreement takes 2 to 4 s, over a server up to 8
 _now = time.monotonic_ns
 
 
-class Governed(Protocol):
-    """What the governor must know of a source of collectives."""
-
-    name: ClassVar[str]
-    outside_us: ClassVar[
-        float
-    ]  # cost of one call outside our own code, cold; measured once, see docs
-
-    def set_call_sites(self, wanted: bool) -> None:
-        """Say from now on where in the user's code a call stands, or not."""
-
-
 class Governor:
-    """Watches one agent; called between two steps, in the main thread."""
+    """Watches one rank; called between two steps, in the main thread."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        # whether all ranks have agreed on a level whose step is still to come
+        self.is_agreed: Callable[[], bool] = lambda: False
         self.source: Governed | None = None
         self.level = 0  # in force
         self.wanted = 0
@@ -84,7 +70,7 @@ class Governor:
 
     def at_boundary(self, now: int) -> None:
         """Count a step; at the end of a window, decide. `now` is of the monotonic clock, in ns."""
-        recorder, source = self._agent.recorder, self.source
+        recorder, source = self._context.recorder, self.source
         if recorder is None or source is None:
             return
         self._steps += 1
@@ -96,19 +82,19 @@ class Governor:
 
     def take(self, level: int, *, is_alone: bool) -> None:
         """Put a level in force, from the step in progress on; between two steps."""
-        agent, source, before = self._agent, self.source, self.level
+        context, source, before = self._context, self.source, self.level
         self._is_alone = is_alone
         self._wanted_since_ns = _now()
         level = max(0, min(level, thinning.MAX_LEVEL))
-        if level == before or agent.recorder is None:
+        if level == before or context.recorder is None:
             return
         if source is not None:
-            self._report(agent.recorder, source, level)
+            self._report(context.recorder, source, level)
             source.set_call_sites(level == 0)
         self.level, self._left = level, before
         self._windows_with_room = 0
-        agent.recorder.thin(level)
-        agent.describe()
+        context.recorder.thin(level)
+        context.describe()
         if (before == 0) != (level == 0):
             self._whole_us.clear()  # with call sites it is another figure
         if max(before, level) > thinning.NO_CALL_SITES:
@@ -155,7 +141,7 @@ class Governor:
         if self.level == 0:
             whole_us *= thinning.call_us(1, 1, 0) / thinning.call_us(0, 1, 0)
         thinned_us, switch_us = self._thinned_cost(source, whole_us)
-        budget = self._agent.settings.overhead_percent / 100
+        budget = self._context.settings.overhead_percent / 100
 
         def cost_us(level: int) -> float:
             return thinning.call_us(level, whole_us, thinned_us, switch_us)
@@ -176,7 +162,7 @@ class Governor:
 
     def _thinned_cost(self, source: Governed, whole_us: float) -> tuple[float, float]:
         """Return what a call of a thinned step costs, and what whole steps cost for being few."""
-        outside, outside_us = self._agent.outside, source.outside_us
+        outside, outside_us = self._context.outside, source.outside_us
         can_leave = outside is not None and not outside.stays
         switch_us = statistics.median(self._switch_us) if self._switch_us else 0.0
         if can_leave and self.level <= thinning.NO_CALL_SITES:  # not measured yet
@@ -191,7 +177,7 @@ class Governor:
         return level if self._windows_with_room >= self._patience_to_return else self.level
 
     def _want(self, level: int, now: int) -> None:
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         assert recorder is not None
         if level != self.wanted:
             if not min(level, self.wanted) > self.level:  # else it has wanted more for longer
@@ -200,26 +186,26 @@ class Governor:
             recorder.buffer[ring.THINNING_WANTED_AT] = level
         waited = now - self._wanted_since_ns > ALONE_AFTER_SECONDS * 1e9
         may_alone = level > self.level or self._is_alone  # lower: perhaps a peer needs it
-        if level != self.level and may_alone and waited and not self._agent.control.will_thin:
+        if level != self.level and may_alone and waited and not self.is_agreed():
             self.take(level, is_alone=True)
 
     def _report(self, recorder: Recorder, source: Governed, level: int) -> None:
-        agent = self._agent
-        ratio, budget = self.overhead_ratio or 0.0, agent.settings.overhead_percent / 100
+        context = self._context
+        ratio, budget = self.overhead_ratio or 0.0, context.settings.overhead_percent / 100
         agreed = "this rank alone: neither collector nor server answered" if self._is_alone else (
             "agreed for all ranks"
         )  # fmt: skip
         # equal on all ranks, so that pages can group them: figures are in the event
         floor = f"; it stays above that with {source.name}" * (self._expected_ratio(level) > budget)
-        if floor and agent.outside is not None and agent.outside.stays:
-            floor += f", whose kernels stay in: {agent.outside.stays}"
-        agent.sources["collectives"] = (
+        if floor and context.outside is not None and context.outside.stays:
+            floor += f", whose kernels stay in: {context.outside.stays}"
+        context.sources["collectives"] = (
             f"{source.name}: {thinning.words(level)}, since step {recorder.step} ({agreed}), to "
             f"keep recording below {100 * budget:g} % of the training thread "
             f"(RANKSCOPE_OVERHEAD_PERCENT){floor}"
         )
         calls = statistics.median(self._whole_us) if self._whole_us else 0.0
-        agent.event(
+        context.event(
             "thinning_changed",
             {
                 "source": source.name,

@@ -24,13 +24,22 @@ class Group:
         """Number of collectives so far."""
         return int(repr(self.sequence)[len("count(") : -1]) - 1  # there is no other way to look
 
-    def go_on_after(self, issued: int) -> None:
+    def continue_after(self, issued: int) -> None:
         """Continue behind so many collectives."""
         self.sequence = itertools.count(issued + 1)
 
     def next_p2p(self, operation: int, peer: int) -> int:
         """Return the next number between this rank and `peer` in one direction."""
         return next(self.p2p.setdefault((operation, peer), itertools.count(1)))
+
+
+@dataclass(frozen=True)
+class GroupMade:
+    """A process group that this rank is about to use for the first time."""
+
+    backend: str
+    label: str  # as the recorder names it
+    process_group: Any  # not to be kept: that would keep the group alive
 
 
 def backend_of(process_group: Any) -> str:

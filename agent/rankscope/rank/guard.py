@@ -38,7 +38,7 @@ def on_failure(name: str) -> None:
     _last_logged[name] = now
     error = sys.exc_info()[1]
     sys.stderr.write(
-        f"rankscope: {name} failed ({type(error).__name__}: {error}); training goes on, "
+        f"rankscope: {name} failed ({type(error).__name__}: {error}); training continues, "
         f"this data is lost (failure {failures[name]} of it)\n"
     )
 
@@ -91,7 +91,7 @@ def to_the_end(*parts: Callable[[], object]) -> None:
 def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
     """Run `function`; on any `Exception` count it, log it at most once a minute, return None.
 
-    After MAX_FAILURES the function is not called any more. `KeyboardInterrupt`, `SystemExit` and
+    After MAX_FAILURES the function is not called again. `KeyboardInterrupt`, `SystemExit` and
     what a signal handler of the script raises pass through: stopping is the user's right.
     """
     name = getattr(function, "__qualname__", type(function).__name__)

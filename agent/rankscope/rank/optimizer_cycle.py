@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rankscope.rank.steps import StepClock
+from rankscope.rank.steps import StepClock
 
 
 class OptimizerCycle:
@@ -24,7 +23,7 @@ class OptimizerCycle:
         self.num_steps = 0  # of optimizers, ever
         self.in_backward = False  # optimizers step inside this backward pass
         self.alternates = False  # networks train in turn, each on a loss of its own
-        self.compiled = False  # one stepped inside compiled code, and nobody has looked yet
+        self.compiled = False  # one stepped inside compiled code, and no hook has looked yet
         self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] | None = None
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -72,7 +71,7 @@ class OptimizerCycle:
         self._stepped.add(optimizer)
         if self._inside:
             return False, False
-        if any(one not in self._stepped for one in self._expected or self._alive):
+        if any(other not in self._stepped for other in self._expected or self._alive):
             return True, False
         self._expected, self._stepped = self._expected or self._stepped, weakref.WeakSet()
         return True, True

@@ -1,6 +1,6 @@
 """A few steps under torch.profiler, begun and ended between steps in the main thread.
 
-The trace goes to a file as torch writes it; nothing is parsed here, that would stop the training.
+The trace is written to a file by torch; nothing is parsed here, that would stop the training.
 A profiler of the script itself always comes first: with one at work ours does not start, and
 ours gives way when one starts meanwhile, for torch has only one at a time.
 """

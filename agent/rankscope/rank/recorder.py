@@ -13,16 +13,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from rankscope.files import journal, ring
 from rankscope.files.identity import RankIdentity
 from rankscope.files.run_directory import COLLECTIVES_RING, STEPS_RING, make_private
 from rankscope.rank.backward_wait import BackwardWait
-from rankscope.rank.call_sites import CallSites
-from rankscope.rank.events import GroupMade
-from rankscope.rank.group import Group, backend_of
-from rankscope.rank.own_costs import OwnCosts
+from rankscope.rank.group import Group, GroupMade, backend_of
 from rankscope.settings import Settings
 from rankscope.wire import schema
 from rankscope.wire.thinning import is_thinned
@@ -44,6 +42,10 @@ _ENDED_BY_AT = ring.field_offset(ring.COLLECTIVE_FIELDS, "ended_by")
 _BY_WAIT = schema.ENDED_BY.index("wait")
 _BY_ERROR = schema.ENDED_BY.index("error")
 _HEADER_BYTES, _SLOT_BYTES = ring.HEADER_BYTES, ring.COLLECTIVE_SLOT.size
+_MAX_CALL_SITES = 50_000
+# Calls between two readings of our own CPU time: a prime, so that the calls measured fall on
+# recorded and on thinned steps alike, whatever number of them a step has.
+MEASURE_EVERY = 17
 _pack_body = _BODY.pack_into
 get_ident = threading.get_ident
 _now = time.monotonic_ns
@@ -98,7 +100,7 @@ class Recorder:
         )
 
     def disown(self) -> None:
-        """Write nothing any more: this is a forked child, the files belong to the parent."""
+        """Stop writing: this is a forked child, the files belong to the parent."""
         self.active = False
 
     # --- collectives ---------------------------------------------------------------------
@@ -246,7 +248,7 @@ class Recorder:
         return schema.STEP_THINNED if self.buffer[ring.THINNED_AT] else 0
 
     def engine_site(self) -> int:
-        """Return the call site of this backward pass, -1 if nobody has looked it up."""
+        """Return the call site of this backward pass, -1 if it was not looked up yet."""
         return self._words[_ENGINE_SITE] - 1
 
     def set_engine_site(self, call_site: int) -> None:
@@ -263,7 +265,7 @@ class Recorder:
         """Return the record of a process group, defining it at its first use.
 
         A world that is destroyed and made again reuses its names: the number of the world, which
-        all ranks count alike, tells them apart.
+        all ranks count alike, is part of the label.
         """
         known = self._groups_by_id.get(id(process_group))
         if known is not None and known.reference() is process_group:
@@ -296,9 +298,7 @@ class Recorder:
         self.journal.append(journal.GROUP, index + label.encode(), urgent=True)
         self.record(
             schema.GroupDefined(
-                attempt=self.identity.attempt,
-                rank=self.identity.rank,
-                time_ns=time.time_ns(),
+                **self.here(),
                 group=label,
                 ranks=[self.identity.rank] if self._is_alone else ranks,
                 backend=backend,
@@ -349,6 +349,11 @@ class Recorder:
 
     # --- journal and header --------------------------------------------------------------
 
+    def here(self) -> dict[str, Any]:
+        """Return attempt, rank and time, as every record carries them."""
+        who = self.identity
+        return {"attempt": who.attempt, "rank": who.rank, "time_ns": time.time_ns()}
+
     def record(self, record: schema.Record, *, urgent: bool = False) -> None:
         """Append a record of the wire to the journal."""
         if self.active and not self.journal.append(
@@ -375,6 +380,70 @@ class Recorder:
             self.buffer[ring.ENDED_AT] = how
 
 
-def identity_fields(identity: RankIdentity) -> dict[str, Any]:
-    """Return the fields that every record carries, with the time of now."""
-    return {"attempt": identity.attempt, "rank": identity.rank, "time_ns": time.time_ns()}
+class OwnCosts:
+    """CPU time inside our own code; C++ sources add theirs in the same places."""
+
+    def __init__(self, writer: ring.RingWriter) -> None:
+        self._ring = writer
+
+    def of_calls(self, *, thinned: bool = False) -> tuple[int, int]:
+        """Return (CPU ns, calls) of the collectives that were measured."""
+        return self._pair(ring.OWN_THINNED_NS_AT if thinned else ring.OWN_NS_AT)
+
+    def add_call(self, cpu_ns: int) -> None:
+        """Add the measured cost of recording one collective."""
+        is_thinned = self._ring.buffer[ring.THINNED_AT]
+        self._add(ring.OWN_THINNED_NS_AT if is_thinned else ring.OWN_NS_AT, cpu_ns)
+
+    def of_switches(self) -> tuple[int, int]:
+        """Return (CPU ns, times) of taking kernels out of the dispatcher and putting them in."""
+        return self._pair(ring.OWN_SWITCH_NS_AT)
+
+    def add_switch(self, cpu_ns: int) -> None:
+        """Add what it took to take them out, or to put them in."""
+        self._add(ring.OWN_SWITCH_NS_AT, cpu_ns)
+
+    def _pair(self, at: int) -> tuple[int, int]:
+        amount, times = (
+            ring.U64.unpack_from(self._ring.buffer, where)[0] for where in (at, at + 8)
+        )
+        return amount, times
+
+    def _add(self, at: int, cpu_ns: int) -> None:
+        self._ring.add(at, cpu_ns)
+        self._ring.add(at + 8)
+
+
+class CallSites:
+    """The places in the user's code that call collectives, numbered in the journal at their first.
+
+    `known` is looked up for each collective.
+    """
+
+    def __init__(self, writer: journal.JournalWriter) -> None:
+        self._journal = writer
+        self._by_line: dict[tuple[CodeType, int], int] = {}
+        # (id of the code, place of the instruction) -> number: to find the line of an instruction
+        # takes Python time, and so does the hash of a code object. The code is kept for its id.
+        self.known: dict[tuple[int, int], tuple[int, CodeType]] = {}
+
+    def of_frame(self, frame: FrameType) -> int:
+        """Return the number of the line of a frame, known from then on; 0: there are too many."""
+        code = frame.f_code
+        number = self.of_line(code, frame.f_lineno)
+        if number and len(self.known) < _MAX_CALL_SITES:
+            self.known[id(code), frame.f_lasti] = number, code
+        return number
+
+    def of_line(self, code: CodeType, line: int) -> int:
+        """Return the number of a line, 0 when there are too many."""
+        number = self._by_line.get((code, line))
+        if number is None:
+            if len(self._by_line) >= _MAX_CALL_SITES:
+                return 0
+            number = self._by_line[code, line] = len(self._by_line) + 1
+            text = f"{code.co_filename}:{line} {code.co_name}"
+            self._journal.append(
+                journal.CALL_SITE, journal.INDEXED.pack(number) + text.encode(), urgent=True
+            )
+        return number

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rankscope.native.hotpath import ClockCore
 from rankscope.native.hotpath.clock import (
@@ -23,10 +23,8 @@ from rankscope.native.hotpath.clock import (
     OPTIMIZER,
     OTHER,
 )
+from rankscope.rank.recorder import Recorder
 from rankscope.wire.schema import STEP_EVALUATION, STEP_FIRST
-
-if TYPE_CHECKING:
-    from rankscope.rank.recorder import Recorder
 
 __all__ = [
     "BACKWARD", "CHECKPOINT", "DATA", "EVALUATION", "FORWARD", "OPTIMIZER", "OTHER", "EndedStep",
@@ -51,7 +49,7 @@ class EndedStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where the clock stood at some moment, to say later what the time since then was."""
+    """Where the clock was at some moment, to say later what the time since then was."""
 
     step: int
     num_backwards: int
@@ -112,7 +110,7 @@ class StepClock(ClockCore):
         """Return whether a backward pass that begins in this thread is one of the steps'.
 
         The first thread that makes one has the steps; another takes them over where that one has
-        ended or makes none any more. Inside a pass the autograd engine's threads begin others.
+        ended or makes no more. Inside a pass the autograd engine's threads begin others.
         """
         if self.is_ours():
             return True
@@ -149,7 +147,7 @@ class StepClock(ClockCore):
     # --- what turns out later ----------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """Return where the clock stands now."""
+        """Return where the clock is now."""
         self.account()
         return Mark(
             self.step, self.num_backwards, self.spent(), self.blocked(),

@@ -51,7 +51,7 @@ def losses(num_steps, level):
     seen, found = [], []
     for step in range(1, num_steps + 1):
         if step == 4 and level:
-            agent.governor.take(level, is_alone=False)
+            agent.thin(level)
         if step == 14:  # thinned: a group is made, and one is used that no whole step uses
             dist.all_reduce(torch.ones(1), group=rare)
             pairs.append(dist.new_group([0, 1]))
@@ -59,12 +59,12 @@ def losses(num_steps, level):
         found.append(train(step, pairs))
         seen.append(is_in())
     say(losses=found, is_in=seen, counters=[counter(g) for g in (dist.group.WORLD, *pairs, rare)],
-        source=agent.sources.get("collectives/thinned steps") if agent else "")  # fmt: skip
+        source=agent.context.sources.get("collectives/thinned steps") if agent else "")  # fmt: skip
 
 
 def thread():
     """A thread of rank 0 is inside torch.distributed while steps begin."""
-    agent.governor.take(LEVEL, is_alone=False)
+    agent.thin(LEVEL)
     other = dist.new_group([0, 1])
     for step in range(1, 7):
         train(step, [])
@@ -77,7 +77,7 @@ def thread():
     for step in range(7, 14):  # 8 and 12 should be whole
         train(step, [])
         inside.append(is_in())
-    num_unsafe = agent.outside.num_unsafe
+    num_unsafe = agent.context.outside.num_unsafe
     if rank == 0:
         waits.join()
     else:
@@ -91,7 +91,7 @@ def thread():
 
 def p2p():
     """Whole steps carry no point-to-point, a thinned one does."""
-    agent.governor.take(LEVEL, is_alone=False)
+    agent.thin(LEVEL)
     seen = []
     for step in range(1, 19):
         train(step, [])
@@ -99,15 +99,15 @@ def p2p():
             dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
         dist.monitored_barrier()  # moves the counter too
         seen.append(is_in())
-    say(is_in=seen, stays=agent.outside.stays)
+    say(is_in=seen, stays=agent.context.outside.stays)
 
 
 def hang():
-    agent.governor.take(LEVEL, is_alone=False)
+    agent.thin(LEVEL)
     for step in range(1, 11):
         train(step, [])
         time.sleep(0.05)
-    say(is_in=is_in(), step=agent.recorder.step)
+    say(is_in=is_in(), step=agent.context.recorder.step)
     dist.barrier()
     if rank == dist.get_world_size() - 1:
         time.sleep(float(sys.argv[2]))
@@ -118,13 +118,13 @@ def hang():
 
 
 def fork():
-    agent.governor.take(LEVEL, is_alone=False)
+    agent.thin(LEVEL)
     for step in range(1, 11):
         train(step, [])
     before = is_in()
     child = os.fork()
     if child == 0:
-        assert agent.outside._standing._thread is None
+        assert agent.context.outside._standing._thread is None
         os._exit(7)
     _, status = os.waitpid(child, 0)
     train(11, [])

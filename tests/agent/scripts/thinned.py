@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.files import ring
 from rankscope.rank.attach import start
-from rankscope.rank.hooks.collectives.operators import MEASURE_EVERY
+from rankscope.rank.recorder import MEASURE_EVERY
 
 LATE_SECONDS = 0.4
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = DistributedDataParallel(nn.Linear(6, 5))
-header = start.agent().recorder.buffer
+header = start.context().recorder.buffer
 
 
 def u64(at):

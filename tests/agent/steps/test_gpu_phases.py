@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from rankscope.rank.async_reads import LateReader
 from rankscope.rank.hooks import stream_waits
 from rankscope.rank.hooks.gpu_phases import EventPool
+from rankscope.rank.step_metrics import AsyncReads
 from rankscope.rank.steps import BACKWARD, FORWARD
 from rankscope.wire import schema
 from tests.agent.steps.programs import net
@@ -178,14 +178,14 @@ def test_many_steps_are_measured_at_first_and_few_later(
         assert one.values["gpu_backward_wait_seconds"] == 0.0
         assert "gpu_forward_wait_seconds" not in one.values
     assert (
-        watching.agent.sources["gpu-phases"] == "pooled CUDA events, read one or more steps later"
+        watching.context.sources["gpu-phases"] == "pooled CUDA events, read one or more steps later"
     )
     assert ProcessGroup.__dict__["allreduce"] is waits_for_others
 
 
 @on_gpu_phases
 def test_why_waits_are_not_known_is_said(device: Device, watching: Watching) -> None:
-    recorder = watching.agent.recorder
+    recorder = watching.context.recorder
     assert recorder is not None
 
     def wait_elsewhere() -> None:
@@ -196,15 +196,15 @@ def test_why_waits_are_not_known_is_said(device: Device, watching: Watching) -> 
     assert records
     assert not any("wait" in name for one in records for name in one.values)
     assert (
-        "not known what the stream waits: the thread waited inside C++"
-        in (watching.agent.sources["gpu-phases"])
+        "waits of the stream not known: the thread waited inside C++"
+        in (watching.context.sources["gpu-phases"])
     )
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_a_tensor_of_the_gpu_is_read_later() -> None:
-    reader = LateReader()
+    reader = AsyncReads()
     for step in range(1, 40):
         reader.add(step, "loss", torch.full((), float(step), device="cuda"))
         torch.cuda.synchronize()

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope.rank.sampling_schedule import Grid
+from rankscope.rank.step_metrics import SamplingSchedule
 from rankscope.wire import schema
 from tests.agent.steps import programs
 from tests.agent.watching import Watching
@@ -25,7 +25,9 @@ def test_losses_and_random_numbers_are_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Grid, "wants", lambda self, step: True)  # all samples on every step
+    monkeypatch.setattr(
+        SamplingSchedule, "wants", lambda self, step: True
+    )  # all samples on every step
     torch.manual_seed(3)
     random.seed(3)
     watched = program()
@@ -59,8 +61,7 @@ def test_nothing_is_left_behind(watching: Watching) -> None:
     for hooks in (module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks):
         assert not hooks
     assert not [one for one in gc.callbacks if "rankscope" in getattr(one, "__module__", "")]
-    moments = watching.agent.moments
-    assert not any(vars(moments).values())
+    assert not any(vars(watching.context.events).values())
 
 
 def test_warnings_of_torch_name_the_same_place(watching: Watching) -> None:

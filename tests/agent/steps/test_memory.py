@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rankscope.rank.hooks.memory import cuda_numbers, is_memory_error, resident, snapshot_facts
+from rankscope.rank.hooks.memory import (
+    cuda_numbers,
+    is_memory_error,
+    largest_tensors,
+    resident,
+    snapshot_facts,
+)
 from rankscope.wire import schema
 from tests.agent import recorded
 from tests.agent.steps.programs import net
@@ -67,6 +74,18 @@ def test_a_backward_pass_runs_out_of_memory_and_the_script_goes_on(watching: Wat
     (event,) = watching.of(schema.Event)
     assert event.name == "out of memory"
     assert len(watching.steps) == 1
+
+
+def test_tensors_without_memory_of_their_own_do_not_hide_the_others() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = torch.empty(1 << 40)
+    whole = torch.zeros(1 << 20)
+    functional = torch._to_functional_tensor(torch.zeros(3))  # has no storage to ask for
+    tracked = [fake, whole, functional]
+    text = largest_tensors()
+    assert mode is not None
+    assert len(tracked) == 3
+    assert f" x {4 << 20}" in text
 
 
 def test_pages_of_a_file_are_told_apart(tmp_path: Path) -> None:

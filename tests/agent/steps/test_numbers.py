@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import rankscope
 from rankscope.rank.hooks.numbers.batches import size_of
 from rankscope.rank.hooks.numbers.replicas import bits, mixed
-from rankscope.rank.sampling_schedule import Grid
+from rankscope.rank.step_metrics import SamplingSchedule
 from rankscope.wire import formulas, schema
 from rankscope.wire.metric_names import METRICS
 from tests.agent.steps import programs
@@ -79,7 +79,7 @@ def test_loss_before_the_scaler_and_when_it_is_not_finite(watching: Watching) ->
 def test_gradient_norm_is_before_clipping(
     watching: Watching, monkeypatch: pytest.MonkeyPatch, clips: bool
 ) -> None:
-    monkeypatch.setattr(Grid, "wants", lambda self, step: True)
+    monkeypatch.setattr(SamplingSchedule, "wants", lambda self, step: True)
     model, norms = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in DataLoader(data(24), batch_size=8):
@@ -161,10 +161,10 @@ def test_size_of_a_batch(batch: Any, size: Any) -> None:
 
 
 def test_numbers_are_sampled_by_steps_that_ranks_share() -> None:
-    cheap, dear = Grid(4, 0.001), Grid(4, 0.001)
-    for grid, cost_ns in ((cheap, 300_000), (dear, 3_000_000)):
-        grid.spent(10**9, 100_000_000)  # the first one is not judged
-        grid.spent(cost_ns, 100_000_000)
+    cheap, dear = SamplingSchedule(4, 0.001), SamplingSchedule(4, 0.001)
+    for schedule, cost_ns in ((cheap, 300_000), (dear, 3_000_000)):
+        schedule.spent(10**9, 100_000_000)  # the first one does not count
+        schedule.spent(cost_ns, 100_000_000)
     assert (cheap.every, dear.every) == (4, 32)
     assert {step for step in range(1, 257) if dear.wants(step)} <= {
         step for step in range(1, 257) if cheap.wants(step)
@@ -172,8 +172,7 @@ def test_numbers_are_sampled_by_steps_that_ranks_share() -> None:
 
 
 def test_default_settings_write_few_records_of_fast_steps(watching: Watching) -> None:
-    sheet = watching.agent.sheet
-    sheet._least_ns = 200_000_000
+    watching.context.metrics._least_ns = 200_000_000
     for _ in range(10):
         programs.plain(epochs=5)
     spent = sum(step["ended_ns"] - step["started_ns"] for step in watching.steps) / 1e9

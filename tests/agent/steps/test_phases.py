@@ -184,13 +184,13 @@ def test_an_optimizer_that_never_steps_takes_no_step_away(
 
 
 def test_an_error_before_anything_was_learnt_is_in_no_step(watching: Watching) -> None:
-    watching.agent.error("ValueError", "bad config")
+    watching.context.error("ValueError", "bad config")
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(2):
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
-    watching.agent.error("ValueError", "bad sample")
+    watching.context.error("ValueError", "bad sample")
     assert [error.step for error in watching.of(schema.ErrorRaised)] == [0, 3]
 
 
@@ -241,7 +241,7 @@ def test_a_script_without_an_optimizer_steps_with_its_backward_passes(watching: 
     model = net()
     x, y = data(8).tensors
     for number in range(300):
-        assert number >= 256 or not watching.agent.clock.saw_optimizer
+        assert number >= 256 or not watching.context.clock.saw_optimizer
         loss_of(model, x, y).backward()
         with torch.no_grad():
             for parameter in model.parameters():

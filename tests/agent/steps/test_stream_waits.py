@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.rank.events import listen
 from rankscope.rank.hooks import stream_waits
 from rankscope.rank.hooks.stream_waits import NO_GROUP, StreamWaits
 from tests.agent.watching import Watching
@@ -29,10 +28,10 @@ class Marks:
     def __init__(self, watching: Watching) -> None:
         self.told: list[bool] = []
         self.stream = 7
-        agent = watching.agent
-        self.clock = agent.clock
-        self.waits = StreamWaits(agent, self.told.append)
-        listen(agent, "backward", self.waits.backward_begins)
+        context = watching.context
+        self.clock = context.clock
+        self.waits = StreamWaits(context, self.told.append)
+        context.listen("backward", self.waits.backward_begins)
         self.clock.on_phase = self._phase
 
     def _phase(self, phase: int) -> None:
@@ -118,7 +117,7 @@ def test_errors_pass_and_the_wait_ends(marks: Marks) -> None:
 
 def test_ddp_waits_when_the_gradients_are_done(marks: Marks) -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
-    recorder = marks.waits._agent.recorder
+    recorder = marks.waits._context.recorder
     assert recorder is not None
     order: list[Any] = []
     model.module.weight.register_hook(lambda _: order.append("gradient"))
@@ -152,7 +151,7 @@ def test_a_pass_from_a_leaf_is_not_known(marks: Marks) -> None:
 
 
 def test_a_wait_that_was_not_seen_makes_the_step_unknown(marks: Marks) -> None:
-    recorder = marks.waits._agent.recorder
+    recorder = marks.waits._context.recorder
     assert recorder is not None
     marks.waits.begin_step()
     recorder.thread_blocked(1)  # a compiled program waits for functional collectives in C++
@@ -230,7 +229,7 @@ def test_a_compiled_backward_pass_is_left_alone(
 
 def test_no_group_no_waits(watching: Watching) -> None:
     told: list[bool] = []
-    waits = StreamWaits(watching.agent, told.append)
+    waits = StreamWaits(watching.context, told.append)
     waits.begin_step()
     assert waits.end_step() == NO_GROUP
     assert told == []

@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from resource import RUSAGE_THREAD, getrusage
-from typing import TYPE_CHECKING
 
 from rankscope.files import ring
+from rankscope.files.ring import RingWriter
 from rankscope.wire.schema import PHASES, STEP_CHECKPOINT, STEP_EVALUATION
-
-if TYPE_CHECKING:
-    from rankscope.files.ring import RingWriter
 
 OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT, EVALUATION = range(7)
 assert PHASES[CHECKPOINT] == "checkpoint"
@@ -67,7 +64,7 @@ class ClockCore:
         self._rings = collectives, steps
 
     def detach(self) -> None:
-        """Write nothing any more."""
+        """Stop writing."""
         self._rings = None
 
     # --- phases ------------------------------------------------------------------------------
@@ -167,7 +164,7 @@ class ClockCore:
         """End the step at the last change of phase; return its number, ns, microbatches, flags.
 
         It is written with so many collectives and these flags added where a ring is attached,
-        not where the number is negative, which stands for unknown.
+        not where the number is negative, which means unknown.
         """
         counters = _counters()
         ended = self.step, self.since_ns - self.started_ns, self.microbatches, self.flags

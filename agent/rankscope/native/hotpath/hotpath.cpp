@@ -17,7 +17,7 @@
 
 namespace {
 
-// --- the rings: `rankscope/ring.py` owns the layouts and compares them with this text -----------
+// --- the rings: `files/ring.py` owns the layouts and compares them with this text -----------
 
 constexpr char LAYOUT[] =
     "number:Q arrived_ns:Q started_ns:Q returned_ns:Q ended_ns:Q input_bytes:Q output_bytes:Q "
@@ -91,7 +91,7 @@ struct Ring {
   }
 };
 
-// Take the memory of a `rankscope.ring.RingWriter`, which then stays as long as the process; false
+// Take the memory of a `files.ring.RingWriter`, which then stays as long as the process; false
 // with an exception where it has none.
 bool take_ring(PyObject* writer, size_t slot_bytes, Ring& into) {
   PyObject* buffer = PyObject_GetAttrString(writer, "buffer");

@@ -22,8 +22,11 @@ from rankscope.wire import schema
 MODULE = "rankscope_hotpath"
 HERE = Path(__file__).parent
 DIRECTORY = HERE / "ready"
-PYTHON_HPP = "hooks/collectives/probe/python.hpp"  # its C API serves both
-SOURCES = (HERE / "hotpath.cpp", HERE / "python_types.hpp", HERE.parent / PYTHON_HPP)
+SOURCES = (
+    HERE / "hotpath.cpp",
+    HERE / "python_types.hpp",
+    HERE.parent / "probe" / "python.hpp",  # its C API serves both
+)
 LAYOUT = " | ".join(
     " ".join(f"{name}:{code}" for name, _, code in fields)
     for fields in (ring.COLLECTIVE_FIELDS, ring.STEP_FIELDS)

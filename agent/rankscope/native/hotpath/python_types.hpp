@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "../hooks/collectives/probe/python.hpp"
+#include "../probe/python.hpp"
 
 struct PyMemberDef {
   const char* name;

@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rankscope.files import ring
+from rankscope.files.ring import RingWriter
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.files.ring import RingWriter
 
 # in words of 8 bytes, as in the recorder
 _ARRIVED = ring.field_offset(ring.COLLECTIVE_FIELDS, "arrived_ns") // 8

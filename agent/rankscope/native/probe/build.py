@@ -140,7 +140,7 @@ def build_in_background(environ: Mapping[str, str] = os.environ) -> None:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
     except (BuildError, OSError):
-        return  # `rankscope doctor` tells why
+        return  # `rankscope doctor` says why
 
 
 def _compile(path: Path) -> None:
@@ -157,7 +157,7 @@ def _compile(path: Path) -> None:
                 raise BuildError(f"the compiler took more than {TIMEOUT_SECONDS} s") from None
             if done.returncode == 0:
                 made.chmod(0o755)
-                made.replace(path)  # at once: nobody sees half a file
+                made.replace(path)  # at once: no reader sees half a file
                 _log_of(path).unlink(missing_ok=True)
                 return
             said = done.stderr
@@ -194,7 +194,7 @@ def _command(output: Path, standard: str) -> list[str]:
 
 
 def flags(standard: str, new_abi: bool, include: Path) -> list[str]:
-    """Return what every compiler of the probe is told, here and for the ready-made ones."""
+    """Return the options of every compiler of the probe, here and for the ready-made ones."""
     return [
         f"-std={standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
         f"-D_GLIBCXX_USE_CXX11_ABI={new_abi:d}", f"-I{include}",

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
-from rankscope.process.family import is_rank, name_family
-from rankscope.rank.attach.imports import when_imported
+from rankscope.process.family import ATTACHED, is_rank, name_family
 from rankscope.rank.guard import guarded
+from rankscope.rank.imports import when_imported
 
 TYPE_CHECKING = False  # see rankscope/__init__.py
 if TYPE_CHECKING:
+    from rankscope.rank.context import Context
     from rankscope.rank.runtime import Agent
     from rankscope.settings import Settings
 
-ATTACHED = "RANKSCOPE_ATTACHED"  # pid of the attached rank: its children are not that rank
 _OWN = ("rankscope", "rankscope.", "rankscope_server")  # our own programs are not watched
 # their processes have variables of a rank at most by chance, for example those of their pod
 _LAUNCHERS = frozenset({
@@ -33,6 +33,11 @@ def agent() -> Agent | None:
     return _agent
 
 
+def context() -> Context | None:
+    """Return what the agent of this process shares with its hooks, None where none was started."""
+    return None if _agent is None else _agent.context
+
+
 def start(settings: Settings) -> Agent:
     """Start the agent, or return the one that runs. Raises ValueError for a bad setting."""
     global _agent
@@ -49,15 +54,15 @@ def start(settings: Settings) -> Agent:
 def attach_from_environment() -> None:
     """Attach if RANKSCOPE says so. A bad setting is one line on stderr, never an error."""
     global _tried
-    said = os.environ.get("RANKSCOPE", "").strip().lower()
-    if said in _NO or _tried or _is_our_own(sys.orig_argv):
+    value = os.environ.get("RANKSCOPE", "").strip().lower()
+    if value in _NO or _tried or _is_our_own(sys.orig_argv):
         return
     _tried = True
     name_family(os.environ)
     if _is_launcher(sys.orig_argv):
         return
-    if said not in _YES:
-        _say_why(f"RANKSCOPE={said!r}: say 1 or 0")
+    if value not in _YES:
+        _say_why(f"RANKSCOPE={value!r}: set 1 or 0")
         return
     if is_rank(os.environ):
         _start_by_environment()
@@ -77,7 +82,7 @@ def _start_by_environment() -> None:
 
 def _say_why(reason: str) -> None:
     if os.environ.setdefault(ATTACHED, str(os.getpid())) != str(os.getpid()):
-        return  # a child of the process that has said so
+        return  # a child of the process that has printed it
     sys.stderr.write(f"rankscope: not attached: {reason}\n")
 
 

@@ -5,9 +5,8 @@ The tuple is the table of contents and the order of installation.
 
 from __future__ import annotations
 
-from rankscope.rank.hooks.base import Hook, HookSkipped
+from rankscope.rank.context import Hook
 from rankscope.rank.hooks.collectives import Collectives
-from rankscope.rank.hooks.copies import Copies
 from rankscope.rank.hooks.exceptions import Exceptions
 from rankscope.rank.hooks.flight_recorder import FlightRecorder
 from rankscope.rank.hooks.gpu_phases import GpuPhases
@@ -15,12 +14,11 @@ from rankscope.rank.hooks.logs import Logs, Warnings
 from rankscope.rank.hooks.memory import Memory, OutOfMemory
 from rankscope.rank.hooks.numbers.batches import Batches
 from rankscope.rank.hooks.numbers.gradients import Clipping, Gradients
-from rankscope.rank.hooks.numbers.logged import LightningLoss, OldLightningLoss, TrainerLoss
-from rankscope.rank.hooks.numbers.loss import Losses
+from rankscope.rank.hooks.numbers.loss import LightningLoss, Losses, OldLightningLoss, TrainerLoss
 from rankscope.rank.hooks.numbers.model import LearningRate, ModelSize
 from rankscope.rank.hooks.numbers.replicas import Replicas
 from rankscope.rank.hooks.output import Output
-from rankscope.rank.hooks.pauses import GarbageCollection
+from rankscope.rank.hooks.pauses import Copies, GarbageCollection
 from rankscope.rank.hooks.phases.backward import Backward
 from rankscope.rank.hooks.phases.checkpoint import (
     Checkpointing,
@@ -29,10 +27,8 @@ from rankscope.rank.hooks.phases.checkpoint import (
 )
 from rankscope.rank.hooks.phases.data import DataLoading
 from rankscope.rank.hooks.phases.evaluation import Evaluation
-from rankscope.rank.hooks.phases.optimizer import Optimizer
-from rankscope.rank.hooks.phases.pipeline import Pipeline
-from rankscope.rank.hooks.phases.scaler import GradientScaler
-from rankscope.rank.hooks.phases.schedule import PipelineSchedule
+from rankscope.rank.hooks.phases.optimizer import GradientScaler, Optimizer
+from rankscope.rank.hooks.phases.pipeline import Pipeline, PipelineSchedule
 from rankscope.rank.hooks.stacks import Stacks
 
 HOOKS: tuple[type[Hook], ...] = (
@@ -69,8 +65,6 @@ HOOKS: tuple[type[Hook], ...] = (
     Memory,
     OutOfMemory,
 )
-
-__all__ = ["HOOKS", "Hook", "HookSkipped"]
 
 
 def chosen(names: str) -> list[type[Hook]]:

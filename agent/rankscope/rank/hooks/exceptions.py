@@ -1,4 +1,4 @@
-"""Exceptions that leave the script, one of its threads, or a place where nobody can catch them."""
+"""Exceptions that leave the script, one of its threads, or a place where no code can catch them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import logging
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import attempt, guarded
 from rankscope.rank.hooks.logs import state
-from rankscope.wire import schema
-from rankscope.wire.redaction import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rankscope.rank.runtime import Agent
 
 
 class Exceptions:
@@ -25,28 +20,28 @@ class Exceptions:
     name: ClassVar[str] = "exceptions"
     needs: ClassVar[str] = "sys"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Chain sys.excepthook, threading.excepthook and sys.unraisablehook."""
         main_hook, thread_hook = sys.excepthook, threading.excepthook
         unraisable_hook = sys.unraisablehook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            _keep(agent, kind, error, trace, "main")
+            _keep(context, kind, error, trace, "main")
             _unrecorded(main_hook, kind, error, trace)
 
         def thread_excepthook(args: threading.ExceptHookArgs) -> None:
             # of a thread that trained in the main one's place: its rank trains no more
-            where = "training" if agent.clock.is_ours() else "thread"
-            _keep(agent, args.exc_type, args.exc_value, args.exc_traceback, where)
+            where = "training" if context.clock.is_ours() else "thread"
+            _keep(context, args.exc_type, args.exc_value, args.exc_traceback, where)
             _unrecorded(thread_hook, args)
 
         def unraisable(args: sys.UnraisableHookArgs) -> None:
-            _keep_unraisable(agent, args)
+            _keep_unraisable(context, args)
             _unrecorded(unraisable_hook, args)
 
-        agent.patch(sys, "excepthook", excepthook)
-        agent.patch(threading, "excepthook", thread_excepthook)
-        agent.patch(sys, "unraisablehook", unraisable)
+        context.patch(sys, "excepthook", excepthook)
+        context.patch(threading, "excepthook", thread_excepthook)
+        context.patch(sys, "unraisablehook", unraisable)
         return "sys.excepthook, threading.excepthook and sys.unraisablehook"
 
 
@@ -61,30 +56,21 @@ def _unrecorded(hook: Callable[..., Any], *arguments: Any) -> None:
 
 
 @guarded
-def _keep(agent: Agent, kind: Any, error: Any, trace: Any, where: Any) -> None:
+def _keep(context: Context, kind: Any, error: Any, trace: Any, where: Any) -> None:
     text = "".join(traceback.format_exception(kind, error, trace))
     message = attempt(lambda: str(error))
-    agent.error(kind.__qualname__, "(not formatted)" if message is None else message, text, where)
-    at_a_prompt = hasattr(sys, "ps1") or sys.flags.inspect  # which goes on
+    context.error(kind.__qualname__, "(not formatted)" if message is None else message, text, where)
+    at_a_prompt = hasattr(sys, "ps1") or sys.flags.inspect  # which continues
     if where == "main" and not at_a_prompt:
-        agent.exception_left()
+        context.exception_left()
 
 
 @guarded
-def _keep_unraisable(agent: Agent, args: sys.UnraisableHookArgs) -> None:
+def _keep_unraisable(context: Context, args: sys.UnraisableHookArgs) -> None:
     """Keep an exception that Python could only print: it ended nothing."""
-    recorder = agent.recorder
-    if recorder is None or sys.is_finalizing():
+    if context.recorder is None or sys.is_finalizing():
         return
     trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
     about = f"{args.err_msg or 'Exception ignored in'}: <{type(args.object).__qualname__}>"
-    recorder.record(
-        schema.LogLine(
-            **agent.here(),
-            level=logging.ERROR,
-            message=clean(f"{about}\n{''.join(trace)}".rstrip()),
-            logger="py.unraisable",
-            step=recorder.step,
-        ),
-        urgent=True,
-    )
+    message = f"{about}\n{''.join(trace)}".rstrip()
+    context.log_line(logging.ERROR, message, urgent=True, logger="py.unraisable")

@@ -1,4 +1,4 @@
-"""PyTorch's own record of collectives, and the door through which the collector reads it.
+"""PyTorch's own record of collectives, and the server from which the collector reads it.
 
 Only it knows when NCCL was done on the device. It is read through torch's control server, C++
 threads behind a socket that need no interpreter lock: nothing here runs again after the start.
@@ -14,17 +14,13 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rankscope.files.flight_recorder import OF_NCCL, OF_OTHERS, FlightSetup, encode
-from rankscope.files.run_directory import FLIGHT_SETUP, FLIGHT_SOCKET
-from rankscope.rank.control import replace_file
-from rankscope.rank.events import GroupMade, listen
+from rankscope.files.run_directory import FLIGHT_SETUP, FLIGHT_SOCKET, replace_file
+from rankscope.rank.context import Context, HookSkipped
+from rankscope.rank.group import GroupMade
 from rankscope.rank.guard import guarded
-from rankscope.rank.hooks.base import HookSkipped
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 # A dump may read CUDA events that the watchdog has freed, before this version.
 _SAFE_TO_POLL = (2, 14)
@@ -40,13 +36,15 @@ class FlightRecorder:
 
     name: ClassVar[str] = "flight-recorder"
     needs: ClassVar[str] = "torch.distributed.distributed_c10d"
-    _door: ClassVar[_Door | None] = None  # one per process, also when hooks are installed again
+    _server: ClassVar[_ControlServer | None] = (
+        None  # one per process, also when hooks are installed again
+    )
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Wait for a group with NCCL (with any backend, if the setting says `on`)."""
         from torch._C import _distributed_c10d as c10d
 
-        self._agent, self._mode = agent, agent.settings.flight_recorder
+        self._context, self._mode = context, context.settings.flight_recorder
         if self._mode == "off":
             raise HookSkipped("RANKSCOPE_FLIGHT_RECORDER=off")
         names = getattr(c10d, "_get_handler_names", None)
@@ -59,21 +57,21 @@ class FlightRecorder:
             name = _BUFFER_SIZES[_torch_version() < _NEW_NAME]
             os.environ[name] = _NUM_ENTRIES  # torch reads it at the first collective
         self._handlers = handlers
-        listen(agent, "group", self._made)
-        agent.undo.append(self._shut)
-        door = FlightRecorder._door
-        if door is not None and door.pid == os.getpid():  # it was switched off and is on again
-            door.write()
-            return door.said
+        context.listen("group", self._made)
+        context.add_undo(self._shut)
+        server = FlightRecorder._server
+        if server is not None and server.pid == os.getpid():  # it was switched off and is on again
+            server.write()
+            return server.source
         return "waits for a group of NCCL" if self._mode == "auto" else "waits for a group"
 
     def _made(self, made: GroupMade) -> None:
-        """Open the door for the first group that is worth it, and say what may be asked."""
+        """Start the server for the first group that is worth it, and publish what may be asked."""
         chosen = plan(made.backend, self._mode, self._handlers, _torch_version(), os.environ)
         if chosen is None:
             return
-        said, door = self._agent.sources[self.name], self._open()
-        setup = door.setup
+        source, server = self._context.sources[self.name], self._open()
+        setup = server.setup
         if chosen.handler not in setup.handlers:
             setup.handlers.append(chosen.handler)
         if chosen.is_polled and chosen.handler not in setup.polled:
@@ -83,33 +81,33 @@ class FlightRecorder:
         if chosen.is_timed:
             made.process_group._enable_collectives_timing()
             setup.is_timed = True
-        door.write()
-        self._agent.sources[self.name] = door.said = chosen.said
-        if chosen.said != said:
-            self._agent.describe()
+        server.write()
+        self._context.sources[self.name] = server.source = chosen.source
+        if chosen.source != source:
+            self._context.describe()
 
-    def _open(self) -> _Door:
-        recorder = self._agent.recorder
+    def _open(self) -> _ControlServer:
+        recorder = self._context.recorder
         assert recorder is not None
-        door = FlightRecorder._door
-        if door is None or door.pid != os.getpid() or door.directory != recorder.directory:
-            door = FlightRecorder._door = _Door(recorder.directory)
-        return door
+        server = FlightRecorder._server
+        if server is None or server.pid != os.getpid() or server.directory != recorder.directory:
+            server = FlightRecorder._server = _ControlServer(recorder.directory)
+        return server
 
     def _shut(self) -> None:
         """Let the collector ask no more; the server cannot be ended without a wait."""
-        if FlightRecorder._door is not None:
-            FlightRecorder._door.remove(FLIGHT_SETUP)
+        if FlightRecorder._server is not None:
+            FlightRecorder._server.remove(FLIGHT_SETUP)
 
 
-class _Door:
+class _ControlServer:
     """The control server of this process, on a socket in the rank's private directory."""
 
     def __init__(self, directory: Path) -> None:
         from torch._C._distributed_c10d import _WorkerServer
 
         self.pid, self.directory, self.setup = os.getpid(), directory, FlightSetup()
-        self.said = ""
+        self.source = ""
         self.remove(FLIGHT_SOCKET)  # of the program that this process ran before
         server = _WorkerServer(socket_address(directory / FLIGHT_SOCKET))
         # Its destructor waits for threads, which a forked child does not have: it never runs.
@@ -117,7 +115,7 @@ class _Door:
         atexit.register(guarded(self._close))
 
     def write(self) -> None:
-        """Tell the collector what may be asked now."""
+        """Publish to the collector what may be asked now."""
         replace_file(self.directory / FLIGHT_SETUP, encode(self.setup))
 
     def remove(self, name: str) -> None:
@@ -127,7 +125,7 @@ class _Door:
                 (self.directory / name).unlink()
 
     def _close(self) -> None:
-        """Take the way in: a question that comes while C++ tears itself down might crash it."""
+        """Remove the socket: a question that comes while C++ tears itself down might crash it."""
         self.remove(FLIGHT_SETUP)
         self.remove(FLIGHT_SOCKET)
 
@@ -148,31 +146,31 @@ def _torch_version() -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupPlan:
     """What is done for a group."""
 
     handler: str
     is_polled: bool  # may be asked all the time
     is_timed: bool  # CUDA events around each collective
-    is_endless: bool  # no other source tells its ends
-    said: str
+    is_endless: bool  # no other source reports its ends
+    source: str
 
 
 def plan(
     backend: str, mode: str, handlers: Container[str], version: tuple[int, int],
     environ: Mapping[str, str],
-) -> Plan | None:  # fmt: skip
+) -> GroupPlan | None:  # fmt: skip
     """Return what to do for a group of this backend, None where there is nothing to do."""
     is_nccl = "nccl" in re.split(r"[,:]", backend)
     handler = OF_NCCL if is_nccl else OF_OTHERS
     if handler not in handlers or not (is_nccl or mode == "on"):
         return None
     if not is_nccl:
-        return Plan(handler, True, False, False, "read every 2 s, ends without times")
+        return GroupPlan(handler, True, False, False, "read every 2 s, ends without times")
     if version < _SAFE_TO_POLL:
         why = "at incidents only: before PyTorch 2.14 reading it all the time may crash NCCL"
-        return Plan(handler, False, False, False, why)
+        return GroupPlan(handler, False, False, False, why)
     if environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         why = "without timing, which would undo the overlap with CUDA_DEVICE_MAX_CONNECTIONS=1"
-        return Plan(handler, True, False, True, f"read every 2 s, {why}")
-    return Plan(handler, True, True, True, "read every 2 s, with times of the device")
+        return GroupPlan(handler, True, False, True, f"read every 2 s, {why}")
+    return GroupPlan(handler, True, True, True, "read every 2 s, with times of the device")

@@ -13,26 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rankscope.rank.events import listen
-from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.hooks.stream_waits import NO_GROUP, StreamWaits
-from rankscope.rank.sampling_schedule import Grid
 from rankscope.rank.steps import EndedStep
 from rankscope.wire import schema
 from rankscope.wire.metric_names import GPU_SECONDS, GPU_WAIT_SECONDS
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _MAX_EVENTS = 512  # of one step; one with more changes and waits is left out
 _GIVE_UP_STEPS = 8
 _FIRST_STEPS, _FIRST_EVERY = 64, 2  # measured at first: what a rank is later compared with
 _LEAST_NS = 500_000_000  # between two steps that are measured
 _BUDGET_SHARE = 0.5  # of what sampled numbers may cost
-_MARK_NS = 5_000  # of CPU for one event, and for what stands around the call
-_SAY_AFTER = 16  # measured steps
+_MARK_NS = 5_000  # of CPU for one event, and for what surrounds the call
+_DESCRIBE_AFTER = 16  # measured steps
 _SOURCE = "pooled CUDA events, read one or more steps later"
 _cpu_ns = time.thread_time_ns
 
@@ -43,27 +38,26 @@ class GpuPhases:
     name: ClassVar[str] = "gpu-phases"
     needs: ClassVar[str] = "torch"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Begin when the script has used CUDA."""
         import torch
 
         if torch.version.cuda is None and torch.version.hip is None:
             raise HookSkipped("this torch has no CUDA")
-        self._agent, self._cuda = agent, torch.cuda
-        grid = Grid(1, agent.settings.numbers_budget_ratio * _BUDGET_SHARE)
-        self._grid = agent.grids.setdefault(self.name, grid)
+        self._context, self._cuda = context, torch.cuda
+        self._schedule = context.schedule(self.name, 1, _BUDGET_SHARE)
         self._num_first = 0  # of the first ones
         self._read_ns = 0  # of CPU for reading since the last step that was measured
         self._why_not, self._num_same = "", 0  # waits are not known, in so many steps
         self._pool: EventPool | None = None
-        self._waits = StreamWaits(agent, self._mark_part)
-        listen(agent, "backward", self._waits.backward_begins)
-        listen(agent, "step", self._step)
-        agent.undo.append(self._stop)
+        self._waits = StreamWaits(context, self._mark_part)
+        context.listen("backward", self._waits.backward_begins)
+        context.listen("step", self._step)
+        context.add_undo(self._stop)
         return _SOURCE
 
     def _stop(self) -> None:
-        self._agent.clock.on_phase = None
+        self._context.clock.on_phase = None
         self._waits.end_step()
 
     def _step(self, ended: EndedStep) -> None:
@@ -71,12 +65,11 @@ class GpuPhases:
             if not self._cuda.is_initialized():
                 return
             self._pool = EventPool(lambda: self._cuda.Event(enable_timing=True))
-        pool, clock, recorder = self._pool, self._agent.clock, self._agent.recorder
+        pool, clock = self._pool, self._context.clock
         if pool.is_waiting:
             began = _cpu_ns()
             for step, values in pool.arrived(ended.step):
-                if recorder is not None:
-                    recorder.record(schema.Metrics(**self._agent.here(), step=step, values=values))
+                self._context.record_metrics(step, values)
             self._read_ns += _cpu_ns() - began
         if clock.on_phase is not None:
             began = _cpu_ns()
@@ -84,32 +77,32 @@ class GpuPhases:
             self._mark(clock.phase)
             why_not = self._waits.end_step()
             num_marks = pool.close(ended.step, knows_waits=not why_not)
-            self._say(why_not)
+            self._describe(why_not)
             own_ns = _cpu_ns() - began + self._read_ns + num_marks * _MARK_NS
             self._read_ns = 0
             self._num_first += 1
             if self._num_first > _FIRST_STEPS:
-                self._grid.spent(own_ns, ended.duration_ns)
-                self._grid.spread(self._agent.sheet.step_ns, _LEAST_NS)
+                self._schedule.spent(own_ns, ended.duration_ns)
+                self._schedule.spread(self._context.metrics.step_ns, _LEAST_NS)
         if self._wants(ended.step + 1) and not self._cuda.is_current_stream_capturing():
             self._mark(clock.phase)
             clock.on_phase = self._mark
             self._waits.begin_step()
 
-    def _say(self, why_not: str) -> None:
+    def _describe(self, why_not: str) -> None:
         """Show on the page of the rank why waits are not known, once that is so for a while."""
         is_same = why_not == self._why_not
         self._why_not, self._num_same = why_not, self._num_same + 1 if is_same else 1
-        if self._num_same == _SAY_AFTER and why_not != NO_GROUP:
-            said = f"{_SOURCE}; not known what the stream waits: {why_not}" if why_not else _SOURCE
-            if self._agent.sources.get(self.name) != said:
-                self._agent.sources[self.name] = said
-                self._agent.describe()
+        if self._num_same == _DESCRIBE_AFTER and why_not != NO_GROUP:
+            source = f"{_SOURCE}; waits of the stream not known: {why_not}" if why_not else _SOURCE
+            if self._context.sources.get(self.name) != source:
+                self._context.sources[self.name] = source
+                self._context.describe()
 
     def _wants(self, step: int) -> bool:
         if self._num_first <= _FIRST_STEPS:
             return step % _FIRST_EVERY == 0
-        return self._grid.wants(step)
+        return self._schedule.wants(step)
 
     def _mark(self, phase: int) -> None:
         """A phase ends here; with the backward pass DDP's last wait may end."""
@@ -168,7 +161,7 @@ class EventPool:
     def close(self, step: int, *, knows_waits: bool = False) -> int:
         """The step of the events since the last call has ended; return how many there were.
 
-        `knows_waits`: all that the stream waited for other ranks lies between two of them.
+        `knows_waits`: all that the stream waited for other ranks is between two of them.
         """
         marks, self._open = self._open, []
         if 1 < len(marks) <= _MAX_EVENTS:
@@ -177,16 +170,16 @@ class EventPool:
 
     def arrived(self, step: int) -> list[tuple[int, dict[str, float]]]:
         """Return (step, seconds by name of metric) of each step that the device has passed."""
-        found = []
+        passed = []
         while self._closed:
             of_step, marks, knows_waits = self._closed[0]
             if marks[-1].event.query():
-                found.append((of_step, _seconds(marks, knows_waits)))
+                passed.append((of_step, _seconds(marks, knows_waits)))
                 self._free.extend(mark.event for mark in marks)
             elif step - of_step <= _GIVE_UP_STEPS:
                 break
-            self._closed.popleft()  # read, or lost: events that are late are not used again
-        return found
+            self._closed.popleft()  # read, or lost: events that did not arrive are not used again
+        return passed
 
 
 def _seconds(marks: list[_Mark], knows_waits: bool) -> dict[str, float]:

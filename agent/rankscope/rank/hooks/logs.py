@@ -10,15 +10,12 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rankscope.output.log_limits import Limiter, template_of
+from rankscope.rank.context import Context
 from rankscope.rank.guard import attempt, guarded
-from rankscope.wire import schema
-from rankscope.wire.redaction import clean, clean_fields
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
+from rankscope.wire.redaction import clean_fields
 
 MAX_FIELDS = 32
 _MAX_FIELD_NAME, _MAX_FIELD_VALUE = 100, 1000
@@ -35,11 +32,13 @@ class Logs:
     name: ClassVar[str] = "logging"
     needs: ClassVar[str] = "logging"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch Logger.callHandlers. A handler on the root would make basicConfig a no-op."""
         original = logging.Logger.callHandlers
-        lowest = logging.getLevelNamesMapping().get(agent.settings.log_level.upper(), logging.INFO)
-        capture = LogCapture(agent)
+        lowest = logging.getLevelNamesMapping().get(
+            context.settings.log_level.upper(), logging.INFO
+        )
+        capture = LogCapture(context)
 
         def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:
             if record.levelno < lowest and record.name != _C10D_LOGGER:
@@ -53,7 +52,7 @@ class Logs:
             finally:
                 state.recorded = before
 
-        agent.patch(logging.Logger, "callHandlers", callHandlers)
+        context.patch(logging.Logger, "callHandlers", callHandlers)
         atexit.register(capture.report)
         return f"logging records from {logging.getLevelName(lowest)} up"
 
@@ -61,15 +60,15 @@ class Logs:
 class LogCapture:
     """Writes logging records to the journal of an agent, within the limits."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._limiter = Limiter()
         self._reported = time.monotonic()
 
     @guarded
     def take(self, record: logging.LogRecord) -> None:
         """Keep one logging record, unless it is our own."""
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if recorder is None or record.name.partition(".")[0] == "rankscope":
             return
         if getattr(state, "inside", False):
@@ -77,7 +76,7 @@ class LogCapture:
         state.inside = True  # formatting runs the user's __str__, which may log
         try:
             if record.name == _C10D_LOGGER:
-                _collective_error(self._agent, record)
+                _collective_error(self._context, record)
                 return
             if time.monotonic() - self._reported > _REPORT_SECONDS:
                 self.report()
@@ -85,17 +84,14 @@ class LogCapture:
             if not self._limiter.admit(record.name, record.levelno, template):
                 recorder.count_drop("too many alike")
                 return
-            line = schema.LogLine(
-                attempt=recorder.identity.attempt,
-                rank=recorder.identity.rank,
+            self._context.log_line(
+                record.levelno,
+                _text(record),
+                urgent=record.levelno >= logging.ERROR,
                 time_ns=int(record.created * 1e9),
-                level=record.levelno,
-                message=clean(_text(record)),
                 logger=record.name,
-                step=recorder.step,
                 fields=extra_fields(vars(record)),
             )
-            recorder.record(line, urgent=record.levelno >= logging.ERROR)
         finally:
             state.inside = False
 
@@ -103,22 +99,16 @@ class LogCapture:
     def report(self) -> None:
         """Say what was suppressed since the last report."""
         self._reported = time.monotonic()
-        recorder = self._agent.recorder
-        if recorder is None:
+        if self._context.recorder is None:
             return
         for alike in self._limiter.take_suppressed():
-            recorder.record(
-                schema.LogLine(
-                    **self._agent.here(),
-                    level=alike.level,
-                    message=f"suppressed {alike.suppressed:,} similar lines: "
-                    + clean(alike.template),
-                    logger=alike.logger,
-                    stream="agent",
-                    step=recorder.step,
-                    fields={"suppressed": str(alike.suppressed)},
-                ),
+            self._context.log_line(
+                alike.level,
+                f"suppressed {alike.suppressed:,} similar lines: {alike.template}",
                 urgent=alike.level >= logging.ERROR,
+                logger=alike.logger,
+                stream="agent",
+                fields={"suppressed": str(alike.suppressed)},
             )
 
 
@@ -166,11 +156,11 @@ def _plain(value: Any, depth: int = 2) -> str:
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
-def _collective_error(agent: Agent, record: logging.LogRecord) -> None:
+def _collective_error(context: Context, record: logging.LogRecord) -> None:
     """Keep what torch says when a torch.distributed call raised."""
     if isinstance(record.msg, dict) and "error" in record.msg:
         details = record.msg
-        agent.error(
+        context.error(
             kind=str(details.get("func_name", "torch.distributed")),
             message=str(details["error"]),
             where="collective",
@@ -183,7 +173,7 @@ class Warnings:
     name: ClassVar[str] = "warnings"
     needs: ClassVar[str] = "warnings"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Wrap the function that shows a warning; who catches warnings keeps them."""
         original = warnings._showwarnmsg_impl  # type: ignore[attr-defined]
 
@@ -198,20 +188,15 @@ class Warnings:
 
         @guarded
         def keep(message: Any) -> None:
-            recorder = agent.recorder
-            if recorder is not None:
+            if context.recorder is not None:
                 text = attempt(lambda: str(message.message)) or "(not formatted)"
-                recorder.record(
-                    schema.LogLine(
-                        **agent.here(),
-                        level=logging.WARNING,
-                        message=clean(f"{message.category.__name__}: {text}"),
-                        logger="py.warnings",
-                        stream="warning",
-                        step=recorder.step,
-                        fields={"place": f"{message.filename}:{message.lineno}"},
-                    )
+                context.log_line(
+                    logging.WARNING,
+                    f"{message.category.__name__}: {text}",
+                    logger="py.warnings",
+                    stream="warning",
+                    fields={"place": f"{message.filename}:{message.lineno}"},
                 )
 
-        agent.patch(warnings, "_showwarnmsg_impl", show)
+        context.patch(warnings, "_showwarnmsg_impl", show)
         return "warnings that are shown"

@@ -9,14 +9,11 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from rankscope.rank.events import listen
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.steps import EndedStep
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _EVERY_SECONDS = 1.0
 _TOP = 10  # sizes that a summary names
@@ -30,13 +27,13 @@ class Memory:
     name: ClassVar[str] = "memory"
     needs: ClassVar[str] = "torch"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Listen to steps."""
         import torch
 
-        self._agent, self._cuda = agent, torch.cuda
+        self._context, self._cuda = context, torch.cuda
         self._next = 0.0
-        listen(agent, "step", self._step, sampled=True)
+        context.listen("step", self._step, sampled=True)
         return "/proc/self/status, getrusage, torch.cuda.memory_stats where CUDA is used"
 
     def _step(self, ended: EndedStep) -> None:
@@ -44,24 +41,24 @@ class Memory:
         if now < self._next:
             return
         self._next = now + _EVERY_SECONDS
-        sheet = self._agent.sheet
+        metrics = self._context.metrics
         own = resident()
-        sheet.put("rss_bytes", own.all_bytes)
-        sheet.put("rss_file_bytes", own.file_bytes)
+        metrics.put("rss_bytes", own.all_bytes)
+        metrics.put("rss_file_bytes", own.file_bytes)
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        sheet.put("rss_peak_bytes", peak_kib * 1024)
+        metrics.put("rss_peak_bytes", peak_kib * 1024)
         workers = resident_of_children()
         if workers.all_bytes:
-            sheet.put("workers_rss_bytes", workers.all_bytes)
-            sheet.put("workers_rss_file_bytes", workers.file_bytes)
+            metrics.put("workers_rss_bytes", workers.all_bytes)
+            metrics.put("workers_rss_file_bytes", workers.file_bytes)
         if self._cuda.is_initialized():
             for name, value in cuda_numbers(self._cuda.memory_stats()).items():
-                sheet.put(name, value)
+                metrics.put(name, value)
             host_stats = getattr(self._cuda, "host_memory_stats", None)
             if host_stats is not None:
                 pinned = host_stats().get("allocated_bytes.current")
                 if pinned is not None:
-                    sheet.put("pinned_bytes", pinned)
+                    metrics.put("pinned_bytes", pinned)
 
 
 class OutOfMemory:
@@ -70,11 +67,11 @@ class OutOfMemory:
     name: ClassVar[str] = "out-of-memory"
     needs: ClassVar[str] = "torch"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Look at exceptions that leave a backward pass or the script; ask CUDA's allocator."""
         import torch
 
-        self._agent = agent
+        self._context = context
         self._seen = 0  # id of the last exception, which passes several times
         self._observed = False
         original = sys.excepthook
@@ -84,8 +81,8 @@ class OutOfMemory:
             original(kind, error, trace)
 
         keep = guarded(self._keep)
-        agent.patch(sys, "excepthook", excepthook)
-        listen(agent, "failure", self._keep)
+        context.patch(sys, "excepthook", excepthook)
+        context.listen("failure", self._keep)
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is None:
             return "exceptions of backward passes and of the script"
@@ -95,20 +92,20 @@ class OutOfMemory:
                 self._observed = True
                 attach(guarded(self._of_cuda))
 
-        listen(agent, "step", observe)
+        context.listen("step", observe)
         return "CUDA's allocator, exceptions of backward passes and of the script"
 
     def _keep(self, error: BaseException) -> None:
-        if not is_memory_error(error) or id(error) == self._seen or self._agent.is_off:
+        if not is_memory_error(error) or id(error) == self._seen or self._context.is_off:
             return
         self._seen = id(error)
         facts = {"message": str(error)[:1000], "kind": type(error).__name__} | host_facts()
-        self._agent.event("out of memory", facts | {"largest_tensors": largest_tensors()})
+        self._context.event("out of memory", facts | {"largest_tensors": largest_tensors()})
 
     def _of_cuda(self, device: int, wanted: int, total: int, free: int) -> None:
         import torch
 
-        if self._agent.is_off:
+        if self._context.is_off:
             return
         facts = {
             "kind": "cuda", "device": str(device), "wanted_bytes": str(wanted),
@@ -116,7 +113,7 @@ class OutOfMemory:
         }  # fmt: skip
         numbers = cuda_numbers(torch.cuda.memory_stats(device))
         facts |= {name: str(value) for name, value in numbers.items()}
-        self._agent.event("out of memory", facts | snapshot_facts(torch.cuda.memory_snapshot()))
+        self._context.event("out of memory", facts | snapshot_facts(torch.cuda.memory_snapshot()))
 
 
 def is_memory_error(error: BaseException) -> bool:
@@ -151,11 +148,13 @@ def resident_of_children() -> Resident:
 
     Pages that a fork shares with this process count as well.
     """
-    found = [Resident(0, 0)]
+    children = [Resident(0, 0)]
     for pid in _children()[:_MAX_CHILDREN]:
         with contextlib.suppress(OSError):  # it ended just now
-            found.append(resident(pid))
-    return Resident(sum(one.all_bytes for one in found), sum(one.file_bytes for one in found))
+            children.append(resident(pid))
+    return Resident(
+        sum(child.all_bytes for child in children), sum(child.file_bytes for child in children)
+    )
 
 
 def _children() -> list[str]:
@@ -163,7 +162,7 @@ def _children() -> list[str]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
             return file.read().decode().split()
-    except OSError:  # not every kernel tells
+    except OSError:  # not every kernel lists them
         return []
 
 
@@ -216,11 +215,16 @@ def largest_tensors() -> str:
     sizes: Counter[int] = Counter()
     seen: set[int] = set()
     for thing in gc.get_objects()[:_MAX_OBJECTS]:
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        try:
             storage = thing.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                sizes[storage.nbytes()] += 1
+            if storage.device.type != "cpu" or storage._cdata in seen:
+                continue  # that of a fake tensor is nowhere
+            seen.add(storage._cdata)
+            sizes[storage.nbytes()] += 1
+        except (RuntimeError, AttributeError):
+            continue  # of a subclass without memory of its own
     return _top(sizes)
 
 

@@ -1,14 +1,15 @@
 """What the rank writes to stdout and stderr, from the best source that cannot harm it.
 
-The launcher's tee sees every byte. Without it, a stream that goes to a regular file (torchrun
+The launcher's tee sees every byte. Without it, a stream that is written to a regular file (torchrun
 --redirects and --log-dir, Slurm, `> log`) is read there by the collector, C and C++ writers too.
-What remains is a terminal or a pipe, where nobody but its owner may read: a pipe of ours in
+What remains is a terminal or a pipe, where only its owner may read: a pipe of ours in
 between would stop the rank when its reader dies. There the writes of Python code are kept.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import stat
@@ -16,19 +17,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rankscope.files import journal
 from rankscope.files.run_directory import OUTPUTS
 from rankscope.output.lines import TEE_VARIABLE
 from rankscope.output.log_limits import Bucket
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.logs import state
-from rankscope.wire import schema
 from rankscope.wire.redaction import redact
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _DESCRIPTORS = dict(zip(journal.STREAMS, (1, 2), strict=True))
 MAX_PART = 16_000  # characters of one line without its end
@@ -42,20 +40,20 @@ class Output:
     name: ClassVar[str] = "output"
     needs: ClassVar[str] = "sys"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Choose a source for each stream."""
         chosen = {
             name: source_of(descriptor, os.environ) for name, descriptor in _DESCRIPTORS.items()
         }
         for name, source in list(chosen.items()):
             if source == "python":
-                chosen[name] = _wrap(agent, name)
+                chosen[name] = _wrap(context, name)
         files = [
             describe_file(name, descriptor, os.environ)
             for name, descriptor in _DESCRIPTORS.items()
             if chosen[name] == "file"
         ]
-        agent.on_recorder(lambda agent: _announce(agent, files))
+        context.on_recorder(lambda context: _announce(context, files))
         words = {"launcher": "rankscope run", "file": "its file, read by the collector"}
         return "; ".join(f"{name}: {words.get(source, source)}" for name, source in chosen.items())
 
@@ -90,36 +88,38 @@ def _is_parents(descriptor: int) -> bool:
         parents = [os.stat(f"/proc/{os.getppid()}/fd/{number}") for number in _DESCRIPTORS.values()]
     except OSError:
         return True
-    return any(os.path.samestat(os.fstat(descriptor), one) for one in parents)
+    return any(os.path.samestat(os.fstat(descriptor), status) for status in parents)
 
 
-def _announce(agent: Agent, files: list[dict[str, Any]]) -> None:
-    """Tell the collector which files it should read for this rank."""
-    assert agent.recorder is not None
-    who = agent.recorder.identity
-    # of a file that all ranks of the node share the first one tells
-    found = [one for one in files if not (one["is_shared"] and who.local_rank)]
-    paths = {one["path"] for one in found}
-    if len(paths) < len(found):  # 2>&1: one file, read once
-        found = found[:1]
+def _announce(context: Context, files: list[dict[str, Any]]) -> None:
+    """Announce to the collector which files it should read for this rank."""
+    assert context.recorder is not None
+    who = context.recorder.identity
+    # a file that all ranks of the node share is announced by the first one
+    announced = [file for file in files if not (file["is_shared"] and who.local_rank)]
+    paths = {file["path"] for file in announced}
+    if len(paths) < len(announced):  # 2>&1: one file, read once
+        announced = announced[:1]
     if path := os.environ.get("NCCL_DEBUG_FILE"):
         path = path.replace("%h", socket.gethostname()).replace("%p", str(who.pid))
-        found.append({
+        announced.append({
             "stream": "stdout", "path": os.path.abspath(path), "offset": 0, "logger": "nccl",
             "is_shared": "%p" not in os.environ["NCCL_DEBUG_FILE"],
         })  # fmt: skip
-    text = json.dumps({"files": found, "error_file": os.environ.get("TORCHELASTIC_ERROR_FILE", "")})
-    path_of_text: Path = agent.recorder.directory / OUTPUTS
+    text = json.dumps(
+        {"files": announced, "error_file": os.environ.get("TORCHELASTIC_ERROR_FILE", "")}
+    )
+    path_of_text: Path = context.recorder.directory / OUTPUTS
     path_of_text.write_text(text)
 
 
-def _wrap(agent: Agent, name: str) -> str:
+def _wrap(context: Context, name: str) -> str:
     """Keep what is written to a stream of Python; the stream itself stays what it is."""
     stream = getattr(sys, name)
     if stream is None or not hasattr(stream, "write"):
         return "none"
     original = stream.write
-    take = Writes(agent, name).take
+    take = Writes(context, name).take
 
     def write(text: Any) -> Any:
         result = original(text)
@@ -127,7 +127,7 @@ def _wrap(agent: Agent, name: str) -> str:
         return result
 
     try:
-        agent.patch(stream, "write", write)
+        context.patch(stream, "write", write)
     except (AttributeError, TypeError):
         return "skipped: this stream cannot be watched"
     return _PYTHON_ONLY
@@ -136,8 +136,8 @@ def _wrap(agent: Agent, name: str) -> str:
 class Writes:
     """Takes the writes of one stream apart into lines and appends them to the journal."""
 
-    def __init__(self, agent: Agent, stream: str) -> None:
-        self._agent = agent
+    def __init__(self, context: Context, stream: str) -> None:
+        self._context = context
         self._stream = stream
         self._index = [str(known) for known in journal.STREAMS].index(stream)
         self._parts: list[str] = []
@@ -147,7 +147,7 @@ class Writes:
     @guarded
     def take(self, text: Any) -> None:
         """Take in one write; what logging or warnings print is in the record already."""
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if recorder is None or getattr(state, "recorded", False) or not isinstance(text, str):
             return
         parts = self._parts
@@ -174,19 +174,13 @@ class Writes:
             recorder.count_drop("too many alike")
             return
         if self._suppressed:
-            self._report(recorder)
+            self._report()
         head = journal.OUTPUT_HEAD.pack(time.time_ns(), recorder.step & 0xFFFFFFFF, self._index)
         if not recorder.journal.append(journal.OUTPUT, head + data):
             recorder.count_drop("journal full")
 
-    def _report(self, recorder: Any) -> None:
+    def _report(self) -> None:
         count, self._suppressed = self._suppressed, 0
-        recorder.record(
-            schema.LogLine(
-                **self._agent.here(),
-                level=30,
-                message=f"suppressed {count:,} lines of {self._stream}: too many at once",
-                stream="agent",
-                fields={"suppressed": str(count)},
-            )
-        )
+        message = f"suppressed {count:,} lines of {self._stream}: too many at once"
+        fields = {"suppressed": str(count)}
+        self._context.log_line(logging.WARNING, message, stream="agent", fields=fields)

@@ -19,14 +19,12 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.collectives.native_waits import native_waits
 from rankscope.rank.steps import BACKWARD
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _CALLS = (  # methods of a process group, of all versions
     "allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced",
@@ -48,8 +46,8 @@ _ELSEWHERE = "the thread waited inside C++, as compiled programs do"
 class StreamWaits:
     """Calls `mark` where a part of the step ends on its stream, True for a wait."""
 
-    def __init__(self, agent: Agent, mark: Callable[[bool], None]) -> None:
-        self._agent, self._mark = agent, mark
+    def __init__(self, context: Context, mark: Callable[[bool], None]) -> None:
+        self._context, self._mark = context, mark
         self._patched: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, what was there
         self._has_functional = False
         self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}  # what was there, and ours for it
@@ -66,8 +64,8 @@ class StreamWaits:
         self._begun_ns = self._seen_ns = self._entered_ns = 0  # of the thread's waiting
 
     def begin_step(self) -> None:
-        """Watch from here on, on the stream of now, if there is anybody to wait for."""
-        recorder, dist = self._agent.recorder, sys.modules.get("torch.distributed")
+        """Watch from here on, on the stream of now, if there are other ranks to wait for."""
+        recorder, dist = self._context.recorder, sys.modules.get("torch.distributed")
         if recorder is None or dist is None or not dist.is_available() or not dist.is_initialized():
             return
         self._begin()
@@ -82,7 +80,7 @@ class StreamWaits:
                 setattr(owner, name, before)
         self._patched.clear()
         self._events.clear()
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if not was_open or recorder is None:
             return NO_GROUP
         if self._is_lost:
@@ -102,8 +100,8 @@ class StreamWaits:
         """Ask the engine to call back when the gradients are done: in the pass's first node."""
         if not self._is_open:
             return
-        nodes = (getattr(one, "grad_fn", None) or getattr(one, "node", None) for one in roots)
-        node = next((one for one in nodes if one is not None), None)
+        nodes = (getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
+        node = next((node for node in nodes if node is not None), None)
         if node is None or _is_autograd_compiled():
             self._is_lost = True
         else:
@@ -119,7 +117,7 @@ class StreamWaits:
             engine.queue_callback(guarded(self._gradients_done))
 
     def _gradients_done(self) -> None:
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if not self._is_open or recorder is None or not recorder.backward.ends_in_wait():
             return
         if self._is_inside or _stream() != self._stream or _is_capturing():
@@ -149,7 +147,7 @@ class StreamWaits:
         if functional is not None and not self._has_functional:
             self._has_functional = True
             original = functional.wait_tensor
-            self._agent.patch(functional, "wait_tensor", self._around(original))
+            self._context.patch(functional, "wait_tensor", self._around(original))
         for name in _CALLS:
             self._put(ProcessGroup, name, self._call)
         self._put(torch.cuda.Stream, "wait_event", self._wait_event)
@@ -168,7 +166,7 @@ class StreamWaits:
     @guarded
     def _enter(self) -> bool:
         """Begin what may let the stream wait; return whether it is to be left again."""
-        clock, recorder = self._agent.clock, self._agent.recorder
+        clock, recorder = self._context.clock, self._context.recorder
         if not self._is_open or self._is_inside or recorder is None:
             return False
         # the engine's threads work while the one that trains is inside the pass
@@ -186,8 +184,8 @@ class StreamWaits:
         self._is_inside = False
         if self._is_marked:
             self._mark(True)
-        if self._agent.recorder is not None:
-            self._seen_ns += self._agent.recorder.thread_blocked_ns - self._entered_ns
+        if self._context.recorder is not None:
+            self._seen_ns += self._context.recorder.thread_blocked_ns - self._entered_ns
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `original`, whose call the stream may wait in."""

@@ -6,38 +6,35 @@ cost. The tuple SOURCES lists them, the cheapest first; the first one that works
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.guard import guarded
-from rankscope.rank.hooks.base import HookSkipped
 from rankscope.rank.hooks.collectives.kernels import Kernels
 from rankscope.rank.hooks.collectives.last_calls import settle_before_destruction
 from rankscope.rank.hooks.collectives.native_waits import patch_native_waits
 from rankscope.rank.hooks.collectives.official import Official
 from rankscope.rank.hooks.collectives.probe import Probe
 
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
-
-class Source(Protocol):
+class CollectiveSource(Protocol):
     """One way to see collectives; the class docstring says what it sees and costs."""
 
     name: ClassVar[str]
     outside_us: ClassVar[float]  # cost of one call outside our own code, in real training
 
     def set_call_sites(self, wanted: bool) -> None:
-        """Say from now on where in the user's code a call stands, or not."""
+        """Record from now on which line of the user's code calls, or not."""
 
     @staticmethod
     def check() -> None:
         """Raise HookSkipped where this source cannot work, with the reason."""
 
-    def install(self, agent: Agent) -> str:
-        """Begin to watch; return in a few words what is used. `agent.undo` takes it out again."""
+    def install(self, context: Context) -> str:
+        """Begin to watch; return in a few words what is used."""
 
 
-SOURCES: tuple[type[Source], ...] = (Probe, Official, Kernels)
+SOURCES: tuple[type[CollectiveSource], ...] = (Probe, Official, Kernels)
 AUTO = "auto"
 
 
@@ -50,7 +47,7 @@ class Collectives:
     def __init__(self) -> None:
         self._installed = False
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Wait for the first process group: torch may not be wholly imported yet."""
         import torch.distributed.distributed_c10d as c10d
 
@@ -62,53 +59,46 @@ class Collectives:
 
         @guarded
         def before(group_size: int, group_rank: int, global_ranks: list[int], *_: Any) -> None:
-            agent.has_group = True
-            self._install_source(agent)
-            if agent.outside is not None:
-                agent.outside.new_group()
+            context.has_group = True
+            self._install_source(context)
+            if context.outside is not None:
+                context.outside.new_group()
             if not global_ranks:  # the default group: now the rank is known in any case
-                agent.world_known(group_rank, group_size)
-                _count_world(agent)
+                context.world_known(group_rank, group_size)
+                _count_world(context)
 
-        agent.patch(c10d, "_new_process_group_helper", new_process_group)
-        settle_before_destruction(agent)
+        context.patch(c10d, "_new_process_group_helper", new_process_group)
+        settle_before_destruction(context)
         if c10d.is_initialized():  # groups are there already: their earlier operations are lost
-            agent.has_group = True
-            self._install_source(agent)
-            agent.on_recorder(_count_world)
-        return agent.sources.get(self.name, "") if self._installed else "waits for a process group"
+            context.has_group = True
+            self._install_source(context)
+            context.on_recorder(_count_world)
+        return (
+            context.sources.get(self.name, "") if self._installed else "waits for a process group"
+        )
 
-    def _install_source(self, agent: Agent) -> None:
+    def _install_source(self, context: Context) -> None:
         if self._installed:
             return
         self._installed = True
         try:
-            chosen, reasons = choose(agent.settings.collectives)
+            chosen, reasons = choose(context.settings.collectives)
             source = chosen()
-            agent.sources[self.name] = f"{source.name}: {_install_apart(source, agent)}"
-            agent.governor.govern(source)
+            with context.within(context.source_scope):
+                patch_native_waits(context)
+                context.sources[self.name] = f"{source.name}: {source.install(context)}"
+            context.govern(source)
         except HookSkipped as skipped:
-            agent.sources[self.name] = f"skipped: {skipped}"
-            agent.on_recorder(lambda recording: recording.describe())  # no group will do it
+            context.sources[self.name] = f"skipped: {skipped}"
+            context.on_recorder(lambda context: context.describe())  # no group will do it
             return
         for name, reason in reasons.items():
-            agent.sources[f"{self.name}/{name}"] = f"skipped: {reason}"
+            context.sources[f"{self.name}/{name}"] = f"skipped: {reason}"
 
 
-def _install_apart(source: Source, agent: Agent) -> str:
-    """Install a source so that it can be taken out alone, by `agent.undo_collectives`."""
-    num_before = len(agent.undo)
-    try:
-        patch_native_waits(agent)
-        return source.install(agent)
-    finally:
-        agent.undo_collectives += agent.undo[num_before:]
-        del agent.undo[num_before:]
-
-
-def _count_world(agent: Agent) -> None:
-    if agent.recorder is not None:
-        agent.recorder.world_made()
+def _count_world(context: Context) -> None:
+    if context.recorder is not None:
+        context.recorder.world_made()
 
 
 def check_name(wanted: str) -> None:
@@ -118,7 +108,7 @@ def check_name(wanted: str) -> None:
         raise ValueError(f"RANKSCOPE_COLLECTIVES={wanted!r}: there are: {', '.join(known)}")
 
 
-def choose(wanted: str) -> tuple[type[Source], dict[str, str]]:
+def choose(wanted: str) -> tuple[type[CollectiveSource], dict[str, str]]:
     """Return the source to use, and for each cheaper one why it is not used.
 
     Raises HookSkipped if none works.

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
+from rankscope.rank.hooks.collectives.outside import Registrations
 
-if TYPE_CHECKING:
-    from rankscope.rank.hooks.collectives.outside import Registrations
-    from rankscope.rank.runtime import Agent
-
-_MOST_WAITING = 1024  # results that nobody waited for are forgotten, the oldest first
+_MOST_WAITING = 1024  # results that no caller waited for are forgotten, the oldest first
 _now = time.monotonic_ns
 WaitEnded = Callable[[int, bool, int, bool], None]  # slot number, on the host, duration, failed
 
@@ -32,7 +30,7 @@ class Results:
         places = self._places
         for tensor in tensors:
             address = tensor.data_ptr()
-            places.pop(address, None)  # so that a new one stands behind older ones
+            places.pop(address, None)  # so that a new one comes after older ones
             places[address] = (number, on_host)
         while len(places) > _MOST_WAITING:
             try:
@@ -46,21 +44,21 @@ class Results:
 
 
 def patch_wait_tensor(
-    agent: Agent, results: Results, wait_ended: WaitEnded, registrations: Registrations
+    context: Context, results: Results, wait_ended: WaitEnded, registrations: Registrations
 ) -> None:
     """Time the operator by a kernel of our own in front of torch's."""
     import torch
 
     packet = getattr(torch.ops._c10d_functional, "wait_tensor", None)
     if packet is None:
-        agent.sources["collectives/wait_tensor"] = "skipped: missing in this version"
+        context.sources["collectives/wait_tensor"] = "skipped: missing in this version"
         return
     redispatch, after = packet.default.redispatch, torch._C.DispatchKey.BackendSelect
     plain = torch.Tensor
 
     @guarded
     def find(tensor: Any) -> tuple[int, bool] | None:
-        # while torch traces a program, a subclass stands for the tensor and has no address
+        # while torch traces a program, a subclass takes the place of the tensor and has no address
         return results.take(tensor) if tensor.__class__ is plain else None
 
     ended = guarded(wait_ended)
@@ -78,4 +76,4 @@ def patch_wait_tensor(
         return result
 
     if not registrations.add("_c10d_functional", "wait_tensor", wait_tensor):
-        agent.sources["collectives/wait_tensor"] = "skipped: watched by another library"
+        context.sources["collectives/wait_tensor"] = "skipped: watched by another library"

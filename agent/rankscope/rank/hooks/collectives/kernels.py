@@ -10,31 +10,28 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rankscope.files import ring
+from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.guard import guarded, guarded_one, guarded_two
-from rankscope.rank.hooks.base import HookSkipped
 from rankscope.rank.hooks.collectives.operators import (
-    MEASURE_EVERY,
     OPERATORS,
     Operator,
     Places,
     places,
 )
 from rankscope.rank.hooks.collectives.outside import Outside, Registrations
-from rankscope.rank.hooks.collectives.watch import Token, Watch, patch_wait
+from rankscope.rank.hooks.collectives.watch import Token, Watch, WatchedSource, patch_wait
+from rankscope.rank.recorder import MEASURE_EVERY
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _DEPTH = 3  # frames of ours above the caller's: issued, the guard, the kernel
 _MAX_KNOWN = 256
 _thread_cpu_ns = time.thread_time_ns
 
 
-class Kernels:
+class Kernels(WatchedSource):
     """Python kernels at the dispatcher: every path, every version, some 20 us a call.
 
     On gloo they leave the dispatcher for thinned steps, which then cost nothing.
@@ -42,14 +39,6 @@ class Kernels:
 
     name: ClassVar[str] = "kernels"
     outside_us: ClassVar[float] = 70.0
-
-    def __init__(self) -> None:
-        self._watch: Watch | None = None
-
-    def set_call_sites(self, wanted: bool) -> None:
-        """Say from now on where in the user's code a call stands, or not."""
-        if self._watch is not None:
-            self._watch.has_call_sites = wanted
 
     @staticmethod
     def check() -> None:
@@ -59,11 +48,11 @@ class Kernels:
         if not hasattr(torch._C, "_dispatch_library"):
             raise HookSkipped("kernels cannot be taken back in this version")
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Register the kernels."""
         import torch
 
-        watch = Watch(agent, "kernel", depth=_DEPTH, has_boxes=True)
+        watch = Watch(context, "kernel", depth=_DEPTH, has_boxes=True)
         self._watch = watch
         registrations = Registrations()
         for operator in OPERATORS:
@@ -72,13 +61,13 @@ class Kernels:
                 continue  # this version of torch does not have it
             kernel = _kernel(operator, packet.default, watch)
             if not registrations.add("c10d", operator.operator, kernel):
-                agent.sources[f"collectives/{operator.operation}"] = (
+                context.sources[f"collectives/{operator.operation}"] = (
                     "skipped: another library watches this operator"
                 )
-        patch_wait(agent, watch, registrations)
+        patch_wait(context, watch, registrations)
         registrations.put_in()
-        agent.undo.append(registrations.take_out)
-        Outside(agent, registrations).install()
+        context.add_undo(registrations.take_out)
+        Outside(context, registrations).install()
         return "kernels at BackendSelect; ends from futures and Work.wait"
 
 
@@ -120,7 +109,7 @@ def _issuer(
     operator: Operator, where: Places, watch: Watch
 ) -> Callable[[tuple[Any, ...]], Token | None]:
     """Return what runs before one operator: it records the call and returns its token."""
-    agent, measure, call_site = watch.agent, watch.measure, watch.call_site
+    context, measure, call_site = watch.context, watch.measure, watch.call_site
     engine_reduces: dict[int, int] = {}  # by group: to ask a boxed ReduceOp runs an interpreter
     unbox_group, reduce_ops = watch.unbox_group, _ReduceOps(where.reduce_at)
     operation = schema.OPERATIONS.index(operator.operation)
@@ -130,7 +119,7 @@ def _issuer(
     results, functional = watch.results, operator.functional
 
     def issued(args: tuple[Any, ...]) -> Token | None:
-        recorder = agent.recorder
+        recorder = context.recorder
         if recorder is None or not recorder.active:
             return None
         group = recorder.group(unbox_group(args[group_at]))
@@ -166,14 +155,14 @@ def _issuer(
 
 
 class _ReduceOps:
-    """Tells the ReduceOp of a call: to ask a boxed one runs an interpreter, 12 us in a cold cache.
+    """Finds the ReduceOp of a call: to ask a boxed one runs an interpreter, 12 us in a cold cache.
 
     torch's own functions pass on what they were given as `op`. So the boxed one is asked once for
     each of these functions and each member of the enum, which never changes.
     """
 
     def __init__(self, at: int) -> None:
-        """`at`: where the ReduceOp stands among the arguments, 0 or less: there is none."""
+        """`at`: position of the ReduceOp among the arguments, 0 or less: there is none."""
         import torch.distributed.distributed_c10d as c10d
 
         self._at = at

@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _now, _cpu = time.monotonic_ns, time.thread_time_ns
 
@@ -23,7 +21,7 @@ _now, _cpu = time.monotonic_ns, time.thread_time_ns
 def native_waits() -> tuple[tuple[Any, str, Any], ...]:
     """Return owner and name of each function that waits so; a version may lack some.
 
-    Behind them stands what it returns where it had nothing to do, None where nothing says so.
+    The third value is what it returns where it had nothing to do, None where nothing says so.
     """
     import torch.distributed as dist
     import torch.futures
@@ -38,22 +36,22 @@ def native_waits() -> tuple[tuple[Any, str, Any], ...]:
     )
 
 
-def patch_native_waits(agent: Agent) -> None:
+def patch_native_waits(context: Context) -> None:
     """Time what waits in C++, as long as collectives are recorded."""
     from torch.nn.parallel import DistributedDataParallel
 
     for owner, name, idle in native_waits():
         original = owner.__dict__.get(name)
         if original is not None:  # else this version does not have it
-            agent.patch(owner, name, _timed(agent, original, idle))
-    _notice_hooks(agent, DistributedDataParallel)
+            context.patch(owner, name, _timed(context, original, idle))
+    _notice_hooks(context, DistributedDataParallel)
 
 
-def _timed(agent: Agent, original: Callable[..., Any], idle: Any) -> Callable[..., Any]:
+def _timed(context: Context, original: Callable[..., Any], idle: Any) -> Callable[..., Any]:
     @guarded
     def ended(began_ns: int, cpu_ns: int, seen_ns: int, head: int) -> None:
-        recorder = agent.recorder
-        if recorder is None or not agent.clock.is_ours():
+        recorder = context.recorder
+        if recorder is None or not context.clock.is_ours():
             return
         waited = _now() - began_ns - (_cpu() - cpu_ns) - (recorder.thread_blocked_ns - seen_ns)
         if waited > 0:  # beside what was seen inside
@@ -63,7 +61,7 @@ def _timed(agent: Agent, original: Callable[..., Any], idle: Any) -> Callable[..
 
     @wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        recorder = agent.recorder
+        recorder = context.recorder
         if recorder is None:
             return original(*args, **kwargs)
         begun = _now(), _cpu(), recorder.thread_blocked_ns, recorder.num_issued
@@ -78,17 +76,17 @@ def _timed(agent: Agent, original: Callable[..., Any], idle: Any) -> Callable[..
     return timed
 
 
-def _notice_hooks(agent: Agent, model: Any) -> None:
+def _notice_hooks(context: Context, model: Any) -> None:
     original = model.register_comm_hook
 
     @guarded
     def noticed(model: Any) -> None:
-        if agent.recorder is not None:
-            agent.recorder.backward.with_hooks.add(model)
+        if context.recorder is not None:
+            context.recorder.backward.with_hooks.add(model)
 
     @wraps(original)
     def register_comm_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         noticed(self)
         return original(self, *args, **kwargs)
 
-    agent.patch(model, "register_comm_hook", register_comm_hook)
+    context.patch(model, "register_comm_hook", register_comm_hook)

@@ -1,6 +1,6 @@
 """The official source: hooks before and after each operation, which torch has since 2.14.
 
-They fire below every caller, in Python or C++, and above the backend. They are told less than the
+They fire below every caller, in Python or C++, and above the backend. They see less than the
 dispatcher: not the reduce op, and `gather` and `gather_into_tensor` are one; 2.14 has but one name
 for all forms of a collective. torch calls the hook after an operation only if that did not raise,
 so a failure shows when the caller hears of it.
@@ -15,19 +15,17 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rankscope.files import ring
+from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.guard import guarded, guarded_one
-from rankscope.rank.hooks.base import HookSkipped
 from rankscope.rank.hooks.collectives.last_calls import at_exit
-from rankscope.rank.hooks.collectives.operators import MEASURE_EVERY, OPERATORS, Operator
+from rankscope.rank.hooks.collectives.operators import OPERATORS, Operator
 from rankscope.rank.hooks.collectives.outside import Registrations
-from rankscope.rank.hooks.collectives.watch import Token, Watch, patch_wait
+from rankscope.rank.hooks.collectives.watch import Token, Watch, WatchedSource, patch_wait
+from rankscope.rank.recorder import MEASURE_EVERY
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 HOOK_ID = 0x52534B50  # "RSKP"; hooks of others keep their own numbers
 _ERROR_LOGGER = "c10d-NullHandler-default"  # torch logs there what a torch.distributed call raised
@@ -63,19 +61,11 @@ Issue = Callable[..., Token]
 Row = tuple[Operator, int, Issue]
 
 
-class Official:
+class Official(WatchedSource):
     """Hooks of the process group (PyTorch 2.14 and later): every path, some 5 us a call."""
 
     name: ClassVar[str] = "official"
     outside_us: ClassVar[float] = 5.0
-
-    def __init__(self) -> None:
-        self._watch: Watch | None = None
-
-    def set_call_sites(self, wanted: bool) -> None:
-        """Say from now on where in the user's code a call stands, or not."""
-        if self._watch is not None:
-            self._watch.has_call_sites = wanted
 
     @staticmethod
     def check() -> None:
@@ -85,12 +75,12 @@ class Official:
         if not hasattr(ProcessGroup, "register_pre_hook"):
             raise HookSkipped("this PyTorch has no hooks of process groups (2.14 and later do)")
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Hook the groups that are there, and each new one as torch registers it."""
         import torch.distributed.distributed_c10d as module
 
         c10d: Any = module  # of its private names, older versions lack some
-        watch = self._watch = Watch(agent, "official hook", depth=2)  # before, the guard
+        watch = self._watch = Watch(context, "official hook", depth=2)  # before, the guard
         hooks = _Hooks(watch)
         original = c10d._register_process_group
 
@@ -100,26 +90,26 @@ class Official:
             return result
 
         attach = guarded(hooks.attach)
-        agent.patch(c10d, "_register_process_group", register_process_group)
+        context.patch(c10d, "_register_process_group", register_process_group)
         for group, name in list(c10d._world.pg_names.items()):
             attach(group, name)
-        agent.undo.append(hooks.detach)
+        context.add_undo(hooks.detach)
         at_exit(guarded(hooks.detach))
         handler = _Errors(hooks)
         logger = logging.getLogger(_ERROR_LOGGER)
         logger.addHandler(handler)
-        agent.undo.append(lambda: logger.removeHandler(handler))
+        context.add_undo(lambda: logger.removeHandler(handler))
         registrations = Registrations()
-        patch_wait(agent, watch, registrations)
+        patch_wait(context, watch, registrations)
         registrations.put_in()
-        agent.undo.append(registrations.take_out)
+        context.add_undo(registrations.take_out)
         return "official hooks; ends from futures and waits; reduce op not known"
 
 
 class _Hooks:
     """The hooks of all groups of this process, and the calls that have not come back yet.
 
-    They must be out before the interpreter goes. torch keeps groups that no script destroys until
+    They must be out before the interpreter ends. torch keeps groups that no script destroys until
     the C++ runtime ends, and lets go of their hooks then, for which it takes the interpreter lock
     that is no more: the process dies of SIGSEGV (PyTorch 2.14 to 2.15).
     """
@@ -153,14 +143,14 @@ class _Hooks:
             self._watch.failed(opened[2])
 
     def _before(self, reference: weakref.ref[Any]) -> Callable[[Any], None]:
-        agent, watch, rows, calls_open = self._watch.agent, self._watch, self._rows, self._open
+        context, watch, rows, calls_open = self._watch.context, self._watch, self._rows, self._open
         measure, results, calls = watch.measure, watch.results, self._calls
         call_site = watch.call_site
         get_ident = threading.get_ident
 
         def before(event: Any) -> None:
             began = _thread_cpu_ns() if next(calls) % MEASURE_EVERY == 0 else 0
-            recorder, row = agent.recorder, rows.get(int(event.name))
+            recorder, row = context.recorder, rows.get(int(event.name))
             group = reference()
             if recorder is None or not recorder.active or row is None or group is None:
                 return

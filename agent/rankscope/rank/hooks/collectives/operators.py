@@ -7,10 +7,6 @@ from typing import Any
 
 from rankscope.wire import schema
 
-# Calls between two readings of our own CPU time: a prime, so that the calls measured fall on
-# recorded and on thinned steps alike, whatever number of them a step has.
-MEASURE_EVERY = 17
-
 
 @dataclass(frozen=True)
 class Operator:
@@ -22,7 +18,7 @@ class Operator:
     peer_at: int = -1  # position of the root or peer, a rank of the group
     has_future: bool = True  # gloo has none for some; then the end is Work.wait's
     functional: bool = False  # functional collectives come this way: wait_tensor waits for them
-    one_way: str = ""  # "in": only the root (or nobody) hands in; "out": the same for the result
+    one_way: str = ""  # "in": only the root (or no rank) hands in; "out": the same for the result
 
     @property
     def is_p2p(self) -> bool:

@@ -20,15 +20,13 @@ import weakref
 from collections.abc import Callable
 from functools import partial, wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from rankscope.rank.context import Context
 from rankscope.rank.group import backend_of
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.collectives.standing import Standing
-
-if TYPE_CHECKING:
-    from rankscope.rank.recorder import Recorder
-    from rankscope.rank.runtime import Agent
+from rankscope.rank.recorder import Recorder
 
 DISPATCH_KEY = "BackendSelect"
 _SOURCE = "collectives/thinned steps"
@@ -97,14 +95,14 @@ def _is_taken(namespace: str, name: str) -> bool:
 class Outside:
     """Takes the kernels out for thinned steps and puts them in again; one for each source."""
 
-    def __init__(self, agent: Agent, registrations: Registrations) -> None:
+    def __init__(self, context: Context, registrations: Registrations) -> None:
         import torch
         import torch.distributed.distributed_c10d as c10d
 
         self.stays = ""  # why the kernels stay in for good; empty: they may go out
         self._num_breaks = 0
         self.num_unsafe = 0  # steps that began while another thread was inside torch
-        self._agent = agent
+        self._context = context
         self._registrations = registrations
         self._known_groups: Callable[[], dict[Any, Any]] = lambda: c10d._world.pg_map
         self._torch = torch.__path__[0] + os.sep
@@ -113,7 +111,7 @@ class Outside:
         self._begun = _Numbers()  # counters when the step began, while out
         self._compared: _Pairs | None = None  # (counter, issued), while in
         self._is_forked = False  # since they went out
-        self._standing = Standing(agent, self._torch, self.moved)
+        self._standing = Standing(context, self._torch, self.moved)
         os.register_at_fork(after_in_child=self._forked)
 
     def install(self) -> None:
@@ -123,10 +121,12 @@ class Outside:
         for name in _ASIDE:
             original = getattr(ProcessGroup, name, None)
             if original is not None:
-                self._agent.patch(ProcessGroup, name, self._aside(original, "barrier" not in name))
-        self._agent.outside = self
-        self._agent.before_exit.append(self._standing.stop)
-        self._agent.undo.append(self._close)
+                self._context.patch(
+                    ProcessGroup, name, self._aside(original, "barrier" not in name)
+                )
+        self._context.outside = self
+        self._context.before_exit.append(self._standing.stop)
+        self._context.add_undo(self._close)
 
     @property
     def is_out(self) -> bool:
@@ -138,7 +138,7 @@ class Outside:
     @guarded
     def at_boundary(self) -> None:
         """A step begins: see that the kernels are where it needs them."""
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if recorder is None or not recorder.active or recorder.step == self._step:
             return
         self._step = recorder.step
@@ -157,7 +157,7 @@ class Outside:
     @guarded
     def new_group(self) -> None:
         """A process group is about to be made: its ranks call more than a step does."""
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if not self.is_out:
             return
         if recorder is None or self._is_forked:  # nothing was recorded that would have to go on
@@ -192,7 +192,7 @@ class Outside:
         self._step_begins()
         self._standing.start()
         recorder.costs.add_switch(_thread_cpu_ns() - began)
-        self._tell(_OUT)
+        self._report(_OUT)
 
     def _end_break(self, recorder: Recorder) -> None:
         began = _thread_cpu_ns()
@@ -202,7 +202,7 @@ class Outside:
         self._compared = _Pairs(self._read(recorder))
         recorder.costs.add_switch(_thread_cpu_ns() - began)
         if self.stays:
-            self._tell(f"kernels stay in: {self.stays}")
+            self._report(f"kernels stay in: {self.stays}")
 
     def _come_in(self, recorder: Recorder) -> bool:
         """Put the kernels in unless another thread may be in a collective; return if they are."""
@@ -220,7 +220,7 @@ class Outside:
                 continue
             issued = counter - self._offsets.get(group, 0)
             if issued or recorder.has_group(group):
-                recorder.group(group).go_on_after(issued)
+                recorder.group(group).continue_after(issued)
 
     def _end_count(self, recorder: Recorder) -> None:
         self._standing.end()
@@ -231,7 +231,7 @@ class Outside:
     def _step_begins(self) -> None:
         """Count from here."""
         self._standing.end()
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if self._begun and recorder is not None:
             recorder.num_outside += self._num_calls()
         counters = {group: _counter_of(group) for group in self._known_groups()}
@@ -280,19 +280,19 @@ class Outside:
         if not self.stays:
             self.stays = reason
             if not self.is_out:
-                self._tell(f"kernels stay in: {reason}")
+                self._report(f"kernels stay in: {reason}")
 
-    def _tell(self, words: str) -> None:
-        if self._agent.sources.get(_SOURCE) != words:
-            self._agent.sources[_SOURCE] = words
-            self._agent.describe()
+    def _report(self, words: str) -> None:
+        if self._context.sources.get(_SOURCE) != words:
+            self._context.sources[_SOURCE] = words
+            self._context.describe()
 
     def _is_safe(self) -> bool:
         """Return whether no other thread can be inside a collective: then kernels may move."""
-        mine, engine = threading.get_ident(), self._agent.engine_code
-        callers = self._agent.recorder.callers if self._agent.recorder is not None else ()
+        mine, engine = threading.get_ident(), self._context.engine_code
+        callers = self._context.recorder.callers if self._context.recorder is not None else ()
         # the engine's own threads may work while a hook of the user runs in this one
-        is_safe = mine == self._agent.clock.thread and not any(
+        is_safe = mine == self._context.clock.thread and not any(
             frame.f_code is engine for frame in _above(sys._getframe(1))
         )
         others = sys._current_frames()
@@ -303,7 +303,7 @@ class Outside:
         if not is_safe:
             self.num_unsafe += 1
             if self.num_unsafe.bit_count() == 1:  # 1, 2, 4, 8 ... times
-                self._tell(f"another thread was inside torch as {self.num_unsafe} steps began")
+                self._report(f"another thread was inside torch as {self.num_unsafe} steps began")
         return is_safe
 
     def _is_in_torch(self, frame: FrameType) -> bool:
@@ -342,9 +342,9 @@ class Outside:
     # --- ends --------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._agent.outside = None
+        self._context.outside = None
         self._standing.stop()
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         if self.is_out and recorder is not None:
             self._go_on(recorder)
             self._end_count(recorder)

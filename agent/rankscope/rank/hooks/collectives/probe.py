@@ -8,21 +8,18 @@ import importlib.machinery
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rankscope.files import ring
 from rankscope.files.run_directory import COLLECTIVES_RING
 from rankscope.native.binaries import unsupported
 from rankscope.native.probe import build, installed, ready
+from rankscope.rank.context import Context, HookSkipped
 from rankscope.rank.guard import guarded
-from rankscope.rank.hooks.base import HookSkipped
 from rankscope.rank.hooks.collectives.last_calls import drain
 from rankscope.rank.hooks.collectives.operators import OPERATORS, Operator, places
 from rankscope.rank.hooks.collectives.watch import not_the_user
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 LAYOUT = " ".join(f"{name}:{code}" for name, _, code in ring.COLLECTIVE_FIELDS)
 # In the order of `Constants` in probe.cpp.
@@ -38,13 +35,6 @@ CONSTANTS: tuple[int, ...] = (
     schema.ENDED_BY.index("wait"), schema.ENDED_BY.index("error"),
     len(schema.REDUCE_OPS),
 )  # fmt: skip
-# torch's C++ names of the dtypes that the wire knows
-_SCALAR_TYPES = {
-    "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64",
-    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
-    "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
-    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
-}  # fmt: skip
 
 
 class Probe:
@@ -57,7 +47,7 @@ class Probe:
         self._module: Any = None
 
     def set_call_sites(self, wanted: bool) -> None:
-        """Say from now on where a call stands, or not: to find it takes the interpreter lock."""
+        """Record from now on which line calls, or not: to find it takes the interpreter lock."""
         if self._module is not None:
             self._module.set_call_sites(wanted)
 
@@ -76,13 +66,13 @@ class Probe:
                 raise HookSkipped(f"another library watches {name}")
         load()
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Load the probe now; it begins when the ring is there to write to."""
         loaded = load()
         self._module = loaded.module
         if loaded.not_ready:
-            agent.sources["collectives/ready-made"] = f"skipped: {loaded.not_ready}"
-        agent.on_recorder(lambda _: _start(agent, loaded.module))
+            context.sources["collectives/ready-made"] = f"skipped: {loaded.not_ready}"
+        context.on_recorder(lambda _: _start(context, loaded.module))
         return f"{loaded.origin}; C++ kernels at BackendSelect, ends from futures and waits"
 
 
@@ -153,7 +143,7 @@ def _misfit(module: Any, torch: installed.Torch) -> str:
         return "this build of PyTorch lays out tensors in another way"
     work = Work()
     owners = [module.num_owners(work)]
-    boxed = work.boxed()  # owns it too, until it goes
+    boxed = work.boxed()  # owns it too, until it is deleted
     owners.append(module.num_owners(work))
     del boxed
     owners.append(module.num_owners(work))
@@ -178,11 +168,11 @@ def _recursion_at(module: Any) -> int:
     return 4 * found[0] if len(found) == 1 else -1
 
 
-def _start(agent: Agent, module: Any) -> None:
+def _start(context: Context, module: Any) -> None:
     """Give the probe the ring and its three questions, and let it replace Work.wait."""
     from torch._C._distributed_c10d import Work, _resolve_process_group
 
-    recorder = agent.recorder
+    recorder = context.recorder
     assert recorder is not None
     prefixes = not_the_user()
     resolve: Any = _resolve_process_group
@@ -205,21 +195,19 @@ def _start(agent: Agent, module: Any) -> None:
         str(recorder.directory / COLLECTIVES_RING),
         LAYOUT,
         CONSTANTS,
-        {name: schema.DTYPES.index(dtype) for name, dtype in _SCALAR_TYPES.items()},
+        {name: schema.DTYPES.index(dtype) for name, dtype in schema.C10_DTYPES.items()},
         recorder.identity.rank,
         _recursion_at(module),
         define_group,
         is_inside,
         name_place,
-        agent.engine_code,
+        context.engine_code,
     )
     wait = module.start(_rows(), Work)
-    agent.before_exit.append(guarded(lambda: drain(module.ends_expected)))
-    num_before = len(agent.undo)
-    agent.undo.append(module.stop)
-    agent.patch(Work, "wait", wait)
-    agent.undo_collectives += agent.undo[num_before:]  # whenever the recorder opened
-    del agent.undo[num_before:]
+    context.before_exit.append(guarded(lambda: drain(module.ends_expected)))
+    with context.within(context.source_scope):  # whenever the recorder opened
+        context.add_undo(module.stop)
+        context.patch(Work, "wait", wait)
 
 
 def _rows() -> list[tuple[Any, ...]]:

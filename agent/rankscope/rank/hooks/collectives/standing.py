@@ -1,4 +1,4 @@
-"""Where a rank stands while its kernels are out: a thread of ours says so, should it stand still.
+"""Where a rank waits while its kernels are out: a thread of ours records it, if it is stuck.
 
 It looks once a second and writes nothing unless the training thread has been waiting in the same
 step for some time. A rank that waits publishes its last collective as open, so that the ranks that
@@ -14,22 +14,20 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankscope.rank.context import Context
+from rankscope.rank.group import Group
 from rankscope.rank.guard import guarded
-from rankscope.rank.origins import file_of
+from rankscope.rank.patches import file_of
+from rankscope.rank.recorder import Recorder
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.group import Group
-    from rankscope.rank.recorder import Recorder
-    from rankscope.rank.runtime import Agent
 
 LOOK_SECONDS = 1.0
 STILL_SECONDS = 2.0  # a step that takes longer is looked at
 _BUSY = 0.5  # share of the time: who computes more than that does not wait
 _FLAGS = schema.FLAG_THINNED
-_NOBODY = schema.ISSUED_BY.index("")  # only that there was a call is known
+_NO_SOURCE = schema.ISSUED_BY.index("")  # only that there was a call is known
 _UNKNOWN = schema.OPERATIONS.index("other")
 _C10D = "distributed/distributed_c10d.py"
 # the innermost file of a thread that waits for a collective
@@ -49,10 +47,10 @@ class Standing:
     """Slots in the ring for what the training thread waits in; one for each Outside."""
 
     def __init__(
-        self, agent: Agent, torch_folder: str, moved: Callable[[], list[tuple[Any, int]]]
+        self, context: Context, torch_folder: str, moved: Callable[[], list[tuple[Any, int]]]
     ) -> None:
         self.thread: int | None = None  # its identity, while it runs
-        self._agent = agent
+        self._context = context
         self._c10d = torch_folder + _C10D
         self._waits = {_OURS, *(torch_folder + name for name in _WAITS)}
         self._moved = moved
@@ -90,7 +88,7 @@ class Standing:
     def end(self) -> None:
         """A step begins or ends: nothing of the one before is open."""
         self._began, self._before = time.monotonic(), None
-        recorder = self._agent.recorder
+        recorder = self._context.recorder
         while self._open and recorder is not None:
             _, (_, number) = self._open.popitem()
             recorder.ended(number, 0, 0)
@@ -101,11 +99,11 @@ class Standing:
 
     @guarded
     def _look(self) -> None:
-        recorder, outside = self._agent.recorder, self._agent.outside
+        recorder, outside = self._context.recorder, self._context.outside
         if recorder is None or outside is None or not outside.is_out:
             return
         now = time.monotonic()
-        clock = self._agent.clock
+        clock = self._context.clock
         frame = sys._current_frames().get(clock.thread)
         if frame is None:  # the thread has ended, and its clock of CPU time with it
             return
@@ -124,7 +122,7 @@ class Standing:
             self.end()
 
     def _is_waiting(self, frame: FrameType) -> bool:
-        return frame.f_code is self._agent.engine_code or file_of(frame.f_code) in self._waits
+        return frame.f_code is self._context.engine_code or file_of(frame.f_code) in self._waits
 
     def _call(self, frame: FrameType | None) -> tuple[Any, int]:
         """Return (group, operation) of the call of torch.distributed that a thread is in."""
@@ -151,7 +149,7 @@ class Standing:
         for name, (group, sequence) in groups.items():
             if name not in self._open:
                 number = recorder.issued(
-                    operation, group, sequence, 0, 0, 0, 0, -1, 0, _FLAGS, 0, _NOBODY
+                    operation, group, sequence, 0, 0, 0, 0, -1, 0, _FLAGS, 0, _NO_SOURCE
                 )
                 recorder.num_outside -= 1  # it counts already
                 self._open[name] = (sequence, number)

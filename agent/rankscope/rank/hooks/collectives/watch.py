@@ -1,8 +1,8 @@
 """What the sources of collectives that are written in Python have in common.
 
-How a call is measured, where in the user's code it stands, and how its end is seen: from the
+How a call is measured, from which line of the user's code, and how its end is seen: from the
 future of the work where the backend has one, else from `Work.wait`, which is patched on its class
-and also tells exposed waiting.
+and also shows exposed waiting.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from rankscope.rank.context import Context, HookSkipped
+from rankscope.rank.group import Group
 from rankscope.rank.guard import guarded, guarded_two
-from rankscope.rank.hooks.base import HookSkipped
 from rankscope.rank.hooks.collectives.functional import Results, patch_wait_tensor
 from rankscope.rank.hooks.collectives.last_calls import drain
 from rankscope.rank.hooks.collectives.operators import Operator
+from rankscope.rank.hooks.collectives.outside import Registrations
+from rankscope.rank.recorder import Recorder
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.group import Group
-    from rankscope.rank.hooks.collectives.outside import Registrations
-    from rankscope.rank.recorder import Recorder
-    from rankscope.rank.runtime import Agent
 
 _MAX_FRAMES = 40
 _MAX_THREADS = 64
@@ -42,11 +39,22 @@ Waiting: TypeAlias = tuple[Any, int, bool]  # a work, its slot number, on the ho
 Measured: TypeAlias = tuple[int, int, int, bool]  # bytes, tensors, dtype of the first, on the CPU
 
 
+class WatchedSource:
+    """What the sources in Python share; `_watch` is there once they are installed."""
+
+    _watch: Watch | None = None
+
+    def set_call_sites(self, wanted: bool) -> None:
+        """Record from now on which line of the user's code calls, or not."""
+        if self._watch is not None:
+            self._watch.has_call_sites = wanted
+
+
 class Watch:
     """The two ends of every call, and the works whose wait is still to come."""
 
     def __init__(
-        self, agent: Agent, issued_by: str, depth: int, *, has_boxes: bool = False
+        self, context: Context, issued_by: str, depth: int, *, has_boxes: bool = False
     ) -> None:
         """Make it for one source; `depth` frames of ours stand above `issuer`'s caller.
 
@@ -55,7 +63,7 @@ class Watch:
         import torch
         from torch._C._distributed_c10d import ProcessGroup, Work
 
-        self.agent = agent
+        self.context = context
         self.unbox_group = ProcessGroup.unbox
         self._unbox_work = Work.unbox if has_boxes else None
         self.work_class = Work
@@ -67,7 +75,7 @@ class Watch:
         self._issued_by = schema.ISSUED_BY.index(issued_by)
         self._dtypes = dtype_numbers()
         self._tensor = torch.Tensor
-        # by id: the hash of a code object goes through all of it. The code is kept for its id
+        # by id: the hash of a code object reads all of it. The code is kept for its id
         self._inside_torch: dict[int, tuple[bool, Any]] = {}
         self._not_the_user = not_the_user()
         # works whose wait is still to come: the latest of each thread, which must live until its
@@ -76,14 +84,14 @@ class Watch:
         self._waiting: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
         self.results = Results()
         self._calling: set[int] = set()  # slots whose future has not called back yet
-        agent.before_exit.append(guarded(self._drain))
+        context.before_exit.append(guarded(self._drain))
         # a child that let go of the parent's work would wait for the parent's threads for ever
         os.register_at_fork(before=self._let_go)
 
     def cost(self, cpu_ns: int) -> None:
         """Add what recording one collective took of this thread's CPU."""
-        if self.agent.recorder is not None:
-            self.agent.recorder.costs.add_call(cpu_ns)
+        if self.context.recorder is not None:
+            self.context.recorder.costs.add_call(cpu_ns)
 
     def issuer(self, operator: Operator, *, knows_async: bool) -> Callable[..., Token]:
         """Return what writes the slot of one operator's call; `peer` is a rank of the group."""
@@ -137,7 +145,7 @@ class Watch:
     def returned(self, token: Token, work: Any) -> None:
         """Note that the call came back, and arrange that the end of `work` is seen."""
         number, by_engine, on_host, needs_future = token
-        recorder = self.agent.recorder
+        recorder = self.context.recorder
         assert recorder is not None
         recorder.returned(number)  # first: the callback below may run at once
         if by_engine and not needs_future:
@@ -171,7 +179,7 @@ class Watch:
         drain(lambda: len(self._calling))
 
     def _failed(self, token: Token) -> None:
-        recorder = self.agent.recorder
+        recorder = self.context.recorder
         if recorder is not None:
             recorder.failed(token[0])
 
@@ -191,8 +199,8 @@ class Watch:
         self._wait_ended(work, began_ns, failed=True)
 
     def _wait_ended(self, work: Any, began_ns: int, failed: bool = False) -> None:
-        thread, agent = get_ident(), self.agent
-        latest, recorder = self._latest.get(thread), agent.recorder
+        thread, context = get_ident(), self.context
+        latest, recorder = self._latest.get(thread), context.recorder
         if latest is not None and latest[0] is work:
             # a work holds its group, sockets and all, after its destruction
             self._latest.pop(thread, None)
@@ -200,7 +208,7 @@ class Watch:
             latest = self._waited_late(work, thread)
         if recorder is None:
             return
-        duration, in_training = _now() - began_ns, thread == agent.clock.thread
+        duration, in_training = _now() - began_ns, thread == context.clock.thread
         if latest is not None:
             _, number, on_host = latest
             if failed:
@@ -224,13 +232,13 @@ class Watch:
 
     def waited(self, number: int, on_host: bool, duration: int, failed: bool) -> None:
         """Note that this thread was blocked in a wait for so many ns, until the end came."""
-        recorder = self.agent.recorder
+        recorder = self.context.recorder
         if recorder is None:
             return
         if failed:
             recorder.failed(number)
         is_end = on_host and not failed  # as in `_wait_ended`
-        recorder.waited(number, duration, is_end, get_ident() == self.agent.clock.thread)
+        recorder.waited(number, duration, is_end, get_ident() == self.context.clock.thread)
 
     def measure(self, tensors: Any) -> Measured:
         """Return (bytes, number of tensors, dtype of the first, on the CPU) of nested lists."""
@@ -255,7 +263,7 @@ class Watch:
         recorded whole has no call sites.
         """
         wants_site = is_whole and self.has_call_sites
-        engine = self.agent.engine_code
+        engine = self.context.engine_code
         if not wants_site and engine is None:
             return 0, False
         try:
@@ -310,7 +318,7 @@ def dtype_numbers() -> dict[Any, int]:
     }
 
 
-def patch_wait(agent: Agent, watch: Watch, registrations: Registrations) -> None:
+def patch_wait(context: Context, watch: Watch, registrations: Registrations) -> None:
     """Time Work.wait on its class, and what functional collectives have instead.
 
     From __dict__: a bound original would break the method.
@@ -331,5 +339,5 @@ def patch_wait(agent: Agent, watch: Watch, registrations: Registrations) -> None
         return result
 
     wait.__doc__ = original.__doc__
-    agent.patch(watch.work_class, "wait", wait)
-    patch_wait_tensor(agent, watch.results, watch.waited, registrations)
+    context.patch(watch.work_class, "wait", wait)
+    patch_wait_tensor(context, watch.results, watch.waited, registrations)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rankscope.rank.events import listen
+from rankscope.rank.context import Context
 from rankscope.rank.steps import EndedStep
 from rankscope.wire import formulas
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _MAX_TENSORS = 16  # of one batch that are looked at
 _MAX_DEPTH = 3
@@ -22,19 +19,19 @@ class Batches:
     name: ClassVar[str] = "batches"
     needs: ClassVar[str] = "torch.utils.data.dataloader"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Listen to data loaders: a batch counts once a backward pass follows it."""
         import torch
 
         self._is_grad_enabled = torch.is_grad_enabled
-        self._agent = agent
+        self._context = context
         self._latest: tuple[int, int] | None = None  # samples and tokens of the last batch
         self._ahead: tuple[int, int] | None = None  # of one before it: a loader may fetch one early
         self._samples = self._tokens = 0
         self._of_step = 0  # what these two are of
-        listen(agent, "batch", self._batch)
-        listen(agent, "backward", self._backward)
-        listen(agent, "step", self._step, sampled=True)
+        context.listen("batch", self._batch)
+        context.listen("backward", self._backward)
+        context.listen("step", self._step, sampled=True)
         return "shapes of the batches of data loaders"
 
     def _batch(self, item: Any) -> None:
@@ -45,8 +42,8 @@ class Batches:
     def _backward(self, roots: Any) -> None:
         size = self._latest or self._ahead
         if size is not None:
-            if self._of_step != self._agent.clock.step:
-                self._of_step = self._agent.clock.step
+            if self._of_step != self._context.clock.step:
+                self._of_step = self._context.clock.step
                 self._samples = self._tokens = 0
             self._samples += size[0]
             self._tokens += size[1]
@@ -54,22 +51,22 @@ class Batches:
 
     def _step(self, ended: EndedStep) -> None:
         samples, tokens = self._samples, self._tokens
-        sheet = self._agent.sheet
+        metrics = self._context.metrics
         if self._of_step != ended.step or not samples or not ended.duration_ns:
             return
         seconds = ended.duration_ns / 1e9
-        sheet.put("samples", samples)
-        sheet.put("samples_per_second", samples / seconds)
+        metrics.put("samples", samples)
+        metrics.put("samples_per_second", samples / seconds)
         if not tokens:
             return
-        sheet.put("tokens", tokens)
-        sheet.put("tokens_per_second", tokens / seconds)
-        if sheet.num_parameters:
-            flops = formulas.training_flops(sheet.num_parameters, tokens)
-            sheet.put("model_flops_per_second", flops / seconds)
-            peak = self._agent.settings.peak_flops
+        metrics.put("tokens", tokens)
+        metrics.put("tokens_per_second", tokens / seconds)
+        if metrics.num_parameters:
+            flops = formulas.training_flops(metrics.num_parameters, tokens)
+            metrics.put("model_flops_per_second", flops / seconds)
+            peak = self._context.settings.peak_flops
             if peak > 0:
-                sheet.put("mfu_ratio", flops / seconds / peak)
+                metrics.put("mfu_ratio", flops / seconds / peak)
 
 
 def size_of(batch: Any) -> tuple[int, int] | None:

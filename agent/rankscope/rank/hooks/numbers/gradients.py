@@ -1,6 +1,6 @@
 """Norms of the gradients: of this rank alone before DDP reduces them, and of the reduced ones.
 
-Sampled on the steps of a grid. A hook on each parameter sees its gradient before DDP's own hook
+Sampled by a schedule. A hook on each parameter sees its gradient before DDP's own hook
 takes it away; the hooks are there for sampled steps only. Gradients of FSDP and DTensor are
 reduced elsewhere: of them the norm of this rank's shard is recorded, and no local one.
 """
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rankscope.rank.events import listen
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
-from rankscope.rank.sampling_schedule import Grid
 from rankscope.rank.steps import EndedStep
 
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
-
 _EVERY = 16  # steps, to begin with
+_BUDGET_SHARE = 0.25
 
 
 class Gradients:
@@ -28,38 +25,37 @@ class Gradients:
     name: ClassVar[str] = "gradients"
     needs: ClassVar[str] = "torch.optim.optimizer"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Listen to backward passes and optimizers."""
         import torch
 
-        self._agent, self._torch = agent, torch
-        grid = Grid(_EVERY, agent.settings.numbers_budget_ratio / 4)
-        self._grid = agent.grids.setdefault(self.name, grid)  # what it learnt stays known
+        self._context, self._torch = context, torch
+        self._schedule = context.schedule(self.name, _EVERY, _BUDGET_SHARE)
         self._handles: list[Any] = []
         self._norms: dict[int, Any] = {}
         self._cost_ns = 0
         self._is_scaled = False  # the local gradients of this step bear a gradient scaler's factor
         self._step = 0  # the last one that was sampled
-        listen(agent, "scaled", self._scaled)
-        listen(agent, "backward", self._backward, sampled=True)
-        listen(agent, "optimizer", self._optimizer, sampled=True)
-        listen(agent, "step", self._ended, sampled=True)
-        agent.undo.append(self._remove)
+        context.listen("scaled", self._scaled)
+        context.listen("backward", self._backward, sampled=True)
+        context.listen("optimizer", self._optimizer, sampled=True)
+        context.listen("step", self._ended, sampled=True)
+        context.add_undo(self._remove)
         return f"each {_EVERY}th step, less often where that costs too much"
 
     def _scaled(self, outputs: Any) -> None:
         self._is_scaled = True
 
     def _backward(self, roots: Any) -> None:
-        if not self._grid.wants(self._agent.clock.step) or self._handles:
+        if not self._schedule.wants(self._context.clock.step) or self._handles:
             return
         began = time.thread_time_ns()
         seen = guarded(self._seen)
-        for model in self._agent.replicated:
+        for model in self._context.replicated:
             if model.process_group.size() > 1:
-                for one in model.parameters():
-                    if one.requires_grad:
-                        self._handles.append(one.register_post_accumulate_grad_hook(seen))
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        self._handles.append(parameter.register_post_accumulate_grad_hook(seen))
         self._cost_ns += time.thread_time_ns() - began
 
     def _seen(self, parameter: Any) -> None:
@@ -74,29 +70,29 @@ class Gradients:
         self._cost_ns += time.thread_time_ns() - began
 
     def _optimizer(self, optimizer: Any) -> None:
-        step = self._agent.clock.step
-        if not self._grid.wants(step) or step == self._step:
+        step = self._context.clock.step
+        if not self._schedule.wants(step) or step == self._step:
             return
         self._step = step
         began = time.thread_time_ns()
-        sheet = self._agent.sheet
+        metrics = self._context.metrics
         local = self._total(list(self._norms.values()))
         if local is not None and not self._is_scaled:
-            sheet.put_tensor("gradient_norm_local", local)
+            metrics.put_tensor("gradient_norm_local", local)
         elif local is not None:  # the factor is not known here, and does not matter for this:
-            sheet.put_tensor("gradient_local_nonfinite", local, _is_nonfinite)
-        reduced = sheet.clipped
+            metrics.put_tensor("gradient_local_nonfinite", local, _is_nonfinite)
+        reduced = metrics.clipped
         if reduced is None and getattr(optimizer, "grad_scale", None) is None:
             reduced = self._total(self._norms_of(optimizer))
         if reduced is not None:
-            sheet.put_tensor("gradient_norm", reduced)
+            metrics.put_tensor("gradient_norm", reduced)
         self._cost_ns += time.thread_time_ns() - began
 
     def _ended(self, ended: EndedStep) -> None:
         self._is_scaled = False
         if self._cost_ns:
             self._remove()
-            self._grid.spent(self._cost_ns, self._agent.sheet.step_ns)
+            self._schedule.spent(self._cost_ns, self._context.metrics.step_ns)
             self._cost_ns = 0
 
     def _remove(self) -> None:
@@ -108,12 +104,12 @@ class Gradients:
     def _norms_of(self, optimizer: Any) -> list[Any]:
         """Return the norm of each gradient of an optimizer, of its shard if it is distributed."""
         gradients = [
-            getattr(one.grad, "_local_tensor", one.grad).detach()
+            getattr(parameter.grad, "_local_tensor", parameter.grad).detach()
             for group in optimizer.param_groups
-            for one in group["params"]
-            if one.grad is not None and one.grad.layout is self._torch.strided
+            for parameter in group["params"]
+            if parameter.grad is not None and parameter.grad.layout is self._torch.strided
         ]
-        return [self._norm(one) for one in gradients if one.numel()]
+        return [self._norm(gradient) for gradient in gradients if gradient.numel()]
 
     def _norm(self, tensor: Any) -> Any:
         # accumulated in float32 at least, without a copy of the tensor
@@ -122,9 +118,9 @@ class Gradients:
         return self._torch.linalg.vector_norm(tensor)
 
     def _total(self, norms: list[Any]) -> Any:
-        if not norms or len({one.device for one in norms}) > 1:
+        if not norms or len({norm.device for norm in norms}) > 1:
             return None
-        return self._norm(self._torch.stack([one.float() for one in norms]))
+        return self._norm(self._torch.stack([norm.float() for norm in norms]))
 
 
 class Clipping:
@@ -133,7 +129,7 @@ class Clipping:
     name: ClassVar[str] = "clipping"
     needs: ClassVar[str] = "torch.nn.utils.clip_grad"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch the function in its module and in torch.nn.utils."""
         import torch
         import torch.nn.utils
@@ -149,15 +145,13 @@ class Clipping:
         @guarded
         def clipped(total: Any, norm_type: Any) -> None:
             # the total of a DTensor may need a collective: not ours to call
-            if agent.clock.is_ours() and type(total) is torch.Tensor and norm_type == 2:
-                agent.sheet.clipped = total.detach()
-                if agent.sheet.due:
-                    agent.sheet.put_tensor("gradient_norm", agent.sheet.clipped)
+            if context.clock.is_ours() and type(total) is torch.Tensor and norm_type == 2:
+                context.metrics.clipped = total.detach()
+                if context.metrics.due:
+                    context.metrics.put_tensor("gradient_norm", context.metrics.clipped)
 
         clip_grad_norm_.__wrapped__ = original  # type: ignore[attr-defined]
-        agent.patch(module, "clip_grad_norm_", clip_grad_norm_)
-        if getattr(torch.nn.utils, "clip_grad_norm_", None) is original:
-            agent.patch(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
+        context.patch_all((module, torch.nn.utils), "clip_grad_norm_", clip_grad_norm_)
         return "clip_grad_norm_"
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rankscope.rank.events import listen
+from rankscope.rank.context import Context
 from rankscope.rank.steps import EndedStep
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 
 class LearningRate:
@@ -17,23 +14,23 @@ class LearningRate:
     name: ClassVar[str] = "learning-rate"
     needs: ClassVar[str] = "torch.optim.optimizer"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Listen to optimizers."""
-        self._agent = agent
+        self._context = context
         self._step = 0  # the last one whose rate was taken
-        listen(agent, "optimizer", self._optimizer, sampled=True)
+        context.listen("optimizer", self._optimizer, sampled=True)
         return "param_groups of the optimizer"
 
     def _optimizer(self, optimizer: Any) -> None:
-        step = self._agent.clock.step
-        if not self._agent.sheet.due or step == self._step:
+        step = self._context.clock.step
+        if not self._context.metrics.due or step == self._step:
             return
         self._step = step
         rate = optimizer.param_groups[0].get("lr")
         if isinstance(rate, int | float):
-            self._agent.sheet.put("learning_rate", float(rate))
+            self._context.metrics.put("learning_rate", float(rate))
         elif rate is not None and rate.numel() == 1:
-            self._agent.sheet.put_tensor("learning_rate", rate.detach().reshape(()))
+            self._context.metrics.put_tensor("learning_rate", rate.detach().reshape(()))
 
 
 class ModelSize:
@@ -42,23 +39,23 @@ class ModelSize:
     name: ClassVar[str] = "model-size"
     needs: ClassVar[str] = "torch.optim.optimizer"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Listen to steps."""
-        self._agent = agent
+        self._context = context
         self._num_steps = 0
-        listen(agent, "step", self._step, sampled=True)
+        context.listen("step", self._step, sampled=True)
         return "param_groups and state of the optimizers"
 
     def _step(self, ended: EndedStep) -> None:
         self._num_steps += 1
         if self._num_steps != 2:
             return
-        optimizers = self._agent.cycle.optimizers()
+        optimizers = self._context.cycle.optimizers()
         parameters = {
-            id(one): one
+            id(parameter): parameter
             for optimizer in optimizers
             for group in optimizer.param_groups
-            for one in group["params"]
+            for parameter in group["params"]
         }
         state = {
             id(value): value
@@ -68,16 +65,20 @@ class ModelSize:
             for value in values.values()
             if hasattr(value, "element_size")
         }
-        sheet = self._agent.sheet
+        metrics = self._context.metrics
         if parameters:
-            sheet.num_parameters = sum(one.numel() for one in parameters.values())
-            sheet.put("parameters", sheet.num_parameters)
-            sheet.put("parameter_bytes", sum(map(_bytes, parameters.values())))
-            sheet.put("optimizer_state_bytes", sum(map(_bytes, state.values())))
-        if self._agent.replicated:
-            sheet.put(
+            metrics.num_parameters = sum(parameter.numel() for parameter in parameters.values())
+            metrics.put("parameters", metrics.num_parameters)
+            metrics.put("parameter_bytes", sum(map(_bytes, parameters.values())))
+            metrics.put("optimizer_state_bytes", sum(map(_bytes, state.values())))
+        if self._context.replicated:
+            metrics.put(
                 "model_parameters",
-                sum(one.numel() for model in self._agent.replicated for one in model.parameters()),
+                sum(
+                    parameter.numel()
+                    for model in self._context.replicated
+                    for parameter in model.parameters()
+                ),
             )
 
 

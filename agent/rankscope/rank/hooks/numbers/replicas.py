@@ -7,16 +7,12 @@ so the sum is the same on every rank that holds the same bits.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rankscope.rank.events import listen
-from rankscope.rank.guard import guarded
-from rankscope.rank.sampling_schedule import Grid
+from rankscope.rank.context import Context
 from rankscope.rank.steps import EndedStep
 
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
-
+_BUDGET_SHARE = 0.25
 _MASK = (1 << 64) - 1
 _EXACT = (1 << 53) - 1  # integers that a float holds
 _PART = 1 << 20  # bytes that are widened at a time where they are not aligned
@@ -28,47 +24,39 @@ class Replicas:
     name: ClassVar[str] = "replicas"
     needs: ClassVar[str] = "torch.nn.parallel.distributed"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Learn of each model that is wrapped; listen to steps."""
         from torch.nn.parallel.distributed import DistributedDataParallel
 
-        original: Any = DistributedDataParallel.__init__
-        self._agent = agent
-        every = 1 << max(0, agent.settings.replica_check_steps - 1).bit_length()
-        grid = Grid(every, agent.settings.numbers_budget_ratio / 4)
-        self._grid = agent.grids.setdefault(self.name, grid)
+        self._context = context
+        every = 1 << max(0, context.settings.replica_check_steps - 1).bit_length()
+        self._schedule = context.schedule(self.name, every, _BUDGET_SHARE)
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            wrapped(self)
-
-        @guarded
-        def wrapped(model: Any) -> None:
-            agent.replicated.add(model)
-
-        agent.patch(DistributedDataParallel, "__init__", __init__)
-        listen(agent, "step", self._step, sampled=True)
+        context.on_new(DistributedDataParallel, context.replicated.add)
+        context.listen("step", self._step, sampled=True)
         return f"each {every}th step, less often where that costs too much"
 
     def _step(self, ended: EndedStep) -> None:
-        if not self._grid.wants(ended.step) or len(self._agent.replicated) != 1:
+        if not self._schedule.wants(ended.step) or len(self._context.replicated) != 1:
             return
-        (model,) = self._agent.replicated
+        (model,) = self._context.replicated
         if model.process_group.size() < 2:
             return
         began = time.thread_time_ns()
-        checksum(self._agent, model)
-        self._grid.spent(time.thread_time_ns() - began, self._agent.sheet.step_ns)
+        checksum(self._context, model)
+        self._schedule.spent(time.thread_time_ns() - began, self._context.metrics.step_ns)
 
 
-def checksum(agent: Agent, model: Any) -> None:
+def checksum(context: Context, model: Any) -> None:
     """Write the checksum of a model's parameters down."""
     import torch
 
-    sums = [bits(one) for one in model.parameters() if type(one) is torch.nn.Parameter]
-    known = [one for one in sums if one is not None]
-    if known and len({one.device for one in known}) == 1:
-        agent.sheet.put_tensor("replica_checksum", torch.stack(known), mixed)
+    sums = [
+        bits(parameter) for parameter in model.parameters() if type(parameter) is torch.nn.Parameter
+    ]
+    known = [total for total in sums if total is not None]
+    if known and len({total.device for total in known}) == 1:
+        context.metrics.put_tensor("replica_checksum", torch.stack(known), mixed)
 
 
 def bits(parameter: Any) -> Any:
@@ -93,6 +81,6 @@ def bits(parameter: Any) -> Any:
 def mixed(sums: Any) -> float:
     """Return one number of 53 bits from the sums of all parameters; their order counts."""
     value = 0
-    for one in sums.tolist():
-        value = (value * 0x100000001B3 ^ (one & _MASK)) & _MASK
+    for total in sums.tolist():
+        value = (value * 0x100000001B3 ^ (total & _MASK)) & _MASK
     return float((value ^ value >> 53) & _EXACT)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.phases.timed import in_phase
 from rankscope.rank.steps import CHECKPOINT
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 
 class Checkpointing:
@@ -21,15 +19,15 @@ class Checkpointing:
     name: ClassVar[str] = "checkpoint"
     needs: ClassVar[str] = "torch.serialization"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch torch.save, under both names that people use."""
 
         @guarded
         def saved(args: Any, kwargs: Any, result: Any, duration_ns: int) -> None:
             file = args[1] if len(args) > 1 else kwargs.get("f")
-            agent.event("checkpoint", _file_facts("torch.save", file, duration_ns))
+            context.event("checkpoint", _file_facts("torch.save", file, duration_ns))
 
-        _patch(agent, "torch.serialization", "torch", "save", saved)
+        _patch(context, "torch.serialization", "torch", "save", saved)
         return "torch.save"
 
 
@@ -39,17 +37,17 @@ class DistributedCheckpointing:
     name: ClassVar[str] = "distributed-checkpoint"
     needs: ClassVar[str] = "torch.distributed.checkpoint.state_dict_saver"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch both functions, under both names."""
 
         @guarded
         def saved(args: Any, kwargs: Any, result: Any, duration_ns: int) -> None:
-            agent.event("checkpoint", _dcp_facts("dcp.save", kwargs, duration_ns))
+            context.event("checkpoint", _dcp_facts("dcp.save", kwargs, duration_ns))
 
         @guarded
         def staged(args: Any, kwargs: Any, result: Any, duration_ns: int) -> None:
             facts = _dcp_facts("dcp.async_save", kwargs, duration_ns)
-            agent.event("checkpoint", facts)
+            context.event("checkpoint", facts)
             future = getattr(result, "upload_completion", result)
             if hasattr(future, "add_done_callback"):
                 future.add_done_callback(guarded(lambda done: written(facts, done)))
@@ -57,11 +55,11 @@ class DistributedCheckpointing:
         def written(facts: dict[str, str], done: Any) -> None:
             failure = None if done.cancelled() else done.exception()
             outcome = "cancelled" if done.cancelled() else repr(failure) if failure else "done"
-            agent.event("checkpoint written", facts | {"outcome": outcome[:500]})
+            context.event("checkpoint written", facts | {"outcome": outcome[:500]})
 
         package = "torch.distributed.checkpoint"
-        _patch(agent, self.needs, package, "save", saved)
-        _patch(agent, self.needs, package, "async_save", staged)
+        _patch(context, self.needs, package, "save", saved)
+        _patch(context, self.needs, package, "async_save", staged)
         return "torch.distributed.checkpoint"
 
 
@@ -71,30 +69,28 @@ class Safetensors:
     name: ClassVar[str] = "safetensors"
     needs: ClassVar[str] = "safetensors.torch"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch the function in its module."""
 
         @guarded
         def saved(args: Any, kwargs: Any, result: Any, duration_ns: int) -> None:
             file = args[1] if len(args) > 1 else kwargs.get("filename")
-            agent.event("checkpoint", _file_facts("safetensors", file, duration_ns))
+            context.event("checkpoint", _file_facts("safetensors", file, duration_ns))
 
-        _patch(agent, self.needs, "safetensors", "save_file", saved)
+        _patch(context, self.needs, "safetensors", "save_file", saved)
         return "safetensors.torch.save_file"
 
 
-def _patch(agent: Agent, module_name: str, package_name: str, name: str, after: Any) -> None:
+def _patch(context: Context, module_name: str, package_name: str, name: str, after: Any) -> None:
     """Time a function as a checkpoint, in its module and where its package repeats it."""
     module, package = sys.modules[module_name], sys.modules.get(package_name)
     original: Callable[..., Any] = getattr(module, name)
-    timed = in_phase(agent.clock, CHECKPOINT, original, after=after, returns=True)
-    agent.patch(module, name, timed)
-    if package is not None and getattr(package, name, None) is original:
-        agent.patch(package, name, timed)
+    timed = in_phase(context.clock, CHECKPOINT, original, after=after, returns=True)
+    context.patch_all((module, package), name, timed)
 
 
 def _file_facts(how: str, file: Any, duration_ns: int) -> dict[str, str]:
-    """Describe a saved file; a buffer in memory has no path, its size is where it stands."""
+    """Describe a saved file; a buffer in memory has no path, its size is its position."""
     facts = {"how": how, "seconds": f"{duration_ns / 1e9:.6f}"}
     path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
     if isinstance(path, str | os.PathLike):

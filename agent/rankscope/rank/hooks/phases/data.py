@@ -7,15 +7,13 @@ ahead (Accelerate does), which is why a single batch without a backward pass say
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.hooks.phases.optimizer import take_compiled
 from rankscope.rank.steps import DATA, EVALUATION, FORWARD, OTHER, Mark
 from rankscope.wire import schema
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _A_FORWARD_NS = 100_000  # who computes less with a batch only throws it away
 _MAX_LOADERS = 16  # different ones that are described
@@ -27,7 +25,7 @@ class DataLoading:
     name: ClassVar[str] = "data"
     needs: ClassVar[str] = "torch.utils.data.dataloader"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch `__next__` of the iterator on its class, and where the loader makes it.
 
         Not the iterator's `__init__`: torch warns there of who called it, and that would be us.
@@ -36,8 +34,8 @@ class DataLoading:
 
         original: Any = _BaseDataLoaderIter.__next__
         original_make: Any = DataLoader._get_iterator
-        waits = _Waits(agent)
-        loaders = _Loaders(agent)
+        waits = _Waits(context)
+        loaders = _Loaders(context)
 
         def __next__(self: Any) -> Any:
             before = waits.begin(self)
@@ -56,33 +54,33 @@ class DataLoading:
             loaders.describe(self)
             return iterator
 
-        agent.patch(_BaseDataLoaderIter, "__next__", __next__)
-        agent.patch(DataLoader, "_get_iterator", _get_iterator)
+        context.patch(_BaseDataLoaderIter, "__next__", __next__)
+        context.patch(DataLoader, "_get_iterator", _get_iterator)
         return "DataLoader iterators"
 
 
 class _Waits:
     """Times the waits of all iterators; each iterator carries where its unused batches began."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, context: Context) -> None:
         import torch
 
-        self._agent = agent
+        self._context = context
         self._is_grad_enabled = torch.is_grad_enabled
 
     @guarded
     def begin(self, iterator: Any) -> int | None:
         """A batch is asked for; return the phase before."""
-        clock = self._agent.clock
+        clock = self._context.clock
         if not clock.is_ours():
             return None
         if clock.phase == DATA:  # the data set of one loader reads from another
             return DATA
-        if self._agent.cycle.compiled:
-            take_compiled(self._agent)
+        if self._context.cycle.compiled:
+            take_compiled(self._context)
         if clock.skipped:
             clock.optimizer_skipped(schema.STEP_SKIPPED)
-            self._agent.step_boundary()
+            self._context.step_boundary()
         clock.sees_data = True
         mark: Mark | None = getattr(iterator, "_rankscope_mark", None)
         if mark is not None and mark.num_backwards == clock.num_backwards:
@@ -101,8 +99,8 @@ class _Waits:
         """The batch is there."""
         if before == DATA:
             return
-        self._agent.clock.enter(FORWARD if self._is_grad_enabled() else EVALUATION)
-        for listener in self._agent.moments.batch:
+        self._context.clock.enter(FORWARD if self._is_grad_enabled() else EVALUATION)
+        for listener in self._context.events.batch:
             listener(item)
 
     @guarded
@@ -110,7 +108,7 @@ class _Waits:
         """No batch came, so no forward follows."""
         if before == DATA:
             return
-        clock = self._agent.clock
+        clock = self._context.clock
         clock.enter(OTHER)
         if isinstance(error, StopIteration):
             mark: Mark | None = getattr(iterator, "_rankscope_mark", None)
@@ -121,14 +119,14 @@ class _Waits:
 class _Loaders:
     """Describes each loader once: what decides how long a step waits for it."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._seen: list[dict[str, str]] = []
 
     @guarded
     def describe(self, loader: Any) -> None:
         """Record the facts of a loader as an event, if they are new."""
-        if len(self._seen) >= _MAX_LOADERS or not self._agent.clock.is_ours():
+        if len(self._seen) >= _MAX_LOADERS or not self._context.clock.is_ours():
             return
         size = loader.batch_size
         if size is None and loader.batch_sampler is not None:
@@ -145,11 +143,11 @@ class _Loaders:
         }
         if facts not in self._seen:
             self._seen.append(facts)
-            self._agent.on_recorder(lambda agent: agent.event("data loader", facts))
-        if not self._agent.data_facts:
-            self._agent.data_facts = {"dataset.type": facts["dataset"]}
+            self._context.on_recorder(lambda context: context.event("data loader", facts))
+        if not self._context.data_facts:
+            self._context.data_facts = {"dataset.type": facts["dataset"]}
             if _has_been_counted(loader):
-                self._agent.data_facts["dataset.length"] = str(len(loader.dataset))
+                self._context.data_facts["dataset.length"] = str(len(loader.dataset))
 
 
 def _has_been_counted(loader: Any) -> bool:

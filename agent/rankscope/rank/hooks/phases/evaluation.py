@@ -7,13 +7,11 @@ time counts as evaluation only when `train()` comes and no backward pass has run
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from rankscope.rank.context import Context
 from rankscope.rank.guard import guarded
 from rankscope.rank.steps import EVALUATION, OTHER, Mark
-
-if TYPE_CHECKING:
-    from rankscope.rank.runtime import Agent
 
 _MAX_WAITING = 16  # modules in evaluation mode that are waited for
 
@@ -24,12 +22,12 @@ class Evaluation:
     name: ClassVar[str] = "evaluation"
     needs: ClassVar[str] = "torch.nn.modules.module"
 
-    def install(self, agent: Agent) -> str:
+    def install(self, context: Context) -> str:
         """Patch the two methods on Module; compiled code sees the originals."""
         import torch
         from torch.nn.modules.module import Module
 
-        modes = _Modes(agent)
+        modes = _Modes(context)
         original_eval, original_train = Module.eval, Module.train
         is_compiling = torch.compiler.is_compiling
 
@@ -43,24 +41,24 @@ class Evaluation:
                 modes.ended(self)
             return original_train(self, mode)
 
-        agent.patch(Module, "eval", eval)
-        agent.patch(Module, "train", train)
+        context.patch(Module, "eval", eval)
+        context.patch(Module, "train", train)
         return "Module.eval and Module.train"
 
 
 class _Modes:
     """The modules that were put into evaluation mode, and when."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, context: Context) -> None:
         import torch
 
-        self._clock = agent.clock
+        self._clock = context.clock
         self._is_grad_enabled = torch.is_grad_enabled
         self.waiting: dict[int, tuple[weakref.ref[Any], Mark]] = {}
 
     @guarded
     def began(self, module: Any) -> None:
-        """A module goes into evaluation mode."""
+        """A module enters evaluation mode."""
         clock, waiting = self._clock, self.waiting
         if not module.training or not clock.is_ours():
             return
@@ -72,7 +70,7 @@ class _Modes:
 
     @guarded
     def ended(self, module: Any) -> None:
-        """A module goes into training mode."""
+        """A module enters training mode."""
         found = self.waiting.pop(id(module), None)
         if found is None or not self._clock.is_ours():
             return

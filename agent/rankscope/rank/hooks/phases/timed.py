@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.rank.guard import guarded
 from rankscope.rank.steps import OTHER, StepClock
 
-# told the arguments, the result and the duration of an outermost call in ns
+# gets the arguments, the result and the duration of an outermost call in ns
 After = Callable[[tuple[Any, ...], dict[str, Any], Any, int], None]
 
 
