@@ -15,8 +15,7 @@ TYPE_CHECKING = False  # typing's own takes 8 ms, which each Python program of a
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankscope.rank.api import init, log_metrics, phase, set_step, step
-    from rankscope.rank.logging_handler import LoggingHandler
+    from rankscope.rank.api import LoggingHandler, init, log_metrics, phase, set_step, step
 
 __version__ = "0.1.0"
 __all__ = ["LoggingHandler", "init", "log_metrics", "phase", "set_step", "step"]
@@ -26,10 +25,6 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for: each Python program of a job comes by here."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "LoggingHandler":
-        from rankscope.rank.logging_handler import LoggingHandler
-
-        return LoggingHandler
     from rankscope.rank import api
 
     return getattr(api, name)

@@ -7,10 +7,11 @@ the collector and the launcher alike; `rankscope run` and `rankscope.init` set t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 PREFIX = "RANKSCOPE_"
+Value = TypeVar("Value", str, int, float, bool)
 
 
 @dataclass(frozen=True)
@@ -27,64 +28,47 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("server", "", "Address of the server; empty: record to the run directory only."),
-    Setting("token", "", "Token sent to the server with every batch."),
-    Setting("run_id", "", "Name that all nodes of the run share; empty: taken from the launcher."),
-    Setting("name", "", "Title of the run on the dashboard; empty: the script's name."),
-    Setting("dir", "", "Base of the run directories; empty: the user's runtime directory."),
-    Setting("hooks", "all", "Hooks to install, by name, comma separated; 'all' or 'none'."),
-    Setting("collectives", "auto", "Source of collectives: auto, or one that `doctor` lists."),
-    Setting("flight_recorder", "auto", "Times of NCCL from Flight Recorder: auto, on, off."),
-    Setting("probe_build", True, "Compile the native probe at first use, if none is ready-made."),
-    Setting("overhead_percent", 0.5, "Most of the training thread's time for collectives."),
-    Setting("log_level", "INFO", "Lowest level of logging records that are kept."),
-    Setting("collective_slots", 16384, "Slots of the ring of collectives, 96 bytes each."),
-    Setting("step_slots", 4096, "Slots of the ring of steps, 176 bytes each."),
-    Setting("sample_seconds", 1.0, "Seconds between two samples of host and GPUs."),
-    Setting("flush_seconds", 1.0, "Seconds between two batches to the server."),
-    Setting("spool_bytes", 256 << 20, "Most bytes kept on disk while the server is away."),
-    Setting("keep_hours", 24.0, "Hours a run directory stays once the server has all of it."),
-    Setting("keep_bytes", 1 << 30, "Most bytes of such directories; the oldest go first."),
-    Setting("hang_stack_seconds", 2.5, "Take stacks of a rank silent for so long in a hang."),
-    Setting("collector", True, "Start a node collector if none runs."),
-    Setting("commands", True, "Do what the server asks: stacks, profiles, recording off and on."),
-    Setting("numbers_seconds", 0.2, "Least seconds between two records of loss, rate and such."),
-    Setting("numbers_budget_ratio", 0.004, "Most of a step that sampled numbers may take."),
-    Setting("replica_check_steps", 128, "Steps between two checksums of replicas under DDP."),
-    Setting("peak_flops", 0.0, "Peak FLOP/s of one device, for MFU; 0.0: not known."),
-)
+def _row(default: Value, help: str) -> Value:
+    """Return a field of Settings; `help` is one sentence."""
+    declared: Value = field(default=default, metadata={"help": help})
+    return declared
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The values in force, one attribute per row of SETTINGS."""
+    """The values in force."""
 
-    server: str = ""
-    token: str = ""
-    run_id: str = ""
-    name: str = ""
-    dir: str = ""
-    hooks: str = "all"
-    collectives: str = "auto"
-    flight_recorder: str = "auto"
-    probe_build: bool = True
-    overhead_percent: float = 0.5
-    log_level: str = "INFO"
-    collective_slots: int = 16384
-    step_slots: int = 4096
-    sample_seconds: float = 1.0
-    flush_seconds: float = 1.0
-    spool_bytes: int = 256 << 20
-    keep_hours: float = 24.0
-    keep_bytes: int = 1 << 30
-    hang_stack_seconds: float = 2.5
-    collector: bool = True
-    commands: bool = True
-    numbers_seconds: float = 0.2
-    numbers_budget_ratio: float = 0.004
-    replica_check_steps: int = 128
-    peak_flops: float = 0.0
+    server: str = _row("", "Address of the server; empty: record to the run directory only.")
+    token: str = _row("", "Token sent to the server with every batch.")
+    run_id: str = _row("", "Name that all nodes of the run share; empty: taken from the launcher.")
+    name: str = _row("", "Title of the run on the dashboard; empty: the script's name.")
+    dir: str = _row("", "Base of the run directories; empty: the user's runtime directory.")
+    hooks: str = _row("all", "Hooks to install, by name, comma separated; 'all' or 'none'.")
+    collectives: str = _row("auto", "Source of collectives: auto, or one that `doctor` lists.")
+    flight_recorder: str = _row("auto", "Times of NCCL from Flight Recorder: auto, on, off.")
+    probe_build: bool = _row(True, "Compile the native probe at first use, if none is ready-made.")
+    overhead_percent: float = _row(0.5, "Most of the training thread's time for collectives.")
+    log_level: str = _row("INFO", "Lowest level of logging records that are kept.")
+    collective_slots: int = _row(16384, "Slots of the ring of collectives, 96 bytes each.")
+    step_slots: int = _row(4096, "Slots of the ring of steps, 176 bytes each.")
+    sample_seconds: float = _row(1.0, "Seconds between two samples of host and GPUs.")
+    flush_seconds: float = _row(1.0, "Seconds between two batches to the server.")
+    spool_bytes: int = _row(256 << 20, "Most bytes kept on disk while the server is away.")
+    keep_hours: float = _row(24.0, "Hours a run directory stays once the server has all of it.")
+    keep_bytes: int = _row(1 << 30, "Most bytes of such directories; the oldest go first.")
+    hang_stack_seconds: float = _row(2.5, "Take stacks of a rank silent for so long in a hang.")
+    collector: bool = _row(True, "Start a node collector if none runs.")
+    commands: bool = _row(True, "Do what the server asks: stacks, profiles, recording off and on.")
+    numbers_seconds: float = _row(0.2, "Least seconds between two records of loss, rate and such.")
+    numbers_budget_ratio: float = _row(0.004, "Most of a step that sampled numbers may take.")
+    replica_check_steps: int = _row(128, "Steps between two checksums of replicas under DDP.")
+    peak_flops: float = _row(0.0, "Peak FLOP/s of one device, for MFU; 0.0: not known.")
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(each.name, getattr(Settings, each.name), each.metadata["help"])
+    for each in fields(Settings)
+)
 
 
 class SettingError(ValueError):
@@ -118,7 +102,7 @@ def _parse(setting: Setting, text: str) -> str | int | float | bool:
             return True
         if text.lower() in ("0", "false", "no", "off"):
             return False
-        raise SettingError(f"{setting.variable}={text!r}: say 1 or 0. {setting.help}")
+        raise SettingError(f"{setting.variable}={text!r}: set 1 or 0. {setting.help}")
     if kind is str:
         return text
     try:
@@ -131,6 +115,3 @@ def _parse(setting: Setting, text: str) -> str | int | float | bool:
     if not 0 < value < float("inf"):
         raise SettingError(f"{setting.variable}={text!r}: must be above zero. {setting.help}")
     return value
-
-
-assert [field.name for field in fields(Settings)] == [setting.name for setting in SETTINGS]

@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 EXIT_USAGE, EXIT_INTERRUPTED = 64, 130
 
@@ -39,7 +39,13 @@ class Command(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our exit code for usage errors and the way to the help."""
+    """argparse with our exit code for usage errors and the way to the help.
+
+    An option is written out: what abbreviates one today abbreviates two with the next version.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | options)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and how to find out what is right."""
@@ -65,7 +71,7 @@ def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
     parser = Parser(
         prog="rankscope",
         description="Watch, explain and search distributed PyTorch runs.",
-        epilog="rankscope COMMAND --help tells more. Start with: rankscope demo",
+        epilog="rankscope COMMAND --help shows more. Start with: rankscope demo",
     )
     from rankscope import __version__
 
@@ -85,7 +91,7 @@ def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
         arguments = argparse.Namespace(command=words[0], arguments=words[1:])
     else:
         arguments, unknown = parser.parse_known_args(words)
-        if unknown:  # by the command's own parser: its help is the one that tells
+        if unknown:  # by the command's own parser: its help is the right one
             known = subparsers.choices[arguments.command]
             known.error(f"unrecognized arguments: {' '.join(unknown)}")
     parsed(arguments)

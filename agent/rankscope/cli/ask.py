@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import http.client
+import contextlib
 import json
 import os
+import re
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from rankscope.address import AddressError
 from rankscope.cli import EXIT_USAGE
-from rankscope.cli.ranklist import read_ranks
+from rankscope.http import Client, HttpAnswer, HttpError
 from rankscope.settings import SettingError, from_environment
 from rankscope.wire.schema import MAX_PROFILE_STEPS
+
+_MOST = 1 << 20
+_PART = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+
+
+def read_ranks(text: str) -> list[int]:
+    """Return the ranks in order, none for an empty text. Raises ValueError with the reason."""
+    ranks: set[int] = set()
+    for part in (part.strip() for part in text.split(",") if text.strip()):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"--ranks: {part!r} is no rank; write 0,3-5")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high or high > _MOST:
+            raise ValueError(f"--ranks: {part!r} is no range of ranks")
+        ranks.update(range(low, high + 1))
+    return sorted(ranks)
+
 
 EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2
 DEFAULT_SERVER = "http://127.0.0.1:8787"
 _POLL_SECONDS = 0.5
-_COPY_BYTES = 1 << 18
+_TIMEOUT_SECONDS = 30.0
+_MAX_ANSWER_BYTES = 64 << 20
 _KINDS = {"stacks": "stacks", "profile": "profile", "off": "agent_off", "on": "agent_on"}
 
 
@@ -70,7 +89,7 @@ class AskCommand:
         )  # fmt: skip
         parser.add_argument(
             "--output", "-o", type=Path, metavar="FILE",
-            help="where a trace goes, by default RUN-rankN.trace.json.gz; of several ranks the "
+            help="where to write a trace, by default RUN-rankN.trace.json.gz; of several ranks the "
             "rank is put into the name",
         )  # fmt: skip
         parser.add_argument(
@@ -89,7 +108,18 @@ class AskCommand:
             sys.stderr.write(f"rankscope ask: {error}\n")
             return EXIT_USAGE
         url = arguments.server or settings.server or DEFAULT_SERVER
-        asking = _Asking(url, settings.token, arguments.run)
+        try:
+            client = Client(
+                url, settings.token, timeout_seconds=_TIMEOUT_SECONDS,
+                max_answer_bytes=_MAX_ANSWER_BYTES,
+            )  # fmt: skip
+        except AddressError as error:
+            sys.stderr.write(f"rankscope ask: {error}\n")
+            return EXIT_UNREACHABLE
+        with contextlib.closing(client):
+            return self._ask(_Asking(client, arguments.run), arguments, ranks)
+
+    def _ask(self, asking: _Asking, arguments: argparse.Namespace, ranks: list[int]) -> int:
         try:
             made = asking.ask(_KINDS[arguments.what], ranks, arguments.steps)
             if not arguments.json:
@@ -103,7 +133,7 @@ class AskCommand:
         if arguments.json:
             print(json.dumps({**done, "stacks": stacks, "files": files}))
         else:
-            _tell(done, stacks, files)
+            _print_result(done, stacks, files)
         return 0 if all(rank["state"] == "done" for rank in done["ranks"]) else EXIT_REFUSED
 
 
@@ -111,12 +141,11 @@ class _Asking:
     """One question to one server."""
 
     def __init__(
-        self, url: str, token: str, run: str, sleep: Callable[[float], None] = time.sleep
+        self, client: Client, run: str, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._url = url if "//" in url else f"http://{url}"
-        self._run = f"{self._url.rstrip('/')}/api/v1/runs/{quote(run, safe='')}"
+        self._client = client
+        self._run = f"/api/v1/runs/{quote(run, safe='')}"
         self._name = run
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._sleep = sleep
 
     def ask(self, kind: str, ranks: list[int], steps: int) -> dict[str, Any]:
@@ -137,16 +166,16 @@ class _Asking:
         """Return the stacks that came, by rank."""
         if command["kind"] != "stacks":
             return {}
-        found = {}
-        for rank in (one["rank"] for one in command["ranks"] if one["state"] == "done"):
+        stacks = {}
+        for rank in (row["rank"] for row in command["ranks"] if row["state"] == "done"):
             taken = self._json(f"/ranks/{rank}")["stacks"]
-            text = [one["text"] for one in taken if one["command_id"] == command["id"]]
-            found[str(rank)] = text[0] if text else ""
-        return found
+            text = [row["text"] for row in taken if row["command_id"] == command["id"]]
+            stacks[str(rank)] = text[0] if text else ""
+        return stacks
 
     def fetch(self, command: dict[str, Any], output: Path | None) -> dict[str, str]:
         """Write the traces that came to files; return their paths by rank."""
-        with_trace = [one["rank"] for one in command["ranks"] if one["trace"]]
+        with_trace = [row["rank"] for row in command["ranks"] if row["trace"]]
         files = {}
         for rank in with_trace:
             path = output or Path(f"{self._name}-rank{rank}.trace.json.gz")
@@ -154,47 +183,49 @@ class _Asking:
                 path = output.with_name(f"rank{rank}-{output.name}")
             address = f"{self._run}/commands/{command['id']}/ranks/{rank}/trace"
             try:
-                with self._open(address) as reply, path.open("wb") as file:
-                    while block := reply.read(_COPY_BYTES):
-                        file.write(block)
+                with self._refusals():
+                    _check(self._client.download(address, path))
             except OSError as error:
                 raise AskFailed(f"{path} was not written: {error}", EXIT_REFUSED) from error
             files[str(rank)] = str(path)
         return files
 
     def _json(self, path: str, body: bytes | None = None) -> dict[str, Any]:
-        with self._open(self._run + path, body) as reply:
-            answer: dict[str, Any] = json.load(reply)
-            return answer
+        headers = {"Content-Type": "application/json"} if body else {}
+        method = "POST" if body else "GET"
+        with self._refusals():
+            answer = self._client.request(method, self._run + path, body, headers)
+        _check(answer)
+        fields = answer.fields
+        if not fields:
+            text = f"{self._client.address.url}: no rankscope server answers there"
+            raise AskFailed(text, EXIT_UNREACHABLE)
+        return fields
 
-    def _open(self, address: str, body: bytes | None = None) -> Any:
-        headers = self._headers | ({"Content-Type": "application/json"} if body else {})
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
         try:
-            request = urllib.request.Request(address, body, headers)
-            return urllib.request.urlopen(request, timeout=30)
-        except urllib.error.HTTPError as error:
-            with error:
-                code = EXIT_REFUSED if error.code == 409 else EXIT_UNREACHABLE
-                raise AskFailed(_what(error.read(65_536)), code) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise AskFailed(f"{self._url} does not answer: {error}", EXIT_UNREACHABLE) from error
+            yield
+        except HttpError as error:
+            url = self._client.address.url
+            raise AskFailed(f"{url} does not answer: {error}", EXIT_UNREACHABLE) from error
 
 
-def _tell(done: dict[str, Any], stacks: dict[str, str], files: dict[str, str]) -> None:
-    for one in done["ranks"]:
-        rank = str(one["rank"])
-        line = f"rank {rank}: {one['state']}" + (f", {one['reason']}" if one["reason"] else "")
+def _check(answer: HttpAnswer) -> None:
+    """Raise AskFailed for an answer that is a refusal, or that no server of ours gives."""
+    if answer.status != 200:
+        code = EXIT_REFUSED if answer.status == 409 else EXIT_UNREACHABLE
+        raise AskFailed(answer.why(), code)
+
+
+def _print_result(done: dict[str, Any], stacks: dict[str, str], files: dict[str, str]) -> None:
+    for row in done["ranks"]:
+        rank = str(row["rank"])
+        line = f"rank {rank}: {row['state']}" + (f", {row['reason']}" if row["reason"] else "")
         print(line + (f", {files[rank]}" if rank in files else ""))
         if rank in stacks:
             print(stacks[rank] + "\n")
-        for row in one["operators"][:8]:
-            own = row["total_ms"] if row["self_ms"] is None else row["self_ms"]
-            print(f"  {own:10.3f} ms  {row['count']:6d} x  {row['name']}")
-
-
-def _what(text: bytes) -> str:
-    try:
-        error = json.loads(text)["error"]
-        return f"{error['what']}" + (f"; {error['remedy']}" if error["remedy"] else "")
-    except (ValueError, KeyError, TypeError):
-        return text[:200].decode(errors="replace")
+        for operator in row["operators"][:8]:
+            self_ms = operator["self_ms"]
+            took_ms = operator["total_ms"] if self_ms is None else self_ms
+            print(f"  {took_ms:10.3f} ms  {operator['count']:6d} x  {operator['name']}")

@@ -47,7 +47,7 @@ class DemoCommand:
     RANKSCOPE_PROBE_BUILD say how to record; other settings of the environment are left out.
 
     Exit codes: 0 the verdict is right, also where Ctrl-C ends the demo after that; 1 it is
-    wrong, or there is none to judge, or a part did not start; 64 usage; 130 Ctrl-C before.
+    wrong, or there is none to compare, or a part did not start; 64 usage; 130 Ctrl-C before.
     """
 
     name: ClassVar[str] = "demo"
@@ -66,7 +66,7 @@ class DemoCommand:
         parser.add_argument(
             "--strategy", choices=plans.STRATEGIES, default="ddp", help="(default: ddp)"
         )
-        parser.add_argument("--once", action="store_true", help="end when the verdict stands")
+        parser.add_argument("--once", action="store_true", help="end when there is a verdict")
         parser.add_argument(
             "--json", action="store_true", help="print one JSON object and nothing else on stdout"
         )
@@ -125,17 +125,17 @@ def _run(demo: Demo, watch: Watch, console: Console, *, once: bool, as_json: boo
     )
     demo.start_training()
     _show(demo, watch, console)
-    found = result(demo, watch, recording(demo.api, demo.run_id))
-    _print_verdict(console, watch.last, found)
+    outcome = result(demo, watch, recording(demo.api, demo.run_id))
+    _print_verdict(console, watch.last, outcome)
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(outcome) + "\n")
         sys.stdout.flush()
     if not once:
         stuck = "The stuck ranks stay as they are. " if not demo.training_ended() else ""
         console.print(f"\n{stuck}Look around: {demo.url}\nCtrl-C ends everything.", soft_wrap=True)
         while True:
             time.sleep(3600)
-    return 0 if found["match"] else 1
+    return 0 if outcome["match"] else 1
 
 
 def _show(demo: Demo, watch: Watch, console: Console) -> None:
@@ -177,8 +177,8 @@ def _findings(view: View) -> Table | Text:
     return table
 
 
-def _print_verdict(console: Console, view: View | None, found: dict[str, Any]) -> None:
-    verdict, truth = found["verdict"], found["truth"]
+def _print_verdict(console: Console, view: View | None, outcome: dict[str, Any]) -> None:
+    verdict, truth = outcome["verdict"], outcome["truth"]
     if verdict is None:
         body = Text(view.answer if view is not None else "No data reached the server.")
     else:
@@ -186,23 +186,26 @@ def _print_verdict(console: Console, view: View | None, found: dict[str, Any]) -
         body = Text.assemble(
             (verdict["what"] + "\n", "bold"),
             verdict["why"] + "\n",
-            ("Next: ", "bold"), verdict["next"],
+            ("Next: ", "bold"),
+            verdict["next"],
             "" if cost is None else f"\nCost: {cost:.0%} of the throughput",
-        )  # fmt: skip
-    console.print(Panel(body, title="verdict", border_style="green" if found["match"] else "red"))
+        )
+    console.print(Panel(body, title="verdict", border_style="green" if outcome["match"] else "red"))
     if truth is None:
-        told = "no fault was injected"
+        truth_text = "no fault was injected"
     else:
-        told = f"{truth['fault']} on rank {truth['rank']} from step {truth['start_step']}"
-    if found["not_judged"]:
-        judged = f"Not judged: {found['not_judged']}."
+        truth_text = f"{truth['fault']} on rank {truth['rank']} from step {truth['start_step']}"
+    if outcome["not_judged"]:
+        comparison = f"Not compared: {outcome['not_judged']}."
     else:
-        judged = f"The verdict is {'right' if found['match'] else 'wrong'}."
-    lines = [f"The truth: {told}. {judged}"]
-    if found["better_source"]:
-        lines.append(f"Collectives by {found['collectives']}. Better: {found['better_source']}.")
-    if found["thinned"]:
-        lines.append(f"Thinned: {found['thinned']}.")
+        comparison = f"The verdict is {'right' if outcome['match'] else 'wrong'}."
+    lines = [f"The truth: {truth_text}. {comparison}"]
+    if outcome["better_source"]:
+        lines.append(
+            f"Collectives by {outcome['collectives']}. Better: {outcome['better_source']}."
+        )
+    if outcome["thinned"]:
+        lines.append(f"Thinned: {outcome['thinned']}.")
     console.print(Text("\n".join(lines)))
 
 

@@ -148,8 +148,8 @@ def _torch() -> Row:
 
 
 def _collectives(settings: Settings) -> Iterator[Row]:
+    from rankscope.rank.context import HookSkipped
     from rankscope.rank.hooks import collectives
-    from rankscope.rank.hooks.base import HookSkipped
     from rankscope.rank.hooks.collectives import probe
 
     part, taken = "collectives", False
@@ -205,7 +205,7 @@ def _hooks(settings: Settings) -> Iterator[Row]:
             continue  # this version has none; its hook says so
     agent = Agent(settings, {})
     agent.install_hooks()
-    for name, what in sorted(agent.sources.items()):
+    for name, what in sorted(agent.context.sources.items()):
         if name == "collectives" or name.startswith("collectives/"):
             continue
         is_bad = what.startswith(("failed", "skipped"))
@@ -236,25 +236,26 @@ def _records() -> Row:
 
 
 def _server(settings: Settings) -> Row:
-    import urllib.error
-    import urllib.request
+    from rankscope.address import AddressError
+    from rankscope.http import HttpError, get
 
     if not settings.server:
         return Row(
             "server", "", "skipped", "RANKSCOPE_SERVER is not set: records stay on this node"
         )
-    address = settings.server.rstrip("/") + "/api/v1/health"
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            said = json.loads(answer.read(1 << 16))
-    except (OSError, ValueError, urllib.error.URLError) as error:
+        answer = get(settings.server, "/api/v1/health")
+    except (HttpError, AddressError) as error:
         return Row("server", settings.server, "advice", f"cannot be reached: {error}")
-    return Row("server", settings.server, "used", f"answers: {said.get('status', 'unknown')}")
+    if answer.status != 200 or not answer.fields:
+        return Row("server", settings.server, "advice", f"cannot be reached: {answer.why()}")
+    status = answer.fields.get("status", "unknown")
+    return Row("server", settings.server, "used", f"answers: {status}")
 
 
 def _build(console: Console) -> None:
     from rankscope.native.probe import build
-    from rankscope.rank.hooks.base import HookSkipped
+    from rankscope.rank.context import HookSkipped
     from rankscope.rank.hooks.collectives import probe as source
 
     with contextlib.suppress(HookSkipped):

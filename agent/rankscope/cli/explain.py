@@ -15,7 +15,7 @@ class ExplainCommand:
 
     Needs no agent, no server and no run: give the logs that you have. Each line is compared with
     the error book, a table of known failures of NCCL, Gloo, torchrun, CUDA, drivers, kernels,
-    loaders, networks and disks; lines that look alarming and are harmless are left aside.
+    loaders, networks and disks; lines that look alarming and are harmless are left out.
     Whose line it is comes from a prefix ([rank3]:, [default0]:, srun --label, mpirun --tag-output,
     kubectl logs --prefix) or from the file's name (rank_3.log, worker-3/stderr.log).
 
@@ -31,7 +31,7 @@ class ExplainCommand:
     With --json one object is printed: root (null where no fault is found) with family, ranks,
     signal, cause, remedy and confidence; findings with family, role, ranks, signal and count.
     Exit codes: 0 no fault found; 1 a fault was found; 2 a log or a book cannot be read; 64 wrong
-    usage. All logs of one job together tell more than one: what began it is often in another.
+    usage. All logs of one job together show more than one: what began it is often in another.
     """
 
     name: ClassVar[str] = "explain"
@@ -54,8 +54,8 @@ class ExplainCommand:
         )  # fmt: skip
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Read the logs and print what they tell. Returns the exit code."""
-        # by name: the agent package knows nobody; this part of the server needs no extra
+        """Read the logs and print what they show. Returns the exit code."""
+        # by name: the agent package imports no other; this part of the server needs no extra
         explaining = importlib.import_module("rankscope_server.explain")
         try:
             code: int = explaining.explain(

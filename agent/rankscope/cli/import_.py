@@ -16,7 +16,6 @@ from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
-import zstandard
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -24,9 +23,9 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
 from rankscope.files.run_directory import clean_run_id
 from rankscope.importers.flight_records import Imported
-from rankscope.node.upload.uploader import Server
+from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, from_environment
-from rankscope.wire import schema
+from rankscope.wire import schema, zstd
 
 _RECORDS_PER_BATCH = 5_000
 _BATCH_BYTES = 4 << 20  # far below what a server takes
@@ -80,12 +79,11 @@ class ImportCommand:
         """Read, convert, send. Returns the exit code."""
         try:
             settings = from_environment(os.environ)
-            url = arguments.server or settings.server or DEFAULT_SERVER
-            server = Server(url, settings.token)
+            server = Server(arguments.server or settings.server or DEFAULT_SERVER, settings.token)
         except (SettingError, ValueError) as error:
             sys.stderr.write(f"rankscope import: {error}\n")
             return EXIT_USAGE
-        # by name: the agent package knows nobody; this part of the server needs no extra
+        # by name: the agent package imports no other; this part of the server needs no extra
         readers = importlib.import_module("rankscope_server.importers.recordings")
         if arguments.format and arguments.format not in readers.FORMATS:
             known = ", ".join(readers.FORMATS)
@@ -104,26 +102,25 @@ class ImportCommand:
             sys.stderr.write(f"left out: {line}\n")
         if len(left_out) > _MAX_NAMED:
             sys.stderr.write(f"left out: {len(left_out) - _MAX_NAMED} more files\n")
-        found: Imported = recording.found
+        imported: Imported = recording.found
         run_id = clean_run_id(arguments.run or arguments.paths[0].resolve().name)
         with contextlib.closing(server):
-            exit_code, problem = _send(server, run_id, found)
+            exit_code, problem = _send(server, run_id, imported)
         if problem:
             sys.stderr.write(f"rankscope import: {problem}\n")
             return exit_code
-        base = url if "//" in url else f"http://{url}"
-        told = {
-            "run_id": run_id, "ranks": recording.num_ranks, "world_size": found.world_size,
-            "open": found.num_open, "formats": recording.formats, "left_out": left_out,
-            "link": f"{base.rstrip('/')}/runs/{quote(run_id)}",
+        document = {
+            "run_id": run_id, "ranks": recording.num_ranks, "world_size": imported.world_size,
+            "open": imported.num_open, "formats": recording.formats, "left_out": left_out,
+            "link": f"{server.url}/runs/{quote(run_id)}",
         }  # fmt: skip
         if arguments.json:
-            print(json.dumps(told))
+            print(json.dumps(document))
         else:
             print(
-                f"{recording.num_ranks} of {found.world_size} ranks from "
-                f"{', '.join(recording.formats)}, {found.num_open} open operations: "
-                f"{told['link']}"
+                f"{recording.num_ranks} of {imported.world_size} ranks from "
+                f"{', '.join(recording.formats)}, {imported.num_open} open operations: "
+                f"{document['link']}"
             )
         return 0
 
@@ -142,11 +139,10 @@ def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
         yield lambda size: bar.advance(task, size)
 
 
-def _send(server: Server, run_id: str, found: Imported) -> tuple[int, str]:
+def _send(server: Server, run_id: str, imported: Imported) -> tuple[int, str]:
     """Send all batches; return the exit code and what went wrong."""
-    compress = zstandard.ZstdCompressor().compress
-    for batch in batches(run_id, found):
-        answer = server.post(compress(schema.encode(batch)))
+    for batch in batches(run_id, imported):
+        answer = server.post(zstd.pack(schema.encode(batch)))
         if not answer.is_ours:
             code = EXIT_REFUSED if answer.is_refusal else EXIT_UNREACHABLE
             return code, f"status {answer.status}: {answer.text[:300]}"
@@ -156,19 +152,19 @@ def _send(server: Server, run_id: str, found: Imported) -> tuple[int, str]:
     return 0, ""
 
 
-def batches(run_id: str, found: Imported) -> Iterator[schema.Batch]:
+def batches(run_id: str, imported: Imported) -> Iterator[schema.Batch]:
     """Yield what is sent: first who the ranks are, so that the rest has an owner."""
     producer = f"import-{secrets.token_hex(8)}"
     started = schema.RunStarted(
-        attempt=0, rank=schema.NODE_RANK, time_ns=min(r.time_ns for r in found.records),
-        name=run_id, command=[], launcher=schema.IMPORTED, world_size=found.world_size,
+        attempt=0, rank=schema.NODE_RANK, time_ns=min(r.time_ns for r in imported.records),
+        name=run_id, command=[], launcher=schema.IMPORTED, world_size=imported.world_size,
     )  # fmt: skip
-    records = [started, *found.records]
+    records = [started, *imported.records]
     parts: list[tuple[list[schema.Record], list[schema.Chunk]]] = []
     for begin in range(0, len(records), _RECORDS_PER_BATCH):
         parts.append((records[begin : begin + _RECORDS_PER_BATCH], []))
     held = _BATCH_BYTES
-    for chunk in found.chunks:
+    for chunk in imported.chunks:
         if held + len(chunk.data) > _BATCH_BYTES:
             parts.append(([], []))
             held = 0

@@ -51,10 +51,10 @@ def run(words: Sequence[str], command: Callable[[Parsed], int]) -> int:
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
             if is_asked:
-                _tell(out, err, code)
+                _print_error(out, err, code)
             raise
         if is_asked:
-            _tell(out, err, code)
+            _print_error(out, err, code)
         return code
 
 
@@ -78,7 +78,7 @@ def _watched() -> Iterator[tuple[_Watched, _Watched]]:
         sys.stdout, sys.stderr = before
 
 
-def _tell(out: _Watched, err: _Watched, code: int) -> None:
+def _print_error(out: _Watched, err: _Watched, code: int) -> None:
     if not code or out.is_used:
         return
     lines = [line for line in err.text.strip().splitlines() if not line.startswith("Try: ")]

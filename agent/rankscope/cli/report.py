@@ -59,7 +59,7 @@ class ReportCommand:
         except SettingError as error:
             sys.stderr.write(f"rankscope report: {error}\n")
             return EXIT_USAGE
-        # by name: the agent package knows nobody
+        # by name: the agent package imports no other
         reporting = importlib.import_module("rankscope_server.report")
         wanted = reporting.Wanted(
             targets=tuple(arguments.target),

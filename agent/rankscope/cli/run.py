@@ -16,7 +16,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.native.probe import build
 from rankscope.node.launch.launcher import Launcher, Outcome
 from rankscope.node.launch.tee import STDERR, STDOUT
-from rankscope.node.upload.uploader import Server
+from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, Settings, from_environment
 
 
@@ -60,7 +60,7 @@ class RunCommand:
             "--json",
             action="store_true",
             help="print one JSON object on stdout at the end, and "
-            "nothing else there: the command's own output goes to stderr",
+            "nothing else there: the command's own output is sent to stderr",
         )
         parser.add_argument(
             "--preflight", nargs="?", choices=("quick", "default", "deep"), const="default",
@@ -74,7 +74,7 @@ class RunCommand:
         )  # fmt: skip
         parser.add_argument(
             "--preflight-nodes", metavar="LIST", help="all nodes, node 0 first, where the launch "
-            "does not tell: node0,node1 or node[0-7]",
+            "does not show: node0,node1 or node[0-7]",
         )  # fmt: skip
         parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -88,14 +88,14 @@ class RunCommand:
 
         command = _command(arguments)
         if not command:
-            say("no command given: write it behind `--`, as in `rankscope run -- python train.py`")
+            say("no command given: write it after `--`, as in `rankscope run -- python train.py`")
             return EXIT_USAGE
         try:
             settings = _settings(arguments)
         except SettingError as error:
             say(str(error))
             return EXIT_USAGE
-        refused = _gate(arguments, command, settings.server, say)
+        refused = _preflight(arguments, command, settings.server, say)
         if refused:
             return refused
         _prepare_probe(settings, say)
@@ -107,28 +107,30 @@ class RunCommand:
                 json.dumps(_as_json(outcome)), markup=False
             )
         else:
-            _tell(outcome, say)
+            _print_outcome(outcome, say)
         return outcome.exit_code
 
 
-def _gate(
+def _preflight(
     arguments: argparse.Namespace, command: list[str], server: str, say: Callable[[str], None]
 ) -> int:
     """Run the preflight if it was asked for. Returns the exit code of a refusal, or 0."""
     if arguments.preflight is None:
         return 0
     from rankscope.cli.preflight_options import read_nodes
-    from rankscope.preflight import launch_gate as gate
+    from rankscope.preflight import launch_gate
 
     try:
         nodes = read_nodes(arguments.preflight_nodes, "--preflight-nodes")
-        reason = gate.check(command, arguments.preflight, arguments.preflight_on, nodes, server)
-    except gate.UsageError as error:
+        reason = launch_gate.check(
+            command, arguments.preflight, arguments.preflight_on, nodes, server
+        )
+    except launch_gate.UsageError as error:
         say(f"--preflight: {str(error).replace(' --nodes', ' --preflight-nodes')}")
         return EXIT_USAGE
     if reason:
         say(f"not launched: {reason}")
-        return gate.EXIT_REFUSED
+        return launch_gate.EXIT_REFUSED
     return 0
 
 
@@ -138,11 +140,11 @@ def _prepare_probe(settings: Settings, say: Callable[[str], None]) -> None:
         return
     try:
         if not build.is_needed() or build.missing() or build.last_failure(build.path_of()):
-            return  # another source is taken; `rankscope doctor` says why
+            return  # another source is used; `rankscope doctor` says why
         say("compiling the native probe for this version of PyTorch, once (about 20 s) ...")
         build.build()
     except (build.BuildError, OSError) as error:
-        say(f"the native probe was not built, a slower source is taken: {error}")
+        say(f"cannot build the native probe, using a slower source: {error}")
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
@@ -169,7 +171,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return settings
 
 
-def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
+def _print_outcome(outcome: Outcome, say: Callable[[str], None]) -> None:
     where = outcome.url or str(outcome.directory)
     if outcome.conclusion is not None:
         for line in outcome.conclusion.lines():

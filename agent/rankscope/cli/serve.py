@@ -29,7 +29,7 @@ class ServeCommand:
                 "rankscope serve needs the server's packages: pip install 'rankscope[server]'\n"
             )
             return 1
-        # by name: the agent package knows nobody, and stays light where there is no server
+        # by name: the agent package imports no other, and stays light where there is no server
         server = importlib.import_module("rankscope_server")
         code: int = server.serve(arguments.arguments)
         return code

@@ -12,14 +12,14 @@ STRATEGIES: tuple[str, ...] = ("ddp", "pipeline")
 # 5 to 15 s, and where recording is thinned fewer than half of the steps may be recorded.
 LEAST_SECONDS = 40.0
 # Extra time of the slow rank as a multiple of its own step. A pipeline hides part of a delay,
-# on a busy machine perhaps all of one that is as long as the stage's own work.
+# on a busy machine perhaps all of one that is as long as the stage's self time.
 _SIZES = {("slow_compute", "pipeline"): 2.0, ("slow_data", "pipeline"): 2.0}
 _EARLIEST_STEP, _LATEST_STEP = 60, 140
 _STEPS_AFTER = 120  # on a slow machine; with LEAST_SECONDS on a fast one
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What the demo does: `fault` is one of FAULTS or None for a clean run.
 
     `steps` are the least: the run is as long as LEAST_SECONDS on any machine.
@@ -46,12 +46,12 @@ class Plan:
         return arguments
 
 
-def draw(fault: str, ranks: int, strategy: str, seed: int | None) -> Plan:
+def draw(fault: str, ranks: int, strategy: str, seed: int | None) -> DemoPlan:
     """Draw rank and step at random, the fault too where it is "random"."""
     chance = random.Random(seed)
     chosen: str | None = chance.choice(FAULTS) if fault == "random" else fault
     rank, start_step = chance.randrange(ranks), chance.randint(_EARLIEST_STEP, _LATEST_STEP)
-    return Plan(
+    return DemoPlan(
         fault=None if chosen == "none" else chosen,
         rank=rank,
         start_step=start_step,

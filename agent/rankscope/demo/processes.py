@@ -13,15 +13,15 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rankscope.demo.plan import Plan
+from rankscope.address import AddressError
+from rankscope.demo.plan import DemoPlan
+from rankscope.http import HttpError, get
 
 # What of the caller's environment says how to record; all else names another run, or its server.
 _PASSED_ON = (
@@ -30,6 +30,7 @@ _PASSED_ON = (
 )  # fmt: skip
 _SERVER_START_SECONDS = 120.0
 _ANSWER_SECONDS = 60.0  # of a server that computes on a machine with more to do than processors
+_MAX_BYTES = 64 << 20  # of an answer
 _STOP_SECONDS = 15.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _IN_USE = "is in use by process"  # what a server says whose data directory another one has
@@ -58,23 +59,21 @@ class Api:
 
     def _read(self, path: str) -> bytes | None:
         try:
-            with urllib.request.urlopen(f"{self.url}/{path}", timeout=_ANSWER_SECONDS) as reply:
-                body: bytes = reply.read()
-                return body
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 404:
-                return None
-            raise DemoFailed(f"the server answered {error.code} to {path}") from error
-        except OSError as error:
+            answer = get(
+                self.url, f"/{path}", timeout_seconds=_ANSWER_SECONDS, max_answer_bytes=_MAX_BYTES
+            )
+        except (HttpError, AddressError) as error:
             raise DemoFailed(f"the server does not answer at {self.url}: {error}") from error
+        if answer.status not in (200, 404):
+            raise DemoFailed(f"the server answered {answer.status} to {path}")
+        return answer.body if answer.status == 200 else None
 
 
 class Demo:
     """One demo: its processes, its run and its truth. Use as a context manager."""
 
     def __init__(
-        self, plan: Plan, data_directory: Path, port: int, *, may_move: bool = False
+        self, plan: DemoPlan, data_directory: Path, port: int, *, may_move: bool = False
     ) -> None:
         """`may_move`: where a server has the data directory, take one beside the logs."""
         self.plan = plan
@@ -173,7 +172,7 @@ class Demo:
         return next((entry for entry in map(json.loads, lines) if "start_step" in entry), None)
 
     def last_words(self) -> str:
-        """Return why the training failed, as far as its output tells."""
+        """Return why the training failed, as far as its output shows."""
         return self._last_words("training", self.training_log.name)
 
     def _start(self, log: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -227,7 +226,7 @@ def _end_ranks(run_id: str) -> None:
     """Kill what is left of a run.
 
     torchrun gives each rank a session of its own. It forgets those that it has started when it is
-    told to end while it starts the next, and it waits longer than we do for one that is stuck.
+    asked to end while it starts the next, and it waits longer than we do for one that is stuck.
     """
     ranks = _processes_of(run_id)
     for process in ranks:

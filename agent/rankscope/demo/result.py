@@ -53,14 +53,15 @@ def result(demo: Demo, watch: Watch, how: Recording) -> dict[str, Any]:
         match = demo.plan.fault is None and verdict is None and watch.is_over
     else:
         match = verdict is not None and (verdict["kind"], verdict["ranks"]) == (
-            truth["fault"], [truth["rank"]],
-        )  # fmt: skip
+            truth["fault"],
+            [truth["rank"]],
+        )
     findings = [] if view is None else view.findings
     return {
         "truth": truth,
         "verdict": verdict,
         "match": match,
-        "not_judged": "" if match else _not_judged(demo, watch, truth),
+        "not_judged": "" if match else _not_compared(demo, watch, truth),
         "collectives": how.source,
         "better_source": how.better,
         "thinned": how.thinned,
@@ -79,7 +80,7 @@ def _verdict(view: View | None) -> dict[str, Any] | None:
     return {field: view.verdict[field] for field in VERDICT_FIELDS}
 
 
-def _not_judged(demo: Demo, watch: Watch, truth: dict[str, Any] | None) -> str:
+def _not_compared(demo: Demo, watch: Watch, truth: dict[str, Any] | None) -> str:
     """Return why it is too early, or impossible, to call a verdict wrong; empty if it is wrong."""
     if not watch.is_over:
         return "the run was stopped before its verdict stood"

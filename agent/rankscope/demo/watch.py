@@ -12,7 +12,7 @@ from rankscope.demo.processes import Demo, DemoFailed
 _LOOK_SECONDS = 0.5
 _QUIET_SECONDS = 3.0  # nothing may have changed for so long when the watch ends
 _UNREPORTED_SECONDS = 30.0  # for an end that no collector is left to report
-_STILL_SECONDS = 300.0  # for a run that neither ends nor goes on
+_STILL_SECONDS = 300.0  # for a run that neither ends nor continues
 _PATIENCE_SECONDS = 180.0  # from the end of the training on, whatever still comes in
 _NOT_OVER = ("starting", "running")
 

@@ -1,6 +1,6 @@
 """Who this process is: its rank identity, and the run that it belongs to.
 
-Each launcher tells its processes their rank in variables of its own (`process.family`). Only
+Each launcher gives its processes their rank in variables of its own (`process.family`). Only
 some of them start nothing but ranks. Under the others (`srun`, `mpirun`, a pod per node) a process
 may be the parent of the ranks, with the number of its node as its rank: there the first process
 group decides, and the variables count where they agree with it.
@@ -21,7 +21,7 @@ from rankscope.process.family import FAMILY, LAUNCHERS, family_name, is_rank
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """The key (run_id, attempt, rank) with everything that goes with it; always whole."""
+    """The key (run_id, attempt, rank) with everything that belongs to it; always whole."""
 
     run_id: str
     attempt: int
@@ -44,7 +44,7 @@ def from_environment(environ: Mapping[str, str]) -> RankIdentity | None:
 
 
 def likely(environ: Mapping[str, str]) -> RankIdentity | None:
-    """Return the identity that a launcher's variables tell, None without any."""
+    """Return the identity that a launcher's variables give, None without any."""
     for launcher in LAUNCHERS:
         rank, size = _integer(environ, launcher.rank), _integer(environ, launcher.world_size)
         if rank is not None and size is not None:
@@ -53,7 +53,7 @@ def likely(environ: Mapping[str, str]) -> RankIdentity | None:
 
 
 def build(environ: Mapping[str, str], rank: int, world_size: int) -> RankIdentity:
-    """Return the identity of a process whose rank is known, the rest as the launcher tells it."""
+    """Return the identity of a process whose rank is known, the rest as the launcher gives it."""
     local_rank, local_world_size, node_rank = _place(environ, rank, world_size)
     return RankIdentity(
         run_id=run_id(environ),
@@ -107,10 +107,10 @@ def _place(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int,
         if node is None:
             node = _integer(environ, "CROSS_RANK")
         if node is None:
-            # launchers that do not tell fill one node after the other
+            # launchers that do not say fill one node after the other
             node = rank // local_size if local_size else 0
         return rank if local_rank is None else local_rank, local_size or world_size, node
-    # nobody but the process group told: Lightning's own launcher sets two variables
+    # only the process group shows it: Lightning's own launcher sets two variables
     local_rank = _integer(environ, "LOCAL_RANK")
     node = _integer(environ, "NODE_RANK") or 0
     return rank if local_rank is None else local_rank, world_size, node

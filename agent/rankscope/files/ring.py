@@ -36,7 +36,7 @@ ENDED_AT = 98  # u8: one of RUNNING, CLEAN, EXCEPTION, UNLOADED
 CLOCK_AT = 104  # u64 version (odd = being written), u64 monotonic ns, u64 wall ns
 DROPPED_AT = 128  # 8 x u64, by reason: DROP_REASONS
 HOOK_ERRORS_AT = 192  # u64
-# What the sources of collectives, in Python or C++, and the step clock tell each other:
+# What the sources of collectives, in Python or C++, and the step clock read of each other:
 BLOCKED_AT = 200  # u64: ns for which the training thread was blocked in waits, ever
 LATEST_END_AT = 208  # u64: monotonic ns of the latest end of a collective
 ENGINE_NUMBER_AT = 216  # u64: slot number + 1 of the last collective that autograd called, 0 none
@@ -136,7 +136,7 @@ class RingWriter:
 
     Raises RingFull where not even MIN_SLOTS fit. The file is allocated before it is mapped: a
     sparse file on a full file system would deliver SIGBUS to the training process.
-    A process that replaced its program (exec) goes on in the ring that it made before: `begun`
+    A process that replaced its program (exec) continues in the ring that it made before: `begun`
     is the number of slots that it had written.
     """
 

@@ -1,4 +1,4 @@
-"""Where the files of a run lie on one node, and how a run gets its name.
+"""Where the files of a run are on one node, and how a run gets its name.
 
     <base>/<run_id>/<attempt>/<rank>.<pid>/   collectives.ring steps.ring journal.N stacks fatal
     <base>/<run_id>/node/                     the collector: lock, pid, spool, offsets, log
@@ -10,8 +10,10 @@ files hold log lines and stacks.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 COLLECTIVES_RING = "collectives.ring"
@@ -19,8 +21,6 @@ STEPS_RING = "steps.ring"
 STACKS = "stacks"
 FATAL = "fatal"
 OUTPUTS = "outputs.json"
-REQUESTS = "requests"  # what the collector asks of the rank
-ANSWERS = "answers"  # what became of it
 FLIGHT_SETUP = "flight.json"  # what the collector may ask at the socket
 FLIGHT_SOCKET = "control.sock"  # of torch's control server
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -71,3 +71,14 @@ def clean_run_id(text: str) -> str:
     """Return `text` as a run id: letters, digits, dot, dash and underscore, not empty."""
     cleaned = _UNSAFE.sub("-", text).strip("-.")[:MAX_RUN_ID_LENGTH]
     return cleaned or "run"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it.
+
+    It is the owner's alone. Raises OSError.
+    """
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "wb", opener=partial(os.open, mode=0o600)) as file:
+        file.write(data)
+    os.replace(new, path)

@@ -2,7 +2,7 @@
 
 Rings are mapped into memory and locks decide who collects. On network and user-space file systems
 a lost server kills the process that touches the mapping (SIGBUS), and locks of two hosts do not
-see each other; such a directory is refused, whoever asked for it. Standard library only.
+see each other; such a directory is refused, also where a setting names it. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-class NoPlaceError(OSError):
+class NoDirectoryError(OSError):
     """No directory can be used; the message says why each was refused."""
 
 
 @dataclass(frozen=True)
-class Place:
+class DirectoryChoice:
     """The base of run directories, and why the one that was asked for is not it."""
 
     base: Path
     note: str = ""
 
 
-def choose(environ: Mapping[str, str], mounts: str | None = None, host: str = "") -> Place:
+def choose(
+    environ: Mapping[str, str], mounts: str | None = None, host: str = ""
+) -> DirectoryChoice:
     """Return the base for the run directories of this node; nothing is created.
 
     $RANKSCOPE_DIR, else a directory of the user under $XDG_RUNTIME_DIR, the temporary directory
-    or /dev/shm. `mounts` is the text of /proc/self/mountinfo. Raises NoPlaceError.
+    or /dev/shm. `mounts` is the text of /proc/self/mountinfo. Raises NoDirectoryError.
     """
     text = _mounts() if mounts is None else mounts
     asked = environ.get("RANKSCOPE_DIR", "")
@@ -58,8 +60,8 @@ def choose(environ: Mapping[str, str], mounts: str | None = None, host: str = ""
         if kind not in _LOCAL:  # perhaps another host has it too: a directory for each
             base = wanted / (host or os.uname().nodename)
         note = f"{refused[0]}; files are in {base} instead" if asked and refused else ""
-        return Place(base, note)
-    raise NoPlaceError("; ".join(refused))
+        return DirectoryChoice(base, note)
+    raise NoDirectoryError("; ".join(refused))
 
 
 def file_system(path: Path, mounts: str) -> str:
@@ -109,12 +111,12 @@ def _is_remote(kind: str) -> str:
 def _why_not(wanted: Path) -> str:
     """Return why no run can be recorded there, empty if one can."""
     if wanted.is_symlink() and wanted.lstat().st_uid != os.getuid():
-        return "a link that belongs to somebody else"
+        return "a link that belongs to another user"
     existing = _existing(wanted)
     if not existing.is_dir():
         return f"{existing} is no directory"
     if existing == wanted and existing.stat().st_uid not in (os.getuid(), 0):
-        return "belongs to somebody else"
+        return "belongs to another user"
     if not is_writable(existing):
         return f"{existing} is not writable"
     size = os.statvfs(existing)

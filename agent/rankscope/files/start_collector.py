@@ -22,14 +22,14 @@ _DROPPED = frozenset({
     "MASTER_PORT", "PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONWARNINGS",
 })  # fmt: skip
 _PACKAGES = Path(__file__).parents[2]  # the folder that holds the package rankscope
-_ATTACH_SITE = _PACKAGES / "rankscope" / "attach" / "site"
+ATTACH_SITE = _PACKAGES / "rankscope" / "rank" / "attach" / "site"  # first on PYTHONPATH of ranks
 
 
 def ensure_collector(run_directory: Path, environ: Mapping[str, str]) -> bool:
     """Start a detached collector for this run unless one runs; return whether one was started.
 
     The lock is taken here and inherited by the child, so of many callers one starts one. The
-    shell in between ends at once: the collector is nobody's child, and never a zombie in the
+    shell in between ends at once: the collector is no child of the rank, and never a zombie in the
     training process. Raises OSError where there is no room, or no shell.
     """
     descriptor = take_lock(run_directory)
@@ -92,7 +92,7 @@ def collector_environment(environ: Mapping[str, str]) -> dict[str, str]:
     paths = [
         os.path.abspath(path)
         for path in kept.get("PYTHONPATH", "").split(os.pathsep)
-        if path and Path(path).absolute() != _ATTACH_SITE
+        if path and Path(path).absolute() != ATTACH_SITE
     ]
     if str(_PACKAGES) not in paths:
         paths.append(str(_PACKAGES))  # last: it may be site-packages itself

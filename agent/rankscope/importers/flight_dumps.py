@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rankscope.node.flight.ask import MAX_ENTRIES, AskError, Dump, parse
+from rankscope.files.flight_recorder import MAX_ENTRIES, Dump, DumpError, parse
+from rankscope.importers.pickle_budget import OverBudgetError, check_operations, check_values
 
 MAX_BYTES = 256 << 20  # a recorder of 20,000 entries with stacks takes 60 MB
 MAX_RANK = 1 << 20
@@ -26,10 +27,6 @@ _NUMBER = re.compile(r"\d+")
 OUR_COPY = re.compile(r"flight_recorder\.\d+\.json")  # in the directory <rank>.<pid> of a rank
 _PICKLE_START = b"\x80"
 _GZIP = b"\x1f\x8b"
-
-
-class DumpError(ValueError):
-    """This file is no Flight Recorder dump; the message names it and says why."""
 
 
 class _NoGlobals(pickle.Unpickler):  # noqa: S301 - it resolves no global
@@ -45,7 +42,7 @@ class _NoGlobals(pickle.Unpickler):  # noqa: S301 - it resolves no global
 def read_dumps(paths: Iterable[Path]) -> tuple[dict[int, Dump], list[str]]:
     """Return the dump of each rank, and what was left out with the reason.
 
-    A directory stands for the files in it. The rank is the last number in a file's name. Of two
+    A directory means the files in it. The rank is the last number in a file's name. Of two
     dumps of one rank the one with the newest operation counts.
     """
     found: dict[int, Dump] = {}
@@ -79,14 +76,11 @@ def read_dump(path: Path) -> Dump:
 
 def parse_dump(data: bytes) -> Dump:
     """Return the dump that these bytes hold, pickle or JSON. Raises DumpError."""
-    try:
-        dump = _unpickle(data) if data[:1] == _PICKLE_START else parse(data)
-    except AskError as error:
-        raise DumpError(str(error)) from error
+    dump = _unpickle(data) if data[:1] == _PICKLE_START else parse(data)
     if len(dump.entries) > MAX_ENTRIES:
         raise DumpError(f"it has {len(dump.entries)} entries")
     if not (dump.entries or dump.pg_status):
-        raise DumpError("it tells of no operation and of no group")
+        raise DumpError("it holds no operation and no group")
     if not all(key.isdigit() and len(key) <= _MAX_DIGITS for key in dump.pg_status):
         raise DumpError("its pg_status is not by numbers of groups")
     for entry in dump.entries:
@@ -117,7 +111,7 @@ def _unpacked(data: bytes) -> bytes:
 def rank_of(path: Path) -> int:
     """Return the rank that a file's name ends with. Raises DumpError.
 
-    PyTorch names a file `<prefix><rank>`; copies of ours lie in a directory `<rank>.<pid>`.
+    PyTorch names a file `<prefix><rank>`; copies of ours are in a directory `<rank>.<pid>`.
     """
     if OUR_COPY.fullmatch(path.name):
         numbers = _NUMBER.findall(path.parent.name)[:1]
@@ -135,7 +129,11 @@ def newest_ns(dump: Dump) -> int:
 
 def _unpickle(data: bytes) -> Dump:
     try:
+        check_operations(data)
         plain = _NoGlobals(io.BytesIO(data)).load()
+        check_values(plain)
+    except OverBudgetError as error:
+        raise DumpError(f"the pickle was refused: {error}; no dump does") from error
     except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError) as error:
         raise DumpError(f"the pickle was refused: {error}; copy the file again") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.files.flight_recorder import Dump, FlightEntry, open_entries
 from rankscope.importers.flight_dumps import MAX_RANK, newest_ns
-from rankscope.node.flight.ask import Dump, Entry
-from rankscope.node.flight.summary import open_entries
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column, encode_chunk
 from rankscope.wire.formulas import item_bytes
@@ -40,12 +39,6 @@ OPERATIONS = (
     ("gather", "gather"), ("scatter", "scatter"), ("reduce", "reduce"), ("send", "send"),
     ("recv", "recv"),
 )  # fmt: skip
-DTYPES = {  # c10's names
-    "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64",
-    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
-    "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
-    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -62,11 +55,11 @@ def convert(dumps: Mapping[int, Dump], attempt: int = 0) -> Imported:
     """Return the records and chunks of a job of which these dumps are left, by rank."""
     members = _members(dumps)
     world_size = 1 + max(rank for ranks in (dumps, *members.values()) for rank in ranks)
-    found = Imported(world_size)
+    imported = Imported(world_size)
     now_ns = _taken_ns(dumps)
     for rank, dump in sorted(dumps.items()):
-        _convert_rank(found, rank, dump, members, attempt, now_ns)
-    return found
+        _convert_rank(imported, rank, dump, members, attempt, now_ns)
+    return imported
 
 
 def label(name: str, description: str) -> str:
@@ -77,20 +70,20 @@ def label(name: str, description: str) -> str:
 
 
 def _convert_rank(
-    found: Imported, rank: int, dump: Dump, members: Mapping[str, tuple[int, ...]],
+    imported: Imported, rank: int, dump: Dump, members: Mapping[str, tuple[int, ...]],
     attempt: int, now_ns: int,
 ) -> None:  # fmt: skip
     who: dict[str, Any] = {"attempt": attempt, "rank": rank, "time_ns": now_ns}
     backend = next((e.profiling_name.partition(":")[0] for e in dump.entries), "")
     first_ns = min((entry.time_created_ns for entry in dump.entries), default=now_ns)
-    found.records.append(
+    imported.records.append(
         schema.RankRegistered(
-            **{**who, "time_ns": first_ns}, world_size=found.world_size, local_rank=0,
+            **{**who, "time_ns": first_ns}, world_size=imported.world_size, local_rank=0,
             local_world_size=1, node_rank=-1, host="", pid=0, backend=backend,
             sources={"collectives": SOURCE},
         )
     )  # fmt: skip
-    found.records += [
+    imported.records += [
         schema.GroupDefined(
             **who, group=group, ranks=list(ranks), backend=backend,
             description=group.rpartition(" ")[0],
@@ -99,8 +92,8 @@ def _convert_rank(
         if rank in ranks
     ]  # fmt: skip
     waiting = open_entries(dump)
-    found.num_open += len(waiting)
-    found.records.append(
+    imported.num_open += len(waiting)
+    imported.records.append(
         schema.RankState(
             **who, step=0, phase="other", phase_since_ns=newest_ns(dump),
             heartbeat_ns=newest_ns(dump), groups=_groups(dump, waiting, members),
@@ -108,7 +101,7 @@ def _convert_rank(
     )  # fmt: skip
     chunk = _chunk(dump, waiting, members, attempt, rank)
     if chunk is not None:
-        found.chunks.append(chunk)
+        imported.chunks.append(chunk)
 
 
 def _taken_ns(dumps: Mapping[int, Dump]) -> int:
@@ -154,10 +147,10 @@ def _names(dump: Dump) -> dict[str, str]:
 
 
 def _groups(
-    dump: Dump, waiting: list[Entry], members: Mapping[str, tuple[int, ...]]
+    dump: Dump, waiting: list[FlightEntry], members: Mapping[str, tuple[int, ...]]
 ) -> list[schema.GroupState]:
-    """Return where a rank stands in each of its groups."""
-    entries: dict[str, list[Entry]] = {}
+    """Return how far a rank is in each of its groups."""
+    entries: dict[str, list[FlightEntry]] = {}
     for entry in dump.entries:
         entries.setdefault(label(*entry.process_group), []).append(entry)
     status = {
@@ -175,7 +168,7 @@ def _groups(
 
 def _group(
     group: str,
-    entries: list[Entry],
+    entries: list[FlightEntry],
     status: Mapping[str, str | int],
     is_open: set[int],
     ranks: tuple[int, ...],
@@ -184,7 +177,7 @@ def _group(
     collectives = [entry for entry in entries if not entry.is_p2p]
     exchanges = [entry for entry in entries if entry.is_p2p]
     waiting = [entry for entry in collectives if entry.record_id in is_open]
-    # Of a group with exchanges the status counts these; each of them tells the collectives, too.
+    # Of a group with exchanges the status counts these; each of them has the collectives, too.
     counts = {} if exchanges else status
     known = [entry.collective_seq_id for entry in entries]
     issued = max([_count(counts, "last_enqueued_collective"), *known])
@@ -206,7 +199,7 @@ def _group(
     )  # fmt: skip
 
 
-def _exchanges(waiting: list[Entry], ranks: tuple[int, ...]) -> dict[str, Any]:
+def _exchanges(waiting: list[FlightEntry], ranks: tuple[int, ...]) -> dict[str, Any]:
     """Return the oldest open exchange and how many are open with each peer in each direction.
 
     What has ended has ended on both sides, so the open ones of two ranks count alike from 1.
@@ -231,8 +224,8 @@ def _exchanges(waiting: list[Entry], ranks: tuple[int, ...]) -> dict[str, Any]:
     return {**first, "peers": peers}
 
 
-def peer_of(entry: Entry, ranks: tuple[int, ...]) -> tuple[str, int]:
-    """Return (send or recv, global rank of the peer); -1 where the name does not tell it."""
+def peer_of(entry: FlightEntry, ranks: tuple[int, ...]) -> tuple[str, int]:
+    """Return (send or recv, global rank of the peer); -1 where the name does not have it."""
     match = _PEER.search(entry.profiling_name)
     if match is None or int(match[3]) >= len(ranks):
         return "", -1
@@ -242,14 +235,14 @@ def peer_of(entry: Entry, ranks: tuple[int, ...]) -> tuple[str, int]:
 # --- operations -----------------------------------------------------------------------------
 
 
-def operation_of(entry: Entry) -> str:
+def operation_of(entry: FlightEntry) -> str:
     """Return our name of an operation."""
     text = entry.profiling_name.partition(":")[2] or entry.profiling_name
     return next((ours for theirs, ours in OPERATIONS if theirs in text), "other")
 
 
 def _chunk(
-    dump: Dump, waiting: list[Entry], members: Mapping[str, tuple[int, ...]], attempt: int,
+    dump: Dump, waiting: list[FlightEntry], members: Mapping[str, tuple[int, ...]], attempt: int,
     rank: int,
 ) -> schema.Chunk | None:  # fmt: skip
     entries = [entry for entry in dump.entries if not entry.ends_batch and entry.time_created_ns]
@@ -277,8 +270,9 @@ def _chunk(
             [peer_of(e, members.get(label(*e.process_group), ()))[1] for e in entries]
         ),
         "num_tensors": np.array([max(len(e.input_sizes), len(e.output_sizes)) for e in entries]),
-        "state": np.array([schema.ISSUED if e.record_id in is_open else schema.ENDED
-                           for e in entries]),
+        "state": np.array(
+            [schema.ISSUED if e.record_id in is_open else schema.ENDED for e in entries]
+        ),
         "flags": np.array([schema.FLAG_P2P if e.is_p2p else schema.FLAG_ASYNC for e in entries]),
         "group": [label(*e.process_group) for e in entries],
         "operation": [operation_of(e) for e in entries],
@@ -287,7 +281,7 @@ def _chunk(
         "call_site": [_call_site(e) for e in entries],
         "issued_by": [""] * len(entries),
         "ended_by": ["" if e.record_id in is_open else "flight recorder" for e in entries],
-    }  # fmt: skip
+    }
     return schema.Chunk(
         kind="collectives", attempt=attempt, rank=rank, host="", count=len(entries),
         time_lo_ns=int(arrived.min()), time_hi_ns=int(arrived.max()), data=encode_chunk(columns),
@@ -299,8 +293,8 @@ def _since(arrived: Any, times: Iterable[int | None]) -> Any:
     return np.where(known >= arrived, known - arrived, -1)
 
 
-def _sizes(entry: Entry) -> tuple[int, int]:
-    """Return the bytes of what goes in and of what comes out; -1 where they cannot be numbers."""
+def _sizes(entry: FlightEntry) -> tuple[int, int]:
+    """Return the bytes of the inputs and of the outputs; -1 where they cannot be numbers."""
     return (
         _bytes(entry.input_sizes, entry.input_dtypes),
         _bytes(entry.output_sizes, entry.output_dtypes),
@@ -316,10 +310,10 @@ def _bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
 
 
 def _dtype(names: list[str]) -> str:
-    return DTYPES.get(names[0], "other") if names else "other"
+    return schema.C10_DTYPES.get(names[0], "other") if names else "other"
 
 
-def _call_site(entry: Entry) -> str:
+def _call_site(entry: FlightEntry) -> str:
     """Return the innermost frame outside torch."""
     for frame in entry.frames:
         if "/torch/" not in frame.filename and not frame.filename.startswith("<"):

@@ -1,8 +1,8 @@
 """`python -m rankscope.node --run-dir DIR`: the node collector as a process.
 
 Settings come from the environment. A second one for the same run exits 0 at once. A failure that
-is not a damaged file ends the process (exit code 70): whoever started it starts it again, and it
-goes on from the last commit, which is simpler to be sure of than a half-finished turn.
+is not a damaged file ends the process (exit code 70): what started it starts it again, and it
+continues from the last commit, which is simpler to be sure of than a half-finished turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankscope import settings as settings_table
+from rankscope.files.run_directory import replace_file
 from rankscope.files.start_collector import take_lock
 from rankscope.native.probe import build
 from rankscope.node import offsets as progress
@@ -29,8 +30,9 @@ from rankscope.node.ranks import leftovers
 from rankscope.node.sources.sampling import Sampling
 from rankscope.node.upload.clock import ClockExchange
 from rankscope.node.upload.outbox import LocalOutbox, Outbox, SpoolingOutbox, new_producer
+from rankscope.node.upload.server import Server
 from rankscope.node.upload.spool import Spool
-from rankscope.node.upload.uploader import Server, Uploader
+from rankscope.node.upload.uploader import Uploader
 from rankscope.settings import SettingError, Settings
 
 EXIT_USAGE, EXIT_SOFTWARE = 64, 70
@@ -58,9 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         logger.error("not started: %s", error)
         return EXIT_USAGE
     with contextlib.suppress(OSError):
-        fresh = run_directory / "node" / "pid.new"
-        fresh.write_text(str(os.getpid()))
-        fresh.replace(run_directory / "node" / "pid")  # whoever reads it reads a number
+        replace_file(run_directory / "node" / "pid", str(os.getpid()).encode())
     try:
         _run(run_directory, settings, server)
     except Exception:  # the guard of the main thread: say it, end, be restarted
@@ -114,7 +114,7 @@ def _run(run_directory: Path, settings: Settings, server: Server | None) -> None
 
 
 def _begin_delivery(run_directory: Path, settings: Settings) -> None:
-    """Say where this run goes, and look after the runs that were here before."""
+    """Write down which server gets this run, and look after the runs that were here before."""
     with contextlib.suppress(OSError):
         (run_directory / leftovers.DELIVERED).unlink(missing_ok=True)
         (run_directory / leftovers.SERVER).write_text(settings.server)
@@ -162,7 +162,9 @@ def _on_sigterm(wake: Callable[[], None]) -> Callable[[], bool]:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m rankscope.node", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m rankscope.node", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run")
     parser.add_argument("--lock-fd", type=int, default=-1, help=argparse.SUPPRESS)
     return parser.parse_args(argv)

@@ -14,24 +14,29 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from rankscope.files.run_directory import ANSWERS, REQUESTS
-from rankscope.node.traces.traces import Trace, TraceResult, TraceWorker
-from rankscope.rank.control import Answers, RankAnswer, decode_answers, encode, replace_file
+from rankscope.files.commands import (
+    ANSWERS,
+    MAX_BYTES,
+    REQUESTS,
+    Answers,
+    RankAnswer,
+    decode_answers,
+    encode,
+)
+from rankscope.files.run_directory import replace_file
+from rankscope.node.ranks.lives import Followed
+from rankscope.node.upload.traces import Trace, TraceResult, TraceWorker
 from rankscope.wire import schema
 from rankscope.wire.schema import SAMPLING, Command, CommandAnswer
 
-if TYPE_CHECKING:
-    from rankscope.node.ranks.followed import Followed
-
-ANSWERED = "command "  # begins the entries of Offsets.said that are ours
+ANSWERED = "command "  # begins the entries of Offsets.reported that are ours
 _LOOK_SECONDS = 0.5
 _MAX_OPEN = 256
 _MAX_ANSWERED = 1000
-_MAX_FILE_BYTES = 1 << 20
 State: TypeAlias = Literal["running", "done", "refused"]
 
 logger = logging.getLogger(__name__)
@@ -61,7 +66,7 @@ class CommandDesk:
     def __init__(
         self,
         record: Callable[[schema.Record], None],
-        said: Iterable[str],
+        reported: Iterable[str],
         traces: TraceWorker,
         *,
         is_enabled: bool,
@@ -71,7 +76,7 @@ class CommandDesk:
         self._traces = traces
         self._is_enabled = is_enabled
         self._clock = clock
-        self._answered = dict.fromkeys(name for name in said if name.startswith(ANSWERED))
+        self._answered = dict.fromkeys(name for name in reported if name.startswith(ANSWERED))
         self._came: queue.SimpleQueue[list[Command]] = queue.SimpleQueue()
         self._open: dict[str, OpenCommand] = {}
         self._answers: dict[str, tuple[tuple[int, int], Answers]] = {}
@@ -90,7 +95,7 @@ class CommandDesk:
 
     def is_idle(self) -> bool:
         """Return whether no trace is on its way."""
-        return not any(one.is_sending for one in self._open.values())
+        return not any(pending.is_sending for pending in self._open.values())
 
     def is_recording(self, key: str) -> bool:
         """Return whether a rank records so that its collectives match those of its peers."""
@@ -110,10 +115,10 @@ class CommandDesk:
         self._take_stacks(followed)
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
-            for key, one in followed.items():
+            for key, rank in followed.items():
                 if key not in self._known:
-                    self._begin(key, one.rank.directory)
-                self._read_answers(key, one.rank.directory)
+                    self._begin(key, rank.rank.directory)
+                self._read_answers(key, rank.rank.directory)
         for open_command in list(self._open.values()):
             self._advance(open_command, followed, now)
         return len(self._answered) != num_answered
@@ -132,13 +137,13 @@ class CommandDesk:
             if key is None:
                 continue  # not here, or not yet: the server repeats it
             directory = followed[key].rank.directory
-            one = OpenCommand(command, key, directory, rank, now + command.expires_in_seconds)
-            if one.name in self._answered or one.name in self._open:
+            pending = OpenCommand(command, key, directory, rank, now + command.expires_in_seconds)
+            if pending.name in self._answered or pending.name in self._open:
                 continue
-            self._open[one.name] = one
+            self._open[pending.name] = pending
             reason = self._refusal(followed[key], command)
             if reason:
-                self._finish(one, "refused", reason)
+                self._finish(pending, "refused", reason)
             elif command.kind == "stacks":
                 followed[key].stacks.request(
                     command.id,
@@ -166,7 +171,7 @@ class CommandDesk:
         return ""
 
     def _write_requests(self, key: str, directory: Path) -> None:
-        asked = [one.command for one in self._open.values() if one.key == key]
+        asked = [pending.command for pending in self._open.values() if pending.key == key]
         asked = [command for command in asked if command.kind != "stacks"]
         try:
             replace_file(directory / REQUESTS, encode(asked))
@@ -182,7 +187,7 @@ class CommandDesk:
             seen = (status.st_ino, status.st_mtime_ns)
             if self._answers.get(key, (None, None))[0] == seen:
                 return
-            if status.st_size > _MAX_FILE_BYTES:
+            if status.st_size > MAX_BYTES:
                 raise ValueError("too large")
             self._answers[key] = (seen, decode_answers(path.read_bytes()))
         except FileNotFoundError:
@@ -190,75 +195,79 @@ class CommandDesk:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning("%s cannot be read: %s", path, error)
 
-    def _advance(self, one: OpenCommand, followed: Mapping[str, Followed], now: float) -> None:
-        if one.is_sending:
+    def _advance(self, pending: OpenCommand, followed: Mapping[str, Followed], now: float) -> None:
+        if pending.is_sending:
             return
-        rank = followed.get(one.key)
+        rank = followed.get(pending.key)
         is_gone = rank is None or rank.life.is_gone
         if is_gone:
-            self._read_answers(one.key, one.directory)
-        said = self._answers[one.key][1].answers if one.key in self._answers else {}
-        answer = said.get(one.command.id)
+            self._read_answers(pending.key, pending.directory)
+        reported = self._answers[pending.key][1].answers if pending.key in self._answers else {}
+        answer = reported.get(pending.command.id)
         is_over = answer is not None and answer.state != "running"
         if is_gone and not is_over:
-            self._finish(one, "refused", "the process ended before it was done")
-        elif answer is not None and one.command.kind != "stacks":
-            self._take_answer(one, answer)
-        elif now > one.deadline:  # the server calls it expired
-            del self._open[one.name]
-            self._write_requests(one.key, one.directory)
+            self._finish(pending, "refused", "the process ended before it was done")
+        elif answer is not None and pending.command.kind != "stacks":
+            self._take_answer(pending, answer)
+        elif now > pending.deadline:  # the server calls it expired
+            del self._open[pending.name]
+            self._write_requests(pending.key, pending.directory)
 
-    def _take_answer(self, one: OpenCommand, answer: RankAnswer) -> None:
+    def _take_answer(self, pending: OpenCommand, answer: RankAnswer) -> None:
         if answer.state == "running":
-            if not one.is_running:
-                one.is_running = True
-                self._say(one, "running", answer.reason)
+            if not pending.is_running:
+                pending.is_running = True
+                self._say(pending, "running", answer.reason)
         elif answer.state == "done" and answer.file:
-            one.is_sending = True
-            path = one.directory / Path(answer.file).name
-            self._trace_files[one.name] = path
-            self._traces.put(Trace(one.name, one.command.id, one.rank, path, answer.reason))
+            pending.is_sending = True
+            path = pending.directory / Path(answer.file).name
+            self._trace_files[pending.name] = path
+            self._traces.put(
+                Trace(pending.name, pending.command.id, pending.rank, path, answer.reason)
+            )
         else:
-            self._finish(one, answer.state, answer.reason)
+            self._finish(pending, answer.state, answer.reason)
 
     def _take_traces(self) -> None:
         for result in self._traces.results():
-            one = self._open.get(result.name)
-            if one is not None:
-                self._to_delete.append(self._trace_files.pop(one.name))
-                self._finish(one, "refused" if result.why else "done", result.text, trace=result)
+            pending = self._open.get(result.name)
+            if pending is not None:
+                self._to_delete.append(self._trace_files.pop(pending.name))
+                self._finish(
+                    pending, "refused" if result.why else "done", result.text, trace=result
+                )
 
     def _take_stacks(self, followed: Mapping[str, Followed]) -> None:
         for key, rank in followed.items():
             for command, state, reason in rank.stacks.take_answers():
-                for one in list(self._open.values()):
-                    if one.key == key and one.command.id == command:
-                        self._finish(one, state, reason)
+                for pending in list(self._open.values()):
+                    if pending.key == key and pending.command.id == command:
+                        self._finish(pending, state, reason)
 
     def _finish(
         self,
-        one: OpenCommand,
+        pending: OpenCommand,
         state: State,
         reason: str,
         trace: TraceResult | None = None,
     ) -> None:
-        self._say(one, state, reason, trace)
-        self._answered[one.name] = None
-        self._open.pop(one.name, None)
-        if one.command.kind != "stacks":
-            self._write_requests(one.key, one.directory)
+        self._say(pending, state, reason, trace)
+        self._answered[pending.name] = None
+        self._open.pop(pending.name, None)
+        if pending.command.kind != "stacks":
+            self._write_requests(pending.key, pending.directory)
 
     def _say(
-        self, one: OpenCommand, state: State, reason: str, trace: TraceResult | None = None
+        self, pending: OpenCommand, state: State, reason: str, trace: TraceResult | None = None
     ) -> None:
-        if one.command.id < 0:  # this collector's own: the server knows nothing of it
+        if pending.command.id < 0:  # this collector's own: the server knows nothing of it
             return
         self._record(
             CommandAnswer(
-                attempt=one.command.attempt,
-                rank=one.rank,
+                attempt=pending.command.attempt,
+                rank=pending.rank,
                 time_ns=time.time_ns(),
-                command=one.command.id,
+                command=pending.command.id,
                 state=state,
                 reason=reason,
                 trace_bytes=0 if trace is None else trace.num_bytes,
@@ -276,7 +285,7 @@ def _key_of(followed: Mapping[str, Followed], attempt: int, rank: int) -> str | 
     """Return the directory of a rank: of several the one that lives."""
     found = [
         key
-        for key, one in followed.items()
-        if one.rank.attempt == attempt and one.rank.rank == rank
+        for key, known in followed.items()
+        if known.rank.attempt == attempt and known.rank.rank == rank
     ]
     return min(found, key=lambda key: followed[key].life.is_gone, default=None)

@@ -18,21 +18,20 @@ from rankscope.node.ending import EndRules
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import Offsets, RankOffsets
 from rankscope.node.processes.asking import StackAsker
-from rankscope.node.processes.exits import ExitBook, ExitStatus, OomWatch
+from rankscope.node.processes.exits import ExitStatus, ExitStatuses, OomWatch
 from rankscope.node.processes.liveness import DeathWatch
 from rankscope.node.processes.stacks import Look, StackTaker
 from rankscope.node.ranks import rank as rank_files
 from rankscope.node.ranks.copies import WithoutCopies
-from rankscope.node.ranks.followed import Followed
 from rankscope.node.ranks.launchers import Launchers
-from rankscope.node.ranks.lives import Life
+from rankscope.node.ranks.lives import Followed, Life
 from rankscope.node.ranks.rank import FollowedRank, rank_directories
 from rankscope.node.sources.base import News, RankProcess
 from rankscope.node.sources.process import ProcessSampler
 from rankscope.node.sources.sampling import Sampling
 from rankscope.node.thinning import Agreement
-from rankscope.node.traces.traces import TraceWorker
 from rankscope.node.upload.outbox import Outbox
+from rankscope.node.upload.traces import TraceWorker
 from rankscope.settings import Settings
 from rankscope.wire import schema
 
@@ -73,7 +72,7 @@ class Collector:
         self._launchers = Launchers(run_directory, offsets.files, ledger)
         self._rules = EndRules(self._launchers)
         self._start_offsets = offsets
-        self._book = ExitBook(run_directory / "node")
+        self._exit_statuses = ExitStatuses(run_directory / "node")
         self._watch = DeathWatch(self.wake.set, self._write_exit)
         self._watch.start()
         self._oom = OomWatch()
@@ -82,10 +81,10 @@ class Collector:
         self._finished: dict[str, bool] = dict.fromkeys(offsets.finished, False)  # -> is marked
         self.traces = TraceWorker(run_directory.name, run_directory / "node" / "traces")
         self.commands = CommandDesk(
-            outbox.record, offsets.said, self.traces, is_enabled=settings.commands
+            outbox.record, offsets.reported, self.traces, is_enabled=settings.commands
         )
         self._agreement = Agreement(self.commands.received)
-        self._said: set[str] = set(offsets.said) - set(self.commands.answered())
+        self._reported: set[str] = set(offsets.reported) - set(self.commands.answered())
         self._next_state = 0.0
         self._next_flush = 0.0
         self._more = False
@@ -156,8 +155,8 @@ class Collector:
         for chunk in self._sampling.take_chunks(all_of_them=all_samples):
             self._outbox.chunk(chunk)
         finished = [key for key, is_marked in self._finished.items() if not is_marked]
-        said = [*sorted(self._said), *self.commands.answered()]
-        self._outbox.commit(files, finished, said)
+        reported = [*sorted(self._reported), *self.commands.answered()]
+        self._outbox.commit(files, finished, reported)
         self._tidy()
 
     # --- when to end ---------------------------------------------------------------------
@@ -190,7 +189,7 @@ class Collector:
                 continue
             offsets = self._start_offsets.files.get(key, RankOffsets())
             rank = FollowedRank(
-                self._run_directory, key, offsets, self._ledger, self._host, self._tell_once
+                self._run_directory, key, offsets, self._ledger, self._host, self._report_once
             )
             asker = StackAsker(rank.directory / STACKS)
             stacks = StackTaker(
@@ -200,7 +199,7 @@ class Collector:
                 int(self._settings.hang_stack_seconds * 1e9),
                 has_fallback=asker.has_fallback,
             )
-            life = Life(rank, self._watch, self._book, self._oom)
+            life = Life(rank, self._watch, self._exit_statuses, self._oom)
             self._followed[key] = Followed(rank, life, stacks)
 
     def _take_deaths(self) -> bool:
@@ -227,7 +226,7 @@ class Collector:
             followed.failures += 1
             logger.exception("reading %s failed", followed.rank.key)
             if followed.failures >= _FAILURES_TO_ABANDON:
-                self._tell_once(
+                self._report_once(
                     "rank not followed",
                     {"directory": followed.rank.key, "reason": f"{type(error).__name__}: {error}"},
                 )
@@ -237,7 +236,7 @@ class Collector:
             followed.life.turn()
             if followed.life.is_elsewhere:
                 reason = "the process is in another pid namespace: its heartbeat alone is watched"
-                self._tell_once("stacks skipped", {"rank": followed.rank.key, "reason": reason})
+                self._report_once("stacks skipped", {"rank": followed.rank.key, "reason": reason})
             if not followed.life.is_gone:
                 processes = None if followed.life.is_elsewhere else self._processes
                 state = followed.rank.state(processes, alive=True)
@@ -263,7 +262,7 @@ class Collector:
             )
         )
         for news in self._sampling.news():
-            self._tell(news)
+            self._report(news)
         self._ledger.add("samples", "collector late", self._sampling.take_dropped())
         while not self.found.empty():
             self._outbox.record(self.found.get())
@@ -311,7 +310,7 @@ class Collector:
         any_ended = False
         for key, followed in list(self._followed.items()):
             if followed.rank.boot_id not in (b"", bytes(16), self._boot_id):
-                self._tell_once("rank not followed", {"directory": key, "reason": "other host"})
+                self._report_once("rank not followed", {"directory": key, "reason": "other host"})
                 self._leave(key)
                 continue
             if not followed.is_drained:
@@ -353,15 +352,15 @@ class Collector:
     def _write_exit(self, pid: int, start_ticks: int, status: ExitStatus) -> None:
         """Keep what was seen of an exit, should this collector be killed before it is sent."""
         with contextlib.suppress(OSError):
-            self._book.write(pid, start_ticks, status)
+            self._exit_statuses.write(pid, start_ticks, status)
 
-    def _tell_once(self, name: str, fields: dict[str, str]) -> None:
+    def _report_once(self, name: str, fields: dict[str, str]) -> None:
         key = f"{name} {sorted(fields.items())}"
-        if key not in self._said and len(self._said) < 1000:
-            self._said.add(key)
-            self._tell(News(name, fields, time.time_ns()))
+        if key not in self._reported and len(self._reported) < 1000:
+            self._reported.add(key)
+            self._report(News(name, fields, time.time_ns()))
 
-    def _tell(self, news: News) -> None:
+    def _report(self, news: News) -> None:
         level = logging.INFO if news.name in _ROUTINE else logging.WARNING
         logger.log(level, "%s: %s", news.name, news.fields)
         self._outbox.record(

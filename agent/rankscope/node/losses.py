@@ -12,7 +12,7 @@ Key = tuple[int, int, str, str]  # attempt, rank, source, reason
 
 
 class Ledger:
-    """Totals since the producer began; it goes on over restarts with the offsets."""
+    """Totals since the producer began; it continues over restarts with the offsets."""
 
     def __init__(
         self, totals: Iterable[LossTotal] = (), wall_ns: Callable[[], int] = time.time_ns

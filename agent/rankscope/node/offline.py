@@ -1,7 +1,7 @@
 """Reads run directories that no collector follows, and changes nothing in them.
 
 What comes out are the batches that a collector would have posted. Times are those of the record:
-a rank whose end nobody saw ends when the newest sign of the run was given, not now.
+a rank whose end was not seen ends when the newest sign of the run was given, not now.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zstandard
 
 from rankscope.files import journal, ring
 from rankscope.files.run_directory import COLLECTIVES_RING
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
-from rankscope.node.processes.exits import ExitBook, judge
+from rankscope.node.processes.exits import ExitStatuses, reason_of
 from rankscope.node.ranks import rank as rank_files
 from rankscope.node.ranks.copies import WithoutCopies
 from rankscope.node.ranks.journals import JournalFollower
 from rankscope.node.ranks.launchers import Launchers
 from rankscope.node.ranks.rank import FollowedRank
-from rankscope.node.upload.spool import SUFFIX, Entry
+from rankscope.node.upload.spool import SUFFIX, SpoolEntry
 from rankscope.process.family import process_start_ticks
-from rankscope.wire import schema
+from rankscope.wire import schema, zstd
 
 _RECORDS_PER_BATCH = 5_000
 _ROWS_PER_CHUNK = 5_000
@@ -50,7 +49,7 @@ class OfflineRun:
         self.run_id = run_id
         self.now_ns = 0
         self.notes: list[str] = []
-        self.is_open_ended = False  # the record stops, and nobody saw how the ranks ended
+        self.is_open_ended = False  # the record stops, and how the ranks ended was not seen
         self._directories = directories
         self._producer = f"report-{secrets.token_hex(8)}"
         self._sequence = 0
@@ -73,7 +72,7 @@ class OfflineRun:
                 gone.append(rank)
             self._read_journals(directory)
             found, self._records = self._records, []
-            self._tell_ends(directory, gone)
+            self._report_ends(directory, gone)
             self._records = [*self._states, *found, *self._records]  # an end is the last word
             yield self._batch()
             for rank in gone:
@@ -88,14 +87,11 @@ class OfflineRun:
             self.notes.append(
                 f"{directory}: was sent to {server}; what that server has got is only there"
             )
-        unpack = zstandard.ZstdDecompressor()
         for path in sorted((directory / "node" / "spool").glob(f"*{SUFFIX}")):
             try:
-                body = unpack.decompress(
-                    Entry(0, 0, 0, path).body(), max_output_size=_MAX_SPOOLED_BYTES
-                )
+                body = zstd.unpack(SpoolEntry(0, 0, 0, path).body(), _MAX_SPOOLED_BYTES)
                 batch = schema.decode_batch(body)
-            except (OSError, ValueError, zstandard.ZstdError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, zstd.ZstdError, msgspec.MsgspecError) as error:
                 self.notes.append(f"{path}: left out, {error}")
                 continue
             for record in batch.records:
@@ -120,10 +116,10 @@ class OfflineRun:
         self._ledger = Ledger()
         host = _host_of(directory, key) or self._host
 
-        def tell(name: str, fields: dict[str, str]) -> None:
+        def report(name: str, fields: dict[str, str]) -> None:
             self.notes.append(f"{name}: {', '.join(fields.values())}")
 
-        return FollowedRank(directory, key, RankOffsets(), self._ledger, host, tell)
+        return FollowedRank(directory, key, RankOffsets(), self._ledger, host, report)
 
     def _read_rank(self, rank: FollowedRank) -> Iterator[schema.Batch]:
         more = True
@@ -145,50 +141,41 @@ class OfflineRun:
         for loss in self._ledger.take_records():
             self._forward(schema.encode(loss), is_sign=False)
 
-    def _tell_ends(self, directory: Path, ranks: Sequence[FollowedRank]) -> None:
-        """Say where each rank stands, and how it ended where nobody has said so."""
-        book, boot = ExitBook(directory / "node"), ring.boot_id()
+    def _report_ends(self, directory: Path, ranks: Sequence[FollowedRank]) -> None:
+        """Record how far each rank is, and how it ended where no record says so."""
+        exit_statuses, boot = ExitStatuses(directory / "node"), ring.boot_id()
         alive = {rank.key for rank in ranks if _is_alive(rank, boot)}
         if alive:
             self.now_ns = time.time_ns()
-        ends = [self._end(rank, book) for rank in ranks if rank.key not in alive]
-        told = [end for end in ends if (end.attempt, end.rank) not in self._ended]
-        has_witness = bool(alive or self._ended) or any(end.reason != "lost" for end in told)
-        if told and not has_witness:  # whoever would have seen an end went away with the ranks
+        ends = [self._end(rank, exit_statuses) for rank in ranks if rank.key not in alive]
+        unrecorded = [end for end in ends if (end.attempt, end.rank) not in self._ended]
+        has_witness = bool(alive or self._ended) or any(end.reason != "lost" for end in unrecorded)
+        if unrecorded and not has_witness:  # what would have seen an end went away with the ranks
             self.is_open_ended = True
             self.notes.append(
-                f"{directory}: how its ranks ended is not known; nobody outlived them here"
+                f"{directory}: how its ranks ended is not known; no process here outlived them"
             )
         self._states = []
         for rank in ranks:
-            # a process is there until somebody sees its end, though no hook runs in it any more
+            # a process is there until its end is seen, though no hook runs in it any longer
             seen_ns = self._ended.get((rank.attempt, rank.rank)) or self._heartbeat(rank)
             at = self.now_ns if rank.key in alive else seen_ns or self.now_ns
             state = rank.state(None, alive=rank.key in alive or not has_witness)
             if state is not None:
                 self._states.append(schema.encode(msgspec.structs.replace(state, time_ns=at)))
-        for end in told if has_witness else ():
+        for end in unrecorded if has_witness else ():
             self._forward(schema.encode(end))
 
-    def _end(self, rank: FollowedRank, book: ExitBook) -> schema.RankEnded:
-        status = book.find(rank.pid, rank.start_ticks)
-        reason, detail = judge(rank.ended, status)
-        return schema.RankEnded(
-            attempt=rank.attempt,
-            rank=rank.rank,
-            time_ns=self.now_ns,
-            reason=reason,
-            exit_code=None if status is None else status.exit_code,
-            signal=None if status is None else status.signal,
-            last_step=rank.end_step(reason),
-            detail=detail,
-        )
+    def _end(self, rank: FollowedRank, exit_statuses: ExitStatuses) -> schema.RankEnded:
+        status = exit_statuses.find(rank.pid, rank.start_ticks)
+        reason, detail = reason_of(rank.ended, status)
+        return rank.end_record(self.now_ns, reason, detail, status)
 
     def _heartbeat(self, rank: FollowedRank) -> int:
         state = rank.state(None, alive=False)
         return 0 if state is None else state.heartbeat_ns
 
-    # --- what goes out -----------------------------------------------------------------------
+    # --- what is sent -----------------------------------------------------------------------
 
     def _forward(self, body: bytes, *, is_sign: bool = True) -> None:
         if is_sign:
@@ -196,7 +183,7 @@ class OfflineRun:
         self._records.append(body)
 
     def _see(self, body: bytes) -> None:
-        """Take note of the time of a record, and of the end that it may tell."""
+        """Take note of the time of a record, and of the end that it may report."""
         try:
             record: Any = schema.decode_record(body)
         except (msgspec.MsgspecError, ValueError):

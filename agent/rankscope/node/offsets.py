@@ -11,7 +11,7 @@ by sequence. The producer id and its sequence are part of the value and go on ov
 number is never given to two batches and the server stores a batch that comes twice once. Only
 when both are gone does a new producer begin, and reads from the start of the files.
 
-A batch that must go because the spool is full is in the losses of the batch that it goes for, and
+A batch that is dropped because the spool is full is in the losses of the one that replaces it, and
 its number in that one's `dropped`: a collector that is killed before the file is deleted leaves
 that to the next one, which neither sends it nor counts it again.
 
@@ -22,11 +22,12 @@ This covers the death of the process. The machine's own death takes the ranks wi
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from rankscope.files.run_directory import replace_file
 
 OFFSETS_FILE = "offsets.json"
 
@@ -62,16 +63,14 @@ class Offsets(msgspec.Struct):
     files: dict[str, RankOffsets] = {}  # by directory, relative to the run
     finished: list[str] = []  # directories that are read to the end, and not yet marked so
     losses: list[LossTotal] = []
-    said: list[str] = []  # events that are sent once
+    # events that are sent once; the file calls them `said`
+    reported: list[str] = msgspec.field(default_factory=list, name="said")
     dropped: list[int] = []  # batches that went for this one, and are in the losses
 
 
 def save(directory: Path, offsets: Offsets) -> None:
     """Replace the copy in `directory`. Raises OSError."""
-    path = directory / OFFSETS_FILE
-    fresh = path.with_suffix(".tmp")
-    fresh.write_bytes(msgspec.json.encode(offsets))
-    os.replace(fresh, path)
+    replace_file(directory / OFFSETS_FILE, msgspec.json.encode(offsets))
 
 
 def load(directory: Path) -> Offsets | None:

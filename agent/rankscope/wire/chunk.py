@@ -4,7 +4,7 @@ Layout: magic (4 bytes, the last one is the format version), count (u32), one zs
 frame holds the length of the header (u32), the header (msgpack) and the columns one after the
 other. A column is stored as offsets from a base, as deltas, or as offsets from an earlier column
 that is nearly the same (the call of a synchronous collective takes as long as the collective),
-whichever is narrowest; nothing but its base if that tells it all. `*_ns` columns count
+whichever is narrowest; nothing but its base if that says it all. `*_ns` columns count
 microseconds, finer than any clock they come from. The frame begins with a dictionary known to
 both sides (`chunk_words`), so that a chunk of a dozen events is hardly larger than the events.
 
@@ -14,7 +14,6 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import or_
@@ -22,8 +21,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-import zstandard
 
+from rankscope.wire import zstd
 from rankscope.wire.chunk_dictionary import DICTIONARY
 
 FORMAT_VERSION = 2
@@ -48,7 +47,7 @@ _NEAR = {
 }  # fmt: skip
 _HEAD = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<I")
-_local = threading.local()  # zstandard objects must not be shared between threads
+_WORDS = zstd.ZstdDict(DICTIONARY, is_raw=True)
 
 
 class ChunkError(ValueError):
@@ -68,7 +67,7 @@ class _Header(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """One column as it stands in a chunk."""
+    """One column as it is in a chunk."""
 
     name: str
     form: int
@@ -118,8 +117,8 @@ def encode_chunk(columns: Mapping[str, Column]) -> bytes:
         )
     )
     bodies = [_shuffle(column.values, column.width) for column in packed]
-    frame = _compressor().compress(b"".join([_LENGTH.pack(len(head)), head, *bodies]))
-    return _HEAD.pack(MAGIC, count) + frame
+    raw = b"".join([_LENGTH.pack(len(head)), head, *bodies])
+    return _HEAD.pack(MAGIC, count) + zstd.pack(raw, ZSTD_LEVEL, _WORDS)
 
 
 def _to_numbers(name: str, values: Column, words: list[list[str]]) -> Array:
@@ -245,7 +244,7 @@ def _check_header(header: _Header, names: list[str]) -> None:
             raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
         is_beside = form & ~WORDS == BESIDE
         if is_beside and not (0 <= slope < place and header.forms[slope] != FLOAT):
-            raise ChunkError(f"column {name!r}: lies beside column {slope}")
+            raise ChunkError(f"column {name!r}: is based on column {slope}, which cannot be")
 
 
 def _decode_column(frame: _Frame, place: int) -> Column:
@@ -295,32 +294,12 @@ def _words(name: str, numbers: Array, words: list[str]) -> list[str]:
 
 def _decompress(data: bytes) -> bytes:
     try:
-        declared = zstandard.frame_content_size(data)
-        if not 0 < declared <= MAX_RAW_BYTES:
+        declared = zstd.declared_bytes(data)
+        if declared is None or not 0 < declared <= MAX_RAW_BYTES:
             raise ChunkError(f"would unpack to {declared} bytes; 1..{MAX_RAW_BYTES} are allowed")
-        raw = _decompressor().decompress(data, max_output_size=declared)
-    except zstandard.ZstdError as error:
+        raw = zstd.unpack(data, declared, _WORDS)
+    except (zstd.ZstdError, zstd.UnpackedTooLargeError) as error:
         raise ChunkError(f"frame: {error}") from error
     if len(raw) != declared:
         raise ChunkError(f"the frame holds {len(raw)} bytes and declares {declared}")
     return raw
-
-
-def _dictionary() -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(DICTIONARY, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    if not hasattr(_local, "compressor"):
-        dictionary = _dictionary()
-        dictionary.precompute_compress(level=ZSTD_LEVEL)
-        _local.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, dict_data=dictionary)
-    compressor: zstandard.ZstdCompressor = _local.compressor
-    return compressor
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary())
-    decompressor: zstandard.ZstdDecompressor = _local.decompressor
-    return decompressor

@@ -2,7 +2,7 @@
 
 Part of format version 2 of `rankscope.wire.chunk`: not a byte of it may change, or chunks that are
 stored become unreadable. A name that is not in here is only less small; a better text is a new
-format version. What is most likely stands last, where zstd reaches it most cheaply.
+format version. What is most likely comes last, where zstd reaches it most cheaply.
 """
 
 from __future__ import annotations

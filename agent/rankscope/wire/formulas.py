@@ -76,7 +76,7 @@ def rank_hours_per_day(world_size: int, loss_ratio: float) -> float:
 def outlier_cut(num_samples: float) -> float:
     """Return the z beyond which one of `num_samples` normal values is no accident.
 
-    sqrt(2 ln n) is where the largest of n standard normal values lies (extreme value theory,
+    sqrt(2 ln n) is where the largest of n standard normal values is (extreme value theory,
     Leadbetter et al. 1983); one sigma is added, so the chance of a false alarm stays small and
     does not grow with the job.
     """
@@ -98,7 +98,7 @@ def gradient_noise_scale(
     """Return the simple noise scale in samples (McCandlish et al. 2018, arXiv 1812.06162, A.1).
 
     `local_norm` is of the gradient of one rank's `local_samples`, or the root mean square over
-    ranks, `reduced_norm` of the mean over all ranks. None where the two do not tell it: one rank,
+    ranks, `reduced_norm` of the mean over all ranks. None where they do not show it: one rank,
     or an estimate of the true gradient's square that is not positive.
     """
     small, big = local_samples, local_samples * num_ranks

@@ -1,4 +1,4 @@
-"""Part of the wire schema: where one rank stands in one process group."""
+"""Part of the wire schema: how far one rank is in one process group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where one rank stands in one process group. Sequences count collectives only, from 1."""
+    """How far one rank is in one process group. Sequences count collectives only, from 1."""
 
     group: str
     issued: int  # last sequence entered

@@ -1,7 +1,7 @@
 """Secrets are taken out of every text before it leaves the process that it was said in.
 
 `RULES` is the whole list: docs/privacy.md shows it, and each rule carries the examples that its
-test needs. A rule's pattern runs only where one of its hints stands in the text, so that a line
+test needs. A rule's pattern runs only where one of its hints is in the text, so that a line
 without secrets costs a few microseconds.
 """
 
@@ -196,7 +196,7 @@ def redact(text: str) -> str:
 
 def clean(text: str) -> str:
     """Return `text` without secrets and of bounded length."""
-    if len(text) > _MAX_READ:  # what stands at this cut is gone after the second one
+    if len(text) > _MAX_READ:  # what is at this cut is gone after the second one
         text = cut(text, _MAX_READ)
     return cut(redact(text))
 

@@ -1,14 +1,14 @@
 """What a machine's samples hold: the columns of every kind of sample chunk, defined once.
 
 `schema.py` takes these into the wire schema. Every row begins with when it was taken and
-how often its source is asked, so that a reader can tell a lost sample from a rare one.
+how often its source is asked, so that a reader can distinguish a lost sample from a rare one.
 
 A name says how to read it:
 - `*_total` counts up and never down while its counter lives; a reader takes differences. Samples
   that are lost cost resolution, not truth. A difference below zero is a counter that began anew.
 - `*_us` are microseconds, `*_bytes` bytes, `*_ratio` 0 to 1, `*_mhz`, `*_mbps`, `*_gbps`,
   `*_watts`, `*_celsius`, `*_mj` millijoules. Without a unit: a count, or 0 and 1 for no and yes.
-- -1 (an empty string for words): this machine does not tell. Nothing missing is ever a zero.
+- -1 (an empty string for words): this machine does not report it. Nothing missing is ever a zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVERY_SAMPLE: tuple[str, ...] = (
     "interval_ns",  # how often this source is asked now
 )
 
-# kind -> what tells its rows apart, beside the host
+# kind -> what distinguishes its rows, beside the host
 SAMPLE_KEYS: dict[str, tuple[str, ...]] = {
     "host": (),
     "pressure": (),
@@ -62,7 +62,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "page_faults_total",
         "major_faults_total",
         "oom_kills_total",
-        "run_disk_free_bytes",  # where the run directory lies
+        "run_disk_free_bytes",  # where the run directory is
     ),
     # time in which some or all tasks waited (pressure stall information)
     "pressure": (
@@ -247,7 +247,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
         "rank",  # -1: no rank of this run, or a pid of another namespace
         "memory_bytes",
     ),
-}  # fmt: skip
+}
 
 # `stopped_by`: since the sample before all of the machine or container did not run, the collector
 # neither

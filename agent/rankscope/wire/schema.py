@@ -45,6 +45,13 @@ DTYPES: tuple[str, ...] = (
     "uint8", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
 
+C10_DTYPES = {  # by the name that torch's C++ and its dumps use
+    "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64",
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
 REDUCE_OPS: tuple[str, ...] = (
     "", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "other",
 )  # fmt: skip
@@ -291,7 +298,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int
     run_id: str
-    producer: str  # unique per run and node; goes on, with its numbers, over collector restarts
+    producer: str  # unique per run and node; continues, with its numbers, over collector restarts
     sequence: int  # 1, 2, 3 ... per producer
     host: str
     sent_ns: int
@@ -302,7 +309,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 # what people ask for; "thin" is asked by the collector or the server, to keep the budget
 AskedKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on"]
 CommandKind: TypeAlias = Literal["stacks", "profile", "agent_off", "agent_on", "thin"]
-COMMAND_KINDS: tuple[AskedKind, ...] = ("stacks", "profile", "agent_off", "agent_on")
 MAX_PROFILE_STEPS, MAX_TRACE_BYTES = 20, 64 << 20  # compressed
 SAMPLING = "sampling"  # how `asked_by` begins where stacks are to show what a rank does
 # A collector that sends this header finds commands in the answers to its batches.

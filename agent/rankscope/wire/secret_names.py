@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# a name that ends so holds a secret, whatever stands before
+# a name that ends so holds a secret, whatever comes before
 _ALWAYS = frozenset("""
     password passwords passwd passwds passphrase passphrases passcode pwd secret secrets credential
     credentials creds cred authorization apikey apikeys accesskey secretkey privatekey jwt cookie
@@ -62,7 +62,7 @@ _ASKS = frozenset("""
 """.split())  # fmt: skip
 _PLAIN = re.compile(
     r"(?i)(?:|true|false|yes|no|on|off|none|null|auto|default|\$\{?\w+\}?|<[^<>]*>|\*+|"
-    # where it lies, not what it is
+    # where it is, not what it holds
     r"[~./\w-]*[\w-]\.(?:json|ya?ml|toml|ini|cfg|txt|pem|key|crt|cer|p12|pfx|env|netrc))$"
 )
 _COUNTED = tuple([word] for word in ("token", "tokens", "auth", "key", "keys", "pass"))

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import zstandard
 
-from rankscope.wire import schema
+from rankscope.wire import schema, zstd
 from tests.agent.collector import processes
 from tests.agent.collector.long_ranks import PER_STEP
 from tests.agent.collector.processes import wait_for
@@ -31,7 +30,7 @@ class Counter(Receiver):
         self._seen: dict[str, int] = {}
 
     def take(self, body: bytes) -> None:
-        raw = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+        raw = zstd.unpack(body, 1 << 30)
         batch = schema.decode_batch(raw)
         if self._seen.get(batch.producer, 0) >= batch.sequence:
             return

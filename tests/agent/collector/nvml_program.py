@@ -15,7 +15,7 @@ from rankscope.node.sources.machine import Machine
 def main() -> None:
     told: list[News] = []
     machine = Machine(
-        tell=told.append, ranks=lambda: (RankProcess(0, 5, int(os.environ["FAKE_NVML_PID"])),)
+        report=told.append, ranks=lambda: (RankProcess(0, 5, int(os.environ["FAKE_NVML_PID"])),)
     )
     found: dict[str, Any] = {}
     for make in SOURCES:

@@ -7,10 +7,9 @@ import json
 import threading
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
-import zstandard
-
-from rankscope.wire import schema
+from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import decode_chunk
 
 
@@ -47,7 +46,7 @@ class Receiver:
         self._thread.join()
 
     def take(self, body: bytes) -> None:
-        raw = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+        raw = zstd.unpack(body, 1 << 30)
         batch = schema.decode_batch(raw)
         key = (batch.producer, batch.sequence)
         with self._lock:
@@ -107,12 +106,13 @@ def _handler(receiver: Receiver) -> type[http.server.BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/api/v1/clock":
+            path = urlsplit(self.path).path  # a whole address where it is taken for a proxy
+            if path == "/api/v1/clock":
                 now = time.time_ns()
                 times = json.dumps({"received_ns": now, "sent_ns": now})
                 self._answer(200 if receiver.clock else 404, times)
                 return
-            assert self.path == "/api/v1/ingest", self.path
+            assert path == "/api/v1/ingest", self.path
             time.sleep(receiver.delay_seconds)
             receiver.num_posts += 1
             receiver.num_bytes += len(body)

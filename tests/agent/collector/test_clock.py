@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.node.upload.clock import CLOCK_PATH, EVERY_SECONDS, ClockExchange, Offset
-from rankscope.node.upload.uploader import Server
+from rankscope.node.upload.server import Server
 from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, wait_for

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.node.ranks.columns import sample_chunk
+from rankscope.node.columns import sample_chunk
 from rankscope.node.sources.base import RankProcess, Row, Skipped
 from rankscope.node.sources.connections import MAX_CONNECTIONS, ConnectionSource
 from rankscope.node.sources.machine import Machine

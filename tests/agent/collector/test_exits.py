@@ -13,7 +13,7 @@ import pytest
 
 from rankscope.files import ring
 from rankscope.node.processes import exits
-from rankscope.node.processes.exits import ExitBook, ExitStatus, OomWatch, judge
+from rankscope.node.processes.exits import ExitStatus, ExitStatuses, OomWatch, reason_of
 from rankscope.node.processes.liveness import PIDFD_OPEN, Death, DeathWatch
 from rankscope.process.family import process_start_ticks
 
@@ -105,7 +105,7 @@ def test_against_a_parent_that_polls_as_torchrun_does() -> None:
 @pytest.mark.parametrize(
     ("ended", "status", "reason", "words"),
     [
-        (ring.CLEAN, ExitStatus(0, None, "x"), "clean", "exit code 0; told by x"),
+        (ring.CLEAN, ExitStatus(0, None, "x"), "clean", "exit code 0; reported by x"),
         (ring.CLEAN, None, "clean", "the process itself said"),
         (ring.CLEAN, ExitStatus(3, None, "x"), "exit_code", "exit code 3"),
         (ring.EXCEPTION, ExitStatus(1, None, "x"), "exception", "exit code 1"),
@@ -121,20 +121,20 @@ def test_against_a_parent_that_polls_as_torchrun_does() -> None:
     ],
 )
 def test_reasons(ended: int, status: ExitStatus | None, reason: str, words: str) -> None:
-    found, detail = judge(ended, status)
+    found, detail = reason_of(ended, status)
     assert found == reason
     assert words in detail
 
 
 def test_the_book_of_exits(tmp_path: Path) -> None:
-    book = ExitBook(tmp_path)
-    assert book.find(5, 1) is None
-    book.write(5, 100, ExitStatus(None, 9, "seen"))
+    exit_statuses = ExitStatuses(tmp_path)
+    assert exit_statuses.find(5, 1) is None
+    exit_statuses.write(5, 100, ExitStatus(None, 9, "seen"))
     exits.append(tmp_path / exits.EXITS_FILE, 6, exits.from_code(-15, "torchrun's report"))
     exits.append(tmp_path / exits.EXITS_FILE, 7, exits.from_code(3, "torchrun's report"))
     with (tmp_path / exits.EXITS_FILE).open("a") as file:
         file.write('no json\n[]\n{"pid": "x"}\n{"pid": 8, "exit_code": 1, "sour')
-    again = ExitBook(tmp_path)
+    again = ExitStatuses(tmp_path)
     assert again.find(5, 100) == ExitStatus(None, 9, "seen")
     assert again.find(5, 101) is None  # the number was used again
     assert again.find(6, 1) == ExitStatus(None, 15, "torchrun's report")

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.node.flight.ask import AskError, Dump, parse
+from rankscope.files.flight_recorder import Dump, DumpError, open_entries, parse
 from rankscope.node.flight.match import Matched, Matcher
-from rankscope.node.flight.summary import open_entries, summary
+from rankscope.node.flight.reader import summary
 from rankscope.wire import schema
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.flight_dumps import LATE_NS, Recorder
@@ -207,7 +207,7 @@ def test_gloo_says_that_but_not_when(flight: Recorder) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_dump_is_refused(answer: bytes) -> None:
-    with pytest.raises(AskError):
+    with pytest.raises(DumpError):
         parse(answer)
 
 

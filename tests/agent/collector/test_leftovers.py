@@ -18,7 +18,7 @@ from tests.agent.collector import processes
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
-from tests.agent.collector.test_trouble import spooled
+from tests.agent.collector.spooled import spooled
 from tests.ports import free_port
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.node.sources.gpu import GpuSource
-from rankscope.node.sources.gpu_health import GpuHealthSource
+from rankscope.node.sources.gpu import GpuHealthSource, GpuSource
 from rankscope.node.sources.machine import Machine
 from rankscope.wire import schema
 from rankscope.wire.nvidia_codes import THROTTLE_WORDS, throttle_words, xid_words

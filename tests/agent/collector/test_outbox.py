@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zstandard
 
 from rankscope.node import offsets as progress
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import Offsets, RankOffsets, from_ranges, to_ranges
 from rankscope.node.upload.outbox import SpoolingOutbox
-from rankscope.node.upload.spool import Entry, Spool
-from rankscope.wire import schema
+from rankscope.node.upload.spool import Spool, SpoolEntry
+from rankscope.wire import schema, zstd
 
 LINE = schema.LogLine(attempt=0, rank=0, time_ns=1, level=20, message="hello")
 
@@ -47,8 +46,8 @@ class Box:
         return batches
 
 
-def decoded(entry: Entry) -> schema.Batch:
-    raw = zstandard.ZstdDecompressor().decompressobj().decompress(entry.body())
+def decoded(entry: SpoolEntry) -> schema.Batch:
+    raw = zstd.unpack(entry.body(), 1 << 30)
     return schema.decode_batch(raw)
 
 

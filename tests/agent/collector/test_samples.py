@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rankscope.node.sources import samples
-from rankscope.node.sources.base import Lane, News, RankProcess, Row, Skipped, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import News, RankProcess, Row, Skipped
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.node.sources.samples import BUDGET_RATIO, LaneThread, Slot
 from rankscope.node.sources.sampling import CHUNK_SECONDS, START_SECONDS, Sampling
 from rankscope.wire import schema
@@ -26,7 +26,7 @@ from rankscope.wire.sample_columns import SAMPLE_COLUMNS
 from rankscope.wire.schema import ChunkKind
 
 
-class Steady(Source):
+class Steady(SampleSource):
     """Gives what it is told to."""
 
     name: ClassVar[str] = "steady"
@@ -276,7 +276,7 @@ class Telling(Steady):
 
     def sample(self) -> Iterable[Row]:
         for rank in self.machine.ranks():
-            self.machine.tell_of("xid", {"number": "79"}, rank.pid, 5)
+            self.machine.report_of("xid", {"number": "79"}, rank.pid, 5)
         return ()
 
 
@@ -349,7 +349,7 @@ def test_a_source_that_hangs_at_the_start_does_not_hide_the_others(tmp_path: Pat
 
 
 def test_what_a_chunk_cannot_hold_is_not_known() -> None:
-    from rankscope.node.ranks.columns import sample_chunk
+    from rankscope.node.columns import sample_chunk
 
     row: dict[str, float | str] = {
         "time_ns": 10**18, "interval_ns": 10**9, "interface": "eth0", "sent_bytes_total": 1 << 63,

@@ -14,17 +14,14 @@ from typing import Any
 import pytest
 
 from rankscope.node.sources import SOURCES, describe
-from rankscope.node.sources.base import Limiter, News, RankProcess, Skipped, Source
+from rankscope.node.sources.base import Limiter, News, RankProcess, Skipped
 from rankscope.node.sources.cgroup import CgroupSource
-from rankscope.node.sources.disk import DiskSource
-from rankscope.node.sources.host import HostSource
+from rankscope.node.sources.host import DiskSource, HostSource, PressureSource
 from rankscope.node.sources.infiniband import InfinibandSource
 from rankscope.node.sources.kernel_log import KernelLogSource
-from rankscope.node.sources.machine import Machine
-from rankscope.node.sources.nic import NicSource
-from rankscope.node.sources.pressure import PressureSource
+from rankscope.node.sources.machine import Machine, SampleSource
+from rankscope.node.sources.network import NicSource, TcpSource
 from rankscope.node.sources.process import ProcessSampler, ProcessSource
-from rankscope.node.sources.tcp import TcpSource
 from rankscope.wire.sample_columns import SAMPLE_COLUMNS, SAMPLE_KEYS, SAMPLE_STRING_COLUMNS
 
 GIB = 1 << 30
@@ -435,7 +432,7 @@ def test_cgroup_version_1(machine: Machine, tree: Tree) -> None:
 
 def test_a_kill_for_memory_is_told_when_it_is_counted(machine: Machine, tree: Tree) -> None:
     told: list[News] = []
-    machine = replace(machine, tell=told.append)
+    machine = replace(machine, report=told.append)
     tree("proc", {"4711/cgroup": "0::/job\n", "self/cgroup": "0::/\n"})
     files = version_2("job", memory_current="5\n", memory_max="4096\n")
     tree("cgroups", files | {"job/memory.events": "oom_kill 1\n"})
@@ -465,7 +462,7 @@ def log(machine: Machine) -> tuple[KernelLogSource, list[News], Callable[[str], 
     """A source that follows a pipe in place of /dev/kmsg, what it tells, and a writer."""
     os.mkfifo(machine.kernel_log)
     told: list[News] = []
-    source = KernelLogSource(replace(machine, tell=told.append))
+    source = KernelLogSource(replace(machine, report=told.append))
     source.open()
     writer = os.open(machine.kernel_log, os.O_WRONLY)
 
@@ -551,7 +548,7 @@ def test_without_the_kernel_log_the_journal_is_followed(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     told: list[News] = []
-    source = KernelLogSource(replace(machine, tell=told.append))
+    source = KernelLogSource(replace(machine, report=told.append))
     try:
         if may_read:
             follow(source, told)
@@ -578,7 +575,7 @@ def test_the_real_kernel_log_can_be_followed_or_says_why_not() -> None:
 
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.name)
 def test_a_machine_without_anything_is_skipped_with_a_reason(
-    make: type[Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: type[SampleSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     nothing = tmp_path / "nothing"
@@ -595,7 +592,7 @@ def test_a_machine_without_anything_is_skipped_with_a_reason(
 
 
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.name)
-def test_every_source_is_documented(make: type[Source]) -> None:
+def test_every_source_is_documented(make: type[SampleSource]) -> None:
     assert f"| `{make.name}` |" in DOCS
     assert make.__doc__
 

@@ -61,7 +61,7 @@ def test_three_per_incident_two_seconds_apart_equal_ones_once(tmp_path: Path) ->
 
 def test_our_own_thread_is_left_out(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    ours = 'Thread 1:\n  File "/x/rankscope/hooks/collectives/standing.py", line 9 in _run\n'
+    ours = 'Thread 1:\n  File "/x/rankscope/rank/hooks/collectives/standing.py", line 9 in _run\n'
     rank.answer = f"{ours}\nCurrent thread 2:\n  File a.py line 1\n"
     (taken,) = rank.run(STUCK, 4)
     assert taken.text == "Current thread 2:\n  File a.py line 1"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.node.traces import summary as trace_summary
-from rankscope.node.traces.summary import summarise
+from rankscope.node.upload import trace_summary as trace_summary
+from rankscope.node.upload.trace_summary import summarise
 
 
 def event(name: str, begin: float, length: float, tid: int = 1, cat: str = "cpu_op") -> dict:  # type: ignore[type-arg]

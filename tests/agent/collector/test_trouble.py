@@ -16,15 +16,12 @@ from rankscope.files import ring
 from rankscope.wire import schema
 from tests import capabilities
 from tests.agent.collector import processes
+from tests.agent.collector.complete import assert_complete
 from tests.agent.collector.fake_rank import FakeRank
 from tests.agent.collector.processes import ensure, is_alive, start_rank, stop, wait_for
 from tests.agent.collector.receiver import Receiver
-from tests.agent.collector.test_end_to_end import assert_complete
+from tests.agent.collector.spooled import spooled
 from tests.ports import free_port
-
-
-def spooled(run: Path) -> list[Path]:
-    return sorted((run / "node" / "spool").glob("*.batch"))
 
 
 def test_server_away_then_there_everything_is_complete(run: Path) -> None:

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-import zstandard
 
-from rankscope.node.upload.spool import Entry, Spool
-from rankscope.node.upload.uploader import Answer, Server, Uploader
-from rankscope.wire import schema
+from rankscope.node.upload.server import Server, ServerAnswer
+from rankscope.node.upload.spool import Spool, SpoolEntry
+from rankscope.node.upload.uploader import Uploader
+from rankscope.wire import schema, zstd
 from tests.agent.collector.processes import wait_for
 from tests.agent.collector.receiver import Receiver
 
@@ -20,7 +20,7 @@ def batch(sequence: int) -> bytes:
             schema_version=1, run_id="r", producer="p", sequence=sequence, host="h", sent_ns=1
         )
     )
-    return zstandard.ZstdCompressor().compress(body)
+    return zstd.pack(body)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,24 @@ def test_the_address_may_leave_out_what_is_clear(receiver: Receiver) -> None:
 def test_the_connection_is_kept_and_mended(receiver: Receiver) -> None:
     server = Server(receiver.url, "")
     assert server.post(batch(1)).status == 200
-    first = server._connection
+    first = server._client._connection
     assert server.post(batch(2)).status == 200
-    assert server._connection is first
+    assert server._client._connection is first
     receiver.drop_answers = 1  # stored, and closed without an answer
     assert server.post(batch(3)).status == 200
     assert len(receiver.batches) == 3
+    server.close()
+
+
+def test_the_collector_takes_the_proxy_that_the_environment_names(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "no_proxy", "NO_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", receiver.url)
+    server = Server("scope.example:8787", "")
+    assert server.post(batch(1)).status == 200
+    assert len(receiver.batches) == 1
     server.close()
 
 
@@ -64,14 +76,14 @@ def test_network_errors_are_answers(receiver: Receiver) -> None:
      (429, False), (500, False), (503, False), (302, False), (0, False)],
 )  # fmt: skip
 def test_what_is_a_refusal(status: int, refusal: bool) -> None:
-    assert Answer(status, "").is_refusal is refusal
+    assert ServerAnswer(status, "").is_refusal is refusal
 
 
 def test_a_proxy_that_says_200_to_everything_is_not_believed(
     receiver: Receiver, tmp_path: Path
 ) -> None:
     spool = Spool(tmp_path, 1 << 20)
-    spool.offer(Entry(1, 1, 1, None, batch(1)))
+    spool.offer(SpoolEntry(1, 1, 1, None, batch(1)))
     uploader = Uploader(Server(receiver.url, ""), spool, lambda items, why: None, lambda: 0.0)
     real = receiver.take
     receiver.take = lambda body: None  # type: ignore[method-assign]
@@ -86,7 +98,7 @@ def test_a_proxy_that_says_200_to_everything_is_not_believed(
 
 def test_parts_that_the_server_refuses_are_counted(tmp_path: Path, receiver: Receiver) -> None:
     spool = Spool(tmp_path, 1 << 20)
-    spool.offer(Entry(1, 5, 1, None, batch(1)))
+    spool.offer(SpoolEntry(1, 5, 1, None, batch(1)))
     refused: list[tuple[int, str]] = []
     parts = [{"index": 0, "kind": "steps", "field": "step"}, {"index": 1}, "noise"]
     receiver.answer = (200, json.dumps({"accepted_records": 3, "refused": parts}))
@@ -102,9 +114,9 @@ def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Recei
     path = tmp_path / "1.batch"
     path.write_bytes(b"noise")
     refused: list[tuple[int, str]] = []
-    spool.offer(Entry(1, 7, 5, path))
-    spool.offer(Entry(2, 7, 5, tmp_path / "gone.batch"))
-    spool.offer(Entry(3, 1, 1, None, batch(3)))
+    spool.offer(SpoolEntry(1, 7, 5, path))
+    spool.offer(SpoolEntry(2, 7, 5, tmp_path / "gone.batch"))
+    spool.offer(SpoolEntry(3, 1, 1, None, batch(3)))
     uploader = Uploader(Server(receiver.url, ""), spool, lambda *what: refused.append(what))
     uploader.start()
     wait_for(lambda: receiver.batches)

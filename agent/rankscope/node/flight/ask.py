@@ -1,7 +1,7 @@
-"""One question to the control server of a rank, and its answer as typed values.
+"""One question to the control server of a rank.
 
 The answer is JSON by decision: a dump in pickle form is never opened in this process. Its size,
-its time and the number of its entries are bounded; what does not parse raises.
+its time and the number of its entries are bounded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
+from rankscope.files.flight_recorder import Dump, DumpError, parse
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 64 << 20
-MAX_ENTRIES = 100_000
 _PIECE_BYTES = 1 << 18
 _MAX_ADDRESS = 100  # of 108 bytes that the kernel takes
 
@@ -27,79 +26,8 @@ class AskError(OSError):
     """The rank gave no answer that can be used; the message says why."""
 
 
-class Frame(msgspec.Struct):
-    """One frame of the stack of a call."""
-
-    name: str = ""
-    filename: str = ""
-    line: int = 0
-
-
-class Entry(msgspec.Struct):
-    """One operation as the Flight Recorder keeps it; times are wall clock, 0 or null unknown."""
-
-    record_id: int
-    pg_id: int
-    process_group: tuple[str, str]  # name, description
-    collective_seq_id: int
-    p2p_seq_id: int
-    profiling_name: str
-    time_created_ns: int
-    state: str
-    retired: bool
-    is_p2p: bool
-    op_id: int = 0
-    time_discovered_started_ns: int | None = None
-    time_discovered_completed_ns: int | None = None
-    duration_ms: float | None = None
-    input_sizes: list[list[int]] = []
-    input_dtypes: list[str] = []
-    output_sizes: list[list[int]] = []
-    output_dtypes: list[str] = []
-    timeout_ms: int = 0
-    frames: list[Frame] = []
-
-    @property
-    def sequence(self) -> int:
-        """Its number in the group, among collectives or among exchanges."""
-        return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
-
-    @property
-    def batch(self) -> tuple[int, bool, int]:
-        """What the entries of one coalesced batch have in common."""
-        return self.pg_id, self.is_p2p, self.sequence
-
-    @property
-    def ends_batch(self) -> bool:
-        """Whether this is the entry, "nccl:coalesced", that tells the state of its whole batch."""
-        return self.profiling_name.endswith(":coalesced")
-
-
-class Dump(msgspec.Struct):
-    """One answer. `pg_status` is by `pg_id`, `pg_config` by name."""
-
-    version: str = ""
-    pg_config: dict[str, dict[str, str]] = {}
-    pg_status: dict[str, dict[str, str | int]] = {}
-    entries: list[Entry] = []
-
-
-_decode = msgspec.json.Decoder(Dump).decode
-
-
-def parse(answer: bytes) -> Dump:
-    """Return the values of an answer. Raises AskError for anything that is not a dump."""
-    try:
-        dump = _decode(answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AskError(f"the answer is no dump: {error}") from None
-    if len(dump.entries) > MAX_ENTRIES:
-        raise AskError(f"the answer has {len(dump.entries)} entries")
-    return dump
-
-
 class Question:
-    """One POST, made in a thread of its own: a server that hangs costs nobody else anything."""
+    """One POST, made in a thread of its own: a server that hangs holds up nothing else."""
 
     def __init__(self, path: Path, handler: str) -> None:
         self.handler = handler
@@ -107,7 +35,7 @@ class Question:
         self.dump: Dump | None = None
         self.error: AskError | None = None
         self.clock = (0, 0)  # monotonic and wall ns at the answer
-        self.is_gone = False  # there is no socket any more
+        self.is_gone = False  # the socket is gone
         self._path = path
         self._deadline = time.monotonic() + TIMEOUT_SECONDS
         self._connection: _UnixConnection | None = None
@@ -130,6 +58,8 @@ class Question:
             self.dump = parse(self.answer)
         except AskError as error:
             self.error = error
+        except DumpError as error:
+            self.error = AskError(str(error))
         except FileNotFoundError as error:
             self.is_gone, self.error = True, AskError(str(error))
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -159,7 +89,7 @@ class Question:
 
 
 def both_clocks() -> tuple[int, int]:
-    """Return (monotonic, wall) of one moment: of a few tries the one that was not interrupted."""
+    """Return (monotonic, wall) of one moment: the attempt of five that was not interrupted."""
     tries = []
     for _ in range(5):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.wire import schema
 
-# times are monotonic ns; ended_ns 0: it ended, nobody knows when; device_ns -1: not known
+# times are monotonic ns; ended_ns 0: it ended, at an unknown time; device_ns -1: not known
 END = np.dtype(
     [("number", "<i8"), ("started_ns", "<i8"), ("ended_ns", "<i8"), ("device_ns", "<i8")]
 )

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rankscope.node.flight.ask import Entry
+from rankscope.files.flight_recorder import FlightEntry
 from rankscope.wire import schema
 
 # Both clocks of a host are slewed alike, so a (monotonic, wall) pair holds until one is stepped.
@@ -81,14 +81,14 @@ class LaneSlots:
         return bisect_right(self.arrived, created) - 1
 
 
-def key_of(entry: Entry, pg_config: Mapping[str, Mapping[str, str]]) -> LaneKey:
+def key_of(entry: FlightEntry, pg_config: Mapping[str, Mapping[str, str]]) -> LaneKey:
     """Return the lane of an entry; NCCL names peers within the group."""
     name = entry.process_group[0]
     if not entry.is_p2p:
         return LaneKey(entry.pg_id, name, "", -1)
-    kind, found = kind_of(entry.profiling_name), _PEER.search(entry.profiling_name)
+    kind, peer_match = kind_of(entry.profiling_name), _PEER.search(entry.profiling_name)
     ranks = [int(rank) for rank in re.findall(r"\d+", pg_config.get(name, {}).get("ranks", ""))]
-    peer = int(found[1]) if found else -1
+    peer = int(peer_match[1]) if peer_match else -1
     return LaneKey(entry.pg_id, name, kind, ranks[peer] if 0 <= peer < len(ranks) else -1)
 
 
@@ -118,7 +118,7 @@ def slots_of(key: LaneKey, slots: Any, groups: Sequence[int]) -> LaneSlots:
         chosen = chosen[(chosen["peer_rank"] == key.peer) | (chosen["peer_rank"] < 0)]
     kinds = [_KIND_OF_OPERATION[index] if index < len(_KIND_OF_OPERATION) else "other"
              for index in chosen["operation"].tolist()]  # fmt: skip
-    found = LaneSlots(
+    lane_slots = LaneSlots(
         (chosen["number"].astype(np.int64) - 1).tolist(),
         chosen["arrived_ns"].tolist(),
         [returned or _FAR for returned in chosen["returned_ns"].tolist()],
@@ -126,15 +126,15 @@ def slots_of(key: LaneKey, slots: Any, groups: Sequence[int]) -> LaneSlots:
         kinds,
     )
     if key.kind:
-        places = [at for at, kind in enumerate(found.kind) if kind == key.kind]
+        places = [at for at, kind in enumerate(lane_slots.kind) if kind == key.kind]
         for name in ("number", "arrived", "returned", "sequence", "kind"):
-            values = getattr(found, name)
-            setattr(found, name, [values[at] for at in places])
-    return found
+            values = getattr(lane_slots, name)
+            setattr(lane_slots, name, [values[at] for at in places])
+    return lane_slots
 
 
 def place(
-    lane: Lane, slots: LaneSlots, entries: Sequence[tuple[Entry, int]], first: int
+    lane: Lane, slots: LaneSlots, entries: Sequence[tuple[FlightEntry, int]], first: int
 ) -> int | None:
     """Return the slot number of entry `first`, None where no slot fits, and move the lane on.
 
@@ -156,7 +156,9 @@ def place(
     return slots.number[at]
 
 
-def _anchor(lane: Lane, slots: LaneSlots, entries: Sequence[tuple[Entry, int]], first: int) -> int:
+def _anchor(
+    lane: Lane, slots: LaneSlots, entries: Sequence[tuple[FlightEntry, int]], first: int
+) -> int:
     """Return the likeliest place of an entry, to be verified; it may be before the first slot."""
     votes: Counter[int] = Counter()
     for offset, (other, when) in enumerate(entries[first : first + _VOTES]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.node.flight.ask import Dump, Entry
+from rankscope.files.flight_recorder import Dump, FlightEntry
 from rankscope.node.flight.ends import END
 from rankscope.node.flight.lanes import (
     Lane,
@@ -70,7 +70,7 @@ class Matcher:
         in_flight = np.array(sorted(self._open.values()), np.int64)
         return Matched(rows, in_flight, unmatched, overwritten)
 
-    def _begin(self, entries: list[Entry]) -> int:
+    def _begin(self, entries: list[FlightEntry]) -> int:
         """Return how many entries were missed; begin anew where the recorder was reset."""
         if not entries:
             return 0
@@ -84,9 +84,14 @@ class Matcher:
         return 0
 
     def _place(
-        self, new: list[Entry], dump: Dump, slots: Any, groups: Mapping[int, str], wall_ahead: int
+        self,
+        new: list[FlightEntry],
+        dump: Dump,
+        slots: Any,
+        groups: Mapping[int, str],
+        wall_ahead: int,
     ) -> int:
-        lanes: dict[LaneKey, list[tuple[Entry, int]]] = {}
+        lanes: dict[LaneKey, list[tuple[FlightEntry, int]]] = {}
         for entry in new:
             created = entry.time_created_ns - wall_ahead
             lanes.setdefault(key_of(entry, dump.pg_config), []).append((entry, created))
@@ -103,38 +108,41 @@ class Matcher:
         return unmatched
 
     def _take_ends(
-        self, entries: list[Entry], batches: Mapping[tuple[int, bool, int], Entry], wall_ahead: int
+        self,
+        entries: list[FlightEntry],
+        batches: Mapping[tuple[int, bool, int], FlightEntry],
+        wall_ahead: int,
     ) -> Any:
         rows = []
         for entry in entries:
             number = self._open.get(entry.record_id)
             if number is None:
                 continue
-            told = batches.get(entry.batch, entry)
-            if not self._is_told(told, entry.record_id):
+            state_entry = batches.get(entry.batch, entry)
+            if not self._has_ended(state_entry, entry.record_id):
                 continue
             del self._open[entry.record_id]
-            rows.append((number, *_times(told, wall_ahead)))
+            rows.append((number, *_times(state_entry, wall_ahead)))
         return np.array(rows, END)
 
-    def _is_told(self, told: Entry, record_id: int) -> bool:
+    def _has_ended(self, state_entry: FlightEntry, record_id: int) -> bool:
         """Return whether this entry will say no more.
 
         The watchdog retires an entry first, and writes its duration a moment later.
         """
-        if told.state != "completed":
-            return told.retired
-        if not self.is_timed or told.duration_ms is not None or record_id in self._retired:
+        if state_entry.state != "completed":
+            return state_entry.retired
+        if not self.is_timed or state_entry.duration_ms is not None or record_id in self._retired:
             return True
-        if told.retired:
+        if state_entry.retired:
             self._retired.add(record_id)
         return False
 
 
-def _times(entry: Entry, wall_ahead: int) -> tuple[int, int, int]:
+def _times(entry: FlightEntry, wall_ahead: int) -> tuple[int, int, int]:
     """Return (started, ended, time on the device) in monotonic ns.
 
-    The watchdog discovers both moments up to 100 ms late; with the exact duration between them
+    The watchdog discovers both times up to 100 ms late; with the exact duration between them
     each bounds the other.
     """
     device_ns, milliseconds = -1, entry.duration_ms

@@ -7,6 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,6 @@ from rankscope.node.flight.ask import Question
 from rankscope.node.flight.ends import Ends
 from rankscope.node.flight.match import Matcher
 from rankscope.node.flight.standstill import Standstill, standstill
-from rankscope.node.flight.summary import summary
 
 EVERY_SECONDS = 2.0
 MAX_PAUSE_SECONDS = 60.0
@@ -27,20 +27,23 @@ MAX_DUMPS = 3  # files of one rank; the newest stay
 FRESH_SECONDS = 10.0  # after that the last answer says nothing of what is in flight
 _LOOK_SECONDS = 1.0
 _MAX_SETUP_BYTES = 1 << 20
-_BAD_ANSWERS_TO_TELL = 3
+_BAD_ANSWERS_TO_REPORT = 3
 _MAX_HEAD = 1 << 48
-Tell = Callable[[str, dict[str, str]], None]  # name and fields of an event of this rank
+_MAX_GROUPS = 30  # of a summary
+_MAX_FRAMES = 10
+_MAX_TEXT = 400
+Report = Callable[[str, dict[str, str]], None]  # name and fields of an event of this rank
 Lose = Callable[[str, int], None]  # reason and count
 
 
 class FlightReader:
     """The Flight Recorder of one rank. `turn` never waits."""
 
-    def __init__(self, directory: Path, tell: Tell, lose: Lose) -> None:
+    def __init__(self, directory: Path, report: Report, lose: Lose) -> None:
         self.ends = Ends()
         self.standstill: Standstill | None = None  # of the last incident
         self._directory = directory
-        self._tell, self._lose = tell, lose
+        self._report, self._lose = report, lose
         self._setup = flight.FlightSetup()
         self._seen = (0, 0)
         self._next_look = self._next_poll = 0.0
@@ -78,7 +81,7 @@ class FlightReader:
             self._question = Question(self._directory / FLIGHT_SOCKET, handler)
 
     def incident(self, reason: str) -> None:
-        """Keep a whole dump as a file, and tell what it says: something is stuck."""
+        """Keep a whole dump as a file, and report its summary: something is stuck."""
         if not self._wanted:
             self._wanted.extend((handler, reason) for handler in self._setup.handlers)
 
@@ -112,7 +115,7 @@ class FlightReader:
 
     def _hold(self, groups: Mapping[int, str], now: float) -> None:
         """Let slots wait only while there are answers to wait for."""
-        is_answering = bool(self._setup.polled) and self._bad_answers < _BAD_ANSWERS_TO_TELL
+        is_answering = bool(self._setup.polled) and self._bad_answers < _BAD_ANSWERS_TO_REPORT
         endless = set(self._setup.endless) if is_answering else set()
         self.ends.held = [index for index, label in groups.items() if label in endless]
         if now - self._answered > FRESH_SECONDS:
@@ -125,9 +128,9 @@ class FlightReader:
             return  # the rank is ending
         if question.dump is None:
             self._bad_answers += 1
-            if self._reason or self._bad_answers == _BAD_ANSWERS_TO_TELL:
+            if self._reason or self._bad_answers == _BAD_ANSWERS_TO_REPORT:
                 fields = {"reason": str(question.error)[:500], "handler": question.handler}
-                self._tell("flight recorder silent", fields)
+                self._report("flight recorder silent", fields)
             return
         self._bad_answers, self._answered = 0, now
         if self._reason:
@@ -163,7 +166,7 @@ class FlightReader:
             old.unlink(missing_ok=True)
         except OSError as error:
             fields["file"] = f"not written: {error}"
-        self._tell("flight recorder", fields | summary(question.dump))
+        self._report("flight recorder", fields | summary(question.dump))
 
 
 def _clock(question: Question, reader: ring.RingReader) -> tuple[int, int]:
@@ -171,3 +174,43 @@ def _clock(question: Question, reader: ring.RingReader) -> tuple[int, int]:
     monotonic, wall = reader.clock()
     ahead = question.clock[1] - question.clock[0]
     return question.clock if abs(ahead - (wall - monotonic)) < 10**9 else (monotonic, wall)
+
+
+def summary(dump: flight.Dump) -> dict[str, str]:
+    """Return the fields of an event: how far each group is, and the oldest open operation."""
+    fields = {"entries": str(len(dump.entries))}
+    names = {str(entry.pg_id): entry.process_group for entry in dump.entries}
+    for pg_id, status in sorted(dump.pg_status.items())[:_MAX_GROUPS]:
+        name, description = names.get(pg_id, (f"number {pg_id}", ""))
+        fields[f"group {name} {description}".strip()[:_MAX_TEXT]] = (
+            f"enqueued {status.get('last_enqueued_collective', '?')}, "
+            f"started {status.get('last_started_collective', '?')}, "
+            f"completed {status.get('last_completed_collective', '?')}"
+        )
+    waiting = flight.open_entries(dump)
+    fields["open"] = str(len(waiting))
+    if waiting:
+        oldest = min(waiting, key=lambda entry: entry.record_id)
+        fields["oldest open"] = _text(oldest)
+        if oldest.frames:
+            fields["oldest open, called from"] = "\n".join(
+                f"{frame.filename}:{frame.line} {frame.name}"[:_MAX_TEXT]
+                for frame in oldest.frames[:_MAX_FRAMES]
+            )
+    return fields
+
+
+def _text(entry: flight.FlightEntry) -> str:
+    at = datetime.fromtimestamp(entry.time_created_ns / 1e9, UTC) if _is_time(entry) else None
+    parts = [
+        f"{entry.profiling_name} in group {' '.join(entry.process_group)}",
+        f"number {entry.sequence}",
+        entry.state,
+        f"{' '.join(entry.input_dtypes)} {entry.input_sizes} -> {entry.output_sizes}",
+        "" if at is None else f"called {at:%Y-%m-%d %H:%M:%S.%f} UTC",
+    ]
+    return ", ".join(part for part in parts if part)[: 2 * _MAX_TEXT]
+
+
+def _is_time(entry: flight.FlightEntry) -> bool:
+    return 0 < entry.time_created_ns < 1 << 61

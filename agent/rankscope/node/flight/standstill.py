@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rankscope.node.flight.ask import Dump
+from rankscope.files.flight_recorder import Dump, open_entries
 from rankscope.node.flight.lanes import groups_named
-from rankscope.node.flight.summary import open_entries
 from rankscope.wire.group_state import GroupState
 
 

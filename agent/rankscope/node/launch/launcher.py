@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import rankscope
+from rankscope.address import AddressError, read_address
 from rankscope.files import identity, run_directory, run_directory_choice
+from rankscope.files.start_collector import ATTACH_SITE
+from rankscope.http import HttpError, get
 from rankscope.node.launch import naming
 from rankscope.node.launch.output import OutputRecords
 from rankscope.node.launch.supervisor import Left, Supervisor
@@ -53,7 +52,7 @@ class Outcome:
 class Launcher:
     """One launched command. `say` gets lines for people, without the program's name.
 
-    What the command writes to its stdout goes to our descriptor `stdout`.
+    What the command writes to its stdout is sent to our descriptor `stdout`.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Launcher:
         self._settings = settings
         self._say = say
         self._environ = _child_environment(environ, settings, self.run_id)
-        self._no_place: run_directory_choice.NoPlaceError | None = None
+        self._no_directory: run_directory_choice.NoDirectoryError | None = None
         try:
             chosen = run_directory_choice.choose(self._environ)
             self._environ["RANKSCOPE_DIR"] = str(chosen.base)
-        except run_directory_choice.NoPlaceError as error:
-            chosen, self._no_place = run_directory_choice.Place(Path("/")), error
-        self._place_note = chosen.note
+        except run_directory_choice.NoDirectoryError as error:
+            chosen, self._no_directory = run_directory_choice.DirectoryChoice(Path("/")), error
+        self._directory_note = chosen.note
         self.directory = run_directory.run_directory(chosen.base, self.run_id)
         self._node = run_directory.node_directory(self.directory)
         self._own = launchers.own_directory(self.directory)
@@ -98,8 +97,8 @@ class Launcher:
             records = OutputRecords(self.directory, self._own, self._own_rank)
         except OSError as error:
             self._say(
-                f"not watched: {error}; the command runs all the same. Say --dir DIR on a disk "
-                "with room"
+                f"not watched: {error}; the command still runs. Set --dir DIR to a disk with "
+                "free space"
             )
             return Outcome(self.run_id, self._run_command(None), self.directory, "", None)
         self._warn_early()
@@ -126,8 +125,8 @@ class Launcher:
     @property
     def _url(self) -> str:
         """Address of the run's page, empty without a server."""
-        server = self._settings.server.rstrip("/")
-        return f"{server}/runs/{self.run_id}" if server else ""
+        server = self._settings.server
+        return f"{read_address(server).url}/runs/{self.run_id}" if server else ""
 
     def _concluded(self, verdicts: Verdicts) -> Conclusion | None:
         """Return the verdict of a run whose records all arrived; Ctrl-C waits for none."""
@@ -141,7 +140,7 @@ class Launcher:
             return None
 
     def _drain(self) -> Left | None:
-        """Wait for the collector; somebody who interrupted us does not want to leave one behind."""
+        """Wait for the collector; a user who interrupted us does not want to leave one behind."""
         left: Left | None = self._supervisor.left()
         try:
             left = self._supervisor.drain(DRAIN_SECONDS)
@@ -155,12 +154,12 @@ class Launcher:
     # --- before --------------------------------------------------------------------------
 
     def _warn_early(self) -> None:
-        if self._place_note:
-            self._say(self._place_note)
+        if self._directory_note:
+            self._say(self._directory_note)
         if not self._settings.server:
             self._say(
                 "no server is set: this run is recorded to files only. Start one with "
-                "`rankscope serve` and say --server http://HOST:PORT"
+                "`rankscope serve` and pass --server http://HOST:PORT"
             )
         else:
             self._say(f"dashboard: {self._url}")
@@ -168,28 +167,27 @@ class Launcher:
             threading.Thread(target=self._check_server, daemon=True).start()
         if self._is_split:
             self._say(
-                "several nodes, and no name that they share: give the same --run-id on each node, "
-                "or the server shows one run for each"
+                "the command spans nodes without a shared run id: pass the same --run-id on "
+                "each node, or the server shows a separate run for each"
             )
 
     def _check_server(self) -> None:
-        url = f"{self._settings.server.rstrip('/')}/api/v1/health"
+        path = "/api/v1/health"
         try:
-            with urllib.request.urlopen(url, timeout=_HEALTH_SECONDS):
+            answer = get(self._settings.server, path, timeout_seconds=_HEALTH_SECONDS)
+            if answer.status == 200:
                 return
-        except urllib.error.HTTPError as error:
-            error.close()
-            why = f"it answers {error.code} to {url}"
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            why = str(getattr(error, "reason", error))
+            why = f"it answers {answer.status} to {read_address(self._settings.server).url}{path}"
+        except (HttpError, AddressError) as error:
+            why = str(error)
         self._say(
             f"the server {self._settings.server} does not answer ({why}); the command starts "
             f"anyway, up to {self._settings.spool_bytes >> 20} MiB wait in {self._node / 'spool'}"
         )
 
     def _prepare(self) -> None:
-        if self._no_place is not None:
-            raise self._no_place
+        if self._no_directory is not None:
+            raise self._no_directory
         run_directory.make_private(self._node)
         run_directory.make_private(self._own)
         (self._own / launchers.FINISHED).unlink(missing_ok=True)
@@ -276,7 +274,7 @@ def _child_environment(
     environ: Mapping[str, str], settings: Settings, run_id: str
 ) -> dict[str, str]:
     """Return the environment of the command: the agent on, its settings, its entry point first."""
-    site = str(Path(rankscope.__file__).parent / "rank" / "attach" / "site")
+    site = str(ATTACH_SITE)
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != site]
     variables = {
         **environ,

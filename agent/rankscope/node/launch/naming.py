@@ -71,7 +71,7 @@ def option(command: Sequence[str], *names: str) -> str:
 
 
 def tee_variables(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what tells the ranks that the launcher sees their output, and which part of it.
+    """Return what lets the ranks know that the launcher sees their output, and which part of it.
 
     torchrun prints what it redirects to files if --tee says so; else the files alone have it.
     """

@@ -48,7 +48,7 @@ class OutputRecords:
         self._journal.append(journal.RECORD, schema.encode(record))
 
     def line(self, line: Line) -> None:
-        """Append a line of output; a report of torchrun goes to the exits too."""
+        """Append a line of output; a report of torchrun is kept for the exits too."""
         with self._lock:
             attempt, rank = self._ranks.place(line.rank, line.local_rank)
             fields = {}
@@ -113,7 +113,7 @@ class LocalRanks:
         self._by_local: dict[int, int] = {}
 
     def place(self, rank: int | None, local_rank: int | None) -> tuple[int, int]:
-        """Return (attempt, rank) of a line, rank -1 where nobody knows."""
+        """Return (attempt, rank) of a line, rank -1 where it is not known."""
         now = time.monotonic()
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now

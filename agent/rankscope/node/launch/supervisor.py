@@ -106,7 +106,8 @@ class Supervisor:
         except OSError as error:
             if str(error) not in self._said:
                 self._said.add(str(error))
-                self._say(f"no collector: {error}; the ranks record to {self._run_directory}")
+                where = self._run_directory
+                self._say(f"cannot start the collector: {error}; ranks still record to {where}")
             return False
 
     def _is_running(self) -> bool:

@@ -83,7 +83,7 @@ class Tee:
             thread.join()
 
     def resize(self) -> None:
-        """Tell the command's terminal the size of ours."""
+        """Give the command's terminal the size of ours."""
         for channel in self._distinct():
             if channel.is_terminal:
                 with contextlib.suppress(OSError):
@@ -156,6 +156,6 @@ def _write_all(sink: int, data: bytes) -> bool:
             view = view[os.write(sink, view) :]
         except BlockingIOError:
             select.select([], [sink], [])
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader is gone
             return False
     return True

@@ -6,16 +6,16 @@ nothing. A verdict is said once it has stood for two looks, and again when it ch
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+
+from rankscope.address import AddressError
+from rankscope.http import HttpError, get
 
 LOOK_SECONDS = 5.0
 _FINAL_LOOK_SECONDS = 0.5
@@ -51,8 +51,8 @@ class Verdicts:
     """Follows one run on its server. `say` gets lines for people."""
 
     def __init__(self, server: str, token: str, run_id: str, say: Callable[[str], None]) -> None:
-        self._address = f"{server.rstrip('/')}/api/v1/runs/{quote(run_id, safe='')}"
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._server, self._token = server, token
+        self._path = f"/api/v1/runs/{quote(run_id, safe='')}"
         self._say = say
         self._stop = threading.Event()
         self._seen: tuple[str, tuple[int, ...]] | None = None  # in the look before
@@ -66,48 +66,47 @@ class Verdicts:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say nothing any more."""
+        """Print nothing from now on."""
         self._stop.set()
 
     def last(self, timeout_seconds: float) -> Conclusion | None:
         """Return what is concluded of a run that is over; None where no answer came in time."""
         deadline = time.monotonic() + timeout_seconds
-        found: Conclusion | None = None
-        while self._answered or found is None:
-            before, found = found, self._look() or found
-            is_over = found is not None and found.status not in _NOT_OVER
-            if (is_over and before == found) or time.monotonic() > deadline:
+        conclusion: Conclusion | None = None
+        while self._answered or conclusion is None:
+            before, conclusion = conclusion, self._look() or conclusion
+            is_over = conclusion is not None and conclusion.status not in _NOT_OVER
+            if (is_over and before == conclusion) or time.monotonic() > deadline:
                 break  # two looks agree
-            if found is None and not self._answered:
-                break  # it never answered: nobody waits for it now
+            if conclusion is None and not self._answered:
+                break  # it never answered: stop waiting for it
             time.sleep(_FINAL_LOOK_SECONDS)
-        return found
+        return conclusion
 
     def _follow(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            found = self._look()
-            if found is None:
+            conclusion = self._look()
+            if conclusion is None:
                 continue
-            is_new = found.key == self._seen and found.key != self._said
-            self._seen = found.key
+            is_new = conclusion.key == self._seen and conclusion.key != self._said
+            self._seen = conclusion.key
             if is_new and not self._stop.is_set():
-                self._said = found.key
-                for line in found.lines():
+                self._said = conclusion.key
+                for line in conclusion.lines():
                     self._say(line)
 
     def _look(self) -> Conclusion | None:
         try:
-            request = urllib.request.Request(self._address, headers=self._headers)
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as reply:
-                overview = json.loads(reply.read(_MOST_BYTES))
+            answer = get(
+                self._server, self._path, self._token,
+                timeout_seconds=_ANSWER_SECONDS, max_answer_bytes=_MOST_BYTES,
+            )  # fmt: skip
+            overview = json.loads(answer.body)
             verdict = overview["verdict"]
             if verdict is not None and verdict["severity"] == "info":
                 verdict = None
             conclusion = Conclusion(overview["run"]["status"], overview["answer"]["text"], verdict)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return None
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        except (HttpError, AddressError, ValueError, KeyError, TypeError):
             return None
         self._answered, self.seen = True, conclusion
         return conclusion

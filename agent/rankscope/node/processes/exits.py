@@ -18,7 +18,7 @@ EXITS_FILE = "exits.jsonl"
 MAX_EXITS_BYTES = 4 << 20
 PROC = Path("/proc")
 _STATE_FIELD, _STATUS_FIELD = 3, 52  # of /proc/<pid>/stat, counted from 1
-# ioctl of a pidfd, Linux 6.15: tells the status of a process that is reaped already
+# ioctl of a pidfd, Linux 6.15: returns the status of a process that is reaped already
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("<Q52xi")
@@ -31,7 +31,7 @@ Reason = Literal["clean", "exception", "exit_code", "signal", "lost"]
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """An exit code or a signal, and who told it."""
+    """An exit code or a signal, and what reported it."""
 
     exit_code: int | None
     signal: int | None
@@ -63,7 +63,7 @@ def read_zombie(pid: int, proc: Path = PROC) -> ExitStatus | None:
 
 
 def read_pidfd(descriptor: int) -> ExitStatus | None:
-    """Return the status of a reaped process where the kernel tells it (Linux 6.15), else None."""
+    """Return the status of a reaped process where the kernel returns it (Linux 6.15), else None."""
     buffer = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(buffer, 0, _PIDFD_INFO_EXIT, 0)
     try:
@@ -74,7 +74,7 @@ def read_pidfd(descriptor: int) -> ExitStatus | None:
     return from_wait_status(status, "the kernel's pidfd") if mask & _PIDFD_INFO_EXIT else None
 
 
-class ExitBook:
+class ExitStatuses:
     """`node/exits.jsonl`: what anyone on this node learnt of an exit, by pid.
 
     The collector writes what it saw at once, so that it survives a collector that is killed; the
@@ -137,26 +137,29 @@ def append(path: Path, pid: int, status: ExitStatus, start_ticks: int = 0) -> No
         os.close(descriptor)
 
 
-def judge(ended: int, status: ExitStatus | None) -> tuple[Reason, str]:
+def reason_of(ended: int, status: ExitStatus | None) -> tuple[Reason, str]:
     """Return the reason of an end and one sentence; `ended` is what the ring's header says."""
-    said = _RINGS_ENDED.get(ended)
+    ended_by = _RINGS_ENDED.get(ended)
     if status is None:
-        if said in ("clean", "exception"):
-            return said, "the exit status was gone; the process itself said how it ends"  # type: ignore[return-value]
+        if ended_by in ("clean", "exception"):
+            return ended_by, "the exit status was gone; the process itself said how it ends"  # type: ignore[return-value]
         return "lost", (
             "gone without a trace: the process said nothing and its exit status was already "
             "reaped; SIGKILL, os._exit or a lost host look like this"
         )
     if status.signal is not None:
-        after = ", after an exception left the script" if said == "exception" else ""
-        return "signal", f"killed by {signal_name(status.signal)}{after}; told by {status.source}"
-    told = f"exit code {status.exit_code}; told by {status.source}"
-    if said == "exception":
-        return "exception", told
+        after = ", after an exception left the script" if ended_by == "exception" else ""
+        return (
+            "signal",
+            f"killed by {signal_name(status.signal)}{after}; reported by {status.source}",
+        )
+    detail = f"exit code {status.exit_code}; reported by {status.source}"
+    if ended_by == "exception":
+        return "exception", detail
     if status.exit_code == 0:
-        left = "" if said else " (it left without Python's exit handlers, as os._exit does)"
-        return "clean", told + left
-    return "exit_code", told
+        left = "" if ended_by else " (it left without Python's exit handlers, as os._exit does)"
+        return "clean", detail + left
+    return "exit_code", detail
 
 
 def signal_name(number: int) -> str:

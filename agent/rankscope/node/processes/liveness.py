@@ -1,6 +1,6 @@
 """Watches that processes are alive, and reads the exit status in the moment they die.
 
-A thread of its own blocks on the pidfds: the status stands in /proc only until the parent reaps
+A thread of its own blocks on the pidfds: the status is in /proc only until the parent reaps
 the process, which torchrun does within a tenth of a second.
 """
 
@@ -20,7 +20,7 @@ from rankscope.process.family import process_start_ticks
 
 PIDFD_OPEN: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
 _POLL_SECONDS = 0.2  # where there is no pidfd
-_REREAD_SECONDS = 0.3  # a zombie may be reaped between two looks: the kernel tells afterwards
+_REREAD_SECONDS = 0.3  # a zombie may be reaped between two looks: the kernel reports it afterwards
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DeathWatch(threading.Thread):
         self._polled: dict[str, tuple[int, int]] = {}  # without pidfd: key -> pid, start ticks
 
     def watch(self, key: str, pid: int, start_ticks: int) -> bool:
-        """Begin to watch; return False if this process is not there any more."""
+        """Begin to watch; return False if this process is gone."""
         descriptor = -1
         if self._pidfd_open is not None:
             try:
@@ -63,7 +63,7 @@ class DeathWatch(threading.Thread):
                 return False
             except OSError:  # an old kernel, or a sandbox
                 descriptor = -1
-        if process_start_ticks(pid) != start_ticks:  # the number is already somebody else's
+        if process_start_ticks(pid) != start_ticks:  # the number is already another process's
             if descriptor >= 0:
                 os.close(descriptor)
             return False
@@ -89,7 +89,7 @@ class DeathWatch(threading.Thread):
             self._epoll.unregister(descriptor)
         status = read_zombie(pid, self._proc) or self._ask_kernel(descriptor)
         os.close(descriptor)
-        self._tell(key, pid, ticks, status, now)
+        self._report(key, pid, ticks, status, now)
 
     @staticmethod
     def _ask_kernel(descriptor: int) -> ExitStatus | None:
@@ -107,9 +107,9 @@ class DeathWatch(threading.Thread):
             if status is not None or process_start_ticks(pid) != ticks:
                 with self._lock:
                     del self._polled[key]
-                self._tell(key, pid, ticks, status, time.time_ns())
+                self._report(key, pid, ticks, status, time.time_ns())
 
-    def _tell(self, key: str, pid: int, ticks: int, status: ExitStatus | None, now: int) -> None:
+    def _report(self, key: str, pid: int, ticks: int, status: ExitStatus | None, now: int) -> None:
         if status is not None:
             self._on_status(pid, ticks, status)
         self.deaths.put(Death(key, status, now))

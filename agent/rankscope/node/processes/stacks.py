@@ -18,10 +18,10 @@ from rankscope.files import ring
 from rankscope.node.processes.exits import PROC
 from rankscope.process.family import process_start_ticks
 
-MAX_PER_INCIDENT = 3  # of those that nobody of flesh and blood asked for
+MAX_PER_INCIDENT = 3  # of those that no user asked for
 BETWEEN_NS = 2_000_000_000
 CALM_NS = 60_000_000_000  # from the last stacks of an incident to the first of the next
-OWN_THREAD = ("rankscope/hooks/collectives/standing.py", "rankscope-standing")  # file, name
+OWN_THREAD = ("rankscope/rank/hooks/collectives/standing.py", "rankscope-standing")  # file, name
 _WRITE_NS = 2_000_000_000  # a handler has this long to write
 _MAX_TEXT = 250_000
 

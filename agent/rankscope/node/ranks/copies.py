@@ -2,7 +2,7 @@
 
 The record is the better one: it has a rank, a level, a logger and fields. A printed line ends with
 the record's message, as formatters write it. It is left out once for each record and each handler,
-which its form tells apart, in the output of the rank and in what the launcher passed on from all of
+which its form shows, in the output of the rank and in what the launcher passed on from all of
 them. Python prints the line of the script below a warning.
 """
 
@@ -50,7 +50,7 @@ class WithoutCopies:
         self._by_tail: dict[str, set[str]] = {}
 
     def __call__(self, raw: bytes) -> None:
-        """Take one record as it stands in a journal."""
+        """Take one record as it is in a journal."""
         if _TAG in raw[:_TAG_WITHIN]:
             try:
                 record = schema.decode_record(raw)

@@ -6,7 +6,6 @@ segment that defined them is deleted, so that a restarted collector still knows 
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.files import journal
+from rankscope.files.run_directory import replace_file
 from rankscope.node.offsets import RankOffsets
 
 NAMES = "names"
@@ -61,13 +61,11 @@ class Names:
             for index, text in words.items():
                 body = journal.INDEXED.pack(index) + text.encode()
                 frames.append(journal.FRAME.pack(len(body), zlib.crc32(body), kind) + body)
-        fresh = path.with_suffix(".tmp")
-        fresh.write_bytes(b"".join(frames))
-        os.replace(fresh, path)
+        replace_file(path, b"".join(frames))
 
 
 class JournalFollower:
-    """One journal directory. `on_loss(reason, count)` is told what could not be read.
+    """One journal directory. `on_loss(reason, count)` hears what could not be read.
 
     `on_output` gets the bodies of frames of kind OUTPUT.
     """
@@ -102,7 +100,7 @@ class JournalFollower:
         return False
 
     def close(self) -> None:
-        """Forget the names, and whoever is told of losses."""
+        """Forget the names, and the listener to losses."""
         self.names = Names()
         self._on_loss = lambda reason, count: None
 

@@ -111,7 +111,7 @@ def runs(base: Path) -> list[Path]:
 
 
 def delete_run(path: Path) -> bool:
-    """Delete a run unless somebody needs it; return whether it is gone."""
+    """Delete a run unless it is still needed; return whether it is gone."""
     descriptor = take_lock(path)
     if descriptor is None:
         return False
@@ -154,7 +154,7 @@ def _is_in_use(path: Path) -> bool:
             with (path / key / COLLECTIVES_RING).open("rb") as file:
                 fields = ring.IDENTITY.unpack(file.read(ring.IDENTITY.size))
         except (OSError, struct.error):
-            continue  # no ring, or a torn one: it has been read as far as it goes
+            continue  # no ring, or a torn one: it has been read as far as possible
         pid, start_ticks = fields[4], fields[10]
         if start_ticks and process_start_ticks(pid) == start_ticks:
             return True

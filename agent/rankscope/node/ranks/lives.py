@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.files import ring
-from rankscope.node.processes.exits import ExitBook, ExitStatus, OomWatch, judge
+from rankscope.node.processes.exits import ExitStatus, ExitStatuses, OomWatch, reason_of
 from rankscope.node.processes.liveness import Death, DeathWatch
+from rankscope.node.processes.stacks import StackTaker
 from rankscope.node.ranks.rank import FollowedRank
 from rankscope.wire import schema
 
@@ -27,7 +29,7 @@ class Life:
         self,
         rank: FollowedRank,
         watch: DeathWatch,
-        book: ExitBook,
+        exit_statuses: ExitStatuses,
         oom: OomWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -35,7 +37,7 @@ class Life:
         self.is_gone = False
         self.is_elsewhere = False  # in another pid namespace: alive, by its heartbeat only
         self._watch = watch
-        self._book = book
+        self._exit_statuses = exit_statuses
         self._oom = oom
         self._clock = clock
         self._begun = clock()
@@ -64,20 +66,20 @@ class Life:
             self._counter = self._oom.counter_of(rank.pid)
             self._count_kills()
             return
-        self._judge_unseen(now)
+        self._look_at_unseen(now)
 
     def died(self, death: Death) -> None:
         """Take note of the death that the watch has seen."""
         self._go(death.time_ns, death.status)
 
     def ending(self, wait_for_second_source: bool) -> schema.RankEnded | None:
-        """Return the record of the end, None while a second source may still tell more."""
+        """Return the record of the end, None while a second source may still report more."""
         rank = self.rank
-        status = self._status or self._book.find(rank.pid, rank.start_ticks)
+        status = self._status or self._exit_statuses.find(rank.pid, rank.start_ticks)
         waited = self._clock() - self._gone_at > SECOND_SOURCE_SECONDS
         if status is None and rank.ended == ring.RUNNING and wait_for_second_source and not waited:
             return None
-        reason, detail = judge(rank.ended, status)
+        reason, detail = reason_of(rank.ended, status)
         if reason == "lost" and self.is_elsewhere:
             detail = (
                 f"the process cannot be seen from here (another pid namespace) and gave no sign "
@@ -86,22 +88,13 @@ class Life:
         if status is not None and status.signal == 9 and self._kills_around_death():
             where = "cgroup's" if self._counter else "host's"
             detail += f"; the {where} OOM killer fired"
-        return schema.RankEnded(
-            attempt=rank.attempt,
-            rank=rank.rank,
-            time_ns=self._gone_ns,
-            reason=reason,
-            exit_code=None if status is None else status.exit_code,
-            signal=None if status is None else status.signal,
-            last_step=rank.end_step(reason),
-            detail=detail,
-        )
+        return rank.end_record(self._gone_ns, reason, detail, status)
 
-    def _judge_unseen(self, now: float) -> None:
-        """Tell a process that is dead from one that lives in another pid namespace."""
+    def _look_at_unseen(self, now: float) -> None:
+        """Distinguish a process that is dead from one that lives in another pid namespace."""
         rank = self.rank
         value, changed_at = self._heartbeat
-        if not rank.has_header or self._book.find(rank.pid, rank.start_ticks) is not None:
+        if not rank.has_header or self._exit_statuses.find(rank.pid, rank.start_ticks) is not None:
             self._go(time.time_ns(), None)
         elif rank.heartbeat_ns() != value:
             self.is_elsewhere = changed_at > 0.0  # it moved while we looked
@@ -124,3 +117,15 @@ class Life:
 
     def _kills_around_death(self) -> bool:
         return self._kills[-1][1] > self._kills[0][1]
+
+
+@dataclass
+class Followed:
+    """One rank: its files, its life, its stacks."""
+
+    rank: FollowedRank
+    life: Life
+    stacks: StackTaker
+    failures: int = 0
+    has_more: bool = False
+    is_drained: bool = False  # gone, and read to the end

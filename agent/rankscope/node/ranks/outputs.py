@@ -56,14 +56,14 @@ class _Tail:
 
 
 class RankOutput:
-    """The lines of one rank. `told` (attempt, rank) is whom they belong to."""
+    """The lines of one rank. `owner` (attempt, rank) is the rank they belong to."""
 
     def __init__(
-        self, directory: Path, told: tuple[int, int], offsets: dict[str, int],
+        self, directory: Path, owner: tuple[int, int], offsets: dict[str, int],
         on_loss: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._directory = directory
-        self._attempt, self._rank = told
+        self._attempt, self._rank = owner
         self._offsets = offsets
         self._on_loss = on_loss
         self._forward: Forward = lambda record: None
@@ -120,11 +120,11 @@ class RankOutput:
             return None
         try:
             with open(self._error_file, "rb") as file:
-                found = msgspec.json.decode(file.read(_MAX_ERROR_FILE), type=_ElasticError)
+                failure = msgspec.json.decode(file.read(_MAX_ERROR_FILE), type=_ElasticError)
         except (OSError, msgspec.MsgspecError, ValueError):
             return None
-        message = found.message if isinstance(found.message, str) else found.message.message
-        extra = {} if isinstance(found.message, str) else found.message.extraInfo
+        message = failure.message if isinstance(failure.message, str) else failure.message.message
+        extra = {} if isinstance(failure.message, str) else failure.message.extraInfo
         kind, _, text = message.partition(": ")
         return schema.ErrorRaised(
             attempt=self._attempt, rank=self._rank, time_ns=time.time_ns(), type=kind[:200],

@@ -13,11 +13,12 @@ import numpy as np
 
 from rankscope.files import ring
 from rankscope.files.run_directory import COLLECTIVES_RING, FATAL, STEPS_RING
+from rankscope.node.columns import collective_chunk, step_chunk
 from rankscope.node.flight.reader import FlightReader
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import RankOffsets
+from rankscope.node.processes.exits import ExitStatus, Reason
 from rankscope.node.processes.stacks import Look
-from rankscope.node.ranks.columns import collective_chunk, step_chunk
 from rankscope.node.ranks.journals import JournalFollower
 from rankscope.node.ranks.outputs import RankOutput
 from rankscope.node.ranks.rings import CollectiveFollower, StepFollower
@@ -34,11 +35,11 @@ _SOURCES = {
     "too many alike": "logs",
 }  # fmt: skip
 _MAX_FATAL_BYTES = 200_000
-Tell = Callable[[str, dict[str, str]], None]  # name and fields of an event
+Report = Callable[[str, dict[str, str]], None]  # name and fields of an event
 
 
 class FollowedRank:
-    """Reads one rank directory. `tell` sends an event once; nothing in the files is trusted."""
+    """Reads one rank directory. `report` sends an event once; nothing in the files is trusted."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class FollowedRank:
         offsets: RankOffsets,
         ledger: Ledger,
         host: str,
-        tell: Tell,
+        report: Report,
     ) -> None:
         match = _NAME.fullmatch(key)
         assert match is not None, key
@@ -55,7 +56,7 @@ class FollowedRank:
         self.attempt, self.rank, self.pid = (int(part) for part in match.groups())
         self.directory = run_directory / key
         self.local_rank = -1
-        self.start_ticks = process_start_ticks(self.pid)  # until a header tells better
+        self.start_ticks = process_start_ticks(self.pid)  # until a header has it
         self.boot_id = b""
         self.stacks_offset = offsets.stacks
         self.output = RankOutput(
@@ -64,11 +65,11 @@ class FollowedRank:
         self.journal = JournalFollower(
             self.directory, offsets, self._on_journal_loss, self.output.frame
         )
-        self.flight = FlightReader(self.directory, self._tell_of_rank, self._on_flight_loss)
+        self.flight = FlightReader(self.directory, self._report_of_rank, self._on_flight_loss)
         self._news: list[schema.Event] = []
         self._ledger = ledger
         self._identity = (self.attempt, self.rank, host)
-        self._tell = tell
+        self._report = report
         self._born = time.monotonic()
         self._damaged: set[str] = set()
         self._from = offsets
@@ -212,6 +213,21 @@ class FollowedRank:
             return step
         return step - 1 if self._last_done == step - 1 > 0 else step
 
+    def end_record(
+        self, time_ns: int, reason: Reason, detail: str, status: ExitStatus | None
+    ) -> schema.RankEnded:
+        """Return the record of the end of this rank."""
+        return schema.RankEnded(
+            attempt=self.attempt,
+            rank=self.rank,
+            time_ns=time_ns,
+            reason=reason,
+            exit_code=None if status is None else status.exit_code,
+            signal=None if status is None else status.signal,
+            last_step=self.end_step(reason),
+            detail=detail,
+        )
+
     @property
     def _last_done(self) -> int:
         return self._steps.last_done() if self._steps is not None else 0
@@ -285,7 +301,7 @@ class FollowedRank:
     def last_errors(self) -> list[schema.ErrorRaised]:
         """Return what others wrote of the end: faulthandler, and torchrun's error handler."""
         found = [self._fatal_error()]
-        if self.ended != ring.EXCEPTION:  # else the process itself has told the same
+        if self.ended != ring.EXCEPTION:  # else the process itself has recorded the same
             found.append(self.output.error(self.last_step))
         return [error for error in found if error is not None]
 
@@ -344,9 +360,9 @@ class FollowedRank:
     def _damage(self, name: str, error: Exception) -> None:
         self._damaged.add(name)
         self._lose(name.removesuffix(".ring"), "ring damaged", 1)
-        self._tell("ring damaged", {"file": f"{self.key}/{name}", "reason": str(error)[:500]})
+        self._report("ring damaged", {"file": f"{self.key}/{name}", "reason": str(error)[:500]})
 
-    def _tell_of_rank(self, name: str, fields: dict[str, str]) -> None:
+    def _report_of_rank(self, name: str, fields: dict[str, str]) -> None:
         self._news.append(
             schema.Event(
                 attempt=self.attempt, rank=self.rank, time_ns=time.time_ns(), name=name,

@@ -1,4 +1,4 @@
-"""Follows the rings of one rank: takes each slot once, when it will not change any more."""
+"""Follows the rings of one rank: takes each slot once, when it no longer changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.wire import schema
 
 SETTLE_NS = 500_000_000  # `blocked_ns` may be written so long after the end
 ENDLESS_NS = 2_000_000_000  # age of an operation that a backend never ends
-HELD_NS = 6_000_000_000  # the same, where the Flight Recorder may still tell an end
+HELD_NS = 6_000_000_000  # the same, where the Flight Recorder may still report an end
 MAX_NEW = 8192  # slots per turn and ring
 _KEEP_RATIO = 0.75  # an open slot is taken as it is before the ring comes round to it
 _MANY_OPEN = 2000  # more than that are looked at every fifth turn only
@@ -142,7 +142,7 @@ class CollectiveFollower:
             slots["ended_ns"].astype(np.int64) + SETTLE_NS <= now_ns
         )
         too_old = numbers < head - int(self.reader.num_slots * _KEEP_RATIO)
-        # nothing tells the end of a thinned call: that of its step does
+        # the end of a thinned call is that of its step
         is_held = ((slots["flags"] & schema.FLAG_THINNED) != 0) & self._is_of_this_step(slots)
         return too_old | ((ended | self._endless(slots, numbers, now_ns)) & ~is_held)
 

@@ -1,4 +1,4 @@
-"""Where a rank stands in each of its groups, kept from the slots that were read."""
+"""How far a rank is in each of its groups, counted from the slots that were read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_PEERS = 64  # of one group in one RankState
 _SENT, _SENT_ENDED, _RECEIVED, _RECEIVED_ENDED = range(4)  # places in the counts of a peer
 _PROBE = schema.ISSUED_BY.index("probe")
 _BY_FUTURE = tuple(schema.ENDED_BY.index(name) for name in ("probe", "future"))
-_NOBODY = schema.ISSUED_BY.index("")
-_ENDLESS_AFTER = 256  # operations of a group without one known end: its backend tells none
-_ENDLESS_STEPS = 8  # with such calls open: no step ends with one, so nothing tells their ends
+_NO_SOURCE = schema.ISSUED_BY.index("")
+_ENDLESS_AFTER = 256  # operations of a group without one known end: its backend reports none
+_ENDLESS_STEPS = 8  # with such calls open: no step ends with one, so nothing reports their ends
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Standing:
     reduce_op: int = 0
     root: int = -1
     is_seen: bool = True  # the last one, by a source
-    told: set[int] = field(default_factory=set)  # operations whose ends a future tells
+    reported: set[int] = field(default_factory=set)  # operations whose ends a future reports
     peers: dict[int, list[int]] = field(default_factory=dict)
     p2p_issued: int = 0  # highest sequence with any one peer
     p2p_has_end: bool = False
@@ -82,11 +82,11 @@ class GroupTracker:
         if len(ended):
             standing.ended = max(standing.ended, int(ended.max()))
         by_future = np.isin(slots["ended_by"], _BY_FUTURE)
-        standing.told.update(slots["operation"][by_future].tolist())
+        standing.reported.update(slots["operation"][by_future].tolist())
 
     @staticmethod
     def _count(standing: _Standing, slots: Any) -> None:
-        """Raise the counts of each peer; a receive from anybody tells whom it met by its end."""
+        """Raise the counts of each peer; a receive from any source shows its peer at its end."""
         is_send = slots["operation"] == schema.OPERATIONS.index("send")
         has_ended = slots["state"] >= schema.ENDED
         for peer in np.unique(slots["peer_rank"]).tolist():
@@ -109,14 +109,14 @@ class GroupTracker:
         """Replace what is open now."""
         self._open = slots[slots["state"] < schema.ENDED]
         inside = self._open[self._open["state"] == schema.ISSUED]
-        # a send that has returned may stay open because nobody waits for it: that is no hang
+        # a send that has returned may stay open because no caller waits for it: that is no hang
         is_send = self._open["operation"] == schema.OPERATIONS.index("send")
         waits = self._open[~is_send | (self._open["state"] == schema.ISSUED)]
         self.oldest_open_ns = int(waits["arrived_ns"].min()) if len(waits) else 0
         self.oldest_inside_ns = int(inside["arrived_ns"].min()) if len(inside) else 0
 
     def endless_groups(self) -> tuple[list[int], list[int]]:
-        """Return the groups whose operations never tell their end: (collectives, p2p)."""
+        """Return the groups whose operations never report their end: (collectives, p2p)."""
         groups = self._groups.items()
         return (
             [key for key, group in groups if group.issued > _ENDLESS_AFTER and not group.ended],
@@ -161,7 +161,7 @@ class GroupTracker:
     def _oldest_p2p(self) -> dict[int, Any]:
         """Return the oldest open point-to-point operation by group, a receive before a send.
 
-        A send may stay open because nobody waits for it; who waits in a receive is stuck there.
+        A send may stay open because no caller waits; one in a receive is stuck.
         """
         if self._open is None or len(self._open) == 0:
             return {}
@@ -175,24 +175,24 @@ class GroupTracker:
     def _oldest_collectives(self) -> dict[int, Any]:
         """Return the first collective that is open, by group.
 
-        One that stays open while later ones end has ended all the same: nobody waited for it. Not
-        so where futures tell the ends of such calls: gloo's threads end them in any order.
+        One that stays open while later ones end has ended all the same: no caller waited. Not
+        so where futures report the ends of such calls: gloo's threads end them in any order.
         """
         if self._open is None or len(self._open) == 0:
             return {}
         slots = self._open[(self._open["flags"] & schema.FLAG_P2P) == 0]
         groups = [self._groups[group] for group in slots["group_id"].tolist()]
         is_last = slots["sequence"] > np.array([group.ended for group in groups], np.int64)
-        is_told = [
-            operation in group.told
+        is_reported = [
+            operation in group.reported
             for group, operation in zip(groups, slots["operation"].tolist(), strict=True)
         ]
-        would_tell = np.array(is_told, bool) & ((slots["flags"] & schema.FLAG_THINNED) == 0)
+        would_report = np.array(is_reported, bool) & ((slots["flags"] & schema.FLAG_THINNED) == 0)
         # the sources in Python ask for a future only where the caller itself does not wait
         is_asked = (slots["flags"] & (schema.FLAG_ASYNC | schema.FLAG_BY_ENGINE)) != 0
-        would_tell &= is_asked | (slots["issued_by"] == _PROBE)
-        would_tell &= ~_is_endless(slots, would_tell)
-        slots = slots[is_last | would_tell]
+        would_report &= is_asked | (slots["issued_by"] == _PROBE)
+        would_report &= ~_is_endless(slots, would_report)
+        slots = slots[is_last | would_report]
         slots = slots[np.argsort(slots["sequence"], kind="stable")]
         distinct, first = np.unique(slots["group_id"], return_index=True)
         pairs = zip(distinct.tolist(), first.tolist(), strict=True)
@@ -246,15 +246,15 @@ def _operation(index: int) -> str:
     return _word(schema.OPERATIONS, index)
 
 
-def _is_endless(slots: Any, is_told: Any) -> Any:
+def _is_endless(slots: Any, is_reported: Any) -> Any:
     """Return which slots are of a kind that stays open for ever, by group and operation.
 
     A group of gloo and NCCL has ends of its operations on the host, and none of those on a device.
     """
     endless = np.zeros(len(slots), bool)
-    reported = slots[is_told]
+    reported = slots[is_reported]
     for group_id, operation in set(zip(reported["group_id"], reported["operation"], strict=True)):
-        alike = is_told & (slots["group_id"] == group_id) & (slots["operation"] == operation)
+        alike = is_reported & (slots["group_id"] == group_id) & (slots["operation"] == operation)
         if len(np.unique(slots["step"][alike])) > _ENDLESS_STEPS:
             endless |= alike
     return endless
@@ -262,7 +262,7 @@ def _is_endless(slots: Any, is_told: Any) -> Any:
 
 def _is_seen(slot: Any) -> Any:
     """Return whether a source saw the call; else only that there was one is known."""
-    return (slot["issued_by"] != _NOBODY) | ((slot["flags"] & schema.FLAG_THINNED) == 0)
+    return (slot["issued_by"] != _NO_SOURCE) | ((slot["flags"] & schema.FLAG_THINNED) == 0)
 
 
 def _called(operation: int, is_seen: bool) -> str:

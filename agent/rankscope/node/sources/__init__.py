@@ -6,26 +6,21 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from rankscope.node.sources.base import Skipped, Source
+from rankscope.node.sources.base import Skipped
 from rankscope.node.sources.cgroup import CgroupSource
 from rankscope.node.sources.connections import ConnectionSource
-from rankscope.node.sources.disk import DiskSource
-from rankscope.node.sources.gpu import GpuSource
+from rankscope.node.sources.gpu import GpuHealthSource, GpuProcessSource, GpuSource
 from rankscope.node.sources.gpu_activity import GpuActivitySource
-from rankscope.node.sources.gpu_health import GpuHealthSource
-from rankscope.node.sources.gpu_process import GpuProcessSource
-from rankscope.node.sources.host import HostSource
+from rankscope.node.sources.host import DiskSource, HostSource, PressureSource
 from rankscope.node.sources.infiniband import InfinibandSource
 from rankscope.node.sources.kernel_log import KernelLogSource
-from rankscope.node.sources.machine import Machine
-from rankscope.node.sources.nic import NicSource
+from rankscope.node.sources.machine import Machine, SampleSource
+from rankscope.node.sources.network import NicSource, TcpSource
 from rankscope.node.sources.nvlink import NvlinkSource
-from rankscope.node.sources.pressure import PressureSource
 from rankscope.node.sources.process import ProcessSource
-from rankscope.node.sources.tcp import TcpSource
 from rankscope.node.sources.xid import XidSource
 
-SOURCES: tuple[type[Source], ...] = (
+SOURCES: tuple[type[SampleSource], ...] = (
     HostSource, PressureSource, DiskSource, NicSource, TcpSource, CgroupSource, ProcessSource,
     ConnectionSource, InfinibandSource, KernelLogSource, GpuSource, GpuActivitySource,
     GpuHealthSource, NvlinkSource, GpuProcessSource, XidSource,
@@ -47,7 +42,7 @@ def describe(machine: Machine | None = None) -> list[Description]:
     return [_describe(make(machine)) for make in SOURCES]
 
 
-def _describe(source: Source) -> Description:
+def _describe(source: SampleSource) -> Description:
     try:
         source.open()
         began = time.thread_time_ns()

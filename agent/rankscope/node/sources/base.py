@@ -1,21 +1,16 @@
-"""What a source of samples is, and what it tells."""
+"""What all sources of samples use: rows, news, and why there are none."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
-from rankscope.wire.schema import NODE_RANK, ChunkKind
+from rankscope.wire.schema import NODE_RANK
 
-if TYPE_CHECKING:
-    from rankscope.node.sources.machine import Machine
-
-# values by column name; a column that is not there was not told
+# values by column name; a column that is not there is not known
 Row: TypeAlias = Mapping[str, float | str]
-# one thread each: a driver that hangs stops only its own lane
-Lane: TypeAlias = Literal["kernel", "driver"]
 
 
 class Skipped(RuntimeError):
@@ -38,36 +33,9 @@ class News:
 
     name: str
     fields: dict[str, str]
-    time_ns: int = 0  # 0: when it is told
+    time_ns: int = 0  # 0: when it is reported
     attempt: int = 0
     rank: int = NODE_RANK
-
-
-class Source(Protocol):
-    """One thing to sample; the class docstring is its help text. The constructor does nothing."""
-
-    name: ClassVar[str]  # kebab-case: the id in `describe`, in events and on the page
-    kind: ClassVar[ChunkKind | None]  # of its rows; None: it only tells news
-    lane: ClassVar[Lane]
-    every: ClassVar[int]  # sampled each so many intervals of the settings
-
-    def __init__(self, machine: Machine) -> None: ...
-
-    def open(self) -> None:
-        """Find what is to be sampled. Raises Skipped where this machine has none."""
-
-    def sample(self) -> Iterable[Row]:
-        """Return rows without time_ns and interval_ns. Raises OSError, ValueError, Skipped."""
-
-    def close(self) -> None:
-        """Let go of what `open` took, if anything."""
-
-    def overslept(self, seconds: float) -> None:
-        """Learn that the sleep before the next sample lasted so much longer than it was meant to.
-
-        Time without a free processor is not counted: the collector, and perhaps all of its machine,
-        was paused.
-        """
 
 
 class Limiter:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, Row, Skipped, Source
+from rankscope.node.sources.base import Row, Skipped
 from rankscope.node.sources.control_groups import Processors, groups_of, processors, upwards
 from rankscope.node.sources.files import need, number, pairs, read_or_none, read_whole
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.schema import ChunkKind
 
 _MAX_GROUPS = 16
@@ -20,7 +20,7 @@ _MEMORY = ("memory.current", "memory.max", "memory.events")
 _OLD_MEMORY = ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control")
 
 
-class CgroupSource(Source):
+class CgroupSource(SampleSource):
     """Memory and processor limits of the ranks' control groups, what is used, what was denied."""
 
     name: ClassVar[str] = "cgroup"
@@ -71,19 +71,19 @@ class CgroupSource(Source):
 
     def _memory(self, name: str, groups: dict[str, str]) -> Row:
         """Return what the nearest group with a limit says, or the nearest one with numbers."""
-        found: dict[str, float | str] = {}
+        values: dict[str, float | str] = {}
         where: Path | None = None
         for directory in upwards(self._machine.cgroups, groups, "memory"):
             old = (directory / "memory.limit_in_bytes").exists()
             names = _OLD_MEMORY if old else _MEMORY
             bytes_used, limit = (number(read_or_none(directory / name)) for name in names[:2])
             has_limit = 0 <= limit < _NO_LIMIT
-            if bytes_used < 0 or (found and not has_limit):
+            if bytes_used < 0 or (values and not has_limit):
                 continue
             limits = [value for value in (limit, self._memory_bytes) if 0 <= value < _NO_LIMIT]
             events = dict(pairs(read_or_none(directory / names[2]) or ""))
             failed = number(read_or_none(directory / "memory.failcnt"))
-            found = {
+            values = {
                 "memory_bytes": bytes_used,
                 "memory_limit_bytes": min(limits, default=-1),
                 "memory_limit_hits_total": failed if old else events.get("max", -1),
@@ -92,9 +92,9 @@ class CgroupSource(Source):
             where = directory
             if has_limit:
                 break
-        if where is not None and isinstance(kills := found["oom_kills_total"], int):
-            self._tell_kills(name, where, kills)
-        return found
+        if where is not None and isinstance(kills := values["oom_kills_total"], int):
+            self._report_kills(name, where, kills)
+        return values
 
     def _processor(self, groups: dict[str, str]) -> Row:
         row: dict[str, float | str] = {}
@@ -102,30 +102,30 @@ class CgroupSource(Source):
             if (used := number(read_or_none(directory / "cpuacct.usage"))) >= 0:
                 row["cpu_us_total"] = used // 1000
                 break
-        found = processors(self._machine.cgroups, groups)
-        if found is not None:
-            row |= _throttled(found)
-            limits = [value for value in (found.cores, self._num_cpus) if value is not None]
+        cpu = processors(self._machine.cgroups, groups)
+        if cpu is not None:
+            row |= _throttled(cpu)
+            limits = [value for value in (cpu.cores, self._num_cpus) if value is not None]
             row["cpu_limit_cores"] = min(limits)
         return row
 
-    def _tell_kills(self, name: str, directory: Path, kills: int) -> None:
+    def _report_kills(self, name: str, directory: Path, kills: int) -> None:
         before = self._kills.get(directory, kills)
         self._kills[directory] = kills
         if kills > before >= 0:
             fields = {"cgroup": name, "count": str(kills - before), "seen_in": "cgroup"}
-            self._machine.tell_of("oom kill", fields)
+            self._machine.report_of("oom kill", fields)
 
 
-def _throttled(found: Processors) -> Row:
+def _throttled(cpu: Processors) -> Row:
     row: dict[str, float | str] = {}
     for name, column in (
         ("usage_usec", "cpu_us_total"),
         ("nr_periods", "periods_total"),
         ("nr_throttled", "throttled_periods_total"),
     ):
-        if name in found.stat:
-            row[column] = found.stat[name]
-    if found.throttled_us >= 0:
-        row["throttled_us_total"] = found.throttled_us
+        if name in cpu.stat:
+            row[column] = cpu.stat[name]
+    if cpu.throttled_us >= 0:
+        row["throttled_us_total"] = cpu.throttled_us
     return row

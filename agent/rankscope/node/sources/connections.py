@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, RankProcess, Row, Skipped, Source
+from rankscope.node.sources.base import RankProcess, Row, Skipped
 from rankscope.node.sources.files import need, number
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.node.sources.netlink import Address, TcpConnection, address_text, port_of
 from rankscope.wire.schema import ChunkKind
 
@@ -20,7 +20,7 @@ _FIRST_OWN_PORT = 1024  # below it are services such as storage over HTTPS, neve
 _PACING_CONTROLS = ("bbr",)
 
 
-class ConnectionSource(Source):
+class ConnectionSource(SampleSource):
     """What each TCP connection of a rank carried, how long it took and what was lost."""
 
     name: ClassVar[str] = "connections"
@@ -36,7 +36,7 @@ class ConnectionSource(Source):
         self._samples = 0
 
     def open(self) -> None:
-        """Raise Skipped where the kernel does not tell of its sockets."""
+        """Raise Skipped where the kernel does not list its sockets."""
         need(self._machine.proc / "net/tcp", "the kernel has no network, or /proc/net is hidden")
         try:
             self._machine.connections(())
@@ -51,20 +51,20 @@ class ConnectionSource(Source):
         owner = {inode: rank for rank, inodes in ranks.items() for inode in inodes}
         if not owner:
             return []
-        found = self._machine.connections(owner.keys())
-        here = {(each.local, each.remote): owner[each.inode] for each in found}
+        connections = self._machine.connections(owner.keys())
+        here = {(each.local, each.remote): owner[each.inode] for each in connections}
         mine: dict[RankProcess, list[TcpConnection]] = {}
-        for each in found:
+        for each in connections:
             rank = owner[each.inode]
             is_to_itself = here.get((each.remote, each.local)) == rank
             if not is_to_itself and not self._is_to_service(rank, each):
                 mine.setdefault(rank, []).append(each)
         return [row for rank, each in mine.items() for row in self._rows(rank, each)]
 
-    def _rows(self, rank: RankProcess, found: Sequence[TcpConnection]) -> list[Row]:
+    def _rows(self, rank: RankProcess, connections: Sequence[TcpConnection]) -> list[Row]:
         """Return the rows of one rank; what did not move has none, unless it is stuck."""
         ordered = []
-        for each in found:
+        for each in connections:
             key = (rank.rank, each.local, each.remote)
             values = each.counters
             total = max(values.acknowledged_bytes, 0) + max(values.received_bytes, 0)
@@ -85,9 +85,7 @@ class ConnectionSource(Source):
         count, at, inodes = self._files.get(rank, (-1, 0, frozenset()))
         if count != len(names) or self._samples - at >= _LOOK_AGAIN:
             links = (_link(f"{directory}/{name}") for name in names)
-            inodes = frozenset(
-                int(link[8:-1]) for link in links if link.startswith("socket:[")
-            )  # fmt: skip
+            inodes = frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
             self._files[rank] = len(names), self._samples, inodes
         return inodes
 
@@ -147,5 +145,5 @@ def _variable(machine: Machine, pid: int, name: str) -> str:
     except OSError:
         return ""
     head = f"{name}=".encode()
-    found = (word[len(head) :] for word in data.split(b"\0") if word.startswith(head))
-    return next(found, b"").decode(errors="replace")
+    values = (word[len(head) :] for word in data.split(b"\0") if word.startswith(head))
+    return next(values, b"").decode(errors="replace")

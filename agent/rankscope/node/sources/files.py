@@ -1,4 +1,4 @@
-"""Reading what the kernel says: cheap, bounded, and -1 for what is not told."""
+"""Reading what the kernel says: cheap, bounded, and -1 for what is not known."""
 
 from __future__ import annotations
 

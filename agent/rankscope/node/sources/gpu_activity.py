@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from rankscope.node.sources.base import Lane, Row, Skipped, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import Row, Skipped
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.node.sources.nvml import Gpu
 from rankscope.wire.schema import ChunkKind
 
@@ -27,7 +27,7 @@ _METRICS: dict[str, tuple[str, float]] = {
 }
 
 
-class GpuActivitySource(Source):
+class GpuActivitySource(SampleSource):
     """How busy multiprocessors, tensor cores and memory of each GPU were (Hopper and newer)."""
 
     name: ClassVar[str] = "gpu-activity"

@@ -1,4 +1,4 @@
-"""Processors, run queue, memory, swap and the free space of the run directory."""
+"""The host: load and memory, pressure, disks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, Row, Source
+from rankscope.node.sources.base import Row, Skipped
 from rankscope.node.sources.files import need, pairs, read, read_or_none, read_whole
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.schema import ChunkKind
 
 _US_PER_TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -31,7 +31,7 @@ _EVENTS = {
 }
 
 
-class HostSource(Source):
+class HostSource(SampleSource):
     """Processors, run queue, memory, swap, page faults, free space of the run directory."""
 
     name: ClassVar[str] = "host"
@@ -124,3 +124,91 @@ def _memory(text: str) -> Row:
     if "SwapTotal" in known and "SwapFree" in known:
         row["swap_used_bytes"] = (known["SwapTotal"] - known["SwapFree"]) << 10
     return row
+
+
+# `full` of the processor says nothing for a whole machine
+_WANTED = (("cpu", "some"), ("memory", "some"), ("memory", "full"), ("io", "some"), ("io", "full"))
+
+
+class PressureSource(SampleSource):
+    """Time in which some or all tasks waited for processor, memory or disk."""
+
+    name: ClassVar[str] = "pressure"
+    kind: ClassVar[ChunkKind | None] = "pressure"
+    lane: ClassVar[Lane] = "kernel"
+    every: ClassVar[int] = 1
+
+    def __init__(self, machine: Machine) -> None:
+        self._directory = machine.proc / "pressure"
+
+    def open(self) -> None:
+        """Raise Skipped where the kernel does not count it."""
+        need(self._directory / "cpu", "the kernel is older than 4.20 or was started without psi=1")
+
+    def sample(self) -> Iterable[Row]:
+        """Return one row."""
+        texts = {
+            name: read_or_none(self._directory / name) or "" for name in ("cpu", "memory", "io")
+        }
+        row: dict[str, float | str] = {}
+        for name, kind in _WANTED:
+            for line in texts[name].splitlines():
+                first, *rest = line.split()
+                totals = [word[6:] for word in rest if word.startswith("total=")]
+                if first == kind and totals:
+                    row[f"{name}_{kind}_us_total"] = int(totals[0])
+        return [row]
+
+
+_SECTOR_BYTES = 512  # the unit of /proc/diskstats, whatever the disk's own is
+_MAX_DISKS = 32
+_IN_MEMORY = ("loop", "ram", "zram", "fd", "sr")
+
+
+class DiskSource(SampleSource):
+    """Bytes, operations and busy time of each whole disk; partitions are part of theirs."""
+
+    name: ClassVar[str] = "disk"
+    kind: ClassVar[ChunkKind | None] = "disk"
+    lane: ClassVar[Lane] = "kernel"
+    every: ClassVar[int] = 1
+
+    def __init__(self, machine: Machine) -> None:
+        self._block = machine.sys / "block"
+        self._file = machine.proc / "diskstats"
+        self._disks: frozenset[str] = frozenset()
+
+    def open(self) -> None:
+        """Find the disks that are devices. Raises Skipped where none is to be seen."""
+        need(self._file, "no block devices in this kernel, or /proc is cut down")
+        try:
+            names = sorted(os.listdir(self._block))
+        except OSError as error:
+            raise Skipped(f"{self._block}: {error.strerror}") from error
+        names = [name for name in names if not name.startswith(_IN_MEMORY)]
+        # device mapper and RAID stand on devices: counting both would count twice
+        devices = [name for name in names if (self._block / name / "device").exists()]
+        self._disks = frozenset((devices or names)[:_MAX_DISKS])
+        if not self._disks:
+            raise Skipped(f"no disk in {self._block}")
+
+    def sample(self) -> Iterable[Row]:
+        """Return one row for each disk."""
+        rows: list[Row] = []
+        for line in read_whole(self._file).splitlines():
+            words = line.split()
+            if len(words) < 14 or words[2] not in self._disks:
+                continue
+            values = [int(word) for word in words[3:14]]
+            rows.append({
+                "device": words[2],
+                "reads_total": values[0],
+                "read_bytes_total": values[2] * _SECTOR_BYTES,
+                "read_us_total": values[3] * 1000,
+                "writes_total": values[4],
+                "written_bytes_total": values[6] * _SECTOR_BYTES,
+                "write_us_total": values[7] * 1000,
+                "in_flight": values[8],
+                "busy_us_total": values[9] * 1000,
+            })  # fmt: skip
+        return rows

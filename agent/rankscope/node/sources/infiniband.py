@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, Row, Skipped, Source
+from rankscope.node.sources.base import Row, Skipped
 from rankscope.node.sources.files import number, read_or_none
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.schema import ChunkKind
 
 _WORD_BYTES = 4  # port_*_data count words of four bytes
@@ -39,7 +39,7 @@ _COUNTERS = {
 _MAX_PORTS = 64
 
 
-class InfinibandSource(Source):
+class InfinibandSource(SampleSource):
     """State, rate, traffic and errors of each InfiniBand or RoCE port."""
 
     name: ClassVar[str] = "infiniband"

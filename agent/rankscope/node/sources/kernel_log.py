@@ -1,6 +1,6 @@
 """The kernel's log: Xid errors, processes killed for memory, hung tasks, hardware errors.
 
-Reads /dev/kmsg, else follows the journal. Only what is logged from now on is told. A process id
+Reads /dev/kmsg, else follows the journal. Only what is logged from now on is reported. A process id
 in the log is that of the host: within a container it may name another process, or none.
 """
 
@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, Limiter, Row, Skipped, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import Limiter, Row, Skipped
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.nvidia_codes import xid_words
 from rankscope.wire.redaction import redact
 from rankscope.wire.schema import ChunkKind
@@ -41,7 +41,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
-class KernelLogSource(Source):
+class KernelLogSource(SampleSource):
     """Xid errors, kills for memory, hung tasks, hardware errors, from /dev/kmsg or the journal."""
 
     name: ClassVar[str] = "kernel-log"
@@ -105,7 +105,7 @@ class KernelLogSource(Source):
         self._rest = b""
 
     def sample(self) -> Iterable[Row]:
-        """Tell what was logged since the last call; there are no rows."""
+        """Report what was logged since the last call; there are no rows."""
         self._check_journal("the journal cannot be followed")
         for line in self._lines():
             time_ns, text = self._parse(line)
@@ -160,7 +160,7 @@ class KernelLogSource(Source):
                 fields |= self._xid(fields)
             if suppressed := self._limiter.take_suppressed():
                 fields["suppressed_before"] = str(suppressed)
-            self._machine.tell_of(name, fields, int(fields.get("pid", 0)), time_ns)
+            self._machine.report_of(name, fields, int(fields.get("pid", 0)), time_ns)
             return
 
     def _xid(self, fields: dict[str, str]) -> dict[str, str]:

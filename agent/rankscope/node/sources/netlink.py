@@ -1,8 +1,8 @@
 """Established TCP connections of this network namespace, as the kernel itself counts them.
 
-One dump of NETLINK_SOCK_DIAG tells of all sockets at once and needs no rights: sock_diag(7). The
+One dump of NETLINK_SOCK_DIAG lists all sockets at once and needs no rights: sock_diag(7). The
 layouts are those of `struct inet_diag_req_v2`, `inet_diag_msg` (linux/inet_diag.h) and `tcp_info`
-(linux/tcp.h). What an older kernel does not tell is missing at the end, and is -1 here.
+(linux/tcp.h). What an older kernel does not have is missing at the end, and is -1 here.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ATTRIBUTE = struct.Struct("=HH")
 _DROPS = struct.Struct("=32xI")  # SK_MEMINFO_DROPS
 # Of tcp_info the fields of `Counters`, in the order in which they lie there.
 _COUNTERS = struct.Struct("=4xB11xI4xI52xI16xI16xQQ8xI8xI8xQQ32xI8xI")
-_NOT_TOLD = ((1 << 32) - 1, (1 << 64) - 1)
+_NOT_REPORTED = ((1 << 32) - 1, (1 << 64) - 1)
 _BEFORE_IPV4 = bytes(10) + b"\xff\xff"  # an IPv4 address within IPv6
 
 Address: TypeAlias = tuple[bytes, bytes]  # host of 4 or 16 bytes, port; see `address_text`
 
 
 class Counters(NamedTuple):
-    """What the kernel counts of one end of a connection; -1 where it does not tell."""
+    """What the kernel counts of one end of a connection; -1 where it does not count it."""
 
     backoff: int
     segment_bytes: int
@@ -60,7 +60,7 @@ class TcpConnection(NamedTuple):
     local: Address
     remote: Address
     control: str  # name of the congestion control
-    drops: int  # segments that came and were thrown away at this socket; -1 not told
+    drops: int  # segments that came and were thrown away at this socket; -1 not known
     counters: Counters
 
 
@@ -107,7 +107,7 @@ def _dump(netlink: socket.socket, family: int) -> Iterator[bytes]:
             body = bytes(data[at + _HEAD.size : at + length])
             if kind == _ERROR:
                 number = -struct.unpack_from("=i", body)[0]
-                raise OSError(number, "the kernel refuses to tell of its sockets")
+                raise OSError(number, "the kernel refuses to list its sockets")
             yield body
             at += max(length + 3 & ~3, _HEAD.size)
 
@@ -116,15 +116,15 @@ def _connection(message: bytes, inodes: Collection[int] | None) -> TcpConnection
     family, local_port, remote_port, local, remote, inode = _SOCKET.unpack_from(message)
     if not inode or (inodes is not None and inode not in inodes):
         return None
-    told = dict(_attributes(message, _SOCKET.size))
-    info, memory = told.get(_INFO), told.get(_MEMORY, b"")
+    attributes = dict(_attributes(message, _SOCKET.size))
+    info, memory = attributes.get(_INFO), attributes.get(_MEMORY, b"")
     if info is None:
         return None
     return TcpConnection(
         inode,
         (_host(family, local), local_port),
         (_host(family, remote), remote_port),
-        told.get(_CONTROL, b"").rstrip(b"\0").decode(errors="replace"),
+        attributes.get(_CONTROL, b"").rstrip(b"\0").decode(errors="replace"),
         _DROPS.unpack_from(memory)[0] if len(memory) >= _DROPS.size else -1,
         _counters(info),
     )
@@ -134,7 +134,7 @@ def _counters(info: bytes) -> Counters:
     if len(info) >= _COUNTERS.size:
         return Counters._make(_COUNTERS.unpack_from(info))
     whole = Counters._make(_COUNTERS.unpack(info.ljust(_COUNTERS.size, b"\xff")))
-    return Counters._make(-1 if value in _NOT_TOLD else value for value in whole)
+    return Counters._make(-1 if value in _NOT_REPORTED else value for value in whole)
 
 
 def _attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:

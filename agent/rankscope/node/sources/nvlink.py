@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, Row, Skipped, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import Row, Skipped
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.node.sources.nvml import Gpu
 from rankscope.wire.schema import ChunkKind
 
@@ -29,7 +29,7 @@ _OLDER = {
 _MAX_LINKS = 36
 
 
-class NvlinkSource(Source):
+class NvlinkSource(SampleSource):
     """State, traffic and errors of each NVLink of each GPU."""
 
     name: ClassVar[str] = "nvlink"

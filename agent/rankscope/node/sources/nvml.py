@@ -99,7 +99,7 @@ class Nvml:
         return None
 
     def fields(self, gpu: Gpu, wanted: list[tuple[str, int]]) -> list[int | float | None]:
-        """Return values by (constant without NVML_FI_DEV_, scope); None for what is not told."""
+        """Return values by (constant without NVML_FI_DEV_, scope); None for what is not known."""
         numbers = [(self._field(name), scope) for name, scope in wanted]
         known = [pair for pair in numbers if pair[0] is not None]
         key = (gpu.index, "fields", tuple(known))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from rankscope.node.sources.base import Lane, RankProcess, Row, Skipped, Source
+from rankscope.node.sources.base import RankProcess, Row, Skipped
 from rankscope.node.sources.control_groups import groups_of, processors
 from rankscope.node.sources.files import pairs, read, read_or_none
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.sample_columns import MACHINE_PAUSED
 from rankscope.wire.schema import ChunkKind
 
@@ -27,7 +27,7 @@ _STOPPED_BY = {"T": 1, "t": 2}
 _FROZEN = 3
 
 
-class ProcessSource(Source):
+class ProcessSource(SampleSource):
     """Processor time, memory, threads, open files and waiting of each rank's process."""
 
     name: ClassVar[str] = "process"
@@ -50,10 +50,10 @@ class ProcessSource(Source):
     def sample(self) -> Iterable[Row]:
         """Return one row for each rank that lives and can be seen."""
         rows = {rank: process_row(self._machine, rank) for rank in self._machine.ranks()}
-        found = {rank: row for rank, row in rows.items() if row is not None}
-        for rank in self._paused(found):
-            found[rank]["stopped_by"] = MACHINE_PAUSED  # its state may still be that of the pause
-        return found.values()
+        live = {rank: row for rank, row in rows.items() if row is not None}
+        for rank in self._paused(live):
+            live[rank]["stopped_by"] = MACHINE_PAUSED  # its state may still be that of the pause
+        return live.values()
 
     def overslept(self, seconds: float) -> None:
         """Ask at the next sample which ranks were paused too."""
@@ -132,11 +132,11 @@ def process_row(machine: Machine, rank: RankProcess) -> dict[str, float | str] |
 
 def _limit(machine: Machine, directory: Path) -> dict[str, float | str]:
     """Return the limit of its control group on processor time, and how long that held it up."""
-    found = processors(machine.cgroups, groups_of(read_or_none(directory / "cgroup") or ""))
-    if found is None or found.throttled_us < 0:
+    cpu = processors(machine.cgroups, groups_of(read_or_none(directory / "cgroup") or ""))
+    if cpu is None or cpu.throttled_us < 0:
         return {}
-    millicores = 0 if found.cores is None else round(1000 * found.cores)
-    return {"throttled_us_total": found.throttled_us, "cpu_limit_millicores": millicores}
+    millicores = 0 if cpu.cores is None else round(1000 * cpu.cores)
+    return {"throttled_us_total": cpu.throttled_us, "cpu_limit_millicores": millicores}
 
 
 def _stat(proc: Path, pid: int) -> list[int] | None:

@@ -1,7 +1,7 @@
 """Asks the sources of a lane in turn: each in its own time, at a bounded cost, again after errors.
 
 A source that costs more than BUDGET_RATIO of one processor is asked less often; one that fails is
-asked again later and later. Its rows say how often it is asked, and its state is told as news.
+asked again later and later. Its rows say how often it is asked, and its state is reported as news.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.node.sources.base import Row, Skipped, Source
+from rankscope.node.sources.base import Row, Skipped
 from rankscope.node.sources.files import uptime_seconds, waited_seconds
+from rankscope.node.sources.machine import SampleSource
 
 BUDGET_RATIO = 0.005  # CPU time of one source by time passed
 MAX_INTERVAL_SECONDS = 60.0
@@ -32,7 +33,7 @@ Rows = list[dict[str, float | str]]
 class Slot:
     """One source and its turn."""
 
-    source: Source
+    source: SampleSource
     base_seconds: float  # how often it is meant to be asked
     wall_ns: Callable[[], int] = time.time_ns
     cpu_ns: Callable[[], int] = time.thread_time_ns
@@ -79,7 +80,7 @@ class Slot:
         return rows
 
     def take_dropped(self) -> int:
-        """Return how many rows were dropped since the last call because nobody took them."""
+        """Return how many rows were dropped since the last call for lack of a reader."""
         with self.lock:
             dropped, self.num_dropped = self.num_dropped, 0
         return dropped
@@ -138,7 +139,7 @@ class LaneThread(threading.Thread):
     def run(self) -> None:
         """Sample until `stop`."""
         while not self._ending.is_set():
-            # What comes and goes at an even rate would else be met always, or never.
+            # What happens at an even rate would else be met always, or never.
             stretch = random.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
             for slot in self.slots:
                 self._asked = slot, time.monotonic()
@@ -156,7 +157,7 @@ class LaneThread(threading.Thread):
             self.join(timeout_seconds)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait for the next turn, and tell the sources where that took far too long."""
+        """Wait for the next turn, and let the sources know where that took far too long."""
         began, waited_before = uptime_seconds(), waited_seconds()
         self._ending.wait(seconds)
         waited = waited_seconds()

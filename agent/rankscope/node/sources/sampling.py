@@ -1,4 +1,4 @@
-"""Samples of this node: the sources' threads, their chunks, and what they have to tell."""
+"""Samples of this node: the sources' threads, their chunks, and what they report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankscope.node.ranks.columns import sample_chunk
+from rankscope.node.columns import sample_chunk
 from rankscope.node.sources import SOURCES
-from rankscope.node.sources.base import News, RankProcess, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import News, RankProcess
+from rankscope.node.sources.machine import Machine, SampleSource
 from rankscope.node.sources.samples import LaneThread, Slot
 from rankscope.wire import schema
 
 CHUNK_SECONDS = 5.0  # rows wait so long to share the header of a chunk
 RECENT_SECONDS = 60.0  # so long news of a pid belong to the rank that had it
-START_SECONDS = 10.0  # by then each source has answered, or is told as starting
+START_SECONDS = 10.0  # by then each source has answered, or is reported as starting
 _MAX_NEWS = 1000  # waiting
 _LANES = ("kernel", "driver")
 
@@ -32,7 +32,7 @@ class Sampling:
         seconds: float,
         host: str,
         machine: Machine | None = None,
-        sources: Sequence[type[Source]] = SOURCES,
+        sources: Sequence[type[SampleSource]] = SOURCES,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
@@ -43,7 +43,7 @@ class Sampling:
         self._began = self._last_chunks = monotonic()
         machine = replace(
             machine or Machine(run_directory=run_directory),
-            tell=self._tell,
+            report=self._report,
             ranks=lambda: self._ranks,
             recent=lambda: tuple(self._seen),
         )
@@ -51,7 +51,7 @@ class Sampling:
             Slot(source(machine), seconds * source.every, machine.wall_ns) for source in sources
         ]
         self._slots = [(slot.source.kind, slot) for slot in slots]
-        self._states: dict[str, str] = {}  # as last told
+        self._states: dict[str, str] = {}  # as last reported
         self._threads = [
             LaneThread(lane, mine)
             for lane in _LANES
@@ -91,18 +91,18 @@ class Sampling:
         ]
 
     def take_dropped(self) -> int:
-        """Return how many rows were dropped since the last call because nobody took them."""
+        """Return how many rows were dropped since the last call for lack of a reader."""
         return sum(slot.take_dropped() for _, slot in self._slots)
 
     def news(self) -> list[News]:
         """Return what became known since the last call, for example why there are no samples."""
-        told = []
+        reported = []
         while not self._news.empty():
             news = self._news.get()
-            told.append(replace(news, fields={"host": self._host, **news.fields}))
+            reported.append(replace(news, fields={"host": self._host, **news.fields}))
         if (states := self._new_states()) is not None:
-            told.append(News("machine sources", {"host": self._host, **states}, time.time_ns()))
-        return told
+            reported.append(News("machine sources", {"host": self._host, **states}, time.time_ns()))
+        return reported
 
     def _new_states(self) -> dict[str, str] | None:
         """Return the state of every source, None where nothing changed."""
@@ -115,6 +115,6 @@ class Sampling:
         self._states = states
         return states
 
-    def _tell(self, news: News) -> None:
-        with contextlib.suppress(queue.Full):  # who is that late has enough of the same to tell
+    def _report(self, news: News) -> None:
+        with contextlib.suppress(queue.Full):  # a thousand of them wait already
             self._news.put_nowait(news if news.time_ns else replace(news, time_ns=time.time_ns()))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from rankscope.node.sources.base import Lane, Limiter, Row, Skipped, Source
-from rankscope.node.sources.machine import Machine
+from rankscope.node.sources.base import Limiter, Row, Skipped
+from rankscope.node.sources.machine import Lane, Machine, SampleSource
 from rankscope.wire.nvidia_codes import xid_words
 from rankscope.wire.schema import ChunkKind
 
@@ -14,7 +14,7 @@ _MAX_EVENTS, _PER_SECONDS = 60, 60.0
 _MAX_WAITS = 200  # in one turn
 
 
-class XidSource(Source):
+class XidSource(SampleSource):
     """Xid errors and uncorrectable ECC errors, from the events of NVML."""
 
     name: ClassVar[str] = "xid"
@@ -54,7 +54,7 @@ class XidSource(Source):
             raise Skipped(f"NVML: {why}")
 
     def sample(self) -> Iterable[Row]:
-        """Tell what happened since the last call, without waiting; there are no rows."""
+        """Report what happened since the last call, without waiting; there are no rows."""
         module = self._machine.nvml.module
         for _ in range(_MAX_WAITS):
             try:
@@ -63,10 +63,10 @@ class XidSource(Source):
                 if error.value == module.NVML_ERROR_TIMEOUT:  # nothing more
                     return ()
                 raise Skipped(f"NVML: {error}") from error
-            self._tell(event)
+            self._report(event)
         return ()
 
-    def _tell(self, event: Any) -> None:
+    def _report(self, event: Any) -> None:
         if not self._limiter.passes():
             return
         module = self._machine.nvml.module
@@ -74,12 +74,12 @@ class XidSource(Source):
         try:
             fields["gpu"] = str(module.nvmlDeviceGetIndex(event.device))
         except module.NVMLError:
-            fields["gpu"] = "unknown"  # a GPU that fell off the bus has no number any more
+            fields["gpu"] = "unknown"  # a GPU that fell off the bus has lost its number
         if suppressed := self._limiter.take_suppressed():
             fields["suppressed_before"] = str(suppressed)
         if event.eventType & module.nvmlEventTypeXidCriticalError:
             number = int(event.eventData)
             fields |= {"number": str(number), "meaning": xid_words(number)}
-            self._machine.tell_of("xid", {name: text for name, text in fields.items() if text})
+            self._machine.report_of("xid", {name: text for name, text in fields.items() if text})
         else:
-            self._machine.tell_of("gpu ecc error", fields | {"kind": "uncorrectable"})
+            self._machine.report_of("gpu ecc error", fields | {"kind": "uncorrectable"})

@@ -34,16 +34,16 @@ class Offset:
 
 
 class ClockExchange:
-    """Measures every minute; `tell` is given the record. Clocks are parameters for tests."""
+    """Measures every minute; `report` is given the record. Clocks are parameters for tests."""
 
     def __init__(
         self,
-        tell: Callable[[schema.Record], None],
+        report: Callable[[schema.Record], None],
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         host: str = "",
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._host = host
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
@@ -59,7 +59,7 @@ class ClockExchange:
         seconds = EVERY_SECONDS if best else _RETRY_SECONDS
         self._due_ns = now + int(seconds * 1e9)
         if best is not None:
-            self._tell(
+            self._report(
                 schema.ClockOffset(
                     attempt=0, rank=schema.NODE_RANK, time_ns=self._wall_ns(), host=self._host,
                     offset_ns=best.offset_ns, band_ns=best.band_ns,
@@ -67,7 +67,7 @@ class ClockExchange:
             )  # fmt: skip
         elif not self._said:
             self._said = True
-            self._tell(
+            self._report(
                 schema.Event(
                     attempt=0, rank=schema.NODE_RANK, time_ns=self._wall_ns(),
                     name="clock offset unknown", fields={"reason": why},

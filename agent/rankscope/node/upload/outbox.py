@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import zstandard
 
 from rankscope.files import journal
 from rankscope.files.run_directory import make_private
 from rankscope.node import offsets as progress
 from rankscope.node.losses import Ledger
 from rankscope.node.offsets import Offsets, RankOffsets
-from rankscope.node.upload.spool import Entry, Spool, SpoolHeader
-from rankscope.wire import schema
+from rankscope.node.upload.spool import Spool, SpoolEntry, SpoolHeader
+from rankscope.wire import schema, zstd
 
 MAX_PENDING_BYTES = 4 << 20  # of records; a batch stays far below what the server takes
 _LOCAL_KINDS = (
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox(Protocol):
-    """Where everything goes that the collector reads or finds out."""
+    """Takes everything that the collector reads or finds out."""
 
     wants_chunks: bool
 
@@ -50,7 +49,9 @@ class Outbox(Protocol):
     def is_full(self) -> bool:
         """Return whether it is time to commit for the size alone."""
 
-    def commit(self, files: dict[str, RankOffsets], finished: list[str], said: list[str]) -> None:
+    def commit(
+        self, files: dict[str, RankOffsets], finished: list[str], reported: list[str]
+    ) -> None:
         """Make everything durable that was added, together with how far the files are read."""
 
     def safe(self) -> Offsets | None:
@@ -85,7 +86,6 @@ class SpoolingOutbox:
         self._records: list[bytes] = []
         self._chunks: list[schema.Chunk] = []
         self._record_bytes = 0
-        self._compressor = zstandard.ZstdCompressor(level=3)
         self._memory_producer = new_producer(host)
         self._memory_sequence = 0
         self._disk_failed = False
@@ -108,7 +108,9 @@ class SpoolingOutbox:
         """Return whether it is time to commit for the size alone."""
         return self._record_bytes > MAX_PENDING_BYTES
 
-    def commit(self, files: dict[str, RankOffsets], finished: list[str], said: list[str]) -> None:
+    def commit(
+        self, files: dict[str, RankOffsets], finished: list[str], reported: list[str]
+    ) -> None:
         """Make everything durable that was added, together with how far the files are read."""
         self._take_losses()
         if not self._records and not self._chunks:
@@ -119,7 +121,7 @@ class SpoolingOutbox:
             files=files,
             finished=finished,
             losses=self._ledger.totals(),
-            said=said,
+            reported=reported,
         )
         going = self._make_room(reached)
         if going:
@@ -139,13 +141,13 @@ class SpoolingOutbox:
         for loss in self._ledger.take_records():
             self.record(loss)
 
-    def _lose(self, entries: list[Entry], reason: str) -> None:
+    def _lose(self, entries: list[SpoolEntry], reason: str) -> None:
         """Count the batches that go; they may have named totals themselves."""
         if entries:
             self._ledger.add("spool", reason, sum(entry.num_items for entry in entries))
             self._ledger.say_all_again()
 
-    def _make_room(self, reached: Offsets) -> list[Entry]:
+    def _make_room(self, reached: Offsets) -> list[SpoolEntry]:
         """Take batches out of the spool so that this one fits."""
         plain = self._record_bytes + sum(len(chunk.data) + 256 for chunk in self._chunks)
         if self._spool.has_room(plain + len(msgspec.msgpack.encode(reached)) + 1024):
@@ -163,10 +165,10 @@ class SpoolingOutbox:
         """Return whether nothing waits, neither here nor for the server."""
         return not self._records and not self._chunks and self._spool.waiting()[0] == 0
 
-    def _to_disk(self, reached: Offsets) -> Entry | None:
+    def _to_disk(self, reached: Offsets) -> SpoolEntry | None:
         items = self._num_items()
         header = SpoolHeader(reached.producer, reached.sequence, items, reached)
-        entry: Entry | None = None
+        entry: SpoolEntry | None = None
         try:
             entry = self._spool.write(header, self._encode(reached.producer, reached.sequence))
             progress.save(self._node_directory, reached)
@@ -188,7 +190,7 @@ class SpoolingOutbox:
         return entry
 
     def _say_disk_failed(self, error: OSError) -> None:
-        """Tell it to the server too: the log lies on the same disk."""
+        """Report it to the server too: the log is on the same disk."""
         fields = {"reason": str(error), "directory": str(self._node_directory)}
         self.record(
             schema.Event(
@@ -200,10 +202,10 @@ class SpoolingOutbox:
             )
         )
 
-    def _to_memory(self) -> Entry:
+    def _to_memory(self) -> SpoolEntry:
         self._memory_sequence += 1
         body = self._encode(self._memory_producer, self._memory_sequence)
-        return Entry(self._memory_sequence, self._num_items(), len(body), None, body)
+        return SpoolEntry(self._memory_sequence, self._num_items(), len(body), None, body)
 
     def _num_items(self) -> int:
         return len(self._records) + sum(chunk.count for chunk in self._chunks)
@@ -219,7 +221,7 @@ class SpoolingOutbox:
             records=[msgspec.Raw(body) for body in self._records],
             chunks=self._chunks,
         )
-        return self._compressor.compress(schema.encode(batch))
+        return zstd.pack(schema.encode(batch))
 
 
 class LocalOutbox:
@@ -248,7 +250,9 @@ class LocalOutbox:
         """Never: nothing is kept in memory."""
         return False
 
-    def commit(self, files: dict[str, RankOffsets], finished: list[str], said: list[str]) -> None:
+    def commit(
+        self, files: dict[str, RankOffsets], finished: list[str], reported: list[str]
+    ) -> None:
         """Write down the losses."""
         for loss in self._ledger.take_records():
             self.record(loss)

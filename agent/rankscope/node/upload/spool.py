@@ -1,7 +1,8 @@
 """The bounded queue of batches: one file each, so that they outlive the collector.
 
-A file appears by rename and goes when the server has acknowledged it, or when it is the oldest
-and the limit is reached. While the disk takes no file, batches wait in memory, fewer of them.
+A file appears by rename. It is deleted when the server has acknowledged it, or when it is the
+oldest and the limit is reached. While the disk takes no file, batches wait in memory, fewer of
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_HEADER_BYTES = 64 << 20
 
 
 class SpoolHeader(msgspec.Struct):
-    """What stands before the batch in its file; `offsets` are those that the batch reached."""
+    """What comes before the batch in its file; `offsets` are those that the batch reached."""
 
     producer: str
     sequence: int
@@ -37,7 +38,7 @@ class SpoolHeader(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpoolEntry:
     """One batch that waits: in a file, or in memory."""
 
     sequence: int
@@ -66,16 +67,16 @@ class Spool:
         self.num_damaged = 0
         self._directory = directory
         self._limit_bytes = limit_bytes
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[SpoolEntry] = deque()
         self._bytes = {False: 0, True: 0}  # of the entries: in files, in memory
-        self._in_flight: Entry | None = None
+        self._in_flight: SpoolEntry | None = None
         self._changed = threading.Condition()
         make_private(directory)
         self._recover()
 
     # --- the writing side ----------------------------------------------------------------
 
-    def write(self, header: SpoolHeader, body: bytes) -> Entry:
+    def write(self, header: SpoolHeader, body: bytes) -> SpoolEntry:
         """Make the file of a batch; it is not yet offered to the upload. Raises OSError."""
         path = self._directory / f"{header.sequence:016d}{SUFFIX}"
         fresh = path.with_suffix(".tmp")
@@ -89,13 +90,13 @@ class Spool:
             with contextlib.suppress(OSError):
                 fresh.unlink()
             raise
-        return Entry(header.sequence, header.num_items, path.stat().st_size, path)
+        return SpoolEntry(header.sequence, header.num_items, path.stat().st_size, path)
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether a file of this size fits as things are."""
         return self._bytes[False] + num_bytes <= self._limit_bytes
 
-    def make_room(self, num_bytes: int) -> list[Entry]:
+    def make_room(self, num_bytes: int) -> list[SpoolEntry]:
         """Take the oldest files out of the queue until one of this size fits, or none is left.
 
         They are to be passed to `delete` when their loss is on the disk.
@@ -104,12 +105,12 @@ class Spool:
             return self._take_out(in_memory=False, limit=self._limit_bytes - num_bytes)
 
     @staticmethod
-    def delete(entries: list[Entry]) -> None:
+    def delete(entries: list[SpoolEntry]) -> None:
         """Delete the files of batches that are out of the queue."""
         for entry in entries:
             _delete(entry)
 
-    def offer(self, entry: Entry) -> list[Entry]:
+    def offer(self, entry: SpoolEntry) -> list[SpoolEntry]:
         """Queue a batch; return those in memory that had to go for it."""
         with self._changed:
             limit = MAX_MEMORY_BYTES - (entry.num_bytes if entry.path is None else 0)
@@ -118,8 +119,8 @@ class Spool:
             self._changed.notify_all()
         return gone
 
-    def _take_out(self, *, in_memory: bool, limit: int) -> list[Entry]:
-        gone: list[Entry] = []
+    def _take_out(self, *, in_memory: bool, limit: int) -> list[SpoolEntry]:
+        gone: list[SpoolEntry] = []
         if self._bytes[in_memory] <= limit:
             return gone
         for entry in [one for one in self._entries if (one.path is None) is in_memory]:
@@ -132,7 +133,7 @@ class Spool:
 
     # --- the uploading side --------------------------------------------------------------
 
-    def take(self, timeout_seconds: float) -> Entry | None:
+    def take(self, timeout_seconds: float) -> SpoolEntry | None:
         """Return the oldest batch, which stays until `done`; None if none came in time."""
         with self._changed:
             if not self._entries:
@@ -140,7 +141,7 @@ class Spool:
             self._in_flight = self._entries[0] if self._entries else None
             return self._in_flight
 
-    def done(self, entry: Entry) -> None:
+    def done(self, entry: SpoolEntry) -> None:
         """Remove a batch that is acknowledged, or refused for good."""
         with self._changed:
             self._in_flight = None
@@ -160,11 +161,11 @@ class Spool:
         with self._changed:
             return self._bytes[True] > 0
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: SpoolEntry) -> None:
         self._entries.append(entry)
         self._bytes[entry.path is None] += entry.num_bytes
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: SpoolEntry) -> None:
         self._entries.remove(entry)  # near the left end: the oldest go first
         self._bytes[entry.path is None] -= entry.num_bytes
 
@@ -180,7 +181,7 @@ class Spool:
                 self.num_damaged += 1
                 path.unlink(missing_ok=True)
                 continue
-            self._append(Entry(header.sequence, header.num_items, size, path))
+            self._append(SpoolEntry(header.sequence, header.num_items, size, path))
             if self.recovered is None or header.offsets.sequence > self.recovered.sequence:
                 self.recovered = header.offsets
         dropped = set(self.recovered.dropped if self.recovered else ())
@@ -198,7 +199,7 @@ def _read_header(start: bytes, read: Callable[[int], bytes]) -> SpoolHeader:
     return msgspec.msgpack.decode(read(length), type=SpoolHeader)
 
 
-def _delete(entry: Entry) -> None:
+def _delete(entry: SpoolEntry) -> None:
     if entry.path is not None:
         with contextlib.suppress(OSError):
             entry.path.unlink()

@@ -1,0 +1,103 @@
+"""The connection to the server, and what its answers mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rankscope.http import Client, HttpError
+from rankscope.wire import schema
+
+INGEST_PATH = "/api/v1/ingest"
+_BATCH_HEADERS = {
+    "Content-Type": "application/msgpack",
+    "Content-Encoding": "zstd",
+    schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
+}
+TIMEOUT_SECONDS = 5.0
+_RETRIED = frozenset({401, 408, 429})  # of the 4xx: a token may be mended, the load may pass
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """What became of one attempt: `status` 0 is a network error."""
+
+    status: int
+    text: str
+    retry_after_seconds: float = 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        """It is an answer of ingest, not of some proxy that says 200 to everything."""
+        return "accepted_records" in self.fields
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object of the answer, empty if it is none."""
+        try:
+            fields = json.loads(self.text)
+        except ValueError:
+            return {}
+        return fields if isinstance(fields, dict) else {}
+
+    def commands(self) -> list[schema.Command]:
+        """Return what the server asks for; kinds that we do not know are left to newer ones."""
+        found = self.fields.get("commands", [])
+        commands = []
+        for command in found if isinstance(found, list) else []:
+            try:
+                commands.append(msgspec.convert(command, schema.Command))
+            except msgspec.ValidationError as error:
+                logger.info("a command of the server is not understood: %s", error)
+        return commands
+
+    @property
+    def reason(self) -> str:
+        """Why the server did not take it, in its words, or the start of the text."""
+        try:
+            error = json.loads(self.text)["error"]
+            return f"{error['what']} ({error['field']}: {error['remedy']})"
+        except (ValueError, KeyError, TypeError):
+            return self.text[:200]
+
+    @property
+    def is_refusal(self) -> bool:
+        """The server will never take this batch."""
+        return 400 <= self.status < 500 and self.status not in _RETRIED
+
+
+class Server:
+    """One keep-alive connection. Raises ValueError for an address that is none."""
+
+    def __init__(self, url: str, token: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._client = Client(
+            url, token, timeout_seconds=timeout_seconds, program="rankscope-collector"
+        )
+
+    @property
+    def url(self) -> str:
+        """Return the address, with its scheme."""
+        return self._client.address.url
+
+    def post(self, body: bytes) -> ServerAnswer:
+        """Send one batch."""
+        return self.send(INGEST_PATH, body, _BATCH_HEADERS)
+
+    def send(self, path: str, body: bytes, headers: dict[str, str]) -> ServerAnswer:
+        """Send a POST. Where the server has closed a kept connection, it tries once more."""
+        try:
+            answer = self._client.request("POST", path, body, headers)
+        except HttpError as error:
+            return ServerAnswer(0, str(error))
+        text = answer.body.decode(errors="replace")
+        return ServerAnswer(answer.status, text, answer.retry_after_seconds)
+
+    def close(self) -> None:
+        """Close the connection; the next post opens one."""
+        self._client.close()
