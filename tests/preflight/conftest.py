@@ -15,15 +15,11 @@ NUM_AT_ONCE = 3  # laboratories; their nodes wait more than they compute
 # Torch is left out: its import would take most of the time. So is, in the crowd, what is timed.
 _TIMED = ("net.latency", "net.jitter", "net.loss", "net.bandwidth")
 _CROWDED = Way(has_torch=False, skip=_TIMED)
-_ALONE = Way(has_torch=False)
 
 
 @pytest.fixture(scope="session")
 def trials(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Trial]]]:
-    """Try all selected faults in the background; each test waits for its own.
-
-    What is found by timing has the machine for itself, after all others.
-    """
+    """Try all selected faults in the background; each test waits for its own."""
     names = [
         item.callspec.params["fault"]
         for item in request.session.items
@@ -31,21 +27,8 @@ def trials(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Trial]]]
         and "trials" in item.fixturenames
         and _is_possible(item)
     ]
-    faults = [BY_NAME[name] for name in names]
-    with ThreadPoolExecutor(NUM_AT_ONCE) as crowd, ThreadPoolExecutor(1) as alone:
-        running = {
-            fault.name: crowd.submit(attempt, fault, _CROWDED)
-            for fault in faults
-            if not fault.is_timed
-        }
-        rest = tuple(running.values())
-
-        def timed(name: str) -> Trial:
-            for future in rest:
-                future.exception()
-            return attempt(BY_NAME[name], _ALONE)
-
-        running.update({f.name: alone.submit(timed, f.name) for f in faults if f.is_timed})
+    with ThreadPoolExecutor(NUM_AT_ONCE) as crowd:
+        running = {name: crowd.submit(attempt, BY_NAME[name], _CROWDED) for name in names}
         yield running
         for future in running.values():
             future.cancel()

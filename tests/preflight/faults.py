@@ -103,7 +103,7 @@ FIREWALLS = (
         _one("port.oneway", edges=(("node1", "node2"),), remedy=r"10\.77\.0\.2"),
     ),
     Fault(
-        "isolated-one", "node 2 hears and reaches nobody", broken.isolated(2),
+        "isolated-one", "node 2 hears and reaches no node", broken.isolated(2),
         _one("port.ephemeral", "node2", remedy=_OPEN_MASTER), options="--share {shared}",
     ),
     Fault(

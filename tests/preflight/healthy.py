@@ -10,15 +10,17 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.checks.base import Check, Run
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.host import HostFacts
-from rankscope.preflight.facts.interfaces import Choice, Interface, InterfaceFacts
+from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.facts.links import Link
-from rankscope.preflight.facts.names import NameFacts, Resolved
+from rankscope.preflight.facts.names import NameFacts
 from rankscope.preflight.facts.ports import PortFacts
-from rankscope.preflight.model import Facts, Finding, Listening, NodeReport, Options
-from rankscope.preflight.system import System
+from rankscope.preflight.links import Link
+from rankscope.preflight.model import CheckFinding, Facts, Listening, NodeReport
+from rankscope.preflight.options import Options
+from rankscope.preflight.system import Resolved, System
 
 NODES = ("node0", "node1", "node2")
 
@@ -123,8 +125,8 @@ def both(*changes: Callable[[NodeReport], NodeReport]) -> Callable[[NodeReport],
     return change
 
 
-def judged(check: Check, run: Run) -> list[Finding]:
-    return list(check.judge(run))
+def judged(check: Check, run: Run) -> list[CheckFinding]:
+    return list(check.evaluate(run))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.checks.base import Run
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import (
     Bandwidth,
     Clock,
@@ -19,11 +20,13 @@ from rankscope.preflight.facts.edges import (
     Rtt,
 )
 from rankscope.preflight.facts.host import HostFacts
-from rankscope.preflight.facts.interfaces import Choice, Interface, InterfaceFacts
+from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.facts.names import HostsLine, NameFacts, Resolved
+from rankscope.preflight.facts.names import HostsLine, NameFacts
 from rankscope.preflight.facts.ports import PortFacts
-from rankscope.preflight.model import Facts, Listening, NodeReport, Options
+from rankscope.preflight.model import Facts, Listening, NodeReport
+from rankscope.preflight.options import Options
+from rankscope.preflight.system import Resolved
 
 PORT = 29500
 RANDOM = (33000, 47000, 60000)

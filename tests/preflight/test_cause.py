@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.model import Finding
+from rankscope.preflight.model import CheckFinding
 from rankscope.preflight.verdict.cause import _RULES, fold
-from rankscope.preflight.verdict.impact import _SAYS, would
+from rankscope.preflight.verdict.impact import _SAYS, impact_of
 
 from .synthetic import cluster
 
 
 def one(
     id: str, nodes: str = "", edges: str = "", status: str = "fail", **evidence: str
-) -> Finding:
+) -> CheckFinding:
     """Return a finding: nodes "0 2", edges "0>1 2>1"."""
-    return Finding(
+    return CheckFinding(
         id=id,
         status=status,
         title=f"about {nodes or edges}",
@@ -52,9 +52,9 @@ def one(
         (one("net.iface.missing", "2"), [one("coll.gloo")]),
         (one("net.latency", "", "0>1 1>0", "warn"), [one("coll.pair", "1", status="warn")]),
     ],
-    ids=lambda value: value.id if isinstance(value, Finding) else "",
+    ids=lambda value: value.id if isinstance(value, CheckFinding) else "",
 )  # fmt: skip
-def test_a_cause_hides_what_it_explains(cause: Finding, symptoms: list[Finding]) -> None:
+def test_a_cause_hides_what_it_explains(cause: CheckFinding, symptoms: list[CheckFinding]) -> None:
     run = cluster(3).run()
     for order in ([cause, *symptoms], [*reversed(symptoms), cause]):
         folded = fold(order, run)
@@ -76,7 +76,7 @@ def test_a_cause_hides_what_it_explains(cause: Finding, symptoms: list[Finding])
     ],
     ids=lambda value: value.id,
 )  # fmt: skip
-def test_what_is_only_partly_explained_stays(first: Finding, second: Finding) -> None:
+def test_what_is_only_partly_explained_stays(first: CheckFinding, second: CheckFinding) -> None:
     run = cluster(4).run()
     assert {f.id for f in fold([first, second], run)} == {first.id, second.id}
 
@@ -129,10 +129,10 @@ def test_every_sentence_is_said(key: tuple[str, str, str]) -> None:
     id, outcome, mode = key
     run = cluster(3, mode=mode or "static").run()
     finding = one(id, "0", **({"class": outcome} if outcome else {}))
-    assert would(finding, run)
+    assert impact_of(finding, run)
     if mode:
-        assert would(finding, run) == _SAYS[key]
+        assert impact_of(finding, run) == _SAYS[key]
 
 
 def test_nobody_knows_what_an_unknown_check_would_have_done() -> None:
-    assert would(one("fs.lock", "0"), cluster(2).run()) == ""
+    assert impact_of(one("fs.lock", "0"), cluster(2).run()) == ""

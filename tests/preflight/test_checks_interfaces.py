@@ -8,30 +8,34 @@ from typing import Any
 import msgspec
 import pytest
 
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.checks.interfaces import CHECKS
-from rankscope.preflight.checks.interfaces.dup_ip import NetDupIp
-from rankscope.preflight.checks.interfaces.gloo import NetIfaceGloo
-from rankscope.preflight.checks.interfaces.missing import NetIfaceMissing
-from rankscope.preflight.checks.interfaces.nccl import NetIfaceNccl
-from rankscope.preflight.checks.interfaces.neigh import NetNeigh
-from rankscope.preflight.checks.interfaces.nic import NetNic
-from rankscope.preflight.checks.interfaces.route_sym import NetRouteSym
-from rankscope.preflight.checks.interfaces.rp_filter import NetRpFilter
-from rankscope.preflight.checks.interfaces.subnet import NetSubnet
-from rankscope.preflight.checks.interfaces.virtual import NetIfaceVirtual
+from rankscope.preflight.checks.interfaces import (
+    NetDupIp,
+    NetIfaceGloo,
+    NetIfaceMissing,
+    NetIfaceNccl,
+    NetIfaceVirtual,
+    NetNeigh,
+    NetNic,
+    NetRouteSym,
+    NetRpFilter,
+    NetSubnet,
+)
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Dial
-from rankscope.preflight.facts.interfaces import Choice, Interface
+from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.facts.rdma import RdmaFacts, RdmaPort
 from rankscope.preflight.facts.smoke import SmokeFacts
-from rankscope.preflight.model import Facts, Finding, NodeReport, Options
+from rankscope.preflight.model import CheckFinding, Facts, NodeReport
+from rankscope.preflight.options import Options
 from tests.preflight.healthy import NODES, address, both, having, judged, run
 
 Change = Callable[[NodeReport], NodeReport]
 NCCL = Options(backend="nccl")
 
 
-def commands(finding: Finding) -> list[str]:
+def commands(finding: CheckFinding) -> list[str]:
     return [fix.command for fix in finding.fix]
 
 
@@ -80,7 +84,7 @@ def gloo_takes(
     return having("interfaces", gloo=(chosen,))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+@pytest.mark.parametrize("check", FAMILIES["interfaces"], ids=lambda check: check.id)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_healthy_run_yields_nothing(check: Check, backend: str) -> None:
     found = judged(check, run(options=Options(backend=backend)))
@@ -94,12 +98,12 @@ def test_docker0_and_a_bmc_link_beside_eth0_are_no_fault() -> None:
         with_interface("usb0", "169.254.3.1/24"),
         with_interface("eth1", "10.99.{n}.2/24"),
     )
-    for check in CHECKS:
+    for check in FAMILIES["interfaces"]:
         found = judged(check, run({"*": change}))
         assert [f for f in found if f.status != "skipped"] == [], check.id
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+@pytest.mark.parametrize("check", FAMILIES["interfaces"], ids=lambda check: check.id)
 def test_facts_that_are_missing_are_not_a_pass(check: Check) -> None:
     def bare(report: NodeReport) -> NodeReport:
         return msgspec.structs.replace(report, facts=Facts(launch=report.facts.launch))
@@ -291,7 +295,7 @@ def test_another_source_address_is_a_warning_while_it_works() -> None:
     (finding,) = judged(NetRouteSym(), run({"node0": crooked("node1", broken=False)}))
     assert (finding.status, finding.nodes) == ("warn", ("node0",))
     assert finding.edges == (("node0", "node1"),)
-    assert "from 10.88.0.0 (eth1), but tells them 10.77.0.1 (eth0)" in finding.title
+    assert "from 10.88.0.0 (eth1), but advertises 10.77.0.1 (eth0)" in finding.title
 
 
 def test_a_strict_filter_at_the_peer_drops_it() -> None:

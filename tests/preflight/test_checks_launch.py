@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.checks import launch
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.checks.launch.agree import EnvAgree
-from rankscope.preflight.checks.launch.complete import EnvComplete
-from rankscope.preflight.checks.launch.drift import EnvDrift
-from rankscope.preflight.checks.launch.local import EnvEndpointLocal, is_local
-from rankscope.preflight.checks.launch.omp import EnvOmp
-from rankscope.preflight.checks.launch.rank_unique import EnvRankUnique
-from rankscope.preflight.checks.launch.slow_left import EnvSlowLeft
-from rankscope.preflight.checks.launch.unknown import EnvUnknown, closest, known_variables
+from rankscope.preflight.checks.launch import (
+    EnvAgree,
+    EnvComplete,
+    EnvDrift,
+    EnvEndpointLocal,
+    EnvOmp,
+    EnvRankUnique,
+    EnvSlowLeft,
+    EnvUnknown,
+    NodeTwice,
+    closest,
+    is_local,
+    known_variables,
+)
 from rankscope.preflight.facts.gpu import GpuFacts
-from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.facts.rdma import RdmaFacts, RdmaPort
-from rankscope.preflight.model import Finding, Options
+from rankscope.preflight.model import CheckFinding, Claim
+from rankscope.preflight.options import Options
+from rankscope.preflight.system import Resolved
 from tests.preflight.healthy import both, having, judged, run
 
-OWN = [check for check in launch.CHECKS if check.id.startswith("env.")]
+OWN = [check for check in FAMILIES["launch"] if check.id.startswith("env.")]
 
 
-def commands(finding: Finding) -> list[str]:
+def commands(finding: CheckFinding) -> list[str]:
     return [fix.command for fix in finding.fix]
 
 
@@ -104,7 +111,7 @@ def test_env_agree(fields: dict[str, object], what: str, command: str) -> None:
     assert (finding.status, finding.nodes) == ("fail", ("node2",))
     assert what in finding.title
     assert commands(finding) == [command]
-    assert finding.would
+    assert finding.impact
 
 
 def test_several_differences_of_one_node_are_one_finding() -> None:
@@ -319,3 +326,36 @@ def test_threads_against_cores(launch_fields: dict[str, object], threads: str, w
     assert [f.nodes for f in found] == ([("node1",)] if warns else [])
     if warns:
         assert commands(found[0]) == ["export OMP_NUM_THREADS=2"]
+
+
+def claims(*addresses: str) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(started_unix_s=1_800_000_000.0 + number, pid=100 + number, addresses=(address,))
+        for number, address in enumerate(addresses)
+    )
+
+
+def test_two_machines_of_one_name_fail_with_both_agents() -> None:
+    apart = claims("10.77.0.1", "10.77.0.9")
+    some = run({"node2": having("", claims={"node0": apart}), "node1": having("", claims={})})
+    (finding,) = judged(NodeTwice(), some)
+    assert (finding.status, finding.nodes, finding.confidence) == ("fail", ("node0",), "proven")
+    assert finding.title == "node0: 2 agents go by this name, not on one machine"
+    assert [agent["pid"] for agent in finding.evidence["agents"]] == [100, 101]
+    assert finding.lines[1] == "node0 is pid 101 at 10.77.0.9, since 08:00:01 UTC"
+    assert finding.fix[0].command == "rankscope preflight --node NAME   # on 10.77.0.9"
+    assert "15 min" in finding.impact
+
+
+def test_two_agents_on_one_machine_only_warn() -> None:
+    twins = claims("10.77.0.1", "10.77.0.1")
+    some = run({node: having("", claims={"node0": twins}) for node in ("node0", "node1")})
+    (finding,) = judged(NodeTwice(), some)  # one finding, whoever saw it
+    assert (finding.status, finding.confidence) == ("warn", "likely")
+    assert finding.title == "node0: 2 agents go by this name, on one machine"
+    assert finding.fix[0].command == "kill 100   # leave one agent on each machine"
+    assert finding.unless
+
+
+def test_one_agent_on_each_node_is_silent() -> None:
+    assert judged(NodeTwice(), run()) == []

@@ -9,17 +9,22 @@ import msgspec
 import pytest
 
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.checks.clock.sync import ClockSync
-from rankscope.preflight.checks.names.digits import DnsDigits, read_as_address
-from rankscope.preflight.checks.names.host_dup import HostDup
-from rankscope.preflight.checks.names.master import DnsMaster
-from rankscope.preflight.checks.names.reverse import DnsReverse
-from rankscope.preflight.checks.names.self_loopback import DnsSelfLoopback
+from rankscope.preflight.checks.clock import ClockSync
+from rankscope.preflight.checks.names import (
+    DnsDigits,
+    DnsMaster,
+    DnsReverse,
+    DnsSelfLoopback,
+    HostDup,
+    read_as_address,
+)
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Clock
-from rankscope.preflight.facts.interfaces import Choice
-from rankscope.preflight.facts.names import HostsLine, Resolved
+from rankscope.preflight.facts.names import HostsLine
 from rankscope.preflight.facts.smoke import SmokeFacts
-from rankscope.preflight.model import Finding, NodeReport, Options
+from rankscope.preflight.model import CheckFinding, NodeReport
+from rankscope.preflight.options import Options
+from rankscope.preflight.system import Resolved
 from tests.preflight.healthy import both, having, healthy, judged, run
 
 OWN: tuple[Check, ...] = (
@@ -27,7 +32,7 @@ OWN: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-def commands(finding: Finding) -> list[str]:
+def commands(finding: CheckFinding) -> list[str]:
     return [fix.command for fix in finding.fix]
 
 
@@ -91,12 +96,12 @@ def test_the_own_name_is_loopback() -> None:
     (finding,) = judged(DnsSelfLoopback(), run({"node1": trapped()}))
     assert (finding.status, finding.nodes) == ("fail", ("node1",))
     assert "127.0.1.1" in finding.title
-    assert "/etc/hosts line 4: 127.0.1.1 node1" in finding.told[1]
+    assert "/etc/hosts line 4: 127.0.1.1 node1" in finding.lines[1]
     assert commands(finding) == [
         "export GLOO_SOCKET_IFNAME=eth0",
         "sudo sed -i '4s/^/# /' /etc/hosts && echo '10.77.0.2 node1' | sudo tee -a /etc/hosts",
     ]
-    assert finding.would.startswith("works today with gloo, by luck")
+    assert finding.impact.startswith("works today with gloo, by luck")
 
 
 def test_a_line_with_other_names_loses_only_this_one() -> None:
@@ -107,11 +112,11 @@ def test_a_line_with_other_names_loses_only_this_one() -> None:
 def test_two_of_them_or_high_addresses_pass_by_no_luck() -> None:
     (finding,) = judged(DnsSelfLoopback(), run({"node1": trapped(), "node2": trapped()}))
     assert finding.nodes == ("node1", "node2")
-    assert "luck" not in finding.would
+    assert "luck" not in finding.impact
     high = Choice(interface="eth0", address="192.168.1.1", how="the host name ...")
     change = {"*": having("interfaces", gloo=(high,)), "node1": trapped()}
     (finding,) = judged(DnsSelfLoopback(), run(change))
-    assert "luck" not in finding.would
+    assert "luck" not in finding.impact
 
 
 def test_with_nccl_it_is_a_warning() -> None:

@@ -8,13 +8,16 @@ import msgspec
 import pytest
 
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.checks.ports.conntrack import PortConntrack
-from rankscope.preflight.checks.ports.count import PortCount
-from rankscope.preflight.checks.ports.leftover import ProcLeftover
-from rankscope.preflight.checks.ports.master_free import PortMasterFree
-from rankscope.preflight.checks.ports.master_range import PortMasterRange
-from rankscope.preflight.facts.ports import Leftover, PortOwner
-from rankscope.preflight.model import Facts, Finding, Listening, NodeReport
+from rankscope.preflight.checks.ports import (
+    PortConntrack,
+    PortCount,
+    PortMasterFree,
+    PortMasterRange,
+    ProcLeftover,
+)
+from rankscope.preflight.facts.ports import PortOwner
+from rankscope.preflight.facts.processes import Leftover
+from rankscope.preflight.model import CheckFinding, Facts, Listening, NodeReport
 from tests.preflight.healthy import both, having, judged, run
 
 OWN: tuple[Check, ...] = (
@@ -22,7 +25,7 @@ OWN: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-def commands(finding: Finding) -> list[str]:
+def commands(finding: CheckFinding) -> list[str]:
     return [fix.command for fix in finding.fix]
 
 
@@ -75,7 +78,7 @@ def test_the_fix_speaks_of_the_launch() -> None:
     change = {"*": having("launch", mode="c10d"), "node0": held()}
     (finding,) = judged(PortMasterFree(), run({**change, "node0": both(change["*"], held())}))
     assert "torchrun --rdzv-endpoint node0:29501 ..." in commands(finding)
-    assert "nothing on any node" in finding.would
+    assert "nothing on any node" in finding.impact
 
 
 def test_a_port_that_is_busy_elsewhere_is_no_matter() -> None:

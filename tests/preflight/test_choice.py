@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.preflight.facts import choice
-from rankscope.preflight.facts.links import Link
+from rankscope.preflight.links import Link
 from tests.preflight.healthy import Recorded, write
 
 UP = ("up", "running")

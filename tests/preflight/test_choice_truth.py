@@ -24,7 +24,7 @@ _PROGRAM = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")
 from rankscope.preflight.facts import choice
-from rankscope.preflight.smoke.truth import ask_gloo
+from rankscope.preflight.collective.truth import ask_gloo
 from rankscope.preflight.system import System
 
 def rows(choices):
@@ -49,6 +49,8 @@ _NICS = (
 )
 
 
+@pytest.mark.multiproc
+@pytest.mark.laboratory
 @pytest.mark.needs("namespaces")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_gloo_takes_what_we_say_it_takes() -> None:

@@ -10,10 +10,11 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from rankscope.preflight import collect as gather
+from rankscope.preflight import collect
 from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.model import Finding, Options, Scope, Status, Tier, Verdict
+from rankscope.preflight.model import CheckFinding, LaunchVerdict, Scope, Status
+from rankscope.preflight.options import Options, Tier
 from rankscope.preflight.system import System
 from rankscope.preflight.verdict import engine
 from tests.preflight.synthetic import Cluster
@@ -27,7 +28,7 @@ class Foreign:
     tier: ClassVar[Tier] = "quick"
     needs: ClassVar[frozenset[Need]] = frozenset()
 
-    def judge(self, run: Run) -> Iterable[Finding]:
+    def evaluate(self, run: Run) -> Iterable[CheckFinding]:
         """Say nothing: ok."""
         return ()
 
@@ -35,9 +36,9 @@ class Foreign:
 class Crashing(Foreign):
     """Raises after its first finding."""
 
-    def judge(self, run: Run) -> Iterable[Finding]:
+    def evaluate(self, run: Run) -> Iterable[CheckFinding]:
         """Fail half way."""
-        yield Finding(id=self.id, status="fail", title="half a finding", nodes=("node0",))
+        yield CheckFinding(id=self.id, status="fail", title="half a finding", nodes=("node0",))
         raise KeyError("badge")
 
 
@@ -46,7 +47,7 @@ class Hanging(Foreign):
 
     released = threading.Event()
 
-    def judge(self, run: Run) -> Iterable[Finding]:
+    def evaluate(self, run: Run) -> Iterable[CheckFinding]:
         """Wait for the test's end."""
         self.released.wait(60)
         return ()
@@ -57,12 +58,12 @@ def cluster(num: int = 3, **options: object) -> Run:
     return Cluster(names, options=Options(**options)).run()  # type: ignore[arg-type]
 
 
-def result(verdict: Verdict, id: str) -> tuple[Status, str]:
+def result(verdict: LaunchVerdict, id: str) -> tuple[Status, str]:
     return next((r.status, r.reason) for r in verdict.results if r.id == id)
 
 
 def test_a_check_that_crashes_is_unknown_and_the_others_are_judged() -> None:
-    verdict = engine.judge(cluster(), (Crashing(),))
+    verdict = engine.evaluate(cluster(), (Crashing(),))
     status, reason = result(verdict, "site.badge")
     assert status == "unknown"
     assert "KeyError" in reason
@@ -72,7 +73,7 @@ def test_a_check_that_crashes_is_unknown_and_the_others_are_judged() -> None:
 
 def test_a_check_that_hangs_costs_its_limit() -> None:
     started = time.monotonic()
-    verdict = engine.judge(cluster(), (Hanging(),), limit_s=0.2)
+    verdict = engine.evaluate(cluster(), (Hanging(),), limit_s=0.2)
     Hanging.released.set()
     assert result(verdict, "site.badge") == ("unknown", "the check did not end in 0.2 s")
     assert time.monotonic() - started < 30  # it sleeps for 60
@@ -82,10 +83,10 @@ def test_a_collector_that_hangs_or_crashes_is_told_with_its_reason() -> None:
     import asyncio
 
     released = threading.Event()
-    hang = gather.Part("site.badge", lambda: released.wait(60), 0.2)
-    crash = gather.Part("gpu", lambda: 1 // 0, 5.0)
-    _, hung = asyncio.run(gather.measure(hang))
-    _, crashed = asyncio.run(gather.measure(crash))
+    hang = collect.Part("site.badge", lambda: released.wait(60), 0.2)
+    crash = collect.Part("gpu", lambda: 1 // 0, 5.0)
+    _, hung = asyncio.run(collect.measure(hang))
+    _, crashed = asyncio.run(collect.measure(crash))
     released.set()
     assert hung is not None
     assert crashed is not None
@@ -97,7 +98,7 @@ def test_names_that_are_no_text_can_be_sent() -> None:
     import asyncio
 
     facts = LaunchFacts(environment={"NCCL_DEBUG_FILE": "/tmp/\udcff"})
-    found, trouble = asyncio.run(gather.measure(gather.Part("launch", lambda: facts, 5.0)))
+    found, trouble = asyncio.run(collect.measure(collect.Part("launch", lambda: facts, 5.0)))
     assert trouble is None
     assert found == LaunchFacts(environment={"NCCL_DEBUG_FILE": "/tmp/?"})
 
@@ -110,7 +111,7 @@ def test_a_check_from_elsewhere_may_bring_its_own_facts() -> None:
             """Return the host's name."""
             return {"host": system.hostname()}
 
-    (part,) = gather.foreign_parts((Foreign(), Collecting()), System())
+    (part,) = collect.foreign_parts((Foreign(), Collecting()), System())
     assert part.collect() == {"host": System().hostname()}
 
 
@@ -131,22 +132,22 @@ def test_a_check_from_elsewhere_may_bring_its_own_facts() -> None:
 def test_what_does_not_apply_is_skipped_with_its_reason(
     options: dict[str, object], id: str, reason: str
 ) -> None:
-    assert result(engine.judge(cluster(**options)), id) == ("skipped", reason)
+    assert result(engine.evaluate(cluster(**options)), id) == ("skipped", reason)
 
 
 def test_on_a_busy_node_paths_are_not_judged_and_not_called_healthy() -> None:
     run = cluster()
     late = msgspec.structs.replace(run.reports["node1"], delay_p90_ms=80.0)
     run = Run(run.run_id, run.expected, {**run.reports, "node1": late}, run.options)
-    status, reason = result(engine.judge(run), "net.bandwidth")
+    status, reason = result(engine.evaluate(run), "net.bandwidth")
     assert status == "unknown"
-    assert reason.startswith("not judged: node1 was too busy")
+    assert reason.startswith("not evaluated: node1 was too busy")
 
 
-def verdict_of(*statuses: Status, expected: int = 2, reported: int = 2) -> Verdict:
+def verdict_of(*statuses: Status, expected: int = 2, reported: int = 2) -> LaunchVerdict:
     names = tuple(f"node{number}" for number in range(expected))
-    findings = tuple(Finding(id="lim.nofile", status=s, title="x") for s in statuses)
-    some = engine.judge(cluster(2))
+    findings = tuple(CheckFinding(id="lim.nofile", status=s, title="x") for s in statuses)
+    some = engine.evaluate(cluster(2))
     return msgspec.structs.replace(
         some, expected=names, reported=names[:reported], findings=findings
     )
@@ -164,5 +165,5 @@ def verdict_of(*statuses: Status, expected: int = 2, reported: int = 2) -> Verdi
         (msgspec.structs.replace(verdict_of(), results=()), "fail", 3),
     ],
 )
-def test_exit_codes(verdict: Verdict, fail_on: str, code: int) -> None:
+def test_exit_codes(verdict: LaunchVerdict, fail_on: str, code: int) -> None:
     assert engine.exit_code(verdict, fail_on) == code

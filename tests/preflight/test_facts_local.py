@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rankscope.preflight.facts import host, interfaces, names, ports, processes
-from rankscope.preflight.facts.links import Link, read_links
+from rankscope.preflight.links import Link, read_links
 from rankscope.preflight.system import System
 from tests.preflight.healthy import Recorded, write
 

@@ -20,7 +20,9 @@ from tests.preflight.trial import ROOT, Trial, Way, attempt, describe, misses, r
 
 # Thrice the 10 s that three nodes may take: a shared machine of two processors is no stopwatch.
 WIDE_LIMIT_S = 30.0
-pytestmark = pytest.mark.needs("namespaces")
+pytestmark = [
+    pytest.mark.multiproc, pytest.mark.laboratory, pytest.mark.needs("namespaces"),
+]  # fmt: skip
 
 
 def told(trial: Trial) -> str:
@@ -34,11 +36,25 @@ def needed(fault: Fault) -> tuple[str, ...]:
     return (*fault.needs, "tun") if fault.wire == "tap" else fault.needs
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(f.name, marks=pytest.mark.needs(*needed(f))) for f in FAULTS]
-)
+def trials_of(*, are_timed: bool) -> list[object]:
+    return [
+        pytest.param(fault.name, marks=pytest.mark.needs(*needed(fault)))
+        for fault in FAULTS
+        if fault.is_timed == are_timed
+    ]
+
+
+@pytest.mark.parametrize("fault", trials_of(are_timed=False))
 def test_a_fault_is_found_and_named(fault: str, trials: dict[str, Future[Trial]]) -> None:
     trial = trials[fault].result()
+    assert not misses(trial), told(trial)
+    assert trial.elapsed_s < WIDE_LIMIT_S
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize("fault", trials_of(are_timed=True))
+def test_a_fault_that_shows_in_times_is_found_and_named(fault: str) -> None:
+    trial = attempt(BY_NAME[fault], Way(has_torch=False))
     assert not misses(trial), told(trial)
     assert trial.elapsed_s < WIDE_LIMIT_S
 

@@ -11,10 +11,11 @@ import pytest
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
-from rankscope.preflight.facts.names import Resolved
-from rankscope.preflight.model import Finding, Listening, Options
+from rankscope.preflight.model import CheckFinding, Listening
+from rankscope.preflight.options import Options
 from rankscope.preflight.probe import schedule
-from rankscope.preflight.verdict.engine import judge
+from rankscope.preflight.system import Resolved
+from rankscope.preflight.verdict.engine import evaluate
 
 from .synthetic import PORT, Cluster, cluster, dial
 
@@ -25,19 +26,19 @@ OURS = (
 )  # fmt: skip
 
 
-def found(run: Run) -> list[Finding]:
+def found(run: Run) -> list[CheckFinding]:
     options = msgspec.structs.replace(run.options, only=OURS)
     whole = Run(run.run_id, run.expected, run.reports, options)
-    return list(judge(whole, limit_s=120.0).findings)  # of a machine that may be busy
+    return list(evaluate(whole, limit_s=120.0).findings)  # of a machine that may be busy
 
 
-def only(run: Run) -> Finding:
+def only(run: Run) -> CheckFinding:
     findings = found(run)
     assert len(findings) == 1, [f"{f.id} {f.title}" for f in findings]
     return findings[0]
 
 
-def commands(finding: Finding) -> str:
+def commands(finding: CheckFinding) -> str:
     return "\n".join(f"{fix.node}: {fix.command}" for fix in finding.fix)
 
 
@@ -46,7 +47,7 @@ def commands(finding: Finding) -> str:
 def test_healthy_nodes_yield_nothing(num: int, tier: str) -> None:
     run = cluster(num, options=Options(tier=tier)).run()
     assert found(run) == []
-    asides = judge(Run("x", run.expected, run.reports, run.options)).asides
+    asides = evaluate(Run("x", run.expected, run.reports, run.options)).notes
     assert not [f for f in asides if f.id in OURS and f.status == "unknown"]
 
 
@@ -65,7 +66,7 @@ def test_master_port_closed_at_the_master(outcome: str, word: str, mode: str) ->
     assert "node0: sudo ufw allow from 10.77.0.0/16 to any port 29500 proto tcp" in commands(
         finding
     )
-    assert "min" in finding.would
+    assert "min" in finding.impact
     assert finding.confidence == "proven"
 
 
@@ -106,7 +107,7 @@ def test_only_the_master_port_is_open_at_one_node(outcome: str, num: int) -> Non
     assert finding.title.endswith("random ports; only 29500 is open")
     assert "to any port 32768:60999 proto tcp" in commands(finding)
     assert "29500" not in commands(finding)
-    assert re.search(r"gloo init: .* (9\.5 min|12 s)", finding.would)
+    assert re.search(r"gloo init: .* (9\.5 min|12 s)", finding.impact)
 
 
 def test_only_the_master_port_is_open_everywhere() -> None:
@@ -148,7 +149,7 @@ def test_one_way_that_gloo_dials(backend: str) -> None:
         "port.oneway", (), (("node2", "node1"),),
     )  # fmt: skip
     assert "node1: sudo ufw allow from 10.77.0.3 to any port 32768:60999" in commands(finding)
-    assert ("NCCL init" if backend == "nccl" else "9.5 min") in finding.would
+    assert ("NCCL init" if backend == "nccl" else "9.5 min") in finding.impact
 
 
 def test_one_way_that_works_by_luck() -> None:
@@ -156,8 +157,8 @@ def test_one_way_that_works_by_luck() -> None:
     some.close("node1", "node2")
     finding = only(some.run())
     assert (finding.id, finding.edges) == ("port.oneway", (("node1", "node2"),))
-    assert finding.would.startswith("works today with gloo")
-    assert "gloo dials node2->node1: the higher address dials the lower one" in finding.told
+    assert finding.impact.startswith("works today with gloo")
+    assert "gloo dials node2->node1: the higher address dials the lower one" in finding.lines
 
 
 def test_gloo_compares_bytes_not_numbers() -> None:
@@ -168,7 +169,7 @@ def test_gloo_compares_bytes_not_numbers() -> None:
         choice = msgspec.structs.replace(facts.gloo[0], address=own)
         some.facts(name, interfaces=msgspec.structs.replace(facts, gloo=(choice,)))
     some.close("node0", "node1", which="random")
-    assert only(some.run()).would.startswith("works today")
+    assert only(some.run()).impact.startswith("works today")
 
 
 def test_all_inbound_closed_at_the_master_is_one_finding() -> None:
@@ -211,7 +212,7 @@ def test_all_isolated_names_nobody(num: int) -> None:
     assert finding.confidence == "likely"
     assert len(finding.edges) == num * (num - 1)
     if num > 2:
-        assert any("nobody can tell" in line for line in finding.told)
+        assert any("it is not known which" in line for line in finding.lines)
 
 
 def test_a_refusal_proves_nothing_while_the_listener_is_down() -> None:
@@ -238,7 +239,7 @@ def test_another_program_on_the_master_port() -> None:
     [
         ("drop", "host down, or a firewall drops"),
         ("refused", "not started there"),
-        ("no-arp", "nobody on the link has the address"),
+        ("no-arp", "no host on the link has the address"),
         ("prohibited", "a firewall rejects"),
         ("unresolved", "does not resolve"),
     ],
@@ -248,7 +249,7 @@ def test_an_absent_node(outcome: str, says: str) -> None:
     some.absent("node2", outcome)
     finding = only(some.run())
     assert (finding.id, finding.nodes, finding.confidence) == ("node.absent", ("node2",), "likely")
-    assert len([line for line in finding.told if says in line]) == 2
+    assert len([line for line in finding.lines if says in line]) == 2
     assert "node2: rankscope preflight --nodes node0,node1,node2" in commands(finding)
 
 
@@ -258,7 +259,7 @@ def test_nobody_came() -> None:
     some.absent("node2", "drop")
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("node.absent", ("node1", "node2"))
-    assert any("node0 hears nobody" in line for line in finding.told)
+    assert any("node0 hears no other node" in line for line in finding.lines)
     assert "--share" in commands(finding)
 
 
@@ -275,7 +276,7 @@ def test_a_wrong_hosts_entry_names_the_node_that_has_it() -> None:
     assert (finding.id, finding.nodes) == ("dns.wrong", ("node2",))
     assert finding.edges == (("node2", "node0"),)
     assert "sed '3s/.*/10.77.0.1 node0/'" in commands(finding)
-    assert "No route to host" in finding.would
+    assert "No route to host" in finding.impact
 
 
 def test_a_wrong_hosts_entry_at_a_silent_address_is_no_firewall() -> None:
@@ -294,7 +295,7 @@ def test_a_name_that_leads_to_another_node() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("dns.wrong", ("node2",))
     assert "10.77.0.1, which node0 has" in finding.title
-    assert finding.would.startswith("works while")
+    assert finding.impact.startswith("works while")
 
 
 def test_a_name_server_that_is_wrong_for_all_blames_no_node() -> None:
@@ -323,7 +324,7 @@ def test_a_peer_that_is_loopback() -> None:
     some.hosts_entry("node2", "node0", "127.0.1.1", "refused")
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("dns.loopback", ("node2",))
-    assert "line 3 of /etc/hosts" in finding.told[0]
+    assert "line 3 of /etc/hosts" in finding.lines[0]
     assert "10.77.0.1 node0" in commands(finding)
 
 
@@ -337,7 +338,7 @@ def test_a_dead_ipv6_address_first() -> None:
     finding = only(some.run())
     assert (finding.id, finding.status) == ("dns.family", "warn")
     assert finding.nodes == ("node1", "node2")
-    assert "by luck" in finding.would
+    assert "by luck" in finding.impact
 
 
 def test_a_dead_ipv4_address_first() -> None:
@@ -365,8 +366,8 @@ def test_a_name_that_one_node_cannot_resolve_accuses_no_port() -> None:
     nothing = Resolved(name="node0", error="EAI_NONAME: Name or service not known")
     some.change("node2", "node0", resolved=nothing, mesh=failed, master=failed)
     assert found(some.run()) == []  # dns.master says it
-    verdict = judge(some.run())
-    assert ("port.master.reach", ("node2",)) in [(f.id, f.nodes) for f in verdict.asides]
+    verdict = evaluate(some.run())
+    assert ("port.master.reach", ("node2",)) in [(f.id, f.nodes) for f in verdict.notes]
 
 
 def test_an_address_that_two_nodes_have_accuses_no_port() -> None:
@@ -396,7 +397,7 @@ def test_a_black_hole_at_one_node(num: int) -> None:
         "paths of node1 carry 1500 bytes, interfaces say 9000: large messages vanish"
     )
     assert commands(finding) == "node1: sudo ip link set eth0 mtu 1500"
-    assert "1800000ms" in finding.would
+    assert "1800000ms" in finding.impact
 
 
 @pytest.mark.parametrize("num", [2, 3, 6])
@@ -413,7 +414,7 @@ def test_a_stall_on_a_path_of_full_size_is_no_black_hole() -> None:
     for path in (("node0", "node1"), ("node1", "node0")):
         some.change(*path, mtu=PathMtu(carried_bytes=1500, interface_bytes=1500, large_ok=False))
     assert found(some.run()) == []
-    asides = [f for f in judge(some.run()).asides if f.id == "net.mtu.path"]
+    asides = [f for f in evaluate(some.run()).notes if f.id == "net.mtu.path"]
     assert [f.status for f in asides] == ["unknown"]
 
 
@@ -485,7 +486,7 @@ def test_a_busy_machine_is_judged_beyond_its_own_delay_only() -> None:
     some.report("node3", delay_p90_ms=40.0)
     _rtt(some, [("node0", "node3"), ("node3", "node0")], 20.0, 40.0)
     some.slow(some.touching("node3"), 40.0, 41.0)
-    verdict = judge(some.run())
+    verdict = evaluate(some.run())
     assert [f for f in verdict.findings if f.id in OURS] == []
     statuses = {r.id: r.status for r in verdict.results}
     assert statuses["net.latency"] == statuses["net.bandwidth"] == statuses["net.loss"] == "unknown"
@@ -595,7 +596,7 @@ def test_a_slow_node(num: int) -> None:
     some.slow(some.touching("node1"), 10.0, 10.0)
     finding = only(some.run())
     assert (finding.id, finding.nodes, finding.status) == ("net.bandwidth", ("node1",), "warn")
-    assert "4,568 ms" in finding.would
+    assert "4,568 ms" in finding.impact
 
 
 @pytest.mark.parametrize("num", [3, 4, 16])
@@ -637,7 +638,7 @@ def test_slower_than_asked_for(num: int) -> None:
 def test_two_nodes_without_a_figure_are_no_comparison() -> None:
     some = cluster(2)
     some.slow([("node0", "node1")], 10.0, 10.0)
-    verdict = judge(some.run())
+    verdict = evaluate(some.run())
     assert verdict.findings == ()
     assert {r.id: r.status for r in verdict.results}["net.bandwidth"] == "skipped"
 
@@ -655,7 +656,7 @@ def test_a_clock_that_is_off(offset_s: float, status: str, says: str, mode: str)
     assert says in finding.title
     assert "node2: sudo chronyc makestep" in commands(finding)
     if offset_s < -15 and mode == "c10d":
-        assert "WORLD_SIZE=2 and exit code 0" in finding.would
+        assert "WORLD_SIZE=2 and exit code 0" in finding.impact
 
 
 def test_two_clocks_cannot_tell_which_is_wrong() -> None:
@@ -695,7 +696,7 @@ def test_a_thousand_nodes_of_which_a_third_is_cut_off() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("port.ephemeral", names[::3])
     assert len(finding.fix) < 40
-    assert len(finding.told) < 10
+    assert len(finding.lines) < 10
     assert "and 330 more" in finding.title
 
 

@@ -12,7 +12,7 @@ import pytest
 from rankscope.cli.preflight import PreflightCommand
 from rankscope.preflight import launch_gate as gate
 from rankscope.preflight.checks import CHECKS
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.report import catalogue
 from rankscope.preflight.verdict.engine import sentence
 

@@ -13,7 +13,9 @@ from tests.preflight.trial import ROOT, Way, attempt, misses
 
 PORT = 8787
 START_LIMIT_S = 120.0  # of a server on a machine that is busy with other tests
-pytestmark = pytest.mark.needs("namespaces")
+pytestmark = [
+    pytest.mark.multiproc, pytest.mark.laboratory, pytest.mark.needs("namespaces"),
+]  # fmt: skip
 
 
 def with_a_server(scene: Scene) -> None:

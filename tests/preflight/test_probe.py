@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rankscope.preflight.probe import bulk, loss, mtu, path, wire
-from rankscope.preflight.probe.classify import classify
-from rankscope.preflight.probe.dial import Caller, dial, hang_up, knock
+from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
 from rankscope.preflight.probe.listener import Listener, Stream
 from rankscope.preflight.probe.transfers import Transfers
 from tests.ports import free_port

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.model import Finding, Verdict
+from rankscope.preflight.model import CheckFinding, LaunchVerdict
 from tests.capabilities import NOBODY, is_root
 from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections_machine import training_script
@@ -28,8 +28,9 @@ ROOT = Path(__file__).parents[2]
 _LIGHT = "light"  # directory of the packages without torch
 LIMIT_S = 90.0  # of one preflight, far above what any takes
 _PACKAGES = (
-    "msgspec", "psutil", "zstandard", "numpy", "pynvml", "rich", "markdown_it",
-    "mdurl", "pygments",
+    "msgspec", "psutil", "numpy", "pynvml", "rich", "markdown_it", "mdurl", "pygments",
+    "urllib3",
+    *(("backports.zstd",) if sys.version_info < (3, 14) else ()),
 )  # fmt: skip
 
 
@@ -40,11 +41,11 @@ class Answer:
     node: str
     exit_code: int | None  # None: it had to be killed
     elapsed_s: float
-    verdict: Verdict | None
+    verdict: LaunchVerdict | None
     screen: str
 
     @property
-    def loud(self) -> tuple[Finding, ...]:
+    def loud(self) -> tuple[CheckFinding, ...]:
         """Return what it complains about."""
         return self.verdict.findings if self.verdict is not None else ()
 
@@ -120,11 +121,11 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     return Answer(node, code, elapsed_s, _verdict(document), screen)
 
 
-def _verdict(document: Path) -> Verdict | None:
+def _verdict(document: Path) -> LaunchVerdict | None:
     if not document.exists():
         return None
     read: dict[str, Any] = msgspec.json.decode(document.read_bytes())
-    return msgspec.convert(read["verdict"], Verdict)
+    return msgspec.convert(read["verdict"], LaunchVerdict)
 
 
 def _interpreter(way: Way) -> list[str]:
@@ -151,7 +152,9 @@ def _make_light(lab: Lab) -> None:
             continue
         place = Path(spec.origin)
         place = place.parent if place.name == "__init__.py" else place
-        (site / place.name).symlink_to(place)
+        folder = site.joinpath(*name.split(".")[:-1])
+        folder.mkdir(exist_ok=True)
+        (folder / place.name).symlink_to(place)
         libraries = place.with_name(f"{place.name}.libs")  # what a wheel brings along
         if libraries.exists():
             (site / libraries.name).symlink_to(libraries)
@@ -223,7 +226,7 @@ def misses(trial: Trial) -> list[str]:
     return wrong
 
 
-def _unlike(expected: Expected, found: Finding) -> list[str]:
+def _unlike(expected: Expected, found: CheckFinding) -> list[str]:
     wrong = []
     if found.status != expected.status:
         wrong.append(f"{found.status}, not {expected.status}")
@@ -250,7 +253,7 @@ def _essence(answer: Answer) -> str:
     return "; ".join(sorted(f"{f.id} {f.status} {','.join(f.nodes)}" for f in answer.loud))
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: CheckFinding) -> str:
     """Return a finding in one line."""
     return (
         f"{finding.status} {finding.id} {','.join(finding.nodes)} {finding.edges}: {finding.title}"

@@ -15,15 +15,15 @@ from rich.console import Console
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.preflight_options import (
     add_options,
-    asking_of,
     check_names,
+    request_of,
+    transports_of,
     wanted_of,
-    ways_of,
 )
 
 if TYPE_CHECKING:
     from rankscope.preflight.checks.base import Run
-    from rankscope.preflight.model import Verdict
+    from rankscope.preflight.model import LaunchVerdict
 
 EXIT_INCOMPLETE = 3  # asked and not done
 
@@ -51,7 +51,7 @@ class PreflightCommand:
     checks and then launches.
 
     Exit codes: 0 pass, also with warnings; 1 warnings, with --fail-on warn; 2 a failure; 3 a node
-    is missing or nothing could be judged; 64 wrong usage.
+    is missing or nothing could be evaluated; 64 wrong usage.
     """
 
     name: ClassVar[str] = "preflight"
@@ -62,7 +62,7 @@ class PreflightCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Do what was asked and return the exit code."""
-        from rankscope.preflight.start import StandsAside, UsageError
+        from rankscope.preflight.plan import StandsAside, UsageError
 
         if arguments.list:
             return _list(is_markdown=arguments.markdown, is_json=arguments.json == "-")
@@ -96,38 +96,37 @@ def _list(*, is_markdown: bool, is_json: bool) -> int:
 
 def _preflight(arguments: argparse.Namespace) -> int:
     from rankscope.preflight import start
-    from rankscope.preflight import transports as ways
     from rankscope.preflight.model import encode
-    from rankscope.preflight.persist import keep
+    from rankscope.preflight.persist import persist
     from rankscope.preflight.plan import Silent
     from rankscope.preflight.report.progress import Live
     from rankscope.preflight.system import System
 
-    system, asking = System(), asking_of(arguments)
-    who = start.look_up(asking, system)
+    system, request = System(), request_of(arguments)
+    who = start.look_up(request, system)
     with Live(sys.stderr) as progress:
         if arguments.ssh and who.nodes and who.me not in who.nodes:
-            outcome = ways.judged_from_outside(asking, system, who, progress)
+            outcome = start.run_from_outside(request, system, who, progress)
             return _deliver(arguments, outcome.verdict, outcome.run)
         stop = start.Stop()
-        plan = start.plan_of(asking, system, who, ways_of(arguments, stop))
+        plan = start.plan_of(request, system, who, transports_of(arguments, stop))
         ended = start.run(plan, Silent() if arguments.lines else progress, stop)
     verdict, run = ended.outcome.verdict, ended.outcome.run
     if arguments.lines:
-        return 0  # our report has gone its way; who started us judges
+        return 0  # our report is sent; the one that started us evaluates it
     if arguments.emit:
         sys.stdout.buffer.write(encode(run.reports[plan.who.me]) + b"\n")
         sys.stdout.flush()
         return 0
-    kept = keep(plan, ended.outcome, os.environ)
-    if kept.error:
-        sys.stderr.write(f"rankscope preflight: {kept.error}\n")
-    return _deliver(arguments, verdict, run, ended.is_interrupted, kept.url)
+    stored = persist(plan, ended.outcome, os.environ)
+    if stored.error:
+        sys.stderr.write(f"rankscope preflight: {stored.error}\n")
+    return _deliver(arguments, verdict, run, ended.is_interrupted, stored.url)
 
 
 def _deliver(
     arguments: argparse.Namespace,
-    verdict: Verdict,
+    verdict: LaunchVerdict,
     run: Run,
     is_interrupted: bool = False,
     url: str = "",
@@ -139,16 +138,17 @@ def _deliver(
     errors = deliver(summary, wanted_of(arguments))
     for error in errors:
         sys.stderr.write(f"rankscope preflight: {error}\n")
-    # whoever asked for a file and does not get it must not read the pass of a script in it
+    # a script that asked for a file and gets none must not read a pass in the exit code
     return summary.exit_code or (EXIT_INCOMPLETE if errors else 0)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    """Judge reports that travelled as files."""
+    """Evaluate reports that travelled as files."""
+    from rankscope.preflight.plan import UsageError
     from rankscope.preflight.report import stored
-    from rankscope.preflight.start import UsageError, foreign_checks, run_id_of
+    from rankscope.preflight.start import foreign_checks, run_id_of
     from rankscope.preflight.system import System
-    from rankscope.preflight.verdict.engine import judge
+    from rankscope.preflight.verdict.engine import evaluate
 
     paths = arguments.words[1:]
     if not paths:
@@ -157,9 +157,9 @@ def _merge(arguments: argparse.Namespace) -> int:
         reports = stored.read((path, _read(path)) for path in paths)
     except (stored.StoredError, OSError) as error:
         raise UsageError(f"merge: {error}") from error
-    asking = asking_of(arguments)
-    run = stored.merged(reports, asking.run_id or run_id_of(System()), asking.who.nodes, None)
-    return _deliver(arguments, judge(run, foreign_checks()), run)
+    request = request_of(arguments)
+    run = stored.merged(reports, request.run_id or run_id_of(System()), request.who.nodes, None)
+    return _deliver(arguments, evaluate(run, foreign_checks()), run)
 
 
 def _read(path: str) -> bytes:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rankscope.preflight.plan import Request
     from rankscope.preflight.report.deliver import Wanted
-    from rankscope.preflight.start import Asking
-    from rankscope.preflight.transports import Ways
+    from rankscope.preflight.transports import Transports
 
 _MOST_PORT = 65535
 
@@ -24,13 +24,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _who(parser.add_argument_group("who takes part").add_argument)
     _ways(parser.add_argument_group("how they meet").add_argument)
     _what(parser.add_argument_group("what is checked").add_argument)
-    _launch(parser.add_argument_group("the launch, where nothing tells").add_argument)
+    _launch(parser.add_argument_group("the launch, where nothing else says it").add_argument)
     _report(parser.add_argument_group("the answer").add_argument)
     parser.add_argument(
         "words",
         nargs="*",
         metavar="-- COMMAND ... | merge FILE ...",
-        help="the launch, read and not started; or reports to be judged",
+        help="the launch, read and not started; or reports to be evaluated",
     )
 
 
@@ -192,7 +192,7 @@ def _report(add: Callable[..., object]) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="all checks with their reasons, and what was folded under a cause",
+        help="all checks with their reasons, and what was grouped under a cause",
     )
     add(
         "--json",
@@ -220,11 +220,11 @@ def _report(add: Callable[..., object]) -> None:
     add("--markdown", action="store_true", help="with --list: as a table for documents")
 
 
-def asking_of(arguments: argparse.Namespace) -> Asking:
+def request_of(arguments: argparse.Namespace) -> Request:
     """Return what was asked. Raises UsageError."""
     from rankscope.preflight.exchange.discover import Asked
-    from rankscope.preflight.model import Options
-    from rankscope.preflight.start import Asking
+    from rankscope.preflight.options import Options
+    from rankscope.preflight.plan import Request
 
     who = Asked(
         nodes=read_nodes(arguments.nodes, "--nodes"),
@@ -247,22 +247,22 @@ def asking_of(arguments: argparse.Namespace) -> Asking:
         only=arguments.only,
         skip=arguments.skip,
     )
-    return Asking(
+    return Request(
         who=who,
         options=options,
         run_id=arguments.run or "",
-        wait_s=0.0 if arguments.emit else arguments.wait,  # nobody can come without a network
+        wait_s=0.0 if arguments.emit else arguments.wait,  # no node can come without a network
         timeout_s=arguments.timeout,
         command=tuple(arguments.words),
         is_mesh=not arguments.emit,
     )
 
 
-def ways_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Ways:
+def transports_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Transports:
     """Return the ways by which reports shall travel beside the mesh."""
-    from rankscope.preflight.transports import Ways
+    from rankscope.preflight.transports import Transports
 
-    return Ways(
+    return Transports(
         share=arguments.share or "",
         server=arguments.server or "",
         is_over_ssh=arguments.ssh,
@@ -273,8 +273,8 @@ def ways_of(arguments: argparse.Namespace, stop: Callable[[], None]) -> Ways:
 
 def wanted_of(arguments: argparse.Namespace) -> Wanted:
     """Return which reports are wanted. Raises UsageError if two want stdout."""
+    from rankscope.preflight.plan import UsageError
     from rankscope.preflight.report.deliver import Wanted
-    from rankscope.preflight.start import UsageError
 
     names = ("json", "junit", "html", "exclude_list")
     places = {name: getattr(arguments, name) for name in names}
@@ -287,7 +287,8 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
 def check_names(arguments: argparse.Namespace) -> None:
     """Refuse names of checks that do not exist: a typing mistake must not switch checks off."""
     from rankscope.preflight.checks import FAMILIES
-    from rankscope.preflight.start import UsageError, foreign_checks
+    from rankscope.preflight.plan import UsageError
+    from rankscope.preflight.start import foreign_checks
 
     known = [*FAMILIES, *(check.id for checks in FAMILIES.values() for check in checks)]
     if arguments.only or arguments.skip:
@@ -307,7 +308,7 @@ def _no_check(name: str, known: Iterable[str]) -> str:
 def read_nodes(text: str | None, option: str) -> tuple[str, ...]:
     """Return the names in "node0,node1" or "node[0-7]". Raises UsageError."""
     from rankscope.preflight.exchange.hostlist import HostListError, expand
-    from rankscope.preflight.start import UsageError
+    from rankscope.preflight.plan import UsageError
 
     if text is None:
         return ()

@@ -6,9 +6,7 @@ limit here is the second line: a part that does not end is reported and left beh
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.checks.base import Check
+from rankscope.preflight.exchange.blocking import in_thread
 from rankscope.preflight.facts import (
     gpu,
     host,
@@ -28,7 +27,8 @@ from rankscope.preflight.facts import (
     software,
     storage,
 )
-from rankscope.preflight.model import Facts, Options, Trouble
+from rankscope.preflight.model import Facts, Trouble
+from rankscope.preflight.plan import Plan
 from rankscope.preflight.system import System
 
 QUICK_LIMIT_S = 4.0  # files of /proc and /sys, one name to resolve (3 s)
@@ -45,49 +45,31 @@ class Part:
     limit_s: float
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the collectors are told."""
-
-    options: Options
-    run_id: str
-    node: str
-    command: Sequence[str]
-    master_addr: str
-    master_port: int
-    peers: tuple[str, ...]
-    is_master: bool
-
-
-def quick_parts(system: System, asked: Asked) -> list[Part]:
-    """Return what must be known before anybody is called."""
-    return [
-        Part("launch", lambda: launch.collect(system, asked.command), QUICK_LIMIT_S),
-        Part("host", lambda: host.collect(system), QUICK_LIMIT_S),
-        Part("names", lambda: names.collect(system, asked.master_addr, asked.peers), QUICK_LIMIT_S),
-        Part("interfaces", lambda: interfaces.collect(system), QUICK_LIMIT_S),
-        Part(
-            "ports",
-            lambda: ports.collect(system, asked.master_port, asked.is_master),
-            QUICK_LIMIT_S,
-        ),
-        Part("limits", lambda: limits.collect(system, asked.options), QUICK_LIMIT_S),
-    ]
+def quick_parts(plan: Plan) -> list[Part]:
+    """Return what must be known before any node is called."""
+    system, who = plan.system, plan.who
+    is_master = who.node_rank == 0
+    collectors: dict[str, Callable[[], Any]] = {
+        "launch": lambda: launch.collect(system, plan.command),
+        "host": lambda: host.collect(system),
+        "names": lambda: names.collect(system, who.master_addr, who.nodes),
+        "interfaces": lambda: interfaces.collect(system),
+        "ports": lambda: ports.collect(system, who.master_port, is_master),
+        "limits": lambda: limits.collect(system, plan.options),
+    }
+    return [Part(name, collect, QUICK_LIMIT_S) for name, collect in collectors.items()]
 
 
-def slow_parts(system: System, asked: Asked) -> list[Part]:
+def slow_parts(plan: Plan) -> list[Part]:
     """Return what may take seconds and is awaited only at the end."""
-    options = asked.options
+    system, options, node = plan.system, plan.options, plan.who.me
     gpu_limit_s = LOAD_LIMIT_S if options.tier == "deep" else SLOW_LIMIT_S
     return [
         Part("software", lambda: software.collect(system, options), SLOW_LIMIT_S),
         Part("gpu", lambda: gpu.collect(system, options), gpu_limit_s),
         Part("rdma", lambda: rdma.collect(system, options), SLOW_LIMIT_S),
-        Part(
-            "storage",
-            lambda: storage.collect(system, options, asked.run_id, asked.node),
-            SLOW_LIMIT_S,
-        ),
+        Part("storage", lambda: storage.collect(system, options, plan.run_id, node), SLOW_LIMIT_S),
+        *foreign_parts(plan.foreign, system),
     ]
 
 
@@ -101,7 +83,7 @@ def foreign_parts(checks: Sequence[Check], system: System) -> list[Part]:
     return found
 
 
-class Gathered:
+class Collected:
     """What one node has collected so far; `on_change` is called after each part."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -111,10 +93,10 @@ class Gathered:
         self.troubles: list[Trouble] = []
 
     async def add(self, part: Part) -> None:
-        """Run a collector and keep what it returns, or why it returned nothing."""
+        """Run a collector and store what it returns, or why it returned nothing."""
         found, trouble = await measure(part)
         if trouble is not None:
-            self.tell(trouble)
+            self.note(trouble)
         elif part.name in Facts.__struct_fields__:
             self.set(**{part.name: found})
         else:
@@ -122,12 +104,12 @@ class Gathered:
             self._on_change()
 
     def set(self, **facts: Any) -> None:
-        """Keep facts that were measured elsewhere."""
+        """Store facts that were measured elsewhere."""
         self.facts = msgspec.structs.replace(self.facts, **facts)
         self._on_change()
 
-    def tell(self, trouble: Trouble) -> None:
-        """Keep what could not be measured."""
+    def note(self, trouble: Trouble) -> None:
+        """Store what could not be measured."""
         self.troubles.append(trouble)
         self._on_change()
 
@@ -157,32 +139,10 @@ def _replaced(value: Any) -> Any:
 
 async def measure(part: Part) -> tuple[Any, Trouble | None]:
     """Run one collector; return its facts, or None and what went wrong."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[Any] = loop.create_future()
-
-    def tell(value: Any, error: Exception | None) -> None:
-        if found.done():
-            return
-        if error is None:
-            found.set_result(value)
-        else:
-            found.set_exception(error)
-
-    def work() -> None:
-        value, failure = None, None
-        try:
-            value = sayable(part.collect())
-        except Exception as error:  # noqa: BLE001 - a broken collector is a result
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, value, failure)
-
-    threading.Thread(target=work, name=f"preflight-{part.name}", daemon=True).start()
     try:
-        async with asyncio.timeout(part.limit_s):
-            return await found, None
+        return await in_thread(lambda: sayable(part.collect()), part.limit_s), None
     except TimeoutError:
         reason = f"not measured: no answer in {part.limit_s:g} s"
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - a broken collector is a result
         reason = f"not measured: {type(error).__name__}: {error}"
     return None, Trouble(part=part.name, status="unknown", reason=reason)

@@ -1,4 +1,4 @@
-"""The gate before a launch: checks what is about to start, and says whether it may."""
+"""The gate before a launch: checks what is about to start, and returns whether it may."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Literal, TextIO
 from rich.console import Console
 
 from rankscope.preflight.exchange.discover import Asked
-from rankscope.preflight.model import EXIT_INCOMPLETE, Options, Tier
-from rankscope.preflight.persist import keep
+from rankscope.preflight.model import EXIT_INCOMPLETE
+from rankscope.preflight.options import Options, Tier
+from rankscope.preflight.persist import persist
+from rankscope.preflight.plan import Request, StandsAside, UsageError
 from rankscope.preflight.report import screen
 from rankscope.preflight.report.progress import Live
 from rankscope.preflight.report.summary import Summary, summarise
 from rankscope.preflight.report.words import clean, count
 from rankscope.preflight.runner import PART_LIMIT_S
-from rankscope.preflight.start import Asking, StandsAside, UsageError, look_up, plan_of, run
+from rankscope.preflight.start import look_up, plan_of, run
 from rankscope.preflight.system import System
 
 RefuseOn = Literal["fail", "warn", "never"]
@@ -40,20 +42,20 @@ def check(
     Returns why the launch is refused; an empty text if it may start. All ports are free again.
     Raises UsageError if the preflight itself cannot be asked so.
     """
-    asking = Asking(who=Asked(nodes=nodes), options=Options(tier=tier), command=command)
+    request = Request(who=Asked(nodes=nodes), options=Options(tier=tier), command=command)
     system, stream = System(), stream or sys.stderr
     try:
-        plan = plan_of(asking, system, look_up(asking, system))
+        plan = plan_of(request, system, look_up(request, system))
     except StandsAside:
         return ""  # another process of this node does it
     with Live(stream) as progress:
         ended = run(plan, progress)
     outcome = ended.outcome
     fail_on = "warn" if refuse_on == "warn" else "fail"
-    kept = keep(plan, outcome, os.environ, server)
-    if kept.error:
-        stream.write(f"rankscope preflight: {kept.error}\n")
-    summary = summarise(outcome.verdict, outcome.run, fail_on, kept.url)
+    stored = persist(plan, outcome, os.environ, server)
+    if stored.error:
+        stream.write(f"rankscope preflight: {stored.error}\n")
+    summary = summarise(outcome.verdict, outcome.run, fail_on, stored.url)
     screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"
@@ -71,7 +73,7 @@ def _reason(summary: Summary) -> str:
         more = f" (and {count(num_more, 'finding')} more)" if num_more else ""
         return f"{clean(summary.findings[0].title)}{more}"
     if summary.exit_code == EXIT_INCOMPLETE:
-        return "nothing could be judged, and unknown is not healthy"
+        return "nothing could be evaluated, and unknown is not healthy"
     return f"{clean(summary.findings[0].title)}; --preflight-on fail launches in spite of warnings"
 
 

@@ -22,43 +22,27 @@ from rankscope.preflight.facts.rdma import RdmaFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.facts.software import SoftwareFacts
 from rankscope.preflight.facts.storage import StorageFacts
+from rankscope.preflight.options import Options
 
 SCHEMA_VERSION = 1
 Status = Literal["ok", "warn", "fail", "skipped", "unknown"]
 Scope = Literal["node", "pair", "all"]
-Tier = Literal["quick", "default", "deep"]
 Owner = Literal["you", "admin", "provider"]
 Confidence = Literal["proven", "likely"]
 Stage = Literal[
     "facts",  # being collected
-    "listening",  # ports are bound, and what must be known before anybody is called
+    "listening",  # ports are bound, and what must be known before any node is called
     "reached",  # all peers were dialled, and this machine is quiet: paths can be timed
     "pairs",  # paths are timed
     "transferred",  # all transfers that this node drives are over
-    "bandwidth",  # and those of all others: what each received is told
+    "bandwidth",  # and those of all others: what each received is known
     "again", "collective", "done",
 ]  # fmt: skip
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked of this preflight; the same on all nodes, or `env.agree` says so."""
-
-    tier: Tier = "default"
-    backend: str = ""  # gloo or nccl; empty: nccl where there are GPUs, else gloo
-    nproc: int = 0  # ranks on each node; 0: from the launcher, else the GPUs, else 1
-    num_loader_workers: int = 0  # of each rank, for limits and shared memory
-    expect_gbps: float = 0.0  # bandwidth of a pair below this fails; 0: relative only
-    checkpoint_dir: str = ""  # a directory that all nodes must see
-    checkpoint_gb: float = 0.0  # free space wanted there
-    script: str = ""  # the user's script, for the fingerprint and the import test
-    data_dir: str = ""
-    only: tuple[str, ...] = ()  # ids of checks, or families
-    skip: tuple[str, ...] = ()
-
-
 class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ports on which this node's agent answers: what a refused dial is held against."""
+    """The ports on which this node's agent answers: what a refused dial is compared with."""
 
     master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
     mesh: int = 0  # where the control connection is; equals master wherever that was free
@@ -91,21 +75,31 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     smoke: SmokeFacts | None = None
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An agent that goes by the name of a node."""
+
+    started_unix_s: float
+    pid: int = 0
+    addresses: tuple[str, ...] = ()
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one node says. Reports of a node are ordered by `version`: the newest holds."""
 
     node: str  # its name in this preflight, unique; also the key of `edges` of the others
     version: int = 0
     schema_version: int = 0  # SCHEMA_VERSION of who wrote it; defaults do not travel
-    node_rank: int = -1  # -1: nobody said
+    node_rank: int = -1  # -1: not known
     started_unix_s: float = 0.0  # the node's wall clock
+    pid: int = 0  # of the agent
     stage: Stage = "facts"
-    is_leaving: bool = False  # interrupted: nobody should wait for it
+    is_leaving: bool = False  # interrupted: no node should wait for it
     options: Options = Options()
     addresses: tuple[str, ...] = ()  # all of this node's own, without loopback
     listening: Listening = Listening()
     facts: Facts = Facts()
     edges: dict[str, EdgeFacts] = {}  # by peer: what THIS node measured towards it
+    claims: dict[str, tuple[Claim, ...]] = {}  # by node: its agents, where THIS one saw several
     heard: tuple[str, ...] = ()  # nodes whose agent has talked to this one over the mesh
     delay_p90_ms: float = -1.0  # of a 20 ms sleep, while the paths were measured; -1: unknown
     troubles: tuple[Trouble, ...] = ()
@@ -120,7 +114,10 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner: Owner = "you"  # whose right it takes
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+_SENT_AS = {"lines": "told", "impact": "would", "unless": "wrong_if", "notes": "asides"}
+
+
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_SENT_AS):
     """What one check says about one cause."""
 
     id: str  # of the check: "port.ephemeral"
@@ -129,16 +126,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[str, ...] = ()  # the culprits, never the victims
     edges: tuple[tuple[str, str], ...] = ()  # (from, to): the paths that show it
     evidence: dict[str, Any] = {}  # what was proven: errno, ms, addresses, both sides
-    told: tuple[str, ...] = ()  # the evidence for people, one line each
+    lines: tuple[str, ...] = ()  # the evidence for people, one line each
     fix: tuple[Fix, ...] = ()
-    explains: tuple[str, ...] = ()  # "id: title" of what was folded under this one
-    would: str = ""  # what the launch would have done
-    wrong_if: str = ""  # what would make this finding wrong
+    explains: tuple[str, ...] = ()  # "id: title" of what was grouped under this one
+    impact: str = ""  # what the launch would have done
+    unless: str = ""  # what would make this finding wrong
     confidence: Confidence = "proven"  # both ends testify; likely: one of them is silent
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one check: its worst status, and the reason if it did not judge."""
+    """What became of one check: its worst status, and the reason if it gave no answer."""
 
     id: str
     family: str
@@ -147,15 +144,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_ms: float = 0.0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LaunchVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_SENT_AS):
     """The answer of a preflight; every node that has the same reports computes the same."""
 
     run_id: str
     expected: tuple[str, ...]
     reported: tuple[str, ...]
-    findings: tuple[Finding, ...]  # fail and warn, worst first; one per cause
+    findings: tuple[CheckFinding, ...]  # fail and warn, worst first; one per cause
     results: tuple[Result, ...]  # one per check, in the order of the catalogue
-    asides: tuple[Finding, ...] = ()  # skipped and unknown ones
+    notes: tuple[CheckFinding, ...] = ()  # skipped and unknown ones
     coverage: str = ""  # which pairs were tested, if not all of them
     is_partial: bool = False  # interrupted, or nodes are missing
     elapsed_ms: float = 0.0
@@ -167,10 +164,10 @@ EXIT_OK, EXIT_WARN, EXIT_FAIL, EXIT_INCOMPLETE, EXIT_USAGE = 0, 1, 2, 3, 64
 
 # Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
 _REPORTS = msgspec.json.Decoder(NodeReport)
-_VERDICTS = msgspec.json.Decoder(Verdict)
+_VERDICTS = msgspec.json.Decoder(LaunchVerdict)
 
 
-def encode(value: NodeReport | Verdict | Finding) -> bytes:
+def encode(value: NodeReport | LaunchVerdict | CheckFinding) -> bytes:
     """Return `value` as JSON."""
     return msgspec.json.encode(value)
 
@@ -180,6 +177,6 @@ def decode_report(data: bytes) -> NodeReport:
     return _REPORTS.decode(data)
 
 
-def decode_verdict(data: bytes) -> Verdict:
+def decode_verdict(data: bytes) -> LaunchVerdict:
     """Read a verdict. Raises `msgspec.MsgspecError`, which names the field."""
     return _VERDICTS.decode(data)

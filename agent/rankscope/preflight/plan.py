@@ -1,4 +1,4 @@
-"""What one agent is to do, and whom it tells how far it is."""
+"""What a preflight was asked to do, what one agent makes of it, and where it reports progress."""
 
 from __future__ import annotations
 
@@ -7,13 +7,35 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.exchange.base import Carrier
-from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.model import Options
+from rankscope.preflight.exchange.carrier import Carrier
+from rankscope.preflight.exchange.discover import Asked, Discovery
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
 
 WAIT_S = 60.0
-UNNAMED = "preflight"  # a run of several nodes of which nobody said the name
+UNNAMED = "preflight"  # a run of several nodes that was given no name
+TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
+
+
+class UsageError(Exception):
+    """What was asked cannot be done; the message names the option and the remedy."""
+
+
+class StandsAside(Exception):
+    """This process has nothing to do; the message says which one does it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked on the command line, before anything was looked up."""
+
+    who: Asked = field(default_factory=Asked)
+    options: Options = field(default_factory=Options)
+    run_id: str = ""
+    wait_s: float = WAIT_S
+    timeout_s: float = 0.0
+    command: Sequence[str] = ()
+    is_mesh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +50,21 @@ class Plan:
     timeout_s: float = 0.0  # of everything after that; 0: by tier and number of nodes
     command: Sequence[str] = ()  # that will be launched, where it is known
     carriers: Sequence[Carrier] = ()  # beside the mesh
-    is_mesh: bool = True  # False: no port is opened and nobody is called
+    is_mesh: bool = True  # False: no port is opened and no node is called
     foreign: Sequence[Check] = ()  # checks of other packages
     system: System = field(default_factory=System)
 
 
 class Progress(Protocol):
-    """Where the runner says how far it is."""
+    """Where the runner reports its progress."""
 
     def stage(self, name: str, detail: str = "") -> None:
-        """Tell what is being done; called again as `detail` changes."""
+        """Show what is being done; called again as `detail` changes."""
         ...
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def stage(self, name: str, detail: str = "") -> None:
         """Do nothing."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -18,20 +19,19 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight import collect as gather
+from rankscope.preflight import collect
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.collective.schedule import Collective
-from rankscope.preflight.exchange.base import CarrierError
-from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.carrier import CarrierError, carry, exchange_once, server_verdict
 from rankscope.preflight.exchange.discover import expected
-from rankscope.preflight.exchange.mesh import Mesh
-from rankscope.preflight.exchange.side import carry, exchange, judged_elsewhere
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import ports, rdma, storage
-from rankscope.preflight.model import SCHEMA_VERSION, Listening, NodeReport, Stage, Verdict
+from rankscope.preflight.model import SCHEMA_VERSION, LaunchVerdict, Listening, NodeReport, Stage
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule
 from rankscope.preflight.probe.dial import Caller
 from rankscope.preflight.probe.listener import Listener
+from rankscope.preflight.probe.mesh import Mesh
 from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
@@ -59,36 +59,36 @@ def own_addresses(system: System) -> tuple[str, ...]:
 class Outcome:
     """The verdict and all that it rests on."""
 
-    verdict: Verdict
+    verdict: LaunchVerdict
     run: Run
 
 
-class Agent:
+class PreflightAgent:
     """One node of a preflight. `run()` does everything; `stop` ends it early with what is known."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan, self._progress = plan, progress
         self.stop = asyncio.Event()
         who = plan.who
-        self.board = Board(
+        self.exchange = Exchange(
             NodeReport(
                 schema_version=SCHEMA_VERSION, node=who.me, node_rank=who.node_rank,
-                started_unix_s=time.time(),
+                started_unix_s=time.time(), pid=os.getpid(),
                 options=plan.options, addresses=own_addresses(plan.system),
             )
         )  # fmt: skip
         caller = Caller(plan.token, who.me)
-        self._mesh = Mesh(self.board)
-        self._listener = Listener(plan.token, who.me, self._mesh.keep)
-        self._prober = Prober(plan.system, caller, self.board, self._mesh, self._touch)
+        self._mesh = Mesh(self.exchange)
+        self._listener = Listener(plan.token, who.me, self._mesh.attend)
+        self._prober = Prober(plan.system, caller, self.exchange, self._mesh, self._touch)
         self._transfers = Transfers(caller, self._listener)
         self._pace = Pace()
         self._collective = Collective(plan)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
-        self._gathered = gather.Gathered(self._touch)
+        self._collected = collect.Collected(self._touch)
         self._is_touched = False
-        self._judged: Verdict | None = None
+        self._server_verdict: LaunchVerdict | None = None
         self._started = time.monotonic()
 
     async def run(self) -> Outcome:
@@ -98,11 +98,12 @@ class Agent:
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self.board.publish(is_leaving=True, **self._fresh())
+                self.exchange.publish(is_leaving=True, **self._fresh())
                 await self._part()
             else:
                 work.result()
-                self._judged = await judged_elsewhere(self._plan.carriers)
+            work.cancel()
+            self._server_verdict = await server_verdict(self._plan.carriers)
         finally:
             for task in (work, stop):
                 task.cancel()
@@ -114,9 +115,9 @@ class Agent:
         self._progress.stage("facts")
         await self._listen()
         for carrier in self._plan.carriers:
-            self._spawn(carry(carrier, self.board, self._gathered.tell))
-        await self._quick_facts()
-        self._slow = [self._spawn(self._gathered.add(part)) for part in self._slow_parts()]
+            self._spawn(carry(carrier, self.exchange, self._collected.note))
+        await asyncio.gather(*(self._collected.add(p) for p in collect.quick_parts(self._plan)))
+        self._slow = [self._spawn(self._collected.add(p)) for p in collect.slow_parts(self._plan)]
         self._reach("listening")
         await self._meet()
         await self._pairs()
@@ -147,22 +148,12 @@ class Agent:
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
             ephemeral=await self._listener.bind_spread(low, high),
         )  # fmt: skip
-        self.board.publish(listening=listening)
+        self.exchange.publish(listening=listening)
         self._spawn(self._tick())
-        self._spawn(self._pace.keep())
-
-    async def _quick_facts(self) -> None:
-        await asyncio.gather(
-            *(self._gathered.add(p) for p in gather.quick_parts(self._plan.system, self._asked()))
-        )
-
-    def _slow_parts(self) -> list[gather.Part]:
-        plan = self._plan
-        parts = gather.slow_parts(plan.system, self._asked())
-        return parts + gather.foreign_parts(plan.foreign, plan.system)
+        self._spawn(self._pace.measure())
 
     async def _meet(self) -> None:
-        """Call everybody until all have reported; dial all ports of each as soon as it listens."""
+        """Call all nodes until they have reported; dial all ports of each as soon as it listens."""
         goal, deadline = self._goal(), time.monotonic() + self._plan.wait_s
         calling: dict[str, asyncio.Task[None]] = {}
         reaching: dict[str, asyncio.Task[None]] = {}
@@ -177,11 +168,11 @@ class Agent:
                     if peer in calling:
                         calling[peer].cancel()
                     reaching[peer] = self._spawn(self._prober.reach(peer, self._goal()))
-            missing = self.board_lacks()
+            missing = self.missing_reports()
             if not missing or time.monotonic() > deadline:
                 break
             self._progress.stage("waiting", self._waiting_for(missing, deadline))
-            await self.board.wait(functools.partial(self._lacks_other_than, missing), 0.5)
+            await self.exchange.wait(functools.partial(self._lacks_other_than, missing), 0.5)
         for task in calling.values():
             task.cancel()
         self._start_collective()
@@ -190,22 +181,22 @@ class Agent:
     def _start_collective(self) -> None:
         """Have torch imported while ports are dialled."""
         self._collective.start(self._merged())
-        listening = self.board.mine.listening
-        self.board.publish(
+        listening = self.exchange.mine.listening
+        self.exchange.publish(
             listening=msgspec.structs.replace(listening, store=self._collective.port)
         )
 
     def _listening_peers(self) -> list[str]:
-        return [p for p in self._whom() if is_listening(self.board.reports.get(p))]
+        return [p for p in self._whom() if is_listening(self.exchange.reports.get(p))]
 
-    def board_lacks(self) -> tuple[str, ...]:
+    def missing_reports(self) -> tuple[str, ...]:
         """Return who has not reported that it listens."""
         return tuple(
-            name for name in self._expected() if not is_listening(self.board.reports.get(name))
+            name for name in self._expected() if not is_listening(self.exchange.reports.get(name))
         )
 
     def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:
-        return self.board_lacks() != missing
+        return self.missing_reports() != missing
 
     def _waiting_for(self, missing: tuple[str, ...], deadline: float) -> str:
         total = len(self._expected())
@@ -232,13 +223,13 @@ class Agent:
             self._slow += [
                 self._spawn(self._prober.hold(peer))
                 for peer in peers
-                if self.board.reports[peer].options.tier == "deep"  # others do not stay so long
+                if self.exchange.reports[peer].options.tier == "deep"  # others do not stay so long
             ]
         self._reach("pairs", delay_p90_ms=self._pace.p90_ms())
         await self._everyone("pairs")
 
     async def _bandwidth(self) -> None:
-        nodes = tuple(n for n in self._expected() if is_listening(self.board.reports.get(n)))
+        nodes = tuple(n for n in self._expected() if is_listening(self.exchange.reports.get(n)))
         if self._plan.is_mesh and len(nodes) > 1:
             self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
             drawn = schedule.rounds(nodes, self._plan.run_id)
@@ -252,7 +243,7 @@ class Agent:
         await self._everyone("again")
 
     async def _look_again(self) -> None:
-        """Measure what was slow a second time, alone: a stray figure accuses nobody."""
+        """Measure what was slow a second time, alone: a stray figure accuses no node."""
         speeds = {
             (start, end): edge.bandwidth.mbit_per_s
             for start, end, edge in self._merged().edges()
@@ -265,21 +256,21 @@ class Agent:
 
     async def _run_collective(self) -> None:
         if self._collective.port:
-            self._progress.stage("collective", f"{len(self.board.reports)} nodes")
-        facts = await self._collective.run(self.board, self._merged())
-        self._gathered.set(smoke=facts)
+            self._progress.stage("collective", f"{len(self.exchange.reports)} nodes")
+        facts = await self._collective.run(self.exchange, self._merged())
+        self._collected.set(smoke=facts)
         self._reach("collective")
 
     async def _count_again(self) -> None:
         """See how far the errors of RDMA ports went while the paths were used."""
-        facts = self._gathered.facts.rdma
+        facts = self._collected.facts.rdma
         if facts is not None and facts.ports:
             count = functools.partial(rdma.again, self._plan.system, facts)
-            await self._gathered.add(gather.Part("rdma", count, gather.QUICK_LIMIT_S))
+            await self._collected.add(collect.Part("rdma", count, collect.QUICK_LIMIT_S))
 
     async def _see_others(self) -> None:
         options = self._plan.options
-        facts = self._gathered.facts.storage
+        facts = self._collected.facts.storage
         if not options.checkpoint_dir or facts is None:
             return
         await self._everyone("collective" if options.tier != "quick" else "pairs")
@@ -287,15 +278,15 @@ class Agent:
             storage.see_others, self._plan.system, options, self._plan.run_id, self._expected(),
             facts,
         )  # fmt: skip
-        await self._gathered.add(gather.Part("storage", look, gather.SLOW_LIMIT_S))
+        await self._collected.add(collect.Part("storage", look, collect.SLOW_LIMIT_S))
 
     async def _part(self) -> None:
         """Let the peers hear our last word, and hear theirs."""
         for carrier in self._plan.carriers:
             with contextlib.suppress(CarrierError, TimeoutError):
                 async with asyncio.timeout(PART_LIMIT_S):
-                    await exchange(carrier, self.board)
-        await self.board.wait(self._mesh.all_know, PART_LIMIT_S)
+                    await exchange_once(carrier, self.exchange)
+        await self.exchange.wait(self._mesh.all_know, PART_LIMIT_S)
 
     async def _close(self) -> None:
         for task in tuple(self._tasks):
@@ -313,7 +304,7 @@ class Agent:
 
     def _outcome(self) -> Outcome:
         run = self._merged()
-        verdict = self._judged or engine.judge(run, self._plan.foreign)
+        verdict = self._server_verdict or engine.evaluate(run, self._plan.foreign)
         elapsed_ms = (time.monotonic() - self._started) * 1e3
         verdict = msgspec.structs.replace(
             verdict, elapsed_ms=elapsed_ms, coverage=schedule.coverage(run.expected),
@@ -323,11 +314,11 @@ class Agent:
 
     def _merged(self) -> Run:
         return Run(
-            self._plan.run_id, self._expected(), dict(self.board.reports), self._plan.options
+            self._plan.run_id, self._expected(), dict(self.exchange.reports), self._plan.options
         )
 
     def _expected(self) -> tuple[str, ...]:
-        ranks = {name: report.node_rank for name, report in self.board.reports.items()}
+        ranks = {name: report.node_rank for name, report in self.exchange.reports.items()}
         return expected(self._plan.who, ranks)
 
     def _whom(self) -> tuple[str, ...]:
@@ -344,26 +335,18 @@ class Agent:
             master_addr=who.master_addr, master_port=who.master_port,
         )  # fmt: skip
 
-    def _asked(self) -> gather.Asked:
-        who = self._plan.who
-        return gather.Asked(
-            options=self._plan.options, run_id=self._plan.run_id, node=who.me,
-            command=self._plan.command, master_addr=who.master_addr,
-            master_port=who.master_port, peers=who.nodes, is_master=who.node_rank == 0,
-        )  # fmt: skip
-
     def _reach(self, stage: Stage, **fields: object) -> None:
         self._is_touched = False
-        self.board.publish(stage=stage, **self._fresh(), **fields)
+        self.exchange.publish(stage=stage, **self._fresh(), **fields)
 
     async def _everyone(self, stage: Stage) -> None:
         def is_over() -> bool:
-            return self.board.have_reached(stage) or self._is_alone()
+            return self.exchange.have_reached(stage) or self._is_alone()
 
-        await self.board.wait(is_over, STAGE_LIMIT_S)
+        await self.exchange.wait(is_over, STAGE_LIMIT_S)
 
     def _is_alone(self) -> bool:
-        """Return whether nobody can bring news any more."""
+        """Return whether no news can come any more."""
         return not self._mesh.linked() and not self._plan.carriers
 
     def _fresh(self) -> dict[str, object]:
@@ -372,18 +355,18 @@ class Agent:
             bandwidth = self._transfers.bandwidth(peer)
             edges[peer] = msgspec.structs.replace(edges[peer], bandwidth=bandwidth)
         heard = tuple(sorted(self._listener.heard | self._mesh.linked()))
-        return {"edges": edges, "heard": heard, **self._gathered.fields()}
+        return {"edges": edges, "heard": heard, **self._collected.fields()}
 
     def _touch(self) -> None:
         self._is_touched = True
 
     async def _tick(self) -> None:
-        """Publish what was measured, should somebody end this early."""
+        """Publish what was measured, should it be ended early."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._is_touched:
                 self._is_touched = False
-                self.board.publish(**self._fresh())
+                self.exchange.publish(**self._fresh())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -6,47 +6,39 @@ import asyncio
 import hashlib
 import secrets
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from rankscope.preflight.checks.base import Check
-from rankscope.preflight.exchange.discover import Asked, Discovery, discover
+import msgspec
+
+from rankscope.preflight import transports
+from rankscope.preflight.checks.base import Check, Run
+from rankscope.preflight.exchange.discover import Discovery, discover
 from rankscope.preflight.facts import launch
-from rankscope.preflight.model import Options
-from rankscope.preflight.plan import UNNAMED, WAIT_S, Plan, Progress
+from rankscope.preflight.model import CheckFinding, NodeReport
+from rankscope.preflight.plan import (
+    TOKEN_VARIABLE,
+    UNNAMED,
+    Plan,
+    Progress,
+    Request,
+    StandsAside,
+    UsageError,
+)
+from rankscope.preflight.probe import schedule
 from rankscope.preflight.system import System
+from rankscope.preflight.transports import Transports
 
 if TYPE_CHECKING:
     from rankscope.preflight.runner import Outcome
-    from rankscope.preflight.transports import Ways
 
-TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 _RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+SSH_LIMIT_S = 120.0  # of agents started over ssh: `--deep` with idle connections takes 60 s
 _GROUP = "rankscope.preflight"  # entry points: checks of other packages
-
-
-class UsageError(Exception):
-    """What was asked cannot be done; the message names the option and the remedy."""
-
-
-class StandsAside(Exception):
-    """This process has nothing to do; the message says which one does it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """What a person asked for, before anything was looked up."""
-
-    who: Asked = field(default_factory=Asked)
-    options: Options = field(default_factory=Options)
-    run_id: str = ""
-    wait_s: float = WAIT_S
-    timeout_s: float = 0.0
-    command: Sequence[str] = ()
-    is_mesh: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,31 +49,31 @@ class Ended:
     is_interrupted: bool
 
 
-def look_up(asking: Asking, system: System) -> Discovery:
+def look_up(request: Request, system: System) -> Discovery:
     """Return who takes part. Raises StandsAside."""
-    who = discover(system, asking.who, launch.collect(system, asking.command))
+    who = discover(system, request.who, launch.collect(system, request.command))
     if who.stands_aside:
         raise StandsAside(who.stands_aside)
     return who
 
 
-def plan_of(asking: Asking, system: System, who: Discovery, ways: Ways | None = None) -> Plan:
+def plan_of(request: Request, system: System, who: Discovery, by: Transports | None = None) -> Plan:
     """Return what the runner is to do. Raises UsageError."""
     if who.errors:
         raise UsageError("; ".join(who.errors))
-    is_alone = who.num_nodes == 1 or (ways is not None and ways.is_over_ssh)
-    run_id = asking.run_id or run_id_of(system, is_alone)
+    is_alone = who.num_nodes == 1 or (by is not None and by.is_over_ssh)
+    run_id = request.run_id or run_id_of(system, is_alone)
     token = token_of(system, run_id)
     return Plan(
         run_id=run_id,
         token=token,
         who=who,
-        options=asking.options,
-        wait_s=asking.wait_s,
-        timeout_s=asking.timeout_s,
-        command=asking.command,
-        carriers=ways.carriers(run_id, token, who, asking) if ways is not None else (),
-        is_mesh=asking.is_mesh,
+        options=request.options,
+        wait_s=request.wait_s,
+        timeout_s=request.timeout_s,
+        command=request.command,
+        carriers=by.carriers(run_id, token, who, request) if by else (),
+        is_mesh=request.is_mesh,
         foreign=foreign_checks(),
         system=system,
     )
@@ -91,7 +83,7 @@ def run_id_of(system: System, is_alone: bool = False) -> str:
     """Return the name that all nodes of this run share without having talked.
 
     Nothing that a wrong launch may differ in belongs to it: node counts, names and ports are what
-    the preflight compares, and nodes with another name would never hear of each other.
+    the preflight compares, and nodes with another name never hear of each other.
     """
     for name in _RUN_VARIABLES:
         if system.environ.get(name):
@@ -128,7 +120,7 @@ def _instances(found: object) -> Iterable[Check]:
 
 
 class Stop:
-    """Ends the preflight that was given it, from whatever thread it is called."""
+    """Ends the preflight that was given it; may be called from any thread."""
 
     def __init__(self) -> None:
         self.end: Callable[[], object] | None = None
@@ -145,14 +137,14 @@ def run(plan: Plan, progress: Progress, stop_asked: Stop | None = None) -> Ended
 
 
 class _Clock:
-    """Passes stages on, and starts the clock of --timeout when nobody is waited for any more."""
+    """Passes stages on, and starts the clock of --timeout when no node is waited for any more."""
 
     def __init__(self, progress: Progress, start: Callable[[], object]) -> None:
         self._progress = progress
         self._start: Callable[[], object] | None = start
 
     def stage(self, name: str, detail: str = "") -> None:
-        """Tell what is being done."""
+        """Show what is being done."""
         if name not in ("facts", "waiting") and self._start is not None:
             self._start()
             self._start = None
@@ -160,13 +152,12 @@ class _Clock:
 
 
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
-    from rankscope.preflight.persist import judged
-    from rankscope.preflight.runner import Agent  # torch-free, but not needed for --help
+    from rankscope.preflight.runner import PreflightAgent  # torch-free, but not needed for --help
 
     loop = asyncio.get_running_loop()
     if plan.timeout_s:
         progress = _Clock(progress, lambda: loop.call_later(plan.timeout_s, stop))
-    agent = Agent(plan, progress)
+    agent = PreflightAgent(plan, progress)
     is_interrupted = False
 
     def stop() -> None:
@@ -185,4 +176,45 @@ async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
         stop_asked.end = None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    return Ended(judged(plan, outcome), is_interrupted)
+    return Ended(outcome, is_interrupted)
+
+
+def run_from_outside(
+    request: Request, system: System, who: Discovery, progress: Progress
+) -> Outcome:
+    """Start an agent on every node, from a machine that is none of them, and evaluate the reports.
+
+    Raises UsageError.
+    """
+    from rankscope.preflight.runner import Outcome
+    from rankscope.preflight.verdict.engine import evaluate
+
+    run_id = request.run_id or run_id_of(system, is_alone=True)
+    started = time.monotonic()
+    progress.stage("ssh", f"{len(who.nodes)} nodes")
+    limit_s = request.timeout_s or SSH_LIMIT_S
+    reports, failures = asyncio.run(_collected(run_id, who, request, limit_s))
+    run = Run(run_id, who.nodes, reports, request.options)
+    verdict = evaluate(run, foreign_checks())
+    took_ms = (time.monotonic() - started) * 1e3
+    notes = [
+        CheckFinding(id="ssh", status="unknown", title=f"{node}: {why}", nodes=(node,))
+        for node, why in failures.items()
+    ]
+    verdict = msgspec.structs.replace(
+        verdict,
+        elapsed_ms=took_ms,
+        coverage=schedule.coverage(who.nodes),
+        notes=(*notes, *verdict.notes),
+    )
+    return Outcome(verdict, run)
+
+
+async def _collected(
+    run_id: str, who: Discovery, request: Request, limit_s: float
+) -> tuple[dict[str, NodeReport], dict[str, str]]:
+    carrier = transports.over_ssh(who.nodes, run_id, who, request)
+    try:
+        return await carrier.collect(request.wait_s, limit_s), carrier.failures
+    finally:
+        await carrier.close()

@@ -14,13 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 
-from rankscope.preflight.facts.links import Link, read_links
-from rankscope.preflight.facts.names import Resolved
+from rankscope.preflight.links import Link, read_links
 
 RESOLVE_LIMIT_S = 3.0
 _LAST_WORDS_S = 1.0  # in which a killed child is gone, unless the kernel holds it
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to one name, in the order of the resolver."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    error: str = ""  # "EAI_NONAME: Name or service not known", "no answer in 3 s"
+    elapsed_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ class System:
             return []
 
     def link(self, path: str) -> str:
-        """Return where a symbolic link points, as it stands there; "" if it is none."""
+        """Return where a symbolic link points, as it is written there; "" if it is none."""
         try:
             return os.readlink(self.root / path.lstrip("/"))
         except OSError:
@@ -93,15 +102,15 @@ class System:
         return read_links()
 
     def space(self, path: str) -> Space | None:
-        """Return the room where a local path lies; None if it is absent.
+        """Return the room where a local path is; None if it is absent.
 
         Only for file systems in memory: on a hung mount this call never returns.
         """
         try:
-            told = os.statvfs(self.root / path.lstrip("/"))
+            found = os.statvfs(self.root / path.lstrip("/"))
         except OSError:
             return None
-        return Space(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+        return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def hostname(self) -> str:
         """Return the host name of this process's namespace."""

@@ -1,42 +1,24 @@
-"""The ways by which reports travel beside the mesh, made from what was asked for."""
+"""The transports by which reports travel beside the mesh, made from what was asked for."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from rankscope.preflight.checks.base import Run
-from rankscope.preflight.exchange.base import Carrier, CarrierError
+from rankscope.preflight.exchange.carrier import Carrier, CarrierError
 from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.model import Finding, NodeReport
-from rankscope.preflight.plan import UNNAMED, Progress
-from rankscope.preflight.probe import schedule
-from rankscope.preflight.start import (
-    TOKEN_VARIABLE,
-    Asking,
-    UsageError,
-    foreign_checks,
-    run_id_of,
-)
-from rankscope.preflight.system import System
+from rankscope.preflight.plan import TOKEN_VARIABLE, UNNAMED, Request, UsageError
 
 if TYPE_CHECKING:
-    from rankscope.preflight.exchange.ssh import SshBoard
-    from rankscope.preflight.runner import Outcome
-
-LIMIT_S = 120.0  # of agents that were started over ssh: `--deep` with idle connections takes 60 s
+    from rankscope.preflight.exchange.ssh import SshCarrier
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ways:
-    """What was asked for; empty: not this way."""
+class Transports:
+    """What was asked for; empty: not by this transport."""
 
     share: str = ""  # a directory
     server: str = ""
@@ -45,7 +27,7 @@ class Ways:
     stop: Callable[[], None] = lambda: None  # ends this agent, when the one that started it is gone
 
     def carriers(
-        self, run_id: str, token: str, who: Discovery, asking: Asking
+        self, run_id: str, token: str, who: Discovery, request: Request
     ) -> tuple[Carrier, ...]:
         """Open them. Raises UsageError."""
         made: list[Carrier] = []
@@ -56,29 +38,28 @@ class Ways:
                 made.append(_server(self.server, run_id, token, who, os.environ))
             if self.is_over_ssh:
                 others = [node for node in who.nodes if node != who.me]
-                made.append(over_ssh(others, run_id, who, asking))
+                made.append(over_ssh(others, run_id, who, request))
         except CarrierError as error:
             raise UsageError(str(error)) from error
         if self.is_on_lines:
-            from rankscope.preflight.exchange.lines import LineBoard
+            from rankscope.preflight.exchange.lines import LineCarrier
 
-            made.append(LineBoard(sys.stdin.buffer, sys.stdout.buffer, self.stop))
+            made.append(LineCarrier(sys.stdin.buffer, sys.stdout.buffer, self.stop))
         return tuple(made)
 
 
 def _share(directory: str, run_id: str) -> Carrier:
-    from rankscope.preflight.exchange.share import ShareBoard
+    from rankscope.preflight.exchange.share import ShareCarrier
 
     if not os.path.isdir(directory):
         raise UsageError(f"--share: {directory} is no directory here; give one that all nodes see")
-    return ShareBoard(directory, run_id)
+    return ShareCarrier(directory, run_id)
 
 
 def _server(
     server: str, run_id: str, token: str, who: Discovery, environ: Mapping[str, str]
 ) -> Carrier:
-    from rankscope.preflight.exchange.http import Meeting
-    from rankscope.preflight.persist import JudgingBoard
+    from rankscope.preflight.exchange.http import Meeting, ServerCarrier
 
     if run_id == UNNAMED:
         raise UsageError("--server: other jobs meet there too: add --run NAME, the same everywhere")
@@ -91,33 +72,33 @@ def _server(
         hello_token=token,
         training_run=environ.get("RANKSCOPE_RUN_ID", ""),
     )
-    return JudgingBoard(server, meeting, environ.get("RANKSCOPE_TOKEN", ""), environ)
+    return ServerCarrier(server, meeting, environ.get("RANKSCOPE_TOKEN", ""), environ)
 
 
-def over_ssh(nodes: Sequence[str], run_id: str, who: Discovery, asking: Asking) -> SshBoard:
-    """Return the board that starts agents on `nodes`. Raises UsageError."""
-    from rankscope.preflight.exchange.ssh import SshBoard
+def over_ssh(nodes: Sequence[str], run_id: str, who: Discovery, request: Request) -> SshCarrier:
+    """Return the carrier that starts agents on `nodes`. Raises UsageError."""
+    from rankscope.preflight.exchange.ssh import SshCarrier
 
     if not who.nodes:
         raise UsageError("--ssh: it is not known which nodes: add --nodes or --hostfile")
-    if asking.command:
+    if request.command:
         raise UsageError("--ssh: nodes have command lines of their own: give --nproc, --backend, "
                          "--master-port in place of the launch")  # fmt: skip
-    words = (*_words(asking, who), "--run", run_id)
-    return SshBoard(nodes, words, token=os.environ.get(TOKEN_VARIABLE, ""))
+    words = (*_words(request, who), "--run", run_id)
+    return SshCarrier(nodes, words, token=os.environ.get(TOKEN_VARIABLE, ""))
 
 
-def _words(asking: Asking, who: Discovery) -> Iterator[str]:
+def _words(request: Request, who: Discovery) -> Iterator[str]:
     """Yield the options that the agents on the other nodes get: all that must be the same."""
-    options = asking.options
+    options = request.options
     if options.tier != "default":
         yield f"--{options.tier}"
     given = {
         "--nodes": ",".join(who.nodes),
-        "--wait": f"{asking.wait_s:g}",
-        "--timeout": f"{asking.timeout_s:g}",
-        "--master-addr": asking.who.master_addr,
-        "--master-port": str(asking.who.master_port or ""),
+        "--wait": f"{request.wait_s:g}",
+        "--timeout": f"{request.timeout_s:g}",
+        "--master-addr": request.who.master_addr,
+        "--master-port": str(request.who.master_port or ""),
         "--nproc": str(options.nproc),
         "--backend": options.backend,
         "--only": ",".join(options.only),
@@ -132,44 +113,3 @@ def _words(asking: Asking, who: Discovery) -> Iterator[str]:
     for option, value in given.items():
         if value and value != "0":
             yield from (option, value)
-
-
-def judged_from_outside(
-    asking: Asking, system: System, who: Discovery, progress: Progress
-) -> Outcome:
-    """Start an agent on every node, from a machine that is none of them, and judge what they say.
-
-    Raises UsageError.
-    """
-    from rankscope.preflight.runner import Outcome
-    from rankscope.preflight.verdict.engine import judge
-
-    run_id = asking.run_id or run_id_of(system, is_alone=True)
-    started = time.monotonic()
-    progress.stage("ssh", f"{len(who.nodes)} nodes")
-    limit_s = asking.timeout_s or LIMIT_S
-    reports, failures = asyncio.run(_gathered(run_id, who, asking, limit_s))
-    run = Run(run_id, who.nodes, reports, asking.options)
-    verdict = judge(run, foreign_checks())
-    took_ms = (time.monotonic() - started) * 1e3
-    asides = [
-        Finding(id="ssh", status="unknown", title=f"{node}: {why}", nodes=(node,))
-        for node, why in failures.items()
-    ]
-    verdict = msgspec.structs.replace(
-        verdict,
-        elapsed_ms=took_ms,
-        coverage=schedule.coverage(who.nodes),
-        asides=(*asides, *verdict.asides),
-    )
-    return Outcome(verdict, run)
-
-
-async def _gathered(
-    run_id: str, who: Discovery, asking: Asking, limit_s: float
-) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    board = over_ssh(who.nodes, run_id, who, asking)
-    try:
-        return await board.gather(asking.wait_s, limit_s), board.failures
-    finally:
-        await board.close()

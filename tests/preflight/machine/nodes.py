@@ -17,7 +17,8 @@ from rankscope.preflight.facts.script import ScriptFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.facts.software import DataFacts, SoftwareFacts
 from rankscope.preflight.facts.storage import Folder, Locked, StorageFacts, Written
-from rankscope.preflight.model import Facts, Finding, NodeReport, Options
+from rankscope.preflight.model import CheckFinding, Facts, NodeReport
+from rankscope.preflight.options import Options
 
 GIB = 1 << 30
 OPTIONS = Options(
@@ -140,16 +141,16 @@ def asked(run: Run, **options: Any) -> Run:
     )
 
 
-def loud(check: Check, run: Run) -> list[Finding]:
+def loud(check: Check, run: Run) -> list[CheckFinding]:
     """Return what a check fails or warns of; every finding must be whole."""
-    found = list(check.judge(run))
+    found = list(check.evaluate(run))
     for finding in found:
         assert finding.id == check.id
         assert finding.title
         assert "\n" not in finding.title
         if finding.status in ("fail", "warn"):
-            assert finding.would
-            assert finding.wrong_if
+            assert finding.impact
+            assert finding.unless
             assert finding.nodes
             assert finding.fix or len(finding.nodes) > 1
             assert all(fix.command.strip() for fix in finding.fix)

@@ -11,13 +11,14 @@ import msgspec
 import pynvml
 import pytest
 
-from rankscope.preflight.checks import gpu as checks
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts import child, gpu
-from rankscope.preflight.facts.gpu_burn import burn
+from rankscope.preflight.facts.gpu import burn
 from rankscope.preflight.facts.gpu_child import VARIABLE
 from rankscope.preflight.facts.gpu_host import collect as collect_host
-from rankscope.preflight.model import Facts, NodeReport, Options
+from rankscope.preflight.model import Facts, NodeReport
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import Done, System
 from tests.agent.collector.fake_nvml import build
 
@@ -90,7 +91,7 @@ def run_of(facts: gpu.GpuFacts) -> Run:
 
 
 def loud(facts: gpu.GpuFacts) -> dict[str, tuple[str, str]]:
-    found = [f for check in checks.CHECKS for f in check.judge(run_of(facts))]
+    found = [f for check in FAMILIES["gpu"] for f in check.evaluate(run_of(facts))]
     return {f.id: (f.status, f.title) for f in found if f.status in ("warn", "fail")}
 
 
@@ -192,7 +193,7 @@ def test_a_machine_that_is_too_busy_to_ask_accuses_no_driver() -> None:
         def run(self, argv: Any, limit_s: float = 5.0) -> Done:
             return super().run(["sleep", "60"], 0.2)
 
-    with pytest.raises(child.Untold, match=r"no answer in 0\.2 s"):
+    with pytest.raises(child.NotKnown, match=r"no answer in 0\.2 s"):
         gpu.collect(Busy(), Options())
 
 
@@ -258,7 +259,7 @@ def test_a_library_of_c_is_asked_as_c_wants_it(tmp_path: Path) -> None:
 def test_a_library_that_crashes_is_told_with_its_place(tmp_path: Path) -> None:
     environ = {"LD_LIBRARY_PATH": str(build(tmp_path)), "FAKE_NVML_PID": "1"}
     environ["FAKE_NVML_CRASHES"] = "1"
-    with pytest.raises(child.Untold, match=r"Aborted.*nvmlDeviceGetGpuFabricInfoV.*in ask"):
+    with pytest.raises(child.NotKnown, match=r"Aborted.*nvmlDeviceGetGpuFabricInfoV.*in ask"):
         gpu.collect(Quiet(environ=environ), Options())
 
 

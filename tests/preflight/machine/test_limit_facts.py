@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.preflight.checks.limits.nofile import needed_files
+from rankscope.preflight.checks.limits import needed_files
 from rankscope.preflight.facts import cgroup, limits
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import Space, System
 
 GIB = 1 << 30

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from rankscope.preflight.checks import gpu, limits, rdma, software, storage
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Check, Run
-from rankscope.preflight.facts.gpu import GpuPair, GpuProcess, NvLink
-from rankscope.preflight.facts.gpu_burn import Burn
+from rankscope.preflight.facts.gpu import Burn, GpuPair, GpuProcess, NvLink
 from rankscope.preflight.facts.gpu_host import GpuHostFacts, Xid
 from rankscope.preflight.facts.limits import CgroupFacts
 from rankscope.preflight.facts.software import Library
@@ -29,8 +28,8 @@ from tests.preflight.machine.nodes import (
 )  # fmt: skip
 
 Change = Callable[[Run], Run]
-FAMILIES = (limits.CHECKS, storage.CHECKS, software.CHECKS, gpu.CHECKS, rdma.CHECKS)
-CHECKS: dict[str, Check] = {check.id: check for family in FAMILIES for check in family}
+NAMES = ("limits", "storage", "software", "gpu", "rdma")
+CHECKS: dict[str, Check] = {check.id: check for name in NAMES for check in FAMILIES[name]}
 MIB = 1 << 20
 SCRIPT, DATA = SOFTWARE.script, SOFTWARE.data
 CHECKPOINT = Folder(
@@ -213,7 +212,7 @@ FAULTS = [
 @pytest.mark.parametrize("id", CHECKS)
 def test_a_healthy_run_yields_nothing(id: str, count: int) -> None:
     run = burnt(healthy(count))
-    assert list(CHECKS[id].judge(run)) == []
+    assert list(CHECKS[id].evaluate(run)) == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_what_was_not_measured_is_not_healthy(id: str) -> None:
         troubles=(Trouble(part="limits", status="unknown", reason="not measured: no answer"),),
     )
     run = Run(run.run_id, run.expected, {**run.reports, "node1": report}, run.options)
-    found = list(CHECKS[id].judge(burnt_others(run)))
+    found = list(CHECKS[id].evaluate(burnt_others(run)))
     assert {one.status for one in found} <= {"unknown", "skipped"}
     assert any("node1" in (*one.nodes, one.title) for one in found)
 
@@ -323,9 +322,9 @@ def test_a_cpu_cluster_has_no_gpu_findings() -> None:
         run = changed(run, node, "gpu", num_gpus=0, count=0, gpus=(), pairs=(),
                       absence="NVML: NVML Shared Library Not Found", driver="", cuda_driver="",
                       host=GpuHostFacts())  # fmt: skip
-    for check in gpu.CHECKS:
+    for check in FAMILIES["gpu"]:
         assert loud(check, run) == []
-    assert [one.status for one in CHECKS["gpu.count"].judge(run)] == ["skipped"]
+    assert [one.status for one in CHECKS["gpu.count"].evaluate(run)] == ["skipped"]
 
 
 def test_a_driver_that_fails_is_told_although_nobody_has_gpus() -> None:
@@ -339,7 +338,7 @@ def test_a_driver_that_fails_is_told_although_nobody_has_gpus() -> None:
 
 def test_a_denied_kernel_log_is_unknown() -> None:
     run = host_of_gpus(xid_problem="the kernel log cannot be read: denied")(healthy(3))
-    assert [one.status for one in CHECKS["gpu.recovery"].judge(run)] == ["unknown"]
+    assert [one.status for one in CHECKS["gpu.recovery"].evaluate(run)] == ["unknown"]
 
 
 def test_an_xid_of_a_program_says_nothing_of_the_gpu() -> None:
@@ -349,4 +348,4 @@ def test_an_xid_of_a_program_says_nothing_of_the_gpu() -> None:
 
 def test_options_decide_what_applies() -> None:
     run = asked(healthy(3), data_dir="")
-    assert [one.status for one in CHECKS["sw.data"].judge(run)] == ["skipped"]
+    assert [one.status for one in CHECKS["sw.data"].evaluate(run)] == ["skipped"]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.preflight.checks import rdma as checks
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.checks.rdma.chosen import chosen
+from rankscope.preflight.checks.rdma import chosen
 from rankscope.preflight.facts import rdma
-from rankscope.preflight.model import Facts, NodeReport, Options
+from rankscope.preflight.model import Facts, NodeReport
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
 
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000\n"
@@ -49,7 +50,7 @@ def judged(**systems: System) -> list[tuple[str, str, tuple[str, ...]]]:
         for node, system in systems.items()
     }
     run = Run("r", tuple(systems), reports, Options(backend="nccl"))
-    found = [finding for check in checks.CHECKS for finding in check.judge(run)]
+    found = [finding for check in FAMILIES["rdma"] for finding in check.evaluate(run)]
     return [(f.id, f.status, f.nodes) for f in found if f.status in ("fail", "warn")]
 
 

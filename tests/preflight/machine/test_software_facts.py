@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankscope.preflight.facts import script, software
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import Done, System
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rankscope.preflight.facts import storage
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import Done, System
 from tests import capabilities
 
@@ -216,7 +216,7 @@ def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
             return Done(1, err="Traceback\nMemoryError")
 
     facts = storage.collect(Broken(environ={"TMPDIR": "/tmp"}), options(tmp_path), "r", "n")
-    assert {folder.untold for folder in facts.folders} == {"not told: MemoryError"}
+    assert {folder.not_known for folder in facts.folders} == {"not known: MemoryError"}
     assert not any(folder.error or folder.is_hung for folder in facts.folders)
 
 
@@ -226,5 +226,5 @@ def test_a_machine_that_is_too_busy_to_look_accuses_no_disk(tmp_path: Path) -> N
             return super().run(["sleep", "60"], 0.2)
 
     facts = storage.collect(Busy(environ={"TMPDIR": "/tmp"}), options(tmp_path), "r", "n")
-    assert all(folder.untold and not folder.is_hung for folder in facts.folders)
+    assert all(folder.not_known and not folder.is_hung for folder in facts.folders)
     assert not facts.has_checkpoint

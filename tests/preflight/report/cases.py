@@ -12,8 +12,16 @@ from pathlib import Path
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts, PathMtu
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.model import Facts, Finding, Fix, NodeReport, Result, Status, Verdict
-from rankscope.preflight.report import as_json
+from rankscope.preflight.model import (
+    CheckFinding,
+    Facts,
+    Fix,
+    LaunchVerdict,
+    NodeReport,
+    Result,
+    Status,
+)
+from rankscope.preflight.report import stored
 from rankscope.preflight.report.summary import summarise
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -34,9 +42,9 @@ _CHECKS: dict[str, tuple[str, ...]] = {
 Pair = tuple[str, str]
 
 
-def results(findings: Iterable[Finding], folded: Iterable[str] = ()) -> tuple[Result, ...]:
+def results(findings: Iterable[CheckFinding], folded: Iterable[str] = ()) -> tuple[Result, ...]:
     """Return one result per check: those of `findings`, and ok or skipped for the others."""
-    said: dict[str, Finding] = {finding.id: finding for finding in findings}
+    said: dict[str, CheckFinding] = {finding.id: finding for finding in findings}
     rows = []
     for family, ids in _CHECKS.items():
         for id in ids:
@@ -86,7 +94,7 @@ def reports(
     }
 
 
-def verdict(run: Run, findings: tuple[Finding, ...] = (), **more: object) -> Verdict:
+def verdict(run: Run, findings: tuple[CheckFinding, ...] = (), **more: object) -> LaunchVerdict:
     loud = tuple(finding for finding in findings if finding.status in ("fail", "warn"))
     quiet = tuple(finding for finding in findings if finding not in loud)
     folded = [text.partition(":")[0] for finding in loud for text in finding.explains]
@@ -95,34 +103,34 @@ def verdict(run: Run, findings: tuple[Finding, ...] = (), **more: object) -> Ver
         "expected": run.expected,
         "reported": tuple(report.node for report in run.present),
         "findings": loud,
-        "asides": quiet,
+        "notes": quiet,
         "results": results(findings, folded),
         "is_partial": bool(run.absent),
         "elapsed_ms": 4730.0,
         **more,
     }
-    return Verdict(**fields)  # type: ignore[arg-type]
+    return LaunchVerdict(**fields)  # type: ignore[arg-type]
 
 
 THREE = ("node0", "node1", "node2")
 
 
-def green() -> tuple[Verdict, Run]:
+def green() -> tuple[LaunchVerdict, Run]:
     run = Run("7f3a", THREE, reports(THREE))
     return verdict(run), run
 
 
-PORTS = Finding(
+PORTS = CheckFinding(
     id="port.ephemeral",
     status="fail",
     title="node1 drops random ports; only 29500 is open",
     nodes=("node1",),
     edges=(("node0", "node1"), ("node2", "node1")),
-    told=(
+    lines=(
         "node0->node1 drop after 1.5 s, node2->node1 drop after 1.5 s",
         "the listener on node1 was up: it says so itself; 3 ports tried in 32768-60999",
     ),
-    would="gloo init: ranks 1 and 2 fail after 9.5 min, rank 0 hangs for more than 30 min",
+    impact="gloo init: ranks 1 and 2 fail after 9.5 min, rank 0 hangs for more than 30 min",
     fix=(
         Fix(
             node="node1",
@@ -131,19 +139,19 @@ PORTS = Finding(
         ),
     ),
     explains=("port.oneway: node1 can dial node0, node0 cannot dial node1",),
-    wrong_if="the agent on node1 was stopped while the others dialled",
+    unless="the agent on node1 was stopped while the others dialled",
 )
-MTU = Finding(
+MTU = CheckFinding(
     id="net.mtu.path",
     status="fail",
     title="paths of node2 carry 1500 bytes, its interface eth0 says 9000: large messages vanish",
     nodes=("node2",),
     edges=(("node0", "node2"), ("node2", "node0")),
-    told=("64 kB from node0 to node2 were not echoed in 2.0 s, 64 B were",),
-    would="init and small all-reduces pass, then 30 min of silence",
+    lines=("64 kB from node0 to node2 were not echoed in 2.0 s, 64 B were",),
+    impact="init and small all-reduces pass, then 30 min of silence",
     fix=(Fix(node="node2", owner="admin", command="sudo ip link set eth0 mtu 1500"),),
 )
-NOFILE = Finding(
+NOFILE = CheckFinding(
     id="lim.nofile",
     status="warn",
     title="node1: 1024 open files allowed, 4096 wanted",
@@ -151,10 +159,10 @@ NOFILE = Finding(
     fix=(Fix(node="node1", command="ulimit -n 65536"),),
     confidence="likely",
 )
-HANG = Finding(id="fs.hang", status="unknown", title="node2: stat of /nfs did not end in 3 s")
+HANG = CheckFinding(id="fs.hang", status="unknown", title="node2: stat of /nfs did not end in 3 s")
 
 
-def red() -> tuple[Verdict, Run]:
+def red() -> tuple[LaunchVerdict, Run]:
     bad = {
         ("node0", "node1"): edge("drop"),
         ("node2", "node1"): edge("drop"),
@@ -165,14 +173,14 @@ def red() -> tuple[Verdict, Run]:
     return verdict(run, (NOFILE, PORTS, MTU, HANG)), run
 
 
-def absent() -> tuple[Verdict, Run]:
+def absent() -> tuple[LaunchVerdict, Run]:
     run = Run("7f3a", THREE, reports(THREE, silent=("node1", "node2")))
-    found = Finding(
+    found = CheckFinding(
         id="node.absent",
         status="fail",
         title="node1, node2: no report",
         nodes=("node1", "node2"),
-        told=("from node0: no answer within 1.5 s on port 29500: host down, or a firewall drops",),
+        lines=("from node0: no answer within 1.5 s on port 29500: host down, or a firewall drops",),
         fix=tuple(
             Fix(node=name, command="rankscope preflight --nodes node0,node1,node2")
             for name in ("node1", "node2")
@@ -182,49 +190,49 @@ def absent() -> tuple[Verdict, Run]:
     return verdict(run, (found,), elapsed_ms=14100.0), run
 
 
-def warned() -> tuple[Verdict, Run]:
+def warned() -> tuple[LaunchVerdict, Run]:
     run = Run("7f3a", THREE, reports(THREE))
     return verdict(run, (NOFILE,)), run
 
 
-def hostile() -> tuple[Verdict, Run]:
+def hostile() -> tuple[LaunchVerdict, Run]:
     """Names and texts that would be markup, move the cursor, end a line, or turn the text."""
     names = ("[red]node[/red]", "node\x1b[2J1", "n" * 300, "gpu-\u202e7-\u200b8", "node<b>\n4&\x00")
     run = Run("[bold]\x1b]0;owned\x07", names, reports(names, {(names[0], names[1]): edge("drop")}))
-    bad = Finding(
+    bad = CheckFinding(
         id="port.ephemeral",
         status="fail",
         title=f"{names[0]} [/bold] \x1b[31m {names[2]} 名前 drops\r\nFAIL 9 forged line",
         nodes=names[:3],
         edges=((names[0], names[1]),),
-        told=("\x9b31m banner: ]]> <script>alert(1)</script> \udcff", "x" * 2000),
-        would="[link=http://evil]click[/link]",
+        lines=("\x9b31m banner: ]]> <script>alert(1)</script> \udcff", "x" * 2000),
+        impact="[link=http://evil]click[/link]",
         fix=(
             Fix(node=names[1], command="sudo nft -f - <<'E'\n\ttable inet [x] {\n\t}\nE\x1b[A"),
             Fix(node=names[2], owner="admin", command="ip link set " + "y" * 200),
         ),
         explains=("port.oneway: [blink]\x07",),
     )
-    odd = Finding(id="fs.hang", status="unknown", title="\x1b[1A[red]\n\nno answer")
+    odd = CheckFinding(id="fs.hang", status="unknown", title="\x1b[1A[red]\n\nno answer")
     return verdict(run, (bad, odd), coverage="tested [3] % of\x1b[0m pairs"), run
 
 
-def one_way_pair() -> tuple[Verdict, Run]:
+def one_way_pair() -> tuple[LaunchVerdict, Run]:
     """One bad path of one pair: nobody is blamed."""
     run = Run("7f3a", THREE, reports(THREE, {("node2", "node1"): edge("refused")}))
-    found = Finding(
+    found = CheckFinding(
         id="port.oneway",
         status="fail",
         title="node2 cannot dial node1 on random ports, node1 can dial node2",
         edges=(("node2", "node1"),),
-        told=("node2->node1 refused after 0.6 ms at 10.77.0.2:40321; the listener was up",),
-        would="works today with gloo only if node1 has the higher address",
+        lines=("node2->node1 refused after 0.6 ms at 10.77.0.2:40321; the listener was up",),
+        impact="works today with gloo only if node1 has the higher address",
         fix=(Fix(node="node1", owner="admin", command="sudo ufw allow from 10.77.0.3 proto tcp"),),
     )
     return verdict(run, (found,)), run
 
 
-def many(num_nodes: int = 1000, num_bad: int = 300) -> tuple[Verdict, Run]:
+def many(num_nodes: int = 1000, num_bad: int = 300) -> tuple[LaunchVerdict, Run]:
     """Every bad node with a finding of its own, and a firewall before some of them."""
     names = tuple(f"gpu{number:04d}" for number in range(num_nodes))
     bad = names[:: max(1, num_nodes // num_bad)][:num_bad]
@@ -243,13 +251,13 @@ def many(num_nodes: int = 1000, num_bad: int = 300) -> tuple[Verdict, Run]:
         status: Status = "warn" if kind == "lim.nofile" else "fail"
         fix = Fix(node=name, owner="admin", command=f"sudo ufw allow from 10.0.0.0/16 # {name}")
         findings.append(
-            Finding(
+            CheckFinding(
                 id=kind,
                 status=status,
                 title=f"{name}: something of it is wrong by {number} units",
                 nodes=(name,),
-                told=("one side says this", "the other side says that"),
-                would="the launch would have hung for 30 min",
+                lines=("one side says this", "the other side says that"),
+                impact="the launch would have hung for 30 min",
                 fix=(fix,),
             )
         )
@@ -268,4 +276,4 @@ STORED = {
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for name, make in STORED.items():
-        (GOLDEN / f"{name}.json").write_bytes(as_json.encode(summarise(*make())))
+        (GOLDEN / f"{name}.json").write_bytes(stored.encode(summarise(*make())))

@@ -12,8 +12,8 @@ import pytest
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.exchange.hostlist import expand
-from rankscope.preflight.model import Finding, Verdict
-from rankscope.preflight.report import as_json, junit
+from rankscope.preflight.model import CheckFinding, LaunchVerdict
+from rankscope.preflight.report import junit, stored
 from rankscope.preflight.report.deliver import Wanted, deliver
 from rankscope.preflight.report.nodes import bad_nodes, compress
 from rankscope.preflight.report.page import page
@@ -26,11 +26,11 @@ ALL = [*cases.STORED.values(), lambda: cases.many(64, 20)]
 @pytest.mark.parametrize("make", ALL)
 def test_json_comes_back_as_it_was(make: object) -> None:
     summary = summarise(*make())  # type: ignore[operator]
-    data = as_json.encode(summary)
+    data = stored.encode(summary)
     document = json.loads(data)
     assert document["exit_code"] == summary.exit_code
     assert document["schema_version"] == 1
-    assert as_json.encode(summarise(*as_json.decode(data))) == data
+    assert stored.encode(summarise(*stored.decode(data))) == data
 
 
 @pytest.mark.parametrize("fail_on", ["fail", "warn"])
@@ -99,7 +99,7 @@ def test_the_page_has_what_the_screen_has() -> None:
     for wanted in (
         cases.PORTS.title,
         cases.PORTS.fix[0].command,
-        cases.MTU.would,
+        cases.MTU.impact,
         cases.HANG.title,
     ):
         assert wanted in text
@@ -133,13 +133,13 @@ def test_every_list_comes_back() -> None:
     assert set(expand(compress(names))) == names
 
 
-def run_of(*findings: Finding, names: tuple[str, ...] = cases.THREE) -> Verdict:
+def run_of(*findings: CheckFinding, names: tuple[str, ...] = cases.THREE) -> LaunchVerdict:
     run = Run("1", names, cases.reports(names))
     return cases.verdict(run, findings)
 
 
-def found(id: str, *nodes: str, status: str = "fail", **more: object) -> Finding:
-    return Finding(id=id, status=status, title="t", nodes=nodes, **more)  # type: ignore[arg-type]
+def found(id: str, *nodes: str, status: str = "fail", **more: object) -> CheckFinding:
+    return CheckFinding(id=id, status=status, title="t", nodes=nodes, **more)  # type: ignore[arg-type]
 
 
 def test_only_nodes_that_a_finding_is_about_are_left_out() -> None:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.model import Finding, Fix, Verdict
-from rankscope.preflight.report import as_json, screen
+from rankscope.preflight.model import CheckFinding, Fix, LaunchVerdict
+from rankscope.preflight.report import screen, stored
 from rankscope.preflight.report.summary import Summary, summarise
 from tests.preflight.report import cases
 
@@ -33,20 +33,20 @@ def shown(summary: Summary, width: int = 80, verbose: bool = False, **options: o
     return stream.getvalue()
 
 
-def stored(name: str) -> tuple[Verdict, Run]:
-    return as_json.decode((cases.GOLDEN / f"{name}.json").read_bytes())
+def case_of(name: str) -> tuple[LaunchVerdict, Run]:
+    return stored.decode((cases.GOLDEN / f"{name}.json").read_bytes())
 
 
 @pytest.mark.parametrize("name", cases.STORED)
 def test_the_stored_answer_is_that_of_the_case(name: str) -> None:
-    data = as_json.encode(summarise(*cases.STORED[name]()))
+    data = stored.encode(summarise(*cases.STORED[name]()))
     assert (cases.GOLDEN / f"{name}.json").read_bytes() == data
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", cases.STORED)
 def test_the_screen_is_the_golden_one(name: str, width: int) -> None:
-    summary = summarise(*stored(name))
+    summary = summarise(*case_of(name))
     text = shown(summary, width) + "\n== -v ==\n" + shown(summary, width, verbose=True)
     path = cases.GOLDEN / f"{name}.{width}.txt"
     if REWRITES:
@@ -57,7 +57,7 @@ def test_the_screen_is_the_golden_one(name: str, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", cases.STORED)
 def test_only_commands_are_wider_than_the_terminal(name: str, width: int) -> None:
-    verdict, run = stored(name)
+    verdict, run = case_of(name)
     commands = {fix.command for finding in verdict.findings for fix in finding.fix}
     for line in shown(summarise(verdict, run), width, verbose=True).splitlines():
         is_command = any(line.strip() and line.strip() in command for command in commands)
@@ -129,7 +129,7 @@ def test_nothing_from_other_machines_moves_the_cursor(verbose: bool) -> None:
 
 def test_a_command_is_never_cut_or_broken() -> None:
     command = "sudo nft add rule inet filter input " + "x" * 300
-    found = Finding(id="a.b", status="fail", title="t", fix=(Fix(node="n", command=command),))
+    found = CheckFinding(id="a.b", status="fail", title="t", fix=(Fix(node="n", command=command),))
     run = Run("1", ("n",), cases.reports(("n",)))
     for width in (40, 80):
         assert command in shown(summarise(cases.verdict(run, (found,)), run), width)
@@ -148,6 +148,6 @@ def test_an_interrupted_preflight_is_no_pass() -> None:
     summary = summarise(verdict, run, is_interrupted=True)
     assert summary.exit_code == 3
     assert "interrupted" in shown(summary)
-    assert "not everything was judged, exit 3" in shown(summary)
+    assert "not everything was evaluated, exit 3" in shown(summary)
     assert "passed, exit" not in shown(summary)
     assert summarise(*cases.red(), is_interrupted=True).exit_code == 2

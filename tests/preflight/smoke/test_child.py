@@ -15,16 +15,16 @@ import pytest
 
 from rankscope.preflight.collective.child import SmokeChild
 from rankscope.preflight.facts.smoke import SmokeFacts
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.together("agents of preflight")]
 NODES = ("node0", "node1", "node2")
 # A child whose all-reduce is spoilt, as a broken machine would spoil it.
 SPOILT = """
 import sys, time
-from rankscope.preflight.smoke import __main__ as child
-from rankscope.preflight.smoke import work
+from rankscope.preflight.collective import __main__ as child
+from rankscope.preflight.collective import work
 honest = work.all_reduce
 def all_reduce(tensor, group=None, op=work.dist.ReduceOp.SUM):
     if tensor.dtype == work.torch.int32 and tensor.numel() > 1:

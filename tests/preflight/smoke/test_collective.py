@@ -9,11 +9,12 @@ import pytest
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.collective.schedule import Collective, blocked, members, way_to
-from rankscope.preflight.exchange.board import Board
 from rankscope.preflight.exchange.discover import Discovery
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, PathMtu
 from rankscope.preflight.facts.smoke import SmokeFacts
-from rankscope.preflight.model import Facts, Listening, NodeReport, Options
+from rankscope.preflight.model import Facts, Listening, NodeReport
+from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Plan
 from rankscope.preflight.system import System
 
@@ -73,8 +74,8 @@ def test_a_closed_path_skips_it_and_leaves_no_child() -> None:
         collective = Collective(plan())
         collective.start(run_of())
         run = run_of({("b", "c"): EdgeFacts(ephemeral=(dial("drop"),))})
-        board = Board(NodeReport(node="b", facts=Facts()))
-        facts = await collective.run(board, run)
+        exchange = Exchange(NodeReport(node="b", facts=Facts()))
+        facts = await collective.run(exchange, run)
         await collective.stop()
         return facts
 
@@ -87,7 +88,7 @@ def test_who_comes_after_the_start_is_not_waited_for() -> None:
         collective, run = Collective(plan()), run_of()
         late = {name: report for name, report in run.reports.items() if name != "c"}
         collective.start(Run("7", NAMES, late))
-        return await collective.run(Board(NodeReport(node="b")), run)
+        return await collective.run(Exchange(NodeReport(node="b")), run)
 
     assert "not all nodes had reported" in asyncio.run(skipped()).skipped
 
@@ -97,6 +98,6 @@ def test_quick_leaves_it_out() -> None:
         collective = Collective(plan(tier="quick"))
         collective.start(run_of())
         assert collective.port == 0
-        return await collective.run(Board(NodeReport(node="b")), run_of())
+        return await collective.run(Exchange(NodeReport(node="b")), run_of())
 
     assert asyncio.run(skipped()).skipped == "left out by --quick"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.preflight.collective.groups import MAX_TOGETHER, group_of
+from rankscope.preflight.collective.schedule import MAX_TOGETHER, group_of
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 64, 65, 129, 1000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.checks.collective.pair import CollPair
+from rankscope.preflight.checks.collective import CollPair
 from rankscope.preflight.collective.halving import search
 from rankscope.preflight.facts.smoke import SmokeFacts, SmokeHalf
 from rankscope.preflight.model import Facts, NodeReport
@@ -36,7 +36,7 @@ def test_every_slow_node_is_found_and_no_other(num_nodes: int) -> None:
         )
         facts = Facts(smoke=SmokeFacts(backend="gloo", stage="done", halves=halves))
         reports = {name: NodeReport(node=name, facts=facts) for name in names}
-        (found,) = CollPair().judge(Run("7", tuple(names), reports))
+        (found,) = CollPair().evaluate(Run("7", tuple(names), reports))
         assert found.nodes == (f"n{slow}",)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.checks.collective import CHECKS
-from rankscope.preflight.checks.collective.gloo import CollGloo
-from rankscope.preflight.checks.collective.truth import difference
+from rankscope.preflight.checks.collective import CollGloo, difference
 from rankscope.preflight.facts.interfaces import InterfaceFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, NodeReport
@@ -23,7 +22,8 @@ from tests.preflight.nslab import Lab
 from tests.preflight.scene import Scene, base_environment
 
 pytestmark = [
-    pytest.mark.multiproc, pytest.mark.timeout(400), pytest.mark.needs("namespaces"),
+    pytest.mark.multiproc, pytest.mark.laboratory, pytest.mark.timeout(400),
+    pytest.mark.needs("namespaces"),
 ]  # fmt: skip
 ROOT = Path(__file__).parents[3]
 # One node: the first tells its port by a file; `alone` only asks gloo for its address.
@@ -32,7 +32,7 @@ import asyncio, pathlib, sys, time
 import msgspec
 from rankscope.preflight.facts import interfaces
 from rankscope.preflight.model import Options
-from rankscope.preflight.smoke import child as smoke
+from rankscope.preflight.collective import child as smoke
 from rankscope.preflight.system import System
 smoke.IMPORT_LIMIT_S, smoke.STORE_LIMIT_S = 150.0, 100.0
 rank, place, address = int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
@@ -94,7 +94,12 @@ def test_three_healthy_hosts(scene: Callable[[], Scene]) -> None:
     here = scene()
     with here.lab:
         run = told(here, here.lab.ip(0))
-    assert [f for check in CHECKS for f in check.judge(run) if f.status in ("fail", "warn")] == []
+    assert [
+        f
+        for check in FAMILIES["collective"]
+        for f in check.evaluate(run)
+        if f.status in ("fail", "warn")
+    ] == []
     for number, node in enumerate(run.expected):
         smoke = smoke_of(run, node)
         assert (smoke.stage, smoke.error) == ("done", "")
@@ -107,7 +112,7 @@ def test_a_path_that_loses_large_messages_shows_as_a_size(scene: Callable[[], Sc
     with here.lab:
         broken.black_hole(1, 1400)(here)
         run = told(here, here.lab.ip(0))
-    (found,) = CollGloo().judge(run)
+    (found,) = CollGloo().evaluate(run)
     assert found.status == "fail"
     assert "64 kB did not end" in found.title
     assert "4 B passed" in found.title

@@ -1,6 +1,8 @@
-"""All checks, family by family, in run order: this tuple is the catalogue."""
+"""All checks, family by family, in run order: this is the catalogue."""
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from rankscope.preflight.checks import (
     clock,
@@ -16,20 +18,33 @@ from rankscope.preflight.checks import (
     software,
     storage,
 )
-from rankscope.preflight.checks.base import Check
+from rankscope.preflight.checks.base import BuiltinCheck, Check
+
+
+def _checks_of(module: ModuleType) -> tuple[Check, ...]:
+    """Return the checks that a module defines, in the order in which they stand there."""
+    return tuple(
+        value()
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, BuiltinCheck)
+        and value.__module__ == module.__name__
+        and value.id
+    )
+
 
 FAMILIES: dict[str, tuple[Check, ...]] = {
-    "launch": launch.CHECKS,
-    "names": names.CHECKS,
-    "interfaces": interfaces.CHECKS,
-    "ports": ports.CHECKS,
-    "paths": paths.CHECKS,
-    "clock": clock.CHECKS,
-    "limits": limits.CHECKS,
-    "storage": storage.CHECKS,
-    "software": software.CHECKS,
-    "gpu": gpu.CHECKS,
-    "rdma": rdma.CHECKS,
-    "collective": collective.CHECKS,
+    "launch": _checks_of(launch),
+    "names": _checks_of(names),
+    "interfaces": _checks_of(interfaces),
+    "ports": _checks_of(ports),
+    "paths": _checks_of(paths),
+    "clock": _checks_of(clock),
+    "limits": _checks_of(limits),
+    "storage": _checks_of(storage),
+    "software": _checks_of(software),
+    "gpu": _checks_of(gpu),
+    "rdma": _checks_of(rdma),
+    "collective": _checks_of(collective),
 }
 CHECKS: tuple[Check, ...] = tuple(check for checks in FAMILIES.values() for check in checks)

@@ -1,23 +1,40 @@
-"""One shape for all checks, and what they are given: the merged reports of a run."""
+"""What a check is, what it is given (the merged reports of a run), and how it makes findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.facts.launch import LaunchFacts, Mode
-from rankscope.preflight.model import Finding, NodeReport, Options, Scope, Tier
+from rankscope.preflight.model import (
+    CheckFinding,
+    Confidence,
+    Facts,
+    Fix,
+    NodeReport,
+    Owner,
+    Scope,
+    Status,
+)
+from rankscope.preflight.options import Options, Tier
 
 Need = Literal[
     "peers",  # two nodes or more
     "torch", "gpu", "rdma",  # on one node at least
-    "cpu-pace",  # nobody was too busy to time a path: see Run.is_paced
+    "cpu-pace",  # no node was too busy to time a path
     "checkpoint-dir", "script", "loader",  # options that the user gave
     "smoke",  # the child was started
 ]  # fmt: skip
+
+
+Key = TypeVar("Key")
+Part = TypeVar("Part")
+BUSY_MS = 15.0  # p90 by which a 20 ms sleep is late: above, no path can be timed
+_MAX_LISTED = 4  # names in a title; the finding itself holds them all
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Run:
     """All reports that came together, with the questions that many checks ask."""
 
     run_id: str
-    expected: tuple[str, ...]  # in order of node rank, as far as anybody said
+    expected: tuple[str, ...]  # in order of node rank, as far as it is known
     reports: Mapping[str, NodeReport]
     options: Options = field(default_factory=Options)
 
@@ -52,10 +69,15 @@ class Run:
             for peer, edge in report.edges.items():
                 yield report.node, peer, edge
 
+    def each(self, part: Callable[[Facts], Part | None]) -> dict[str, Part]:
+        """Return a part of the facts by node, of the nodes that have it."""
+        found = ((report.node, part(report.facts)) for report in self.present)
+        return {node: facts for node, facts in found if facts is not None}
+
     @cached_property
     def launches(self) -> dict[str, LaunchFacts]:
         """Return what each node says of the launch."""
-        return {r.node: r.facts.launch for r in self.present if r.facts.launch is not None}
+        return self.each(lambda facts: facts.launch)
 
     @cached_property
     def master(self) -> str:
@@ -85,15 +107,20 @@ class Run:
         has_gpu = any(r.facts.gpu is not None and r.facts.gpu.num_gpus > 0 for r in self.present)
         return self.options.backend or ("nccl" if has_gpu else "gloo")
 
+    def container(self, node: str) -> str:
+        """Return the kind of container that `node` runs in; "" for none, or if unknown."""
+        host = self.reports[node].facts.host
+        return host.container if host is not None else ""
+
     def nproc(self, node: str) -> int:
         """Return how many ranks `node` will run: as asked, else as launched, else its GPUs."""
         launch = self.launches.get(node)
-        told = launch.nproc_per_node if launch is not None else None
+        launched = launch.nproc_per_node if launch is not None else None
         gpu = self.reports[node].facts.gpu if node in self.reports else None
-        return self.options.nproc or told or (gpu.num_gpus if gpu is not None else 0) or 1
+        return self.options.nproc or launched or (gpu.num_gpus if gpu is not None else 0) or 1
 
     def gloo_address(self, node: str) -> str:
-        """Return the address that gloo on `node` will tell the others; "" if unknown."""
+        """Return the address that gloo on `node` advertises; "" if unknown."""
         report = self.reports.get(node)
         interfaces = report.facts.interfaces if report is not None else None
         chosen = interfaces.gloo[0] if interfaces is not None and interfaces.gloo else None
@@ -103,7 +130,7 @@ class Run:
 class Check(Protocol):
     """One check; the class docstring is its sentence in the report and in the documents.
 
-    `judge` yields what is wrong; nothing means ok. Where a fact is missing on a node, it yields
+    `evaluate` yields what is wrong; nothing means ok. Where a fact is missing on a node, it yields
     `skipped` (not applicable there) or `unknown` (tried, no answer) with the reason as title.
     It is pure: it touches nothing but `run`. The engine owns needs, limits and exceptions.
     """
@@ -113,6 +140,109 @@ class Check(Protocol):
     tier: ClassVar[Tier]  # the smallest tier that runs it
     needs: ClassVar[frozenset[Need]]
 
-    def judge(self, run: Run) -> Iterable[Finding]:
+    def evaluate(self, run: Run) -> Iterable[CheckFinding]:
         """Return what is wrong in `run`."""
         ...
+
+
+class Details(TypedDict, total=False):
+    """The fields of a `CheckFinding` beside its id, status and title."""
+
+    at: Iterable[str]  # nodes that stand before the title: "node1, node2: the title"
+    nodes: Iterable[str]
+    edges: Iterable[tuple[str, str]]
+    evidence: dict[str, Any]
+    lines: Iterable[str]
+    fix: Iterable[Fix]
+    impact: str
+    unless: str
+    confidence: Confidence
+
+
+class BuiltinCheck:
+    """A check of this package: the class line says what it is, and its methods make findings."""
+
+    id: ClassVar[str]
+    scope: ClassVar[Scope]
+    tier: ClassVar[Tier]
+    needs: ClassVar[frozenset[Need]]
+
+    def __init_subclass__(
+        cls, id: str = "", scope: Scope = "node", tier: Tier = "quick", needs: Iterable[Need] = ()
+    ) -> None:
+        cls.id, cls.scope, cls.tier, cls.needs = id, scope, tier, frozenset(needs)
+
+    def evaluate(self, run: Run) -> Iterable[CheckFinding]:
+        """Return what is wrong in `run`."""
+        raise NotImplementedError
+
+    @classmethod
+    def finding(cls, status: Status, title: str, **details: Unpack[Details]) -> CheckFinding:
+        """Return a finding of this check."""
+        fields: dict[str, Any] = dict(details)
+        if at := tuple(fields.pop("at", ())):
+            title, fields["nodes"] = f"{listed(at)}: {title}", at
+        for name in ("nodes", "edges", "lines", "fix"):
+            fields[name] = tuple(fields.get(name, ()))
+        return CheckFinding(id=cls.id, status=status, title=title, **fields)
+
+    @classmethod
+    def fail(cls, title: str, **details: Unpack[Details]) -> CheckFinding:
+        """Return a failure: the launch fails, hangs or shrinks."""
+        return cls.finding("fail", title, **details)
+
+    @classmethod
+    def warn(cls, title: str, **details: Unpack[Details]) -> CheckFinding:
+        """Return a warning: the job runs, but slower, by luck, or not for long."""
+        return cls.finding("warn", title, **details)
+
+    @classmethod
+    def skipped(cls, title: str, **details: Unpack[Details]) -> CheckFinding:
+        """Return that the question does not apply."""
+        return cls.finding("skipped", title, **details)
+
+    @classmethod
+    def unknown(cls, title: str, **details: Unpack[Details]) -> CheckFinding:
+        """Return that the question was asked and not answered."""
+        return cls.finding("unknown", title, **details)
+
+    @classmethod
+    def note(cls, status: Status, nodes: Iterable[str], title: str) -> Iterator[CheckFinding]:
+        """Yield a finding about `nodes`, if there are any."""
+        if where := tuple(nodes):
+            yield cls.finding(status, title, at=where)
+
+    @classmethod
+    def not_measured(cls, run: Run, part: str) -> Iterator[CheckFinding]:
+        """Yield a finding for each reason why nodes lack a part of the facts."""
+        without: dict[tuple[Status, str], list[str]] = defaultdict(list)
+        for report in run.present:
+            if getattr(report.facts, part) is not None:
+                continue
+            troubles = [trouble for trouble in report.troubles if trouble.part == part]
+            status: Status = troubles[0].status if troubles else "unknown"
+            reason = troubles[0].reason if troubles else f"its report holds nothing about {part}"
+            without[status, reason].append(report.node)
+        for (status, reason), nodes in without.items():
+            yield cls.finding(status, reason, at=nodes)
+
+
+def on_each(nodes: Iterable[str], command: str, owner: Owner = "you") -> tuple[Fix, ...]:
+    """Return the same repair for each of `nodes`."""
+    return tuple(Fix(node=node, command=command, owner=owner) for node in nodes)
+
+
+def listed(nodes: Collection[str]) -> str:
+    """Return names for a title: "node1, node2", or "node1, node2, node3, node4 and 60 more"."""
+    names = list(nodes)
+    if len(names) <= _MAX_LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MAX_LISTED])} and {len(names) - _MAX_LISTED} more"
+
+
+def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+    """Return the nodes of each cause, from (cause, node) in the order in which they come."""
+    groups: dict[Key, list[str]] = defaultdict(list)
+    for cause, node in pairs:
+        groups[cause].append(node)
+    return groups

@@ -1,4 +1,4 @@
-"""Who is to blame for bad paths: the fewest nodes that touch them all, or nobody.
+"""Who is to blame for bad paths: the fewest nodes that touch them all, or none.
 
 A node's inbound, outbound or both sides are to blame where every path tested there is bad (or a
 given share of them). One bad path is a pair. Where several answers are equally short, it is a tie.

@@ -1,25 +1,15 @@
-"""What checks over all nodes share: who is the odd one out, who was not measured, how to list."""
+"""What checks over all nodes share: which node differs from the majority, and from what."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
-from rankscope.preflight.checks.base import Run
-from rankscope.preflight.model import Finding, Status
+from rankscope.preflight.checks.base import listed
 
 Value = TypeVar("Value")
-_MAX_LISTED = 4  # names in a title; the finding itself holds them all
-_MAX_LINES = 12  # values that are told one by one
-
-
-def listed(nodes: Collection[str]) -> str:
-    """Return names for a title: "node1, node2", or "node1, node2, node3, node4 and 60 more"."""
-    names = list(nodes)
-    if len(names) <= _MAX_LISTED:
-        return ", ".join(names)
-    return f"{', '.join(names[:_MAX_LISTED])} and {len(names) - _MAX_LISTED} more"
+_MAX_LINES = 12  # values that are listed one by one
 
 
 def by_value(values: Mapping[str, Value]) -> dict[Value, tuple[str, ...]]:
@@ -48,18 +38,3 @@ def compared(values: Mapping[str, Value]) -> tuple[str, ...]:
     lines = [f"{value}: {listed(nodes)}" for value, nodes in by_value(values).items()]
     rest = len(lines) - _MAX_LINES
     return tuple([*lines[:_MAX_LINES], f"and {rest} more values"] if rest > 0 else lines)
-
-
-def not_measured(id: str, run: Run, part: str) -> Iterator[Finding]:
-    """Yield a finding for each reason why nodes lack a part of the facts."""
-    without: dict[tuple[Status, str], list[str]] = defaultdict(list)
-    for report in run.present:
-        if getattr(report.facts, part) is not None:
-            continue
-        told = [t for t in report.troubles if t.part == part]
-        status: Status = told[0].status if told else "unknown"
-        reason = told[0].reason if told else f"its report holds nothing about {part}"
-        without[status, reason].append(report.node)
-    for (status, reason), nodes in without.items():
-        title = f"{listed(nodes)}: {reason}"
-        yield Finding(id=id, status=status, nodes=tuple(nodes), title=title)

@@ -32,7 +32,7 @@ def open_inbound(
 
 
 def open_outbound(run: Run, node: str, ports: str, outcome: DialClass = "drop") -> tuple[Fix, ...]:
-    """Return what lets `node` out to `ports` of everybody."""
+    """Return what lets `node` out to `ports` of all nodes."""
     return _rules(run, node, [""], ports, "out", outcome)
 
 

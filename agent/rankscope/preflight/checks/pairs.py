@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 
-from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.base import Run, listed
 from rankscope.preflight.checks.blame import Path
-from rankscope.preflight.checks.comparing import listed
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.interfaces import Interface
-from rankscope.preflight.model import Finding
 
-MAX_TOLD = 6  # lines of evidence
+MAX_LINES = 6  # lines of evidence
+NO_PATH = "no path was measured from there"  # unknown is not healthy
 CLOSED: frozenset[DialClass] = frozenset(
     ("refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall", "error")
 )
@@ -27,7 +26,7 @@ SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never repor
     "ok": "its port {port} answers, but no report came",
     "refused": "{address} is up, nothing listens on port {port}: not started there, or rejected",
     "prohibited": "a firewall rejects port {port} of {address} (admin-prohibited)",
-    "no-arp": "nobody on the link has the address {address}: host down, or its link",
+    "no-arp": "no host on the link has the address {address}: host down, or its link",
     "drop": "no answer within {elapsed_s:.1f} s on port {port}: host down, or a firewall drops",
     "no-route": "no route to {address}",
     "local-firewall": "its own firewall forbids the call to {address}:{port}",
@@ -60,9 +59,9 @@ def owners(run: Run) -> Mapping[str, frozenset[str]]:
 
 
 def is_evidence(owned: Mapping[str, frozenset[str]], end: str, dial: Dial) -> bool:
-    """Return whether a dial tells about `end` itself.
+    """Return whether a dial is evidence about `end` itself.
 
-    One that failed at an address which `end` alone does not have tells about a name or an address.
+    One that failed at an address which `end` alone does not have is evidence about that address.
     """
     return dial.outcome == "ok" or owned.get(dial.address, frozenset()) == {end}
 
@@ -81,7 +80,7 @@ def worst(dials: Collection[Dial]) -> DialClass:
     return Counter(d.outcome for d in dials if d.outcome != "ok").most_common(1)[0][0]
 
 
-def told_of(start: str, end: str, dials: Collection[Dial]) -> str:
+def dial_line(start: str, end: str, dials: Collection[Dial]) -> str:
     """Return a line of evidence: "node0->node1  drop 1.5 s  ports 33000, 47000  (10.77.0.2)"."""
     failed = [dial for dial in dials if dial.outcome != "ok"]
     took = max(dial.elapsed_ms for dial in failed)
@@ -95,7 +94,7 @@ def told_of(start: str, end: str, dials: Collection[Dial]) -> str:
 def shortened(lines: Iterable[str]) -> tuple[str, ...]:
     """Return at most six lines, the last one with the number of those left out."""
     left = iter(lines)
-    some = list(islice(left, MAX_TOLD))
+    some = list(islice(left, MAX_LINES))
     num_left = sum(1 for _ in left)
     return tuple(some) if not num_left else (*some[:-1], f"and {num_left + 1:,} more")
 
@@ -112,14 +111,6 @@ def interface_towards(run: Run, node: str, peer: str = "") -> Interface | None:
         if wanted in [address.partition("/")[0] for address in interface.addresses]:
             return interface
     return None
-
-
-def silent(id: str, run: Run, lacking: Collection[str]) -> Iterator[Finding]:
-    """Yield that some nodes measured nothing of the kind: unknown is not healthy."""
-    if lacking:
-        names = ordered(run, lacking)
-        title = f"{listed(names)}: no path was measured from there"
-        yield Finding(id=id, status="unknown", nodes=names, title=title)
 
 
 def gloo_dials(run: Run, start: str, end: str) -> bool | None:

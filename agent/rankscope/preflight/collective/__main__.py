@@ -2,8 +2,8 @@
 
     python -m rankscope.preflight.collective FD
 
-It imports torch at once, waits for one line of JSON on stdin (the plan), works, and tells what it
-does as lines of JSON on the pipe FD. It ends when stdin closes: nobody listens any longer.
+It imports torch at once, waits for one line of JSON on stdin (the plan), works, and reports what it
+does as lines of JSON on the pipe FD. It ends when stdin closes: no process listens any longer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def tell(self, event: str, **fields: Any) -> None:
+    def report(self, event: str, **fields: Any) -> None:
         """Write one event."""
         os.write(self._fd, json.dumps({"event": event, **fields}).encode() + b"\n")
 
@@ -46,12 +46,12 @@ def main() -> int:
         if not line:
             return 0
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-        from rankscope.preflight.collective.work import Plan, work
+        from rankscope.preflight.collective.work import CollectivePlan, work
 
-        work(msgspec.json.decode(line, type=Plan), channel.tell)
+        work(msgspec.json.decode(line, type=CollectivePlan), channel.report)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
         text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
-        channel.tell("error", text=text)
+        channel.report("error", text=text)
         return 1
     return 0
 
@@ -85,11 +85,11 @@ def _import(channel: Channel) -> None:
 
     import_ms = (time.monotonic() - started) * 1e3
     backends = [name for name in ("gloo", "nccl", "mpi", "ucc") if _has(dist, name)]
-    channel.tell("imported", import_ms=import_ms, backends=backends)
+    channel.report("imported", import_ms=import_ms, backends=backends)
     if "gloo" in backends:
         from rankscope.preflight.collective.truth import ask_gloo
 
-        channel.tell("gloo", choices=msgspec.to_builtins(ask_gloo(os.environ)))
+        channel.report("gloo", choices=msgspec.to_builtins(ask_gloo(os.environ)))
 
 
 def _has(dist: Any, backend: str) -> bool:
@@ -97,7 +97,7 @@ def _has(dist: Any, backend: str) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Be killed when the agent dies, even by SIGKILL. Linux only; elsewhere stdin tells."""
+    """Be killed when the agent dies, even by SIGKILL. Linux only; elsewhere stdin shows it."""
     parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

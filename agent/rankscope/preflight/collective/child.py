@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.preflight.facts.interfaces import Choice
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.smoke import SmokeFacts, SmokeHalf, SmokeSize, SmokeStage
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.system import System
 from rankscope.wire.formulas import busbw_bytes_per_second
 
@@ -67,7 +67,7 @@ class SmokeChild:
 
     @property
     def port(self) -> int:
-        """Return the port that is kept for the store, should this node have rank 0; 0: none."""
+        """Return the port that is reserved for the store, should this node have rank 0; 0: none."""
         return self._facts.port
 
     def start(self) -> None:
@@ -147,12 +147,12 @@ class SmokeChild:
         finally:
             os.close(writing)
         assert self._child.stdout is not None
-        told = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        events = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(told), os.fdopen(reading, "rb", 0)
+            lambda: asyncio.StreamReaderProtocol(events), os.fdopen(reading, "rb", 0)
         )
         self._readers = [
-            asyncio.create_task(self._listen_to(told)),
+            asyncio.create_task(self._listen_to(events)),
             asyncio.create_task(self._drain(self._child.stdout)),
         ]
 
@@ -171,7 +171,7 @@ class SmokeChild:
             "timeout_s": max(1.0, self._limit_s - _LEAST_MARGIN_S),
         }  # fmt: skip
         self._deadline = asyncio.get_running_loop().time() + STORE_LIMIT_S
-        with contextlib.suppress(ConnectionError):  # it has died: the readers will tell
+        with contextlib.suppress(ConnectionError):  # it has died: the readers will see it
             self._child.stdin.write(msgspec.json.encode(plan) + b"\n")
             await self._child.stdin.drain()
         self._listener.close()
@@ -202,13 +202,13 @@ class SmokeChild:
         at = f" at {open_size} B" if open_size is not None else ""
         return f"{self._facts.stage}{at}"
 
-    async def _listen_to(self, told: asyncio.StreamReader) -> None:
-        while line := await told.readline():
+    async def _listen_to(self, events: asyncio.StreamReader) -> None:
+        while line := await events.readline():
             try:
                 self._take(msgspec.json.decode(line))
             except (msgspec.MsgspecError, KeyError, TypeError):
                 continue  # cut by a kill
-        self._imported.set()  # or it never will be: whoever waits must not wait for the limit
+        self._imported.set()  # or it never will be: a task that waits must not wait for the limit
         if self._facts.stage == "not started":
             self._fail("died", "the torch process ended before torch was imported")
 
@@ -282,7 +282,7 @@ def _environment(system: System) -> dict[str, str]:
         if not name.startswith(("RANKSCOPE", "TORCHELASTIC_")) and name != "NCCL_DEBUG_FILE"
     }
     environ["OMP_NUM_THREADS"] = "1"  # there is nothing to compute
-    environ["NCCL_DEBUG"] = "INFO"  # which network NCCL takes, only its own lines tell
+    environ["NCCL_DEBUG"] = "INFO"  # which network NCCL takes, only its own lines say
     environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET")
     return environ
 

@@ -7,15 +7,29 @@ from importlib.util import find_spec
 
 import msgspec
 
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.checks.collective import CHECKS
 from rankscope.preflight.collective.child import SmokeChild
-from rankscope.preflight.collective.groups import group_of
-from rankscope.preflight.exchange.board import Board
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
-from rankscope.preflight.model import Options
+from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Plan
+
+# gloo connects every pair at init: 64 nodes open 2,016 connections, 1,000 would open 499,500 and
+# spend the whole budget on it. Groups run at the same time, and each node is in one.
+MAX_TOGETHER = 64
+
+
+def group_of(node: str, names: Sequence[str], limit: int = MAX_TOGETHER) -> tuple[str, ...]:
+    """Return those who run together with `node`; the first of them holds the store.
+
+    Groups are neighbours in `names` and of nearly one size, so that none is a single node.
+    """
+    num_groups = -(-len(names) // limit)
+    at = names.index(node) * num_groups // len(names)
+    return tuple(name for i, name in enumerate(names) if i * num_groups // len(names) == at)
+
 
 LEAST_MBIT_PER_S = 30.0  # below, an all-reduce of 4 MB alone takes 2 s and longer
 AGENTS_PER_CORE = 2  # each imports torch, 2 s of a core: with more it would be 4 s and longer
@@ -46,15 +60,15 @@ class Collective:
         if self._child is not None:
             await self._child.imported()
 
-    async def run(self, board: Board, run: Run) -> SmokeFacts:
+    async def run(self, exchange: Exchange, run: Run) -> SmokeFacts:
         """Release the child if every path that it needs is open; return what it measured."""
-        me = board.mine.node
+        me = exchange.mine.node
         together = members(run, me)
         reason = self._left_out or blocked(run, together)
         if self._child is None:
             reason = reason or "not all nodes had reported when torch would have been started"
             return SmokeFacts(backend=run.backend, skipped=reason)
-        if reason:  # gloo's own word on its address is kept all the same
+        if reason:  # gloo's own address is stored all the same
             await self._child.stop()
             return msgspec.structs.replace(
                 self._child.facts(), backend=run.backend, skipped=reason, error="", ended_by=""
@@ -100,10 +114,10 @@ def blocked(run: Run, together: Sequence[str]) -> str:
         reason = _unusable(run, name)
         if reason:
             return reason
-    told = [run.gloo_address(name) for name in together]
-    twice = next((one for one in told if one and told.count(one) > 1), "")
+    addresses = [run.gloo_address(name) for name in together]
+    twice = next((one for one in addresses if one and addresses.count(one) > 1), "")
     if twice:
-        return f"gloo on two nodes would tell the others {twice}"
+        return f"gloo on two nodes advertises {twice}"
     if not run.reports[together[0]].listening.store:
         return f"{together[0]} has no port for the store"
     inside = set(together)
@@ -132,13 +146,13 @@ def _unusable(run: Run, name: str) -> str:
             return f"gloo on {name}: {choice.problem}"
     address = run.gloo_address(name)
     if address.startswith("127.") or address == "::1":
-        return f"gloo on {name} would tell the others {address}"
+        return f"gloo on {name} advertises {address}"
     return ""
 
 
 def _is_wanted(options: Options) -> bool:
     """Return whether any check of the family is asked for."""
-    ids = {check.id for check in CHECKS}
+    ids = {check.id for check in FAMILIES["collective"]}
     only, skip = set(options.only), set(options.skip)
     if "collective" in skip or ids <= skip:
         return False

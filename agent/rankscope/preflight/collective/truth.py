@@ -1,4 +1,4 @@
-"""Which address gloo really takes: torch makes its device, and the kernel tells where it listens.
+"""Which address gloo really takes: torch makes its device, and the kernel shows where it listens.
 
 Runs in the child. Emulating gloo's rules is a guess; this is the answer of the library itself.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from rankscope.preflight.facts.interfaces import Choice
+from rankscope.preflight.facts.choice import Choice
 
 _LISTEN = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _MAX_PROBLEM_CHARACTERS = 200
-# gloo/common/logging.h: "[enforce fail at FILE:LINE] CONDITION. " stands before each message
+# gloo/common/logging.h: "[enforce fail at FILE:LINE] CONDITION. " is before each message
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] .*?\. ")
 
 

@@ -22,11 +22,11 @@ _HALVING_SHARE = 1 / 40  # of the budget, for one all-reduce: there are 12 and m
 _RAMP = 251  # a prime: chunks that change places show, as no power of two is a multiple of it
 _WEIGHTS = 61  # 250 x 61 x 1,000 ranks stay below 2^31, so the sum is exact
 _C10D: Any = dist  # its stub leaves the stores out
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent tells the child when the paths are known to be good."""
+class CollectivePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent sends the child when the paths are known to be good."""
 
     rank: int
     nodes: tuple[str, ...]  # one rank each, in the order of ranks
@@ -39,10 +39,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 3.0  # of the collectives; a larger size must fit into what is left
 
 
-def work(plan: Plan, tell: Tell) -> None:
-    """Go through all stages and tell of each."""
+def work(plan: CollectivePlan, report: Report) -> None:
+    """Go through all stages and report each."""
     timeout = timedelta(seconds=plan.timeout_s)
-    store = _store(plan, tell)
+    store = _store(plan, report)
     store.set_timeout(timeout)
     started = time.monotonic()
     dist.init_process_group(
@@ -54,18 +54,18 @@ def work(plan: Plan, tell: Tell) -> None:
     )
     members = _Members(plan.backend)
     members.latest(0.0)  # backends connect lazily: the first collective belongs to the start
-    tell("group", group_ms=(time.monotonic() - started) * 1e3)
-    tell("collectives")
-    done = dict(_sizes(plan, members, tell))
+    report("group", group_ms=(time.monotonic() - started) * 1e3)
+    report("collectives")
+    done = dict(_sizes(plan, members, report))
     if len(plan.nodes) > 2:
-        tell("halving")
-        _halve(plan, members, done, tell)
-    tell("done")
+        report("halving")
+        _halve(plan, members, done, report)
+    report("done")
     # rank 0 holds the store: it leaves last, or the others would print errors
     store.set(f"left/{plan.rank}", b"")
     if plan.rank == 0:
         store.wait([f"left/{rank}" for rank in range(len(plan.nodes))], timeout)
-    os._exit(0)  # the threads of a backend may hang in their destructors; all is told
+    os._exit(0)  # the threads of a backend may hang in their destructors; all is reported
 
 
 def all_reduce(tensor: torch.Tensor, group: Any = None, op: Any = dist.ReduceOp.SUM) -> None:
@@ -82,7 +82,7 @@ class _Members:
         self.device = torch.device("cuda" if backend == "nccl" else "cpu")
 
     def latest(self, seconds: float) -> float:
-        """Return the longest time of all; the same number for everybody."""
+        """Return the longest time of all; the same number for all."""
         tensor = torch.tensor([seconds], dtype=torch.float64, device=self.device)
         all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())
@@ -94,12 +94,12 @@ class _Members:
 
 
 def _weight(rank: int) -> int:
-    """Return the factor by which this rank's part is told from the others'."""
+    """Return the factor by which this rank's part differs from the others'."""
     return rank % _WEIGHTS + 1
 
 
-def _store(plan: Plan, tell: Tell) -> Any:
-    """Connect, and read what everybody wrote. Waiting for those who come later does not count."""
+def _store(plan: CollectivePlan, report: Report) -> Any:
+    """Connect, and read what all wrote. Waiting for those who come later does not count."""
     timeout = timedelta(seconds=plan.store_timeout_s)
     started = time.monotonic()
     listener = {"master_listen_fd": plan.listen_fd} if plan.listen_fd >= 0 else {}
@@ -116,11 +116,11 @@ def _store(plan: Plan, tell: Tell) -> Any:
     elapsed_ms = (connected_s + time.monotonic() - started) * 1e3
     if tuple(names) != plan.nodes:
         raise RuntimeError(f"the store names the members {names}, not {list(plan.nodes)}")
-    tell("store", store_ms=elapsed_ms)
+    report("store", store_ms=elapsed_ms)
     return store
 
 
-def _sizes(plan: Plan, members: _Members, tell: Tell) -> Iterator[tuple[int, float]]:
+def _sizes(plan: CollectivePlan, members: _Members, report: Report) -> Iterator[tuple[int, float]]:
     """All-reduce of each size that fits the time; yield it and the best time of the slowest."""
     started = time.monotonic()
     done: list[tuple[int, float]] = []
@@ -128,10 +128,10 @@ def _sizes(plan: Plan, members: _Members, tell: Tell) -> Iterator[tuple[int, flo
         left_s = plan.budget_s - members.latest(time.monotonic() - started)
         guess_s = _guess(done, size)
         if guess_s > left_s:
-            tell("left out", size_bytes=size, guess_ms=guess_s * 1e3)
+            report("left out", size_bytes=size, guess_ms=guess_s * 1e3)
             return
-        tell("size", size_bytes=size)
-        done.append((size, _best(plan, members, size, left_s, tell)))
+        report("size", size_bytes=size)
+        done.append((size, _best(plan, members, size, left_s, report)))
         yield done[-1]
 
 
@@ -143,7 +143,9 @@ def _guess(done: list[tuple[int, float]], size: int) -> float:
     return last_s + max(0.0, last_s - first_s) * (size - last) / (last - first)
 
 
-def _best(plan: Plan, members: _Members, size: int, left_s: float, tell: Tell) -> float:
+def _best(
+    plan: CollectivePlan, members: _Members, size: int, left_s: float, report: Report
+) -> float:
     mine = members.filled(size, _weight(plan.rank))
     wanted = members.filled(size, sum(_weight(rank) for rank in range(len(plan.nodes))))
     best_s, num_wrong, waited_s = float("inf"), 0, 0.0
@@ -159,14 +161,14 @@ def _best(plan: Plan, members: _Members, size: int, left_s: float, tell: Tell) -
         num_wrong += int((tensor != wanted).sum().item())
         if latest_s > _LONG_S or latest_s * (turn + 2) > left_s:
             break
-    tell(
+    report(
         "size", size_bytes=size, elapsed_ms=best_s * 1e3, num_wrong=num_wrong,
         delay_before_ms=waited_s * 1e3,
     )  # fmt: skip
     return best_s
 
 
-def _halve(plan: Plan, members: _Members, done: dict[int, float], tell: Tell) -> None:
+def _halve(plan: CollectivePlan, members: _Members, done: dict[int, float], report: Report) -> None:
     """Look for the slow member with the largest size that is quick enough."""
     large = sorted(done)[1:]  # the smallest shows latency only
     if not large:
@@ -190,7 +192,7 @@ def _halve(plan: Plan, members: _Members, done: dict[int, float], tell: Tell) ->
             elapsed_s = time.monotonic() - started if plan.rank in group else 0.0
             latest_s = members.latest(elapsed_s)
             best_s = min(best_s, latest_s) if turn else best_s  # the first one connects
-        tell("half", nodes=_named(plan, group), size_bytes=size, elapsed_ms=best_s * 1e3)
+        report("half", nodes=_named(plan, group), size_bytes=size, elapsed_ms=best_s * 1e3)
         return best_s
 
     with contextlib.suppress(_OverTime):
@@ -198,8 +200,8 @@ def _halve(plan: Plan, members: _Members, done: dict[int, float], tell: Tell) ->
 
 
 class _OverTime(Exception):
-    """Halving has used its time: what was measured until then is kept. All leave it together."""
+    """Halving has used its time: what was measured until then counts. All leave it together."""
 
 
-def _named(plan: Plan, group: Sequence[int]) -> list[str]:
+def _named(plan: CollectivePlan, group: Sequence[int]) -> list[str]:
     return [plan.nodes[rank] for rank in group]

@@ -14,7 +14,7 @@ async def in_thread(call: Callable[[], T], limit_s: float) -> T:
     """Run `call` in a thread of its own and return its result.
 
     Raises TimeoutError when it does not end; the thread is left behind, and as a daemon it holds
-    nobody up. `asyncio.to_thread` would be waited for at exit.
+    no other up. `asyncio.to_thread` would be waited for at exit.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

@@ -1,6 +1,6 @@
 """Who takes part, and which of them is this machine: from options, schedulers, the environment.
 
-Where nobody names the nodes (plain torchrun, mpirun) only the address of node 0 and the own rank
+Where the nodes are not named (plain torchrun, mpirun) only the address of node 0 and the own rank
 are known: then `nodes` is empty, everyone meets at `master_addr`, and `expected` fills the places
 with names as the reports arrive.
 """
@@ -40,10 +40,10 @@ class Asked:
 class Discovery:
     """Who takes part, and how that is known."""
 
-    nodes: tuple[str, ...] = ()  # all, node 0 first; empty: nobody named them
+    nodes: tuple[str, ...] = ()  # all, node 0 first; empty: they were not named
     me: str = ""
-    node_rank: int = -1  # -1: nobody said
-    num_nodes: int = 0  # 0: nobody said
+    node_rank: int = -1  # -1: not known
+    num_nodes: int = 0  # 0: not known
     master_addr: str = ""
     master_port: int = PORT
     how: str = ""  # "--nodes", "SLURM_STEP_NODELIST", "MASTER_ADDR and NODE_RANK"
@@ -78,7 +78,7 @@ def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
 
 
 def expected(found: Discovery, node_ranks: Mapping[str, int]) -> tuple[str, ...]:
-    """Return all names, node 0 first; "node-rank-2" where nobody of that rank has reported.
+    """Return all names, node 0 first; "node-rank-2" where no node of that rank has reported.
 
     `node_ranks` are those of the reports, by name. Two that claim one rank are both listed, and
     those without one (c10d gives them out at the start) take the free places after node 0.
@@ -199,7 +199,7 @@ def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Di
     if num_nodes == 1 or (num_nodes == 0 and is_local):
         return Discovery(
             nodes=(me,), me=me, node_rank=0, num_nodes=1, master_addr=master or "localhost",
-            master_port=port, how="nobody named another node",
+            master_port=port, how="no other node was named",
         )  # fmt: skip
     if rank < 0 and launch.rank is not None and num_nodes == launch.world_size:
         rank = launch.rank
@@ -212,7 +212,7 @@ def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Di
     elif rank < 0 and (is_local or _is_mine(system, master)):
         rank = 0  # c10d gives ranks out at the start; node 0 is the one with the endpoint
     if not num_nodes and launch.world_size:
-        errors.append(f"how many nodes have the {launch.world_size} ranks nobody says: set "
+        errors.append(f"it is not known how many nodes have the {launch.world_size} ranks: set "
                       "LOCAL_WORLD_SIZE, or give --nodes a,b,...")  # fmt: skip
     elif not num_nodes:
         errors.append("the number of nodes is not known: give --nodes a,b,..., or set NNODES")
@@ -223,7 +223,7 @@ def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Di
 
 
 def _num_nodes(launch: LaunchFacts) -> int:
-    """Return how many nodes there are; 0: nobody said."""
+    """Return how many nodes there are; 0: not known."""
     if launch.num_nodes:
         return launch.num_nodes
     if launch.world_size and launch.nproc_per_node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.preflight.exchange.base import CarrierError
-from rankscope.preflight.exchange.outbound import Answer, Outbound
-from rankscope.preflight.model import NodeReport, Verdict, encode
+from rankscope.address import AddressError
+from rankscope.http import Client, HttpAnswer, HttpError
+from rankscope.preflight.exchange.carrier import CarrierError
+from rankscope.preflight.model import LaunchVerdict, NodeReport, encode
 
 RUNS = "/api/v1/preflight/runs"
 OWN_TOKEN = "pf-"  # begins the token of one preflight, which came with its id
+MAX_ANSWER_BYTES = 256 << 20  # all reports of 1,000 nodes
 MAX_VERDICT_WAIT_S = 20.0  # of one request: proxies often end a silent one after 30 s
 T = TypeVar("T")
 
@@ -31,14 +33,14 @@ class _Delta(msgspec.Struct, frozen=True):
     reports: list[NodeReport]
 
 
-class _Judged(msgspec.Struct, frozen=True):
+class _Settled(msgspec.Struct, frozen=True):
     is_settled: bool
-    verdict: Verdict | None
+    verdict: LaunchVerdict | None
 
 
 # Made at import: two threads that are the first to use a type crash msgspec.
 _DELTAS = msgspec.json.Decoder(_Delta)
-_VERDICTS = msgspec.json.Decoder(_Judged)
+_VERDICTS = msgspec.json.Decoder(_Settled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +50,14 @@ class Meeting:
     run: str  # all nodes that give the same meet; or the id of a preflight that was made before
     node: str
     node_rank: int = -1
-    num_nodes: int = 0  # 0: nobody said
+    num_nodes: int = 0  # 0: not known
     nodes: Sequence[str] = ()
     hello_token: str = ""  # of the listener on this node: with it the server can dial back
     training_run: str = ""  # the run that this preflight precedes
 
 
-class HttpBoard:
-    """A board on a server. Above 64 nodes it brings others without facts: the server judges."""
+class ServerCarrier:
+    """Reports by way of a server. Above 64 nodes without facts: the server evaluates."""
 
     name: ClassVar[str] = "server"
 
@@ -63,25 +65,22 @@ class HttpBoard:
         self, server: str, meeting: Meeting, token: str = "",
         environ: Mapping[str, str] = os.environ,
     ) -> None:  # fmt: skip
-        try:
-            self._outbound = Outbound(server, environ)
-        except ValueError as error:
-            raise CarrierError(f"--server: {error}") from error
-        self.server = server.rstrip("/")
+        self._client = _client(server, environ)
+        self.server = self._client.address.url
         self._meeting = meeting
         self._asked_token = token  # of the server, or of one preflight
         self._token = self._id = ""
         self._number = 0  # of the newest report that we have
         self._sent = -1
         self._next_s = 0.0
-        self.is_judge = False  # whether the verdict must come from the server
+        self.is_evaluator = False  # whether the verdict must come from the server
         # One thread: a connection is used by one request at a time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="preflight-server")
 
     @property
-    def way(self) -> str:
-        """Return the server, the proxy on the way to it, and the preflight there."""
-        return f"{self._outbound.way}, preflight {self._id}" if self._id else self._outbound.way
+    def route(self) -> str:
+        """Return the server, the proxy before it, and the preflight there."""
+        return f"{self._client.route}, preflight {self._id}" if self._id else self._client.route
 
     @property
     def id(self) -> str:
@@ -95,24 +94,23 @@ class HttpBoard:
             return []
         return await self._work(lambda: self._exchange(mine))
 
-    async def verdict(self, limit_s: float) -> Verdict | None:
+    async def verdict(self, limit_s: float) -> LaunchVerdict | None:
         """Return the server's verdict, after all have ended or `limit_s`. Raises CarrierError."""
         return await self._work(lambda: self._verdict(time.monotonic() + limit_s))
 
     async def close(self) -> None:
         """Close the connection; a request that still waits ends with it."""
-        self._outbound.close()
+        self._client.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self, call: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except (OSError, http.client.HTTPException, EOFError) as error:
-            text = str(error) or type(error).__name__
-            raise CarrierError(f"{self._outbound.way}: {text}") from error
+        except HttpError as error:
+            raise CarrierError(f"{self._client.route}: {error}") from error
         except msgspec.MsgspecError as error:
             raise CarrierError(
-                f"{self._outbound.way}: no rankscope server of this version: {error}"
+                f"{self._client.route}: no rankscope server of this version: {error}"
             ) from error
 
     def _exchange(self, mine: NodeReport) -> list[NodeReport]:
@@ -125,7 +123,7 @@ class HttpBoard:
             answer = self._ask("POST", f"{path}/{quote(mine.node)}{since}", encode(mine))
             self._sent = mine.version
         delta = _DELTAS.decode(answer.body)
-        self._number, self.is_judge = delta.number, delta.is_brief
+        self._number, self.is_evaluator = delta.number, delta.is_brief
         self._next_s = time.monotonic() + delta.pause_ms / 1e3
         return [
             report
@@ -141,10 +139,10 @@ class HttpBoard:
                 "key": meeting.run, "num_nodes": meeting.num_nodes, "nodes": list(meeting.nodes),
                 "run_id": meeting.training_run,
             }  # fmt: skip
-            made = self._ask("POST", "", msgspec.json.encode(wanted)).json()
+            made = self._ask("POST", "", msgspec.json.encode(wanted)).fields
             id, self._token = str(made.get("id", "")), str(made.get("token", ""))
             if not id or not self._token:
-                raise CarrierError(f"{self._outbound.way}: no rankscope server answers there")
+                raise CarrierError(f"{self._client.route}: no rankscope server answers there")
         joined = {
             "node": mine.node, "node_rank": meeting.node_rank, "addresses": list(mine.addresses),
             "hello_token": meeting.hello_token,
@@ -152,48 +150,68 @@ class HttpBoard:
         self._ask("POST", f"/{id}/join", msgspec.json.encode(joined))
         self._id, self._number, self._sent = id, 0, -1
 
-    def _verdict(self, end_s: float) -> Verdict | None:
-        judged = None
-        while self._id and (judged is None or not judged.is_settled):
+    def _verdict(self, end_s: float) -> LaunchVerdict | None:
+        settled = None
+        while self._id and (settled is None or not settled.is_settled):
             wait_s = min(MAX_VERDICT_WAIT_S, end_s - time.monotonic())
-            if wait_s <= 0 and judged is not None:
+            if wait_s <= 0 and settled is not None:
                 break
             path = f"/{self._id}/verdict?wait={max(0.0, wait_s):.1f}"
             answer = self._ask("GET", path, timeout_s=max(0.0, wait_s) + 15.0)
-            judged = _VERDICTS.decode(answer.body)
-        return judged.verdict if judged is not None else None
+            settled = _VERDICTS.decode(answer.body)
+        return settled.verdict if settled is not None else None
 
     def _ask(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float = 0.0
-    ) -> Answer:
-        answer = self._outbound.request(method, RUNS + path, body, self._token, timeout_s)
+    ) -> HttpAnswer:
+        answer = self._client.request(
+            method, RUNS + path, body, _headers(body), token=self._token, timeout_seconds=timeout_s
+        )
         if answer.status == 200:
             return answer
         if answer.status in (404, 409, 410):
             self._id = ""  # the server has forgotten us: join anew
-        raise CarrierError(f"{self._outbound.way}: {answer.why()}")
+        raise CarrierError(f"{self._client.route}: {answer.why()}")
 
 
 def upload(
-    server: str, id: str, verdict: Verdict, reports: Sequence[NodeReport], training_run: str = "",
-    token: str = "", environ: Mapping[str, str] = os.environ,
-) -> str:  # fmt: skip
+    server: str,
+    id: str,
+    verdict: LaunchVerdict,
+    reports: Sequence[NodeReport],
+    training_run: str = "",
+    token: str = "",
+    environ: Mapping[str, str] = os.environ,
+) -> str:
     """Keep a preflight that was coordinated otherwise on a server; return where it is.
 
     Raises CarrierError.
     """
-    try:
-        outbound = Outbound(server, environ, timeout_s=15.0)
-    except ValueError as error:
-        raise CarrierError(f"--server: {error}") from error
+    client = _client(server, environ)
     body = {"verdict": verdict, "reports": list(reports), "run_id": training_run}
     path = f"{RUNS}/{quote(id)}"
     try:
-        answer = outbound.request("PUT", path, msgspec.json.encode(body), token)
-    except (OSError, http.client.HTTPException) as error:
-        raise CarrierError(f"{outbound.way}: {error}") from error
-    finally:
-        outbound.close()
+        with contextlib.closing(client):
+            data = msgspec.json.encode(body)
+            answer = client.request(
+                "PUT", path, data, _headers(data), token=token, timeout_seconds=15.0
+            )
+    except HttpError as error:
+        raise CarrierError(f"{client.route}: {error}") from error
     if answer.status != 200:
-        raise CarrierError(f"{outbound.way}: {answer.why()}")
-    return f"{server.rstrip('/')}{path}/verdict"
+        raise CarrierError(f"{client.route}: {answer.why()}")
+    return f"{client.address.url}{path}/verdict"
+
+
+def _client(server: str, environ: Mapping[str, str]) -> Client:
+    try:
+        return Client(
+            server, max_answer_bytes=MAX_ANSWER_BYTES, program="rankscope-preflight",
+            environ=environ,
+        )  # fmt: skip
+    except AddressError as error:
+        raise CarrierError(str(error)) from error
+
+
+def _headers(body: bytes | None) -> dict[str, str]:
+    return {} if body is None else {"Content-Type": "application/json"}

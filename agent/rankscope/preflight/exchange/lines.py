@@ -9,14 +9,14 @@ from typing import BinaryIO, ClassVar
 
 import msgspec
 
-from rankscope.preflight.exchange.base import CarrierError
 from rankscope.preflight.exchange.blocking import in_thread
+from rankscope.preflight.exchange.carrier import CarrierError
 from rankscope.preflight.model import NodeReport, decode_report, encode
 
 WRITE_LIMIT_S = 3.0
 
 
-class LineBoard:
+class LineCarrier:
     """The agent's end of a pipe: writes each new report of ours, reads those of the others."""
 
     name: ClassVar[str] = "lines"

@@ -11,20 +11,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.preflight.exchange.base import CarrierError
 from rankscope.preflight.exchange.blocking import in_thread
+from rankscope.preflight.exchange.carrier import CarrierError
 from rankscope.preflight.model import NodeReport, decode_report, encode
 
-LIMIT_S = 3.0  # of one exchange: a hung network disk is told, and tried again
+LIMIT_S = 3.0  # of one exchange: a hung network disk is reported, and tried again
 TOUCH_S = 5.0  # an agent that lives writes its file at least so often
-# A file that nobody wrote for so long is from an earlier preflight: an agent that lives is twelve
+# A file not written for so long is from an earlier preflight: an agent that lives is twelve
 # times as quick, and the caches of NFS hide a change for up to 30 s (nfs(5), acdirmin).
 STALE_S = 60.0
 _MAX_REPORT_BYTES = 64 * 2**20  # 1,000 nodes: 24 kB
 _OVER = ".left"  # a mark beside a report: its node has read all that it wanted
 
 
-class ShareBoard:
+class ShareCarrier:
     """A directory; ages are those of the file server, so that no clock has to agree."""
 
     name: ClassVar[str] = "share"
@@ -35,7 +35,7 @@ class ShareBoard:
         self._written: tuple[int, float] = (-1, 0.0)  # version, time of the file server
         self._read: dict[str, tuple[tuple[int, int, int], NodeReport]] = {}  # by file
         self._old: set[tuple[str, float]] = set()  # (node, started) of an earlier preflight
-        self._own = ""
+        self._own, self._inode = "", 0  # of our file
         self._is_first = True
 
     async def exchange(self, mine: NodeReport, have: Mapping[str, int]) -> list[NodeReport]:
@@ -57,8 +57,9 @@ class ShareBoard:
             raise CarrierError(f"{self._shown}: {error.strerror or error}") from error
 
     def _exchange(self, mine: NodeReport, have: Mapping[str, int]) -> list[NodeReport]:
+        namesake = self._namesake(mine)
         now = self._write(mine)
-        reports = []
+        reports = [namesake] if namesake is not None else []
         for path in sorted(self._directory.glob("*.json")):
             if path.name == self._own:
                 continue
@@ -68,6 +69,19 @@ class ShareBoard:
                     reports.append(report)
         self._is_first = False
         return reports
+
+    def _namesake(self, mine: NodeReport) -> NodeReport | None:
+        """Return the report of another agent of our name, which has replaced our file."""
+        path = self._directory / self._own
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        if self._is_first or stat.st_ino == self._inode:
+            return None
+        report = _decoded(path, stat.st_size)
+        is_other = report is not None and report.started_unix_s != mine.started_unix_s
+        return report if is_other else None
 
     def _write(self, mine: NodeReport) -> float:
         """Replace our file if it is due; return the file server's time."""
@@ -84,7 +98,7 @@ class ShareBoard:
         probe.write_bytes(encode(mine))
         (self._directory / f"{self._own}{_OVER}").unlink(missing_ok=True)
         probe.replace(path)
-        self._written = (mine.version, now)
+        self._written, self._inode = (mine.version, now), path.stat().st_ino
         return now
 
     def _news(self, path: Path, now: float) -> NodeReport | None:

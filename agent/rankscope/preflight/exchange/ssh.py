@@ -1,6 +1,6 @@
 """Starts the other agents over ssh and carries reports between all of them.
 
-Each agent writes its reports to stdout and reads the others' from stdin (`LineBoard`), so nodes
+Each agent writes its reports to stdout and reads the others' from stdin (`LineCarrier`), so nodes
 that cannot reach each other at all still come to one verdict. ssh itself is tried by this, too.
 """
 
@@ -17,20 +17,20 @@ from typing import ClassVar
 
 import msgspec
 
-from rankscope.preflight.exchange.base import CarrierError
+from rankscope.preflight.exchange.carrier import CarrierError
 from rankscope.preflight.model import NodeReport, decode_report, encode
 
-# BatchMode: a question for a password would wait for ever where nobody sees it.
+# BatchMode: a question for a password would wait for ever where it is not seen.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR")
 AGENT = (sys.executable, "-m", "rankscope", "preflight", "--lines")
 SETTLE_S = 15.0  # by then an agent has spoken, or ssh has failed: 5 s to connect, then Python
 LEAVE_S = 2.0  # for agents to end by themselves, once their stdin is closed
 _MAX_LINE_BYTES = 64 * 2**20
-_MAX_TOLD = 6
+_MAX_SHOWN = 6
 _FORWARDED = ("PYTHONPATH",)  # where this very program may come from
 
 
-class SshBoard:
+class SshCarrier:
     """One ssh session for each other node, and a relay between them."""
 
     name: ClassVar[str] = "ssh"
@@ -47,7 +47,7 @@ class SshBoard:
     ) -> None:
         """Start agents on `nodes`, with `options` of the command line and `--node NODE`.
 
-        `token` is RANKSCOPE_PREFLIGHT_TOKEN: it goes through stdin, where no `ps` shows it.
+        `token` is RANKSCOPE_PREFLIGHT_TOKEN: it is sent through stdin, where no `ps` shows it.
         """
         self._nodes, self._options, self._token = tuple(nodes), tuple(options), token
         self._ssh, self._agent = tuple(ssh), tuple(agent)
@@ -58,7 +58,7 @@ class SshBoard:
         self._sent: dict[str, dict[str, int]] = {node: {} for node in nodes}  # versions, by node
         self._errors: dict[str, deque[str]] = {node: deque(maxlen=5) for node in nodes}
         self._started = 0.0
-        self._has_told = False
+        self._has_reported = False
         self.failures: dict[str, str] = {}  # by node: why there is no session any more
 
     async def exchange(self, mine: NodeReport, have: Mapping[str, int]) -> list[NodeReport]:
@@ -68,9 +68,9 @@ class SshBoard:
         await self._relay(mine)
         waited_s = asyncio.get_running_loop().time() - self._started
         is_settled = all(n in self._reports or n in self.failures for n in self._nodes)
-        if self.failures and not self._has_told and (is_settled or waited_s > SETTLE_S):
-            self._has_told = True
-            raise CarrierError(self._told())
+        if self.failures and not self._has_reported and (is_settled or waited_s > SETTLE_S):
+            self._has_reported = True
+            raise CarrierError(self._failed())
         return [r for r in self._reports.values() if r.version > have.get(r.node, -1)]
 
     async def close(self) -> None:
@@ -90,17 +90,17 @@ class SshBoard:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def gather(self, wait_s: float, limit_s: float) -> dict[str, NodeReport]:
+    async def collect(self, wait_s: float, limit_s: float) -> dict[str, NodeReport]:
         """Relay until all are done, for one who is no node himself; return the reports.
 
         `wait_s` is for the first report of each, `limit_s` for the rest.
         """
         loop = asyncio.get_running_loop()
-        nobody = NodeReport(node="")
+        none = NodeReport(node="")
         started = loop.time()
         while True:
             with contextlib.suppress(CarrierError):
-                await self.exchange(nobody, {})
+                await self.exchange(none, {})
             running = [n for n in self._nodes if n not in self.failures and not self._is_done(n)]
             silent = [n for n in running if n not in self._reports]
             elapsed_s = loop.time() - started
@@ -121,7 +121,7 @@ class SshBoard:
     async def _open(self, node: str) -> None:
         try:
             session = await asyncio.create_subprocess_exec(
-                *self._ssh, node, self._command(node),
+                *self._ssh, "--", node, self._command(node),  # a name is no option of ssh
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE, limit=_MAX_LINE_BYTES, start_new_session=True,
             )  # fmt: skip
@@ -147,7 +147,7 @@ class SshBoard:
         return f"exec sh -c {shlex.quote(script)}"
 
     async def _relay(self, mine: NodeReport) -> None:
-        """Give every agent what it lacks; one that does not read holds nobody up."""
+        """Give every agent what it lacks; one that does not read holds no other up."""
         everything = [*self._reports.values(), *([mine] if mine.node else [])]
         for node, session in self._sessions.items():
             if node in self.failures or session.stdin is None or session.stdin.is_closing():
@@ -183,7 +183,7 @@ class SshBoard:
             if text := line.decode(errors="replace").strip():
                 self._errors[node].append(text[:200])
 
-    def _told(self) -> str:
+    def _failed(self) -> str:
         parts = [f"{node}: {why}" for node, why in sorted(self.failures.items())]
-        more = f"; and {len(parts) - _MAX_TOLD} more" if len(parts) > _MAX_TOLD else ""
-        return f"ssh failed to {'; to '.join(parts[:_MAX_TOLD])}{more}"
+        more = f"; and {len(parts) - _MAX_SHOWN} more" if len(parts) > _MAX_SHOWN else ""
+        return f"ssh failed to {'; to '.join(parts[:_MAX_SHOWN])}{more}"

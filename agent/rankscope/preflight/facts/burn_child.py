@@ -46,7 +46,7 @@ def load(torch: Any, index: int) -> dict[str, Any]:
 
 
 def copy(torch: Any, device: Any) -> dict[str, Any]:
-    """Return how fast pinned memory goes to the GPU."""
+    """Return how fast pinned memory is copied to the GPU."""
     host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
     target.copy_(host, non_blocking=True)

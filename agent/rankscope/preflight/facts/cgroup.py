@@ -12,7 +12,7 @@ _NO_LIMIT = 1 << 60  # version 1 says "none" with the largest multiple of a page
 
 
 class CgroupFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tightest limit on the way up. None: no limit, or not told."""
+    """The tightest limit on the way up. None: no limit, or not known."""
 
     version: int = 0  # 1 or 2, of the memory controller; 0: no control groups
     memory_limit_bytes: int | None = None
@@ -50,7 +50,7 @@ def _memory(system: System, paths: dict[str, str]) -> tuple[int | None, int | No
         used = _first(system, folder, "memory.current", "memory.usage_in_bytes")
         if limit is None or used is None or limit >= _NO_LIMIT:
             continue
-        # file pages that nobody used lately are given back before anything is killed
+        # file pages that were not used lately are given back before anything is killed
         stat = dict(
             line.split()[:2]
             for line in (system.read(f"{folder}/memory.stat") or "").splitlines()

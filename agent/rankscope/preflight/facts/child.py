@@ -1,4 +1,4 @@
-"""Asks a child process what may hang in the kernel, and tells a hang from a busy machine.
+"""Asks a child process what may hang in the kernel, and distinguishes a hang from a busy machine.
 
 A child's first line is STARTED, written just before it touches what may hang. Without that line
 it never came so far: that says nothing about the disk or the driver.
@@ -17,23 +17,23 @@ class Hung(Exception):
     """The child started, and did not answer: each time that it was asked."""
 
 
-class Untold(Exception):
+class NotKnown(Exception):
     """The child did not come so far, or broke: nothing is known."""
 
 
 def ask(system: System, argv: Sequence[str], limit_s: float, times: int = 2) -> str:
-    """Return what the child prints. Raises Hung, or Untold, with the reason."""
+    """Return what the child prints. Raises Hung, or NotKnown, with the reason."""
     for _ in range(times):
         done = system.run(argv, limit_s)
         first, _, rest = done.out.partition("\n")
         if done.code is None and first != STARTED:
-            raise Untold(done.err if not done.out else f"it printed {first[:60]!r}")
+            raise NotKnown(done.err if not done.out else f"it printed {first[:60]!r}")
         if done.code is not None:
             break
     else:
         raise Hung(f"no answer in {limit_s:g} s")
     if first != STARTED or not rest:
-        raise Untold(_why(done))
+        raise NotKnown(_why(done))
     return rest
 
 

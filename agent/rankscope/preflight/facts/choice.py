@@ -10,19 +10,26 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from rankscope.preflight.facts.interfaces import Choice
-from rankscope.preflight.facts.links import Link
+import msgspec
 
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
+from rankscope.preflight.links import Link
+from rankscope.preflight.system import System
 
 _MAX_NCCL_INTERFACES = 16  # MAX_IFS
 NCCL_CONF_FILES = (
     "/etc/nccl.conf",
     "~/.nccl.conf",
 )  # the later one wins, the environment over both
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The interface that a library takes, and by which of its rules."""
+
+    interface: str = ""
+    address: str = ""  # which it advertises
+    how: str = ""  # "GLOO_SOCKET_IFNAME=eth0", "the host name node1 resolves to it"
+    problem: str = ""  # why it cannot be used: "no interface is named eth9"
 
 
 def gloo(system: System, links: Sequence[Link]) -> tuple[Choice, ...]:

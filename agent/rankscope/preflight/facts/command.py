@@ -68,7 +68,7 @@ def _options(argv: Sequence[str], environ: Mapping[str, str]) -> Torchrun:
         name, sign, value = word.partition("=")
         known = _SHORT.get(name) or _full_name(name)
         if known is None:
-            continue  # of another version of torch; torchrun itself will tell
+            continue  # of another version of torch; torchrun itself will say
         if known in _SWITCHES:
             options[known] = "1"
         else:

@@ -1,4 +1,4 @@
-"""What one node measured towards one peer. Filled by `probe/`, judged by `checks/`."""
+"""What one node measured towards one peer. Filled by `probe/`, evaluated by `checks/`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from rankscope.preflight.facts.names import Resolved
+from rankscope.preflight.system import Resolved
 
 DialClass = Literal[
     "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
@@ -76,7 +76,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A connection on which nobody spoke for a while, and then one did."""
+    """A connection that was silent for a while, and was used then."""
 
     silent_s: float
     error: str = ""  # "no answer in 3 s", "ECONNRESET"; empty: it still carried

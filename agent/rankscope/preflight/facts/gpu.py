@@ -1,4 +1,4 @@
-"""GPUs as NVML and the kernel tell them. NVML is asked in a child: `gpu_child.py`."""
+"""GPUs as NVML and the kernel show them. NVML is asked in a child: `gpu_child.py`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,52 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankscope.preflight.facts import child, gpu_child
-from rankscope.preflight.facts.gpu_burn import Burn, burn
+from rankscope.preflight.facts import burn_child, child, gpu_child
 from rankscope.preflight.facts.gpu_host import GpuHostFacts
 from rankscope.preflight.facts.gpu_host import collect as collect_host
 from rankscope.preflight.system import System
 
+BURN_LIMIT_S = 30.0  # torch 4 s, a context on each of 8 GPUs 0.5 s, warm-up and 0.5 s of work each
+
+
+class Burn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one GPU did under load. 0 and None: not known."""
+
+    index: int  # as CUDA counts
+    uuid: str = ""
+    bf16_tflops: float = 0.0
+    is_correct: bool = True  # the same product twice
+    copy_gb_per_s: float = 0.0  # from pinned memory of the host
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    clock_reasons: int | None = None
+    error: str = ""
+
+
+# Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
+_BURNS = msgspec.json.Decoder(Burn)
+
+
+def burn(system: System, num_gpus: int) -> tuple[tuple[Burn, ...], str]:
+    """Return what each GPU did, or why nothing was measured."""
+    argv = [sys.executable, "-P", str(Path(burn_child.__file__)), str(num_gpus)]
+    done = system.run(argv, BURN_LIMIT_S)
+    rows = []
+    for line in done.out.splitlines():
+        try:
+            rows.append(_BURNS.decode(line))
+        except msgspec.MsgspecError:
+            continue  # torch itself may print
+    problem = ""
+    if done.code is None:
+        problem = f"the load on the GPUs did not end in {BURN_LIMIT_S:g} s"
+    elif done.code != 0 or not rows:
+        problem = (done.err.strip().splitlines() or [f"exit code {done.code}"])[-1]
+    return tuple(rows), problem
+
+
 if TYPE_CHECKING:
-    from rankscope.preflight.model import Options
+    from rankscope.preflight.options import Options
 
 NVML_LIMIT_S = 5.0  # eight GPUs answer in 0.2 s, 2 s without the persistence daemon
 
@@ -24,7 +62,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process with memory on a GPU. An empty name: in another container, or of another user."""
 
     pid: int
-    used_bytes: int = -1  # -1: not told
+    used_bytes: int = -1  # -1: not known
     name: str = ""
 
 
@@ -37,7 +75,7 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuPair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What lies between two GPUs of the node."""
+    """What is between two GPUs of the node."""
 
     first: int
     second: int
@@ -76,7 +114,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     compute_mode: str = ""
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_generation: int | None = None  # at rest links step down: only `Burn` judges it
+    pcie_generation: int | None = None  # at rest links step down: only `Burn` measures it
     pcie_generation_max: int | None = None
     pcie_replays: int | None = None
     links: tuple[NvLink, ...] = ()
@@ -114,7 +152,7 @@ _FACTS = msgspec.json.Decoder(GpuFacts)
 def collect(system: System, options: Options) -> GpuFacts:
     """Ask NVML and the kernel; with --deep also load every GPU for half a second.
 
-    Raises `child.Untold` where the child that asks did not come so far.
+    Raises `child.NotKnown` where the child that asks did not come so far.
     """
     argv = [sys.executable, "-P", str(Path(gpu_child.__file__))]
     try:

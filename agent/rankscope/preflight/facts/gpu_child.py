@@ -220,7 +220,7 @@ def _fabric(reader: Reader) -> dict[str, Any]:
 
 
 def _pairs(nvml: Any, readers: list[Reader]) -> list[dict[str, Any]]:
-    """Return what lies between each two GPUs, and whether they may read from each other."""
+    """Return what is between each two GPUs, and whether they may read from each other."""
     pairs = []
     for i, one in enumerate(readers):
         for j in range(i + 1, len(readers)):
@@ -253,7 +253,7 @@ def _text(value: Any) -> str:
 
 def main() -> None:
     """Print the facts, of a recording if the environment names one."""
-    faulthandler.enable()  # a library of the driver may crash: then its caller is told
+    faulthandler.enable()  # a library of the driver may crash: then its caller gets the reason
     recording = os.environ.get(VARIABLE, "")
     sys.stdout.write("started\n")
     sys.stdout.flush()

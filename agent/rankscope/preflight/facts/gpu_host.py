@@ -23,7 +23,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHostFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """GPUs beside NVML. None: not told."""
+    """GPUs beside NVML. None: not known."""
 
     num_on_bus: int = 0  # NVIDIA display and compute devices
     has_kernel_driver: bool = False

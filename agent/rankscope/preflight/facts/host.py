@@ -7,12 +7,10 @@ import math
 import os
 import pwd
 import sys
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
+from rankscope.preflight.system import System
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,7 +99,7 @@ def _container(system: System) -> str:
 
 
 def _is_host_network(system: System) -> bool | None:
-    """Judge by the hardware: a container's own network has no device, but one end of a pair."""
+    """Evaluate by the hardware: a container's own network has no device, but one end of a pair."""
     names = [n for n in system.names("/sys/class/net") if n not in ("lo", "bonding_masters")]
     if any(system.names(f"/sys/class/net/{name}/device") for name in names):
         return True
@@ -114,7 +112,7 @@ def _is_host_network(system: System) -> bool | None:
     return None
 
 
-_STA_UNSYNC = 0x0040  # linux/timex.h: the kernel's clock is not disciplined by anybody
+_STA_UNSYNC = 0x0040  # linux/timex.h: the kernel's clock is not disciplined
 _TIMEX_BYTES = 512  # struct timex has 208 on 64-bit Linux; asked with modes = 0 it only reads
 _STATUS_OFFSET = 5 * ctypes.sizeof(ctypes.c_long)  # behind modes, offset, freq and two errors
 

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rankscope.preflight.facts import choice
+from rankscope.preflight.facts.choice import Choice
+
 if TYPE_CHECKING:
-    from rankscope.preflight.facts.links import Link
+    from rankscope.preflight.links import Link
     from rankscope.preflight.system import System
 
 
@@ -27,17 +30,8 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     carrier_changes: int = -1
     num_errors: int = 0  # rx + tx errors since boot
     num_drops: int = 0
-    num_packets: int = 0  # rx + tx since boot: what the errors are held against
+    num_packets: int = 0  # rx + tx since boot: what the errors are compared with
     rp_filter: int = -1  # the effective one: max of all and its own
-
-
-class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The interface that a library takes, and by which of its rules."""
-
-    interface: str = ""
-    address: str = ""  # which it tells the others
-    how: str = ""  # "GLOO_SOCKET_IFNAME=eth0", "the host name node1 resolves to it"
-    problem: str = ""  # why it cannot be used: "no interface is named eth9"
 
 
 class InterfaceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,8 +61,6 @@ def kind_of(name: str) -> str:
 
 def collect(system: System) -> InterfaceFacts:
     """Read all interfaces and work out which of them gloo and NCCL will take."""
-    from rankscope.preflight.facts import choice
-
     links = system.links()
     # /sys may be of another network namespace: then it shows other interfaces
     in_sysfs = set(system.names("/sys/class/net"))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from rankscope.preflight.facts.command import Torchrun, find_torchrun
+from rankscope.preflight.system import System
 from rankscope.wire.assigned_secrets import HIDDEN
 from rankscope.wire.redaction import cut, redact
 from rankscope.wire.secret_names import holds_secret
-
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
 
 Launcher = Literal["torchrun", "slurm", "mpi", "kubernetes", "env", "hand"]
 Mode = Literal["static", "c10d", "env"]  # how the job will meet: it decides what a fault does
@@ -30,7 +28,7 @@ _MAX_FILE = 4096  # characters of one configuration file that travel
 
 
 class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What this node was told. None and empty: not told."""
+    """What this node knows of the launch. None and empty: not known."""
 
     launcher: Launcher = "hand"
     mode: Mode = "static"
@@ -67,9 +65,9 @@ class _Reader:
     def text(self, field: str, *names: str) -> None:
         """Read a text from the first of the variables that is set."""
         for name in names:
-            self.told_text(field, name, self.environ.get(name, ""))
+            self.given_text(field, name, self.environ.get(name, ""))
 
-    def told_text(self, field: str, name: str, value: str) -> None:
+    def given_text(self, field: str, name: str, value: str) -> None:
         """Read a text that `name` says."""
         if value and field not in self.texts:
             self.texts[field] = value
@@ -79,9 +77,9 @@ class _Reader:
         """Read an integer from the first of the variables that is set."""
         for name in names:
             if name in self.environ:
-                self.told_number(field, name, self.environ[name])
+                self.given_number(field, name, self.environ[name])
 
-    def told_number(self, field: str, name: str, value: str) -> None:
+    def given_number(self, field: str, name: str, value: str) -> None:
         """Read an integer that `name` says; what is none becomes an error."""
         if field in self.numbers:
             return
@@ -94,9 +92,9 @@ class _Reader:
     def endpoint(self, name: str, text: str, default_port: int) -> None:
         """Read host:port, [address]:port, or a host alone."""
         host, port = _split_endpoint(text)
-        self.told_text("master_addr", name, host)
+        self.given_text("master_addr", name, host)
         if port:
-            self.told_number("master_port", name, port)
+            self.given_number("master_port", name, port)
         elif "master_port" not in self.numbers:
             self.numbers["master_port"] = default_port
 
@@ -112,7 +110,7 @@ def collect(system: System, command: Sequence[str] = ()) -> LaunchFacts:
 
 
 def from_command(argv: Sequence[str]) -> LaunchFacts:
-    """Return what a command alone says, whatever stands in the environment."""
+    """Return what a command alone says, whatever the environment holds."""
     return _read({}, find_torchrun(argv, {}))
 
 
@@ -148,7 +146,7 @@ def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
 
 
 def _worker(reader: _Reader) -> tuple[Launcher, Mode]:
-    """Read what torchrun tells each of its ranks (torch/distributed/elastic/agent)."""
+    """Read what torchrun sets for each of its ranks (torch/distributed/elastic/agent)."""
     reader.text("master_addr", "MASTER_ADDR")
     reader.number("master_port", "MASTER_PORT")
     reader.text("rendezvous_id", "TORCHELASTIC_RUN_ID")
@@ -162,7 +160,7 @@ def _worker(reader: _Reader) -> tuple[Launcher, Mode]:
 
 
 def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
-    """Read a command of torchrun; what it does not say stands in PET_*, or has a default."""
+    """Read a command of torchrun; what it does not say is in PET_*, or has a default."""
     environ, options = reader.environ, command.options
 
     def said(option: str) -> tuple[str, str]:
@@ -173,23 +171,23 @@ def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
 
     is_alone = said("standalone")[1] not in ("", "0")
     backend = said("rdzv-backend")[1] or "static"
-    reader.told_text("rendezvous_backend", *said("rdzv-backend"))
+    reader.given_text("rendezvous_backend", *said("rdzv-backend"))
     if "rdzv-id" not in command.unread:
-        reader.told_text("rendezvous_id", *said("rdzv-id"))
+        reader.given_text("rendezvous_id", *said("rdzv-id"))
     if "nnodes" not in command.unread:
         _nodes(reader, *said("nnodes"))
     name, nproc = said("nproc-per-node")
     if nproc not in ("gpu", "cpu", "xpu", "auto") and "nproc-per-node" not in command.unread:
-        reader.told_number("nproc_per_node", name, nproc or "1")
+        reader.given_number("nproc_per_node", name, nproc or "1")
     if is_alone:
         reader.numbers.update(num_nodes=1, node_rank=0)
         reader.numbers.pop("min_nodes", None)
-        reader.told_text("master_addr", "--standalone", "localhost")
+        reader.given_text("master_addr", "--standalone", "localhost")
         return "torchrun", "c10d"
     _endpoint(reader, said, command.unread, is_static=backend == "static")
     name, node_rank = said("node-rank")
     if node_rank and "node-rank" not in command.unread:
-        reader.told_number("node_rank", name, node_rank)
+        reader.given_number("node_rank", name, node_rank)
     elif not node_rank and backend == "static":
         reader.numbers["node_rank"] = 0  # its default
     return _outer(environ) or "torchrun", "static" if backend == "static" else "c10d"
@@ -212,19 +210,19 @@ def _endpoint(
         return
     name, address = said("master-addr")
     if "master-addr" not in unread:
-        reader.told_text("master_addr", name, address)
+        reader.given_text("master_addr", name, address)
         reader.texts.setdefault("master_addr", "127.0.0.1")
     name, port = said("master-port")
     if "master-port" not in unread:
-        reader.told_number("master_port", name, port or str(DEFAULT_PORT))
+        reader.given_number("master_port", name, port or str(DEFAULT_PORT))
 
 
 def _nodes(reader: _Reader, name: str, text: str) -> None:
     """Read --nnodes: a number or MIN:MAX."""
     low, colon, high = text.partition(":")
-    reader.told_number("num_nodes", name, (high if colon else low) or "1")
+    reader.given_number("num_nodes", name, (high if colon else low) or "1")
     if colon and low != high:
-        reader.told_number("min_nodes", name, low)
+        reader.given_number("min_nodes", name, low)
 
 
 def _outer(environ: Mapping[str, str]) -> Launcher | None:
@@ -269,9 +267,9 @@ def _slurm(reader: _Reader) -> None:
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         first = environ.get(name, "").partition("(")[0]  # "2(x3)", "2,1": only where all are equal
         if first.isdigit() and "," not in environ[name]:
-            reader.told_number("nproc_per_node", name, first)
+            reader.given_number("nproc_per_node", name, first)
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        reader.told_text("master_addr", name, first_node(environ.get(name, "")))
+        reader.given_text("master_addr", name, first_node(environ.get(name, "")))
 
 
 def _mpi(reader: _Reader) -> None:

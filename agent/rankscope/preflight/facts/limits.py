@@ -12,7 +12,7 @@ from rankscope.preflight.facts.cgroup import collect as collect_cgroup
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
-    from rankscope.preflight.model import Options
+    from rankscope.preflight.options import Options
 
 UNLIMITED = -1
 _LIMIT_LINE = re.compile(r"^(Max .+?)\s{2,}(\S+)\s+(\S+)", re.MULTILINE)
@@ -21,7 +21,7 @@ _CAP_IPC_LOCK, _CAP_SYS_RESOURCE = 14, 24  # linux/capability.h
 
 
 class LimitFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits of this process. None: not told; -1: unlimited."""
+    """Limits of this process. None: not known; -1: unlimited."""
 
     nofile_soft: int | None = None
     nofile_hard: int | None = None

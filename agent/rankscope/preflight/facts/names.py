@@ -5,25 +5,14 @@ from __future__ import annotations
 import ipaddress
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
+from rankscope.preflight.system import Resolved, System
 
 MAX_ASKED = 8  # peers whose names are asked for, all at once
 REVERSE_LIMIT_S = 1.2  # more than dns.reverse calls slow; with the first answers under 4 s
 _FIRST_LIMIT_MS = 2500.0  # a resolver that took longer need not be asked again
-
-
-class Resolved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to one name, in the order of the resolver."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    error: str = ""  # "EAI_NONAME: Name or service not known", "no answer in 3 s"
-    elapsed_ms: float = 0.0
 
 
 class HostsLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,10 +23,10 @@ class Recording:
     """Stands in for the module pynvml."""
 
     def __init__(self, path: str) -> None:
-        told = json.loads(Path(path).read_text())
-        self._system: dict[str, Any] = told.get("system", {})
+        recorded = json.loads(Path(path).read_text())
+        self._system: dict[str, Any] = recorded.get("system", {})
         self._gpus: list[dict[str, Any]] = []
-        for gpu in told.get("gpus", []):
+        for gpu in recorded.get("gpus", []):
             like = self._gpus[gpu["like"]] if "like" in gpu else {}
             self._gpus.append(like | gpu)
 
@@ -50,11 +50,11 @@ class Recording:
 
     def nvmlDeviceGetFieldValues(self, handle: int, numbers: list[int]) -> list[SimpleNamespace]:
         """Return what is recorded by number of the field."""
-        told = self._gpus[handle].get("nvmlDeviceGetFieldValues", {})
+        recorded = self._gpus[handle].get("nvmlDeviceGetFieldValues", {})
         return [
             SimpleNamespace(
-                nvmlReturn=0 if str(number) in told else pynvml.NVML_ERROR_NOT_SUPPORTED,
-                value=SimpleNamespace(uiVal=told.get(str(number), 0)),
+                nvmlReturn=0 if str(number) in recorded else pynvml.NVML_ERROR_NOT_SUPPORTED,
+                value=SimpleNamespace(uiVal=recorded.get(str(number), 0)),
             )
             for number in numbers
         ]
@@ -65,28 +65,28 @@ class Recording:
                 return _value(self._system.get(name, 0))
             if name.startswith("nvmlSystem"):
                 return _value(self._system.get(name, {"error": "NOT_SUPPORTED"}))
-            told = self._gpus[arguments[0]]
+            recorded = self._gpus[arguments[0]]
             if name in _STRUCTURES:
-                return _fill(arguments[1].contents, told.get(name))
+                return _fill(arguments[1].contents, recorded.get(name))
             exact = f"{name}({','.join(map(str, arguments[1:]))})"
-            return _value(told.get(exact, told.get(name, {"error": "NOT_SUPPORTED"})))
+            return _value(recorded.get(exact, recorded.get(name, {"error": "NOT_SUPPORTED"})))
 
         return answer
 
 
-def _fill(structure: Any, told: Any) -> int:
-    for name, value in (told or {"error": "NOT_SUPPORTED"}).items():
+def _fill(structure: Any, recorded: Any) -> int:
+    for name, value in (recorded or {"error": "NOT_SUPPORTED"}).items():
         if name == "error":
-            _value(told)
+            _value(recorded)
         setattr(structure, name, value)
     return 0
 
 
-def _value(told: Any) -> Any:
-    if isinstance(told, list):
-        return [_value(one) for one in told]
-    if not isinstance(told, dict):
-        return told
-    if "error" in told:
-        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{told['error']}"))
-    return SimpleNamespace(**told.get("fields", told))
+def _value(recorded: Any) -> Any:
+    if isinstance(recorded, list):
+        return [_value(one) for one in recorded]
+    if not isinstance(recorded, dict):
+        return recorded
+    if "error" in recorded:
+        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{recorded['error']}"))
+    return SimpleNamespace(**recorded.get("fields", recorded))

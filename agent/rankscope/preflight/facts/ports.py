@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
+from rankscope.preflight.facts import processes
+from rankscope.preflight.facts.processes import Leftover
+from rankscope.preflight.system import System
 
 
 class PortOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,17 +20,6 @@ class PortOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
     age_s: float = 0.0
     is_launcher: bool = False  # the launcher that started this preflight: it will let go, or share
-
-
-class Leftover(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A training process older than this preflight that holds a port or a GPU."""
-
-    pid: int
-    command: str
-    user: str = ""
-    age_s: float = 0.0
-    ports: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
 
 
 class PortFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,8 +38,6 @@ def collect(
     system: System, master_port: int, is_master: bool, since_unix_s: float | None = None
 ) -> PortFacts:
     """Read the port tables. Processes older than `since_unix_s` (now) may be left over."""
-    from rankscope.preflight.facts import processes
-
     low, high = range_of(system) or (0, 0)
     busy = owner_of(system, master_port) if is_master else None
     return PortFacts(
@@ -65,15 +52,13 @@ def collect(
 
 
 def owner_of(system: System, port: int) -> PortOwner | None:
-    """Return who listens on `port` here; pid 0 if this user may not see; None if nobody does."""
-    from rankscope.preflight.facts import processes
-
+    """Return who listens on `port`; pid 0 if this user may not see; None if no process does."""
     sockets = [row for row in processes.listening(system) if row.port == port]
     if not sockets:
         return None
     inodes = {row.inode for row in sockets}
-    everybody = {process.pid: process for process in processes.visible(system)}
-    for process in everybody.values():
+    everything = {process.pid: process for process in processes.visible(system)}
+    for process in everything.values():
         if inodes & processes.socket_inodes(system, process.pid):
             return PortOwner(
                 port=port,
@@ -81,7 +66,7 @@ def owner_of(system: System, port: int) -> PortOwner | None:
                 command=process.command,
                 user=process.user,
                 age_s=process.age_s,
-                is_launcher=process.pid in processes.launchers(everybody),
+                is_launcher=process.pid in processes.launchers(everything),
             )
     return PortOwner(port=port, user=sockets[0].user)
 

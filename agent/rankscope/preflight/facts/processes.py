@@ -7,14 +7,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from rankscope.preflight.facts.host import user_name
-from rankscope.preflight.facts.ports import Leftover
+from rankscope.preflight.system import System
 from rankscope.wire.redaction import redact
-
-if TYPE_CHECKING:
-    from rankscope.preflight.system import System
 
 MAX_COMMAND = 160  # characters of a command line that are kept
 MIN_OLDER_S = 10.0  # processes of the same launch start within it: they are no leftovers
@@ -42,6 +40,17 @@ class Process:
     age_s: float
 
 
+class Leftover(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A training process older than this preflight that holds a port or a GPU."""
+
+    pid: int
+    command: str
+    user: str = ""
+    age_s: float = 0.0
+    ports: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+
 def own_pid() -> int:
     """Return the pid of this process."""
     return os.getpid()
@@ -60,7 +69,7 @@ def listening(system: System) -> tuple[Socket, ...]:
 
 
 def visible(system: System) -> Iterator[Process]:
-    """Yield all processes, whoever's they are."""
+    """Yield all processes, of any user."""
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     uptime_s = float((system.read("/proc/uptime") or "0").split()[0])
     for name in system.names("/proc"):

@@ -10,7 +10,7 @@ import msgspec
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
-    from rankscope.preflight.model import Options
+    from rankscope.preflight.options import Options
 
 _ROOT = "/sys/class/infiniband"
 _MAX_PORTS, _MAX_GIDS = 64, 32

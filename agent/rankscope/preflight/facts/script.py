@@ -20,7 +20,7 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     path: str
     error: str = ""  # it cannot be read: why
-    untold: str = ""  # why nothing is known
+    not_known: str = msgspec.field(default="", name="untold")  # why nothing is known
     syntax_error: str = ""
     digest: str = ""  # SHA-256 of the script alone
     package_digest: str = ""  # with the modules beside it that it imports; empty: too many
@@ -47,12 +47,12 @@ def collect(system: System, script: str, tries_imports: bool) -> ScriptFacts:
     program = [sys.executable, "-P", str(Path(script_child.__file__))]
     try:
         text = child.ask(system, [*program, "hash", script], HASH_LIMIT_S)
-        told = _ANSWERS.decode(text)
+        answer = _ANSWERS.decode(text)
     except child.Hung as reason:
         return ScriptFacts(path=script, error=f"not read: {reason}")
-    except (child.Untold, msgspec.MsgspecError) as reason:
-        return ScriptFacts(path=script, untold=f"not looked at: {reason}")
-    facts = ScriptFacts(path=script, **told)
+    except (child.NotKnown, msgspec.MsgspecError) as reason:
+        return ScriptFacts(path=script, not_known=f"not looked at: {reason}")
+    facts = ScriptFacts(path=script, **answer)
     if facts.error or facts.syntax_error or not tries_imports:
         return facts
     return _imports(system, [*program, "import", script], facts)

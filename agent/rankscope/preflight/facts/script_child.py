@@ -73,34 +73,34 @@ def fingerprint(script: Path) -> dict[str, object]:
     return answer
 
 
-def try_imports(script: Path, told: int) -> None:
-    """Import what the script does; each name is told before it is tried."""
+def try_imports(script: Path, output: int) -> None:
+    """Import what the script does; each name is written before it is tried."""
     sys.path.insert(0, str(script.parent))  # as `python script.py` does
     for name in imported(script):
-        os.write(told, f"{json.dumps({'trying': name})}\n".encode())
+        os.write(output, f"{json.dumps({'trying': name})}\n".encode())
         try:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - SystemExit of a module is a failure too
             text = f"{type(error).__name__}: {error}"
-            os.write(told, f"{json.dumps({'failed': name, 'error': text[:500]})}\n".encode())
-    os.write(told, b'{"done": true}\n')
+            os.write(output, f"{json.dumps({'failed': name, 'error': text[:500]})}\n".encode())
+    os.write(output, b'{"done": true}\n')
 
 
 def main(arguments: list[str]) -> None:
     """Do one of both: `script_child.py hash|import SCRIPT`."""
     script = Path(arguments[1]).resolve()
-    told = os.dup(1)
-    os.write(told, b"started\n")
+    output = os.dup(1)
+    os.write(output, b"started\n")
     os.dup2(2, 1)  # what a module prints on import is no answer of ours
     try:
         if arguments[0] == "hash":
-            os.write(told, json.dumps(fingerprint(script)).encode())
+            os.write(output, json.dumps(fingerprint(script)).encode())
         else:
-            try_imports(script, told)
+            try_imports(script, output)
     except SyntaxError:
-        os.write(told, b'{"done": true}\n')  # `hash` has told it
+        os.write(output, b'{"done": true}\n')  # `hash` has written it
     except OSError as error:
-        os.write(told, json.dumps({"error": f"{error.strerror}: {error.filename}"}).encode())
+        os.write(output, json.dumps({"error": f"{error.strerror}: {error.filename}"}).encode())
     sys.stdout.flush()
     os._exit(0)  # threads that modules started do not hold us
 

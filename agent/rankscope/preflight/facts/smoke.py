@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from rankscope.preflight.facts.interfaces import Choice
+from rankscope.preflight.facts.choice import Choice
 
 SmokeStage = Literal["not started", "imported", "store", "group", "collectives", "halving", "done"]
 

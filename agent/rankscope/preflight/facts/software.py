@@ -20,7 +20,7 @@ from rankscope.preflight.facts.script import collect as collect_script
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
-    from rankscope.preflight.model import Options
+    from rankscope.preflight.options import Options
 
 # whose difference between nodes changes results, speed or whether it runs at all
 WATCHED = (
@@ -168,7 +168,7 @@ def _library(system: System, path: str, found_by: str) -> Library:
 
 
 def _data(system: System, folder: str) -> DataFacts:
-    told = storage.fingerprint(system, folder, MAX_DATA_FILES, DATA_SECONDS)
-    if "digest" not in told:
-        return DataFacts(path=folder, error=str(told.get("error") or told.get("untold")))
-    return DataFacts(path=folder, **told)
+    found = storage.fingerprint(system, folder, MAX_DATA_FILES, DATA_SECONDS)
+    if "digest" not in found:
+        return DataFacts(path=folder, error=str(found.get("error") or found.get("not_known")))
+    return DataFacts(path=folder, **found)

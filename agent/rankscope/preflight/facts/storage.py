@@ -23,7 +23,7 @@ from rankscope.preflight.facts import child, storage_child
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
-    from rankscope.preflight.model import Options
+    from rankscope.preflight.options import Options
 
 HANG_LIMIT_S = 3.0  # stat of a healthy mount takes milliseconds, of a busy one a second
 SEE_SECONDS = 5.0  # listing asks an NFS server anew, which a busy one answers late
@@ -39,7 +39,9 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     path: str
     error: str = ""  # "ENOENT: No such file or directory"
     is_hung: bool = False  # no answer in HANG_LIMIT_S, twice
-    untold: str = ""  # why nothing is known: this machine was too busy
+    not_known: str = msgspec.field(
+        default="", name="untold"
+    )  # why nothing is known: this machine was too busy
     is_directory: bool = False
     is_writable: bool = False
     is_read_only: bool = False
@@ -58,7 +60,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: str = ""  # "EDQUOT: Disk quota exceeded"
     is_hung: bool = False
-    untold: str = ""
+    not_known: str = msgspec.field(default="", name="untold")
     written_bytes: int = 0
     elapsed_s: float = 0.0  # with fsync
 
@@ -68,7 +70,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: str = ""
     is_hung: bool = False
-    untold: str = ""
+    not_known: str = msgspec.field(default="", name="untold")
     flock: str = ""
     fcntl: str = ""
 
@@ -92,7 +94,7 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint directory that answers."""
         found = self.folder("checkpoint")
-        return found is not None and not (found.error or found.is_hung or found.untold)
+        return found is not None and not (found.error or found.is_hung or found.not_known)
 
 
 # Made at import: two threads that are the first to use a type crash msgspec (0.22.0).
@@ -109,7 +111,7 @@ def collect(system: System, options: Options, run_id: str = "", node: str = "") 
         return facts
     token, name = secrets.token_hex(8), _name(run_id, node)
     answer = _child(system, "put", options.checkpoint_dir, name, token)
-    error = str(answer.get("error") or answer.get("untold") or "")
+    error = str(answer.get("error") or answer.get("not_known") or "")
     if not error:
         facts = msgspec.structs.replace(facts, token=token)
     facts = msgspec.structs.replace(facts, token_error=error)
@@ -138,7 +140,7 @@ def see_others(
         limit_s=SEE_SECONDS + 2, times=1,
     )  # fmt: skip
     if "found" not in answer:
-        error = str(answer.get("error") or answer.get("untold"))
+        error = str(answer.get("error") or answer.get("not_known"))
         return msgspec.structs.replace(facts, seen_error=error)
     seen = {names[name]: token for name, token in answer["found"].items()}
     return msgspec.structs.replace(facts, seen=seen)
@@ -217,12 +219,12 @@ def _name(run_id: str, node: str) -> str:
 def _child(
     system: System, work: str, *arguments: Any, limit_s: float = HANG_LIMIT_S, times: int = 2
 ) -> dict[str, Any]:
-    """Return what the child prints, or its "error", with "is_hung", or why it is "untold"."""
+    """Return what the child prints, or its "error", with "is_hung", or why it is "not_known"."""
     argv = [sys.executable, "-I", "-S", str(Path(storage_child.__file__)), work]
     try:
         text = child.ask(system, [*argv, msgspec.json.encode(arguments).decode()], limit_s, times)
         return _ANSWERS.decode(text)
     except child.Hung as reason:
         return {"error": str(reason), "is_hung": True}
-    except (child.Untold, msgspec.MsgspecError) as reason:
-        return {"untold": f"not told: {reason}"}
+    except (child.NotKnown, msgspec.MsgspecError) as reason:
+        return {"not_known": f"not known: {reason}"}

@@ -23,7 +23,7 @@ _PIECE_BYTES = 4 << 20
 
 def look(folder: str) -> dict[str, Any]:
     """Return what stat and statvfs say."""
-    told = os.stat(folder)
+    found = os.stat(folder)
     room = os.statvfs(folder)
     return {
         "is_directory": os.path.isdir(folder),
@@ -33,7 +33,7 @@ def look(folder: str) -> dict[str, Any]:
         "free_bytes": room.f_bavail * room.f_frsize,
         "total_inodes": room.f_files,
         "free_inodes": room.f_favail,
-        "inode": told.st_ino,
+        "inode": found.st_ino,
         "mounted_at": _mount_point(folder),
     }
 

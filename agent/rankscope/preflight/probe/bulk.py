@@ -1,4 +1,4 @@
-"""Bandwidth of a pair: one side sends, the other counts for 0.2 s and tells what came.
+"""Bandwidth of a pair: one side sends, the other counts for 0.2 s and reports what came.
 
 The receiver ends the transfer, so that a slow path costs no more time than a fast one: what the
 sender's buffers still hold is thrown away with the connection.
@@ -27,7 +27,7 @@ _RETRANSMITS_AT, _SEGMENTS_AT, _INFO_BYTES = 100, 136, 192
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiver tells the sender."""
+    """What the receiver reports to the sender."""
 
     num_bytes: int
     elapsed_s: float
@@ -45,7 +45,7 @@ class Received:
 
 
 async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Count what comes for 0.2 s after the first byte, and tell the sender."""
+    """Count what comes for 0.2 s after the first byte, and report it to the sender."""
     num_bytes, started, now = 0, 0.0, 0.0
     async with asyncio.timeout(LIMIT_S):
         first = await reader.read(_READ_BYTES)
@@ -76,19 +76,19 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
-    """Send until the receiver tells what came. Raises EOFError, OSError, ValueError."""
+    """Send until the receiver reports what came. Raises EOFError, OSError, ValueError."""
     writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
     info: list[tuple[int, int]] = [(0, 0)]
     started, waited = time.monotonic(), waited_s()
-    told = asyncio.ensure_future(reader.readline())
+    counted = asyncio.ensure_future(reader.readline())
     flood = asyncio.ensure_future(_flood(writer, info))
     try:
-        await asyncio.wait({told}, timeout=2 * LIMIT_S)
-        line = told.result() if told.done() else b""
+        await asyncio.wait({counted}, timeout=2 * LIMIT_S)
+        line = counted.result() if counted.done() else b""
     finally:
-        for task in (told, flood):
+        for task in (counted, flood):
             task.cancel()
-        await asyncio.gather(told, flood, return_exceptions=True)
+        await asyncio.gather(counted, flood, return_exceptions=True)
     if not line:
         raise EOFError("the receiver went away")
     segments, retransmits = info[-1]

@@ -1,4 +1,9 @@
-"""Connects to one address and tells what answered."""
+"""Connects to one address, and returns what answered or how the attempt ended.
+
+The classes were measured in the laboratory on Linux 6.18: a reset and an ICMP port-unreachable come
+as ECONNREFUSED within 2 ms, admin-prohibited as EHOSTUNREACH within 2 ms, an address that no host
+on the link has as EHOSTUNREACH after 3.06 s (three unanswered ARP requests).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,33 @@ import msgspec
 
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.probe import wire
-from rankscope.preflight.probe.classify import classify
+
+ARP_GAVE_UP_MS = 1_000.0  # between the two kinds of EHOSTUNREACH: 1.5 ms and 3,060 ms
+_BY_ERRNO: dict[int, DialClass] = {
+    codes.ECONNREFUSED: "refused",
+    codes.ECONNRESET: "refused",
+    codes.ETIMEDOUT: "drop",
+    codes.ENETUNREACH: "no-route",
+    codes.EADDRNOTAVAIL: "no-route",
+    codes.EAFNOSUPPORT: "no-route",
+    codes.EINVAL: "no-route",
+    codes.EPERM: "local-firewall",
+    codes.EACCES: "local-firewall",
+}
+
+
+def classify(errno: int | None, elapsed_ms: float) -> DialClass:
+    """Return the class of a dial that failed; `errno` None: it was cut at its limit."""
+    if errno is None:
+        return "drop"
+    if errno in (codes.EHOSTUNREACH, codes.EHOSTDOWN):
+        return "no-arp" if elapsed_ms > ARP_GAVE_UP_MS else "prohibited"
+    return _BY_ERRNO.get(errno, "error")
+
 
 LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
 # Of a dial that counts: three SYNs, after 0, 1 and 3 s, and the kernel gives up on an address that
-# nobody has after 3.06 s.
+# no host has after 3.06 s.
 PROVEN_LIMIT_S = 3.5
 ANSWER_LIMIT_S = 4.0  # an agent on a busy machine takes its time
 
@@ -31,7 +58,7 @@ class Caller:
 
 
 @dataclass
-class Call:
+class DialCall:
     """An open connection to a peer's agent."""
 
     dial: Dial
@@ -48,7 +75,7 @@ class Call:
 async def dial(
     caller: Caller, address: str, port: int, to: str, op: wire.Op = "hello",
     limit_s: float = LIMIT_S, max_segment_bytes: int = 0,
-) -> tuple[Dial, Call | None]:  # fmt: skip
+) -> tuple[Dial, DialCall | None]:  # fmt: skip
     """Call `to` at `address`; return how it went and, if its agent answered, the connection."""
     started = time.monotonic()
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -75,16 +102,16 @@ async def dial(
 async def _greet(
     caller: Caller, sock: socket.socket, where: tuple[str, int], to: str, op: wire.Op,
     started: float,
-) -> tuple[Dial, Call | None]:  # fmt: skip
+) -> tuple[Dial, DialCall | None]:  # fmt: skip
     local = plain(sock.getsockname()[0])
     reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
     line, nonce = wire.hello(caller.token, caller.node, to, op)
-    told, banner = None, ""
+    answer, banner = None, ""
     outcome: DialClass = "not-us"
     try:
         writer.write(line)
         async with asyncio.timeout(ANSWER_LIMIT_S):
-            told = wire.read_answer(caller.token, nonce, await reader.readline())
+            answer = wire.read_answer(caller.token, nonce, await reader.readline())
     except wire.StrangerError as error:
         banner = str(error)
     except TimeoutError:
@@ -95,14 +122,14 @@ async def _greet(
         outcome="ok", address=where[0], port=where[1], local_address=local,
         elapsed_ms=(time.monotonic() - started) * 1e3,
     )  # fmt: skip
-    if told is None:
+    if answer is None:
         await hang_up(writer)
         return _changed(base, outcome=outcome, banner=banner), None
-    base = _changed(base, answered_by=told.node, seen_address=told.seen)
-    if to and told.node != to:
+    base = _changed(base, answered_by=answer.node, seen_address=answer.seen)
+    if to and answer.node != to:
         await hang_up(writer)
         return _changed(base, outcome="wrong-host"), None
-    return base, Call(base, sock, reader, writer, told.is_busy)
+    return base, DialCall(base, sock, reader, writer, answer.is_busy)
 
 
 async def knock(caller: Caller, address: str, port: int, to: str) -> Dial:

@@ -12,12 +12,12 @@ LEAST_SLEEPS = 5
 
 
 class Pace:
-    """Sleeps 20 ms again and again and keeps by how much each was late."""
+    """Sleeps 20 ms again and again and notes by how much each was late."""
 
     def __init__(self) -> None:
         self._late_ms: list[float] = []
 
-    async def keep(self) -> None:
+    async def measure(self) -> None:
         """Measure until cancelled."""
         while True:
             started = time.monotonic()

@@ -9,7 +9,7 @@ import time
 
 from rankscope.preflight.facts.edges import Clock, Idle, Rtt
 from rankscope.preflight.probe import wire
-from rankscope.preflight.probe.dial import Call
+from rankscope.preflight.probe.dial import DialCall
 
 NUM_PINGS = 12
 PING_BYTES = 64
@@ -20,14 +20,14 @@ STEP_LIMIT_S = 2.0
 IDLE_S = 65.0  # NAT and firewalls that forget an idle connection do so after 60 s at the earliest
 
 
-async def ask(call: Call, data: bytes, limit_s: float = STEP_LIMIT_S) -> bytes:
+async def ask(call: DialCall, data: bytes, limit_s: float = STEP_LIMIT_S) -> bytes:
     """Send a frame and return the answer. Raises OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(limit_s):
         call.writer.write(wire.frame(data))
         return await wire.read_frame(call.reader)
 
 
-async def ping(call: Call) -> Rtt:
+async def ping(call: DialCall) -> Rtt:
     """Return the round trips of 64-byte messages. Raises OSError, EOFError, TimeoutError."""
     data, took = b"P" + bytes(PING_BYTES - 1), []
     for _ in range(NUM_PINGS):
@@ -41,7 +41,7 @@ async def ping(call: Call) -> Rtt:
     )  # fmt: skip
 
 
-async def clock(call: Call) -> Clock:
+async def clock(call: DialCall) -> Clock:
     """Return the peer's clock minus ours, from the exchange with the shortest round trip.
 
     Four time stamps as in NTP (RFC 5905, section 8): offset = ((t2 - t1) + (t3 - t4)) / 2.
@@ -61,7 +61,7 @@ async def clock(call: Call) -> Clock:
     return best
 
 
-async def echo_large(call: Call) -> float | None:
+async def echo_large(call: DialCall) -> float | None:
     """Return the ms that 64 kB need there and back; None if they do not arrive whole."""
     data = b"L" + os.urandom(LARGE_BYTES - 1)
     started = time.perf_counter()
@@ -73,7 +73,7 @@ async def echo_large(call: Call) -> float | None:
     return (time.perf_counter() - started) * 1e3
 
 
-async def hold(call: Call, silent_s: float = IDLE_S) -> Idle:
+async def hold(call: DialCall, silent_s: float = IDLE_S) -> Idle:
     """Say nothing for a while, then something; return whether it still came through."""
     await asyncio.sleep(silent_s)
     try:

@@ -12,18 +12,25 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rankscope.preflight.exchange.board import Board
-from rankscope.preflight.exchange.mesh import Mesh
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
-from rankscope.preflight.facts.names import Resolved
 from rankscope.preflight.model import STAGES, NodeReport
 from rankscope.preflight.probe import loss, mtu, path, wire
-from rankscope.preflight.probe.dial import LIMIT_S, PROVEN_LIMIT_S, Call, Caller, dial, knock, plain
-from rankscope.preflight.system import System
+from rankscope.preflight.probe.dial import (
+    LIMIT_S,
+    PROVEN_LIMIT_S,
+    Caller,
+    DialCall,
+    dial,
+    knock,
+    plain,
+)
+from rankscope.preflight.probe.mesh import Mesh
+from rankscope.preflight.system import Resolved, System
 
 MEET_PAUSE_S = 0.4  # between two calls to a peer that has not answered
 BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6 promises 1280
-# Every agent listens here too: those who were told another MASTER_PORT than the rest must meet
+# Every agent listens here too: agents that were given another MASTER_PORT than the rest must meet
 # them, to hear of it.
 MEETING_PORT = 29500
 MAX_AT_ONCE = 128
@@ -38,7 +45,7 @@ NUM_CALM, CALM_PAUSE_S = 4, 0.15
 
 @dataclass(frozen=True)
 class Goal:
-    """What a prober is told of the run."""
+    """What a prober must know of the run."""
 
     is_named: bool  # the peers' names can be resolved; else their reported addresses are called
     master: str  # the node that holds MASTER_PORT
@@ -50,10 +57,10 @@ class Prober:
     """Keeps the edges of one node; `on_change` is called after each new fact."""
 
     def __init__(
-        self, system: System, caller: Caller, board: Board, mesh: Mesh,
+        self, system: System, caller: Caller, exchange: Exchange, mesh: Mesh,
         on_change: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._system, self._caller, self._board, self._mesh = system, caller, board, mesh
+        self._system, self._caller, self._exchange, self._mesh = system, caller, exchange, mesh
         self._on_change = on_change
         self._resolvers = ThreadPoolExecutor(MAX_RESOLVERS, "preflight-names")
         self._links: set[asyncio.Task[None]] = set()
@@ -77,7 +84,7 @@ class Prober:
             await asyncio.sleep(max(0.0, MEET_PAUSE_S - (time.monotonic() - started)))
 
     async def meet_master(self, goal: Goal) -> None:
-        """Call whoever holds MASTER_ADDR, while no names are known."""
+        """Call the holder of MASTER_ADDR, while no names are known."""
         while True:
             resolved = await self.resolve(goal.master_addr)
             for address in resolved.addresses:
@@ -98,7 +105,7 @@ class Prober:
                 )
 
     async def measure(self, peer: str) -> None:
-        """Time the path to a peer; nobody may be busy with anything else."""
+        """Time the path to a peer; no node may be busy with anything else."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATH_LIMIT_S), self._slots:
                 await self._ask_path(peer)
@@ -128,8 +135,8 @@ class Prober:
         await asyncio.gather(*self._links, return_exceptions=True)
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
-    def _keep(self, call: Call) -> None:
-        task = asyncio.ensure_future(self._mesh.keep_call(call))
+    def _keep(self, call: DialCall) -> None:
+        task = asyncio.ensure_future(self._mesh.attend_call(call))
         self._links.add(task)
         task.add_done_callback(self._links.discard)
 
@@ -144,10 +151,10 @@ class Prober:
             self._keep(call)
         elif call is not None:
             await call.close()
-        self._tell_silence(peer, before)
+        self._report_silence(peer, before)
 
-    def _tell_silence(self, peer: str, before: Dial | None) -> None:
-        """A firewall that rejects does so at once; after silence nobody has the address."""
+    def _report_silence(self, peer: str, before: Dial | None) -> None:
+        """A firewall that rejects does so at once; after silence no host has the address."""
         now = self._edge(peer).mesh
         if now is None or before is None or now.outcome != "prohibited":
             return
@@ -157,11 +164,11 @@ class Prober:
     async def _call_by_name(
         self, peer: str, goal: Goal, op: wire.Op, limit_s: float = LIMIT_S,
         port: int = 0,
-    ) -> Call | None:  # fmt: skip
+    ) -> DialCall | None:  # fmt: skip
         """Dial the addresses of a peer in the resolver's order; keep the first one's fate."""
-        report = self._board.reports.get(peer)
-        told = report.listening.mesh if report is not None else 0
-        port = told or port or goal.master_port
+        report = self._exchange.reports.get(peer)
+        listening = report.listening.mesh if report is not None else 0
+        port = listening or port or goal.master_port
         addresses: Sequence[str] = report.addresses if report is not None else ()
         if goal.is_named:
             resolved = await self.resolve(peer)
@@ -185,7 +192,7 @@ class Prober:
 
     async def _dial_board(
         self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
-    ) -> tuple[Dial, Call | None]:
+    ) -> tuple[Dial, DialCall | None]:
         return await dial(
             self._caller, address, port, to, op, limit_s, max_segment_bytes=BOARD_SEGMENT_BYTES
         )
@@ -205,8 +212,8 @@ class Prober:
         self._set(peer, master=found)
 
     async def _ask_random(self, peer: str) -> None:
-        """Dial the peer's random ports at the address that its gloo will tell the others."""
-        report = self._board.reports[peer]
+        """Dial the peer's random ports at the address that its gloo advertises."""
+        report = self._exchange.reports[peer]
         address = _gloo_address(report) or self._address(peer)
         ports = report.listening.ephemeral
         if not address or not ports:
@@ -232,7 +239,7 @@ class Prober:
             return
         finally:
             await call.close()
-        ports = (where.port, self._board.reports[peer].listening.udp)
+        ports = (where.port, self._exchange.reports[peer].listening.udp)
         rtt = self._edge(peer).rtt
         if ports[1] and rtt is not None:
             num = loss.num_for(len(self.edges))
@@ -259,7 +266,7 @@ class Prober:
         for found in (edge.mesh, *edge.others):
             if found is not None and found.outcome in ("ok", "refused", "drop", "prohibited"):
                 return found.address
-        return next(iter(self._board.reports[peer].addresses), "")
+        return next(iter(self._exchange.reports[peer].addresses), "")
 
     def _edge(self, peer: str) -> EdgeFacts:
         return self.edges.get(peer, EdgeFacts())
@@ -269,7 +276,7 @@ class Prober:
         self._on_change()
 
 
-async def _calm_ping(call: Call) -> Rtt:
+async def _calm_ping(call: DialCall) -> Rtt:
     best = await path.ping(call)
     for _ in range(NUM_CALM - 1):
         if best.p95_ms - best.min_ms < CALM_MS:

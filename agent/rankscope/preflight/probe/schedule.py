@@ -11,14 +11,14 @@ RACK = 32  # nodes next to each other in the list test all their pairs
 NUM_CROSS = 32  # random peers of each node, half of them after it in a random circle
 NUM_MATCHINGS = 8  # bandwidth rounds above ALL_PAIRS_UP_TO: 6-8 s, eight partners a node
 SLOW_RATIO = 0.3  # of what is usual: slower is worth a second look
-SURE_RATIO = 0.1  # the same where a single pair is good, of which nobody knows how good it is
+SURE_RATIO = 0.1  # the same where a single pair is good, and how good it is is not known
 MAX_REPEATS = 2  # of one node in the second look: slow with two partners names the node
 
 Pair = tuple[str, str]
 
 
 def pairs_of(node: str, nodes: Sequence[str], run_id: str) -> tuple[str, ...]:
-    """Return whom `node` probes, those after it first, so that nobody takes a storm.
+    """Return whom `node` probes, those after it first, so that no node is called by all at once.
 
     The relation is symmetric: each pair is tested in both directions. Above 64 nodes these are
     the rack, the other leaders for the first node of a rack, and 32 random ones.
@@ -37,7 +37,7 @@ def pairs_of(node: str, nodes: Sequence[str], run_id: str) -> tuple[str, ...]:
 def rounds(nodes: Sequence[str], run_id: str) -> list[list[Pair]]:
     """Return rounds in which no two pairs share a node: all pairs, above 64 nodes eight of each.
 
-    The circle method: one node stands still, the others walk around it.
+    The circle method: one node has a fixed place, the others walk around it.
     """
     seats: list[str] = list(nodes)
     order = random.Random(f"{run_id}:rounds")

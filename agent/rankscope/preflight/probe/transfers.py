@@ -1,7 +1,8 @@
 """Bandwidth in rounds: a node is in one transfer at a time, in both directions after each other.
 
-There is no barrier between the rounds. Who calls while the other side is in a transfer is told so
-and calls again; as all nodes work off the same list of rounds in order, somebody always gets on.
+There is no barrier between the rounds. A node that calls while the other side is in a transfer is
+answered so and calls again; as all nodes work off the same list of rounds in order, some transfer
+is always under way.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Transfers:
     async def run_again(
         self, rounds: Sequence[Sequence[Pair]], door: Callable[[str], Dial | None]
     ) -> None:
-        """Measure slow pairs once more; `bandwidth` then tells the second figure apart."""
+        """Measure slow pairs once more; `bandwidth` then names the second figure as such."""
         self._first = {peer: len(self._all(peer)) for peer in self.peers()}
         await self.run(rounds, door, 1)
 
     def bandwidth(self, peer: str) -> Bandwidth | None:
-        """Return what was measured towards `peer`, whoever drove."""
+        """Return what was measured towards `peer`, whichever side drove."""
         found = self._all(peer)
         first = self._first.get(peer, len(found))
         if not found[:first]:

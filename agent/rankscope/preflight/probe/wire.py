@@ -24,13 +24,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     rankscope_preflight: int  # version of these words
     node: str
-    to: str  # the node that the caller means to reach; empty: whoever answers
+    to: str  # the node that the caller means to reach; empty: any that answers
     op: Op
     nonce: str
     proof: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class DialAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the called says first."""
 
     rankscope_preflight: int
@@ -66,19 +66,19 @@ def read_hello(token: str, line: bytes) -> Hello:
 def answer(token: str, said: Hello, node: str, seen: str, is_busy: bool = False) -> bytes:
     """Return the line that answers `said`."""
     proof = _proof(token, said.nonce, f"<{node}")
-    told = Answer(rankscope_preflight=1, node=node, seen=seen, proof=proof, is_busy=is_busy)
-    return msgspec.json.encode(told) + b"\n"
+    answer = DialAnswer(rankscope_preflight=1, node=node, seen=seen, proof=proof, is_busy=is_busy)
+    return msgspec.json.encode(answer) + b"\n"
 
 
-def read_answer(token: str, nonce: str, line: bytes) -> Answer:
+def read_answer(token: str, nonce: str, line: bytes) -> DialAnswer:
     """Return who answered. Raises StrangerError."""
     try:
-        told = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(line, type=DialAnswer)
     except msgspec.MsgspecError as error:
         raise StrangerError(printable(line)) from error
-    if not hmac.compare_digest(told.proof, _proof(token, nonce, f"<{told.node}")):
+    if not hmac.compare_digest(answer.proof, _proof(token, nonce, f"<{answer.node}")):
         raise StrangerError("an agent of another run")
-    return told
+    return answer
 
 
 def printable(data: bytes) -> str:

@@ -53,7 +53,7 @@ def table(foreign: Sequence[Check] = ()) -> Table:
 
 
 def markdown(foreign: Sequence[Check] = ()) -> str:
-    """Return the catalogue as the table that stands in docs/preflight.md."""
+    """Return the catalogue as the table of docs/preflight.md."""
     lines = [
         "| check | family | what it says | scope | needs | tier |",
         "|---|---|---|---|---|---|",
@@ -67,7 +67,7 @@ def markdown(foreign: Sequence[Check] = ()) -> str:
 
 
 def options_markdown(parser: argparse.ArgumentParser) -> str:
-    """Return the options of a parser as the table that stands in docs/preflight.md."""
+    """Return the options of a parser as the table of docs/preflight.md."""
     lines = ["| option | what it does |", "|---|---|"]
     for action in parser._actions:
         if not action.option_strings or action.help == argparse.SUPPRESS:

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from rankscope.preflight.report import as_json, junit, screen
+from rankscope.preflight.report import junit, screen, stored
 from rankscope.preflight.report.nodes import bad_nodes, compress
 from rankscope.preflight.report.page import page
 from rankscope.preflight.report.summary import Summary
@@ -41,7 +41,7 @@ def deliver(summary: Summary, wanted: Wanted) -> list[str]:
     """Write all reports. Returns what could not be written, one line each."""
     nodes = bad_nodes(summary.verdict, wanted.fail_on == "warn")
     documents: list[tuple[str, str, Callable[[], bytes]]] = [
-        ("--json", wanted.json, lambda: as_json.encode(summary, nodes)),
+        ("--json", wanted.json, lambda: stored.encode(summary, nodes)),
         ("--junit", wanted.junit, lambda: junit.encode(summary, wanted.fail_on)),
         ("--html", wanted.html, lambda: page(summary).encode()),
         ("--exclude-list", wanted.exclude_list, lambda: f"{compress(nodes)}\n".encode()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from rankscope.preflight.model import Finding, Result
+from rankscope.preflight.model import CheckFinding, Result
 from rankscope.preflight.report.summary import Summary, fixes
 from rankscope.preflight.report.words import clean, clean_command
 
@@ -63,7 +63,7 @@ def _case(suite: ElementTree.Element, summary: Summary, result: Result, failing:
         message = _legal(f"{result.status}: {clean(result.reason)}")
         ElementTree.SubElement(case, "skipped", {"message": message})
         return
-    title, text = _told(summary, result.id)
+    title, text = _text_of(summary, result.id)
     if result.status in failing:
         about = {"message": _legal(title), "type": result.status}
         ElementTree.SubElement(case, "failure", about).text = _legal(text)
@@ -71,7 +71,7 @@ def _case(suite: ElementTree.Element, summary: Summary, result: Result, failing:
         ElementTree.SubElement(case, "system-out").text = _legal(f"warning: {text}")
 
 
-def _told(summary: Summary, id: str) -> tuple[str, str]:
+def _text_of(summary: Summary, id: str) -> tuple[str, str]:
     """Return one line and all lines about a check: its own findings, or those that explain it."""
     own = [finding for finding in summary.findings if finding.id == id]
     if own:
@@ -84,12 +84,12 @@ def _told(summary: Summary, id: str) -> tuple[str, str]:
     return "see the other findings", "see the other findings"
 
 
-def _text(finding: Finding) -> str:
-    lines: list[str] = [clean(finding.title), *map(clean, finding.told)]
-    if finding.would:
-        lines.append(f"if launched: {clean(finding.would)}")
-    if finding.wrong_if:
-        lines.append(f"wrong if: {clean(finding.wrong_if)}")
+def _text(finding: CheckFinding) -> str:
+    lines: list[str] = [clean(finding.title), *map(clean, finding.lines)]
+    if finding.impact:
+        lines.append(f"if launched: {clean(finding.impact)}")
+    if finding.unless:
+        lines.append(f"unless: {clean(finding.unless)}")
     for nodes, owner, command in fixes(finding):
         lines.append(f"fix ({nodes}, {owner}):")
         lines += [f"  {line}" for line in clean_command(command)]

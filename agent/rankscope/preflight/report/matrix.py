@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
-from rankscope.preflight.model import Verdict
+from rankscope.preflight.model import LaunchVerdict
 
 OK, NOT_TESTED, SELF, SOME = ".", "-", " ", "+"
 MEANINGS: dict[str, str] = {  # worst first; the order decides where a path has several
@@ -28,7 +28,7 @@ _OF_FINDING = {
 MILD = frozenset("NLsc")  # a path that works, though badly
 _ORDER = "".join(MEANINGS)
 MOST_NODES = 32  # above, only nodes with bad paths have a row
-_HUB_PEERS = 4  # a node with bad paths to more peers stands for itself, its peers among "others"
+_HUB_PEERS = 4  # a node with bad paths to more peers has a row of its own, its peers among "others"
 _MOST_ROWS = 16
 
 
@@ -75,7 +75,7 @@ def _worst(letters: Iterable[str]) -> str:
     return min(letters, key=_ORDER.index)
 
 
-def build(verdict: Verdict, run: Run, most_nodes: int = MOST_NODES) -> Matrix | None:
+def build(verdict: LaunchVerdict, run: Run, most_nodes: int = MOST_NODES) -> Matrix | None:
     """Return the matrix; None for a single node, or where no path was measured."""
     names = list(verdict.expected) + [n for n in verdict.reported if n not in verdict.expected]
     letters = _letters(verdict, run)
@@ -102,7 +102,7 @@ def _note(rest: list[str], letters: Mapping[tuple[str, str], str], num_left: int
     return f"{num_clean:,} nodes clean{silent}"
 
 
-def _letters(verdict: Verdict, run: Run) -> dict[tuple[str, str], str]:
+def _letters(verdict: LaunchVerdict, run: Run) -> dict[tuple[str, str], str]:
     letters = {(start, end): letter(edge) for start, end, edge in run.edges()}
     for finding in verdict.findings:
         said = _OF_FINDING.get(finding.id)

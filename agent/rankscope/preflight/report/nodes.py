@@ -1,7 +1,7 @@
 """Lists of nodes as Slurm writes them, and the nodes that a job had better do without.
 
 The form is that of `scontrol show hostlist` (Slurm's man page of scontrol): a prefix, then numbers
-and ranges in brackets. Widths are kept: node[08-10] means node08, node09, node10. `board.hostlist`
+and ranges in brackets. Widths are kept: node[08-10] means node08, node09, node10. `hostlist`
 reads it back.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankscope.preflight.model import Verdict
+from rankscope.preflight.model import LaunchVerdict
 from rankscope.preflight.report.words import is_safe_name
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.DOTALL)  # longer ones are hashes, no numbers
@@ -32,7 +32,7 @@ def compress(names: Iterable[str]) -> str:
 
 def _group(prefix: str, digits: set[str]) -> str:
     ranges: list[tuple[str, str]] = []
-    wanted: dict[str, int] = {}  # the text that goes on with a range: its place
+    wanted: dict[str, int] = {}  # the text that continues with a range: its place
     for one in sorted(digits, key=lambda text: (int(text), len(text))):
         place = wanted.pop(one, len(ranges))
         first = ranges[place][0] if place < len(ranges) else one
@@ -44,21 +44,21 @@ def _group(prefix: str, digits: set[str]) -> str:
     return f"{prefix}[{inner}]"
 
 
-def bad_nodes(verdict: Verdict, with_warnings: bool = False) -> tuple[str, ...]:
+def bad_nodes(verdict: LaunchVerdict, with_warnings: bool = False) -> tuple[str, ...]:
     """Return the nodes to leave out of the next try, in the order of `verdict.expected`.
 
     Only a finding that is about single nodes names any. What the launch itself gets wrong
     (family `launch`) and what is the same on all nodes would meet the next nodes as well; a pair
-    of which nobody knows the bad end names none: better silent than wrong.
+    whose bad end is not known names none: better silent than wrong.
     """
     statuses = {"fail", "warn"} if with_warnings else {"fail"}
     families = {result.id: result.family for result in verdict.results}
-    everybody = set(verdict.expected) | set(verdict.reported)
+    all_nodes = set(verdict.expected) | set(verdict.reported)
     named: set[str] = set()
     for finding in verdict.findings:
         culprits = set(finding.nodes)
         is_about_the_launch = families.get(finding.id) == "launch" and finding.id != "node.absent"
-        if finding.status in statuses and not is_about_the_launch and culprits < everybody:
+        if finding.status in statuses and not is_about_the_launch and culprits < all_nodes:
             named |= culprits
     ordered = [name for name in verdict.expected if name in named]
     return tuple(n for n in [*ordered, *sorted(named - set(ordered))] if is_safe_name(n))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from rankscope.preflight.model import Finding
+from rankscope.preflight.model import CheckFinding
 from rankscope.preflight.report.matrix import MEANINGS, MILD, NOT_TESTED, OK, SOME, Matrix
 from rankscope.preflight.report.summary import Summary, fixes, nodes_text
 from rankscope.preflight.report.words import clean, clean_command
@@ -40,7 +40,7 @@ def page(summary: Summary) -> str:
         _matrix(summary.matrix),
         _nodes(summary),
         _checks(summary),
-        '<p class="faint">Unknown and skipped are not healthy: they were not judged.</p>',
+        '<p class="faint">Unknown and skipped are not healthy: they were not evaluated.</p>',
         "</body></html>",
     ]
     return "\n".join(part for part in parts if part) + "\n"
@@ -50,9 +50,9 @@ def _text(text: str) -> str:
     return escape(clean(text), quote=True)
 
 
-def _finding(number: int, finding: Finding) -> str:
-    told = "".join(f"<li>{_text(line)}</li>" for line in finding.told)
-    rows = [("If launched", finding.would), ("Wrong if", finding.wrong_if)]
+def _finding(number: int, finding: CheckFinding) -> str:
+    lines = "".join(f"<li>{_text(line)}</li>" for line in finding.lines)
+    rows = [("If launched", finding.impact), ("Unless", finding.unless)]
     rows += [("Explains", text) for text in finding.explains]
     facts = "".join(f"<p><b>{label}:</b> {_text(text)}</p>" for label, text in rows if text)
     repairs = "".join(
@@ -64,11 +64,11 @@ def _finding(number: int, finding: Finding) -> str:
         f'<article class="{finding.status}"><h3><span class="{finding.status}">'
         f"{finding.status.upper()} {number}</span> {_text(finding.title)}</h3>"
         f'<p class="faint">{_text(finding.id)}, {finding.confidence}</p>'
-        f"{f'<ul>{told}</ul>' if told else ''}{facts}{repairs}</article>"
+        f"{f'<ul>{lines}</ul>' if lines else ''}{facts}{repairs}</article>"
     )
 
 
-def _unknown(findings: Iterable[Finding]) -> str:
+def _unknown(findings: Iterable[CheckFinding]) -> str:
     rows = [(one.id, one.title) for one in findings]
     return _table("Tried, without an answer", ("check", "why"), rows)
 

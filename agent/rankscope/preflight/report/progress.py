@@ -22,7 +22,7 @@ _PAUSE_S = 0.1  # between two drawings: a terminal over ssh must keep up
 
 
 class Live:
-    """Tells the stages of a preflight; a context, so that its line never outlives it."""
+    """Shows the stages of a preflight; a context, so that its line never outlives it."""
 
     def __init__(self, stream: TextIO, prefix: str = "rankscope preflight: ") -> None:
         self._stream, self._prefix = stream, prefix
@@ -43,7 +43,7 @@ class Live:
             self._write("\r\x1b[K")
 
     def stage(self, name: str, detail: str = "") -> None:
-        """Tell what is being done; called again as `detail` changes."""
+        """Show what is being done; called again as `detail` changes."""
         is_new = name != self._stage
         text = clean(f"{_WORDS.get(name, name)} {detail}")
         self._stage = name
@@ -62,4 +62,4 @@ class Live:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, UnicodeEncodeError):
-            self._is_terminal = False  # nobody reads it: the preflight goes on
+            self._is_terminal = False  # it is not read: the preflight continues

@@ -9,16 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from rankscope.preflight.model import Finding, Status
+from rankscope.preflight.model import CheckFinding, Status
 from rankscope.preflight.report import grid
 from rankscope.preflight.report.summary import Summary, fixes, nodes_text
-from rankscope.preflight.report.words import (
-    clean,
-    clean_command,
-    count,
-    cut,
-    wrapped,
-)
+from rankscope.preflight.report.words import clean, clean_command, count, cut, wrapped
 
 MOST_LINES = 50  # one screen; -v prints everything
 _MARKS: dict[Status, str] = {"ok": "✓", "fail": "✗", "warn": "!", "unknown": "?", "skipped": "-"}
@@ -26,7 +20,7 @@ _PLAIN: dict[Status, str] = {**_MARKS, "ok": "ok", "fail": "FAIL"}  # where ✓ 
 _WORDS: dict[Status, str] = {"fail": "FAIL", "warn": "WARN"}
 _STYLES: dict[Status, str] = {"fail": "bold red", "warn": "bold yellow"}
 _MARGIN = 8  # under "FAIL 1  "
-_MOST_TITLE, _MOST_TOLD, _MOST_FIXES, _MOST_UNKNOWN = 3, 4, 3, 3
+_MOST_TITLE, _MOST_LINES, _MOST_FIXES, _MOST_UNKNOWN = 3, 4, 3, 3
 _LEAST_COLUMNS = 40
 
 _MOST_ID = 24
@@ -47,7 +41,7 @@ class _Page:
         longest = max((cell_len(clean(one.id)) for one in shown), default=0)
         return cls(width, min(longest, _MOST_ID))
 
-    def id(self, finding: Finding) -> str:
+    def id(self, finding: CheckFinding) -> str:
         text = cut(clean(finding.id), self.id_columns)
         return text + " " * (self.id_columns - cell_len(text) + 2)
 
@@ -115,7 +109,7 @@ def _gap(following: Sequence[object]) -> Lines:
 class _Drawn:
     """A finding in full and in short, and what is said of others like it."""
 
-    def __init__(self, finding: Finding, number: int, page: _Page) -> None:
+    def __init__(self, finding: CheckFinding, number: int, page: _Page) -> None:
         self.finding, self.width = finding, page.width
         self.short = _title(finding, number, page, 2) + _fixes(finding, page.width, 1)
         self.lines = self.full = _full(finding, number, page)
@@ -156,7 +150,7 @@ def _squeezed(drawn: list[_Drawn], room: int) -> bool:
 
 
 def _one_of_each_kind(drawn: list[_Drawn]) -> list[_Drawn]:
-    """Return the first finding of each check, which tells how many others say the same."""
+    """Return the first finding of each check, with the number of others that say the same."""
     kinds: dict[tuple[Status, str], list[_Drawn]] = {}
     for one in drawn:
         kinds.setdefault((one.finding.status, one.finding.id), []).append(one)
@@ -170,8 +164,8 @@ def _one_of_each_kind(drawn: list[_Drawn]) -> list[_Drawn]:
     return [those[0] for those in kinds.values()]
 
 
-def _title(finding: Finding, number: int, page: _Page, most: int) -> Lines:
-    """Return number, id, title and confidence; the title goes on under itself."""
+def _title(finding: CheckFinding, number: int, page: _Page, most: int) -> Lines:
+    """Return number, id, title and confidence; the title continues under itself."""
     word = f"{_WORDS[finding.status]} {number}".ljust(_MARGIN - 1) + " "
     head, width = page.id(finding), page.width
     sure = f"  [{finding.confidence}]"
@@ -200,20 +194,20 @@ def _under(label: str, text: str, width: int, most: int = _MOST_TITLE) -> Lines:
     return [line, *(Text(indent + text) for text in more)]
 
 
-def _full(finding: Finding, number: int, page: _Page) -> Lines:
+def _full(finding: CheckFinding, number: int, page: _Page) -> Lines:
     lines, width = _title(finding, number, page, _MOST_TITLE), page.width
-    most = _MOST_TOLD if finding.status == "fail" else 1
-    for text in finding.told[:most]:
+    most = _MOST_LINES if finding.status == "fail" else 1
+    for text in finding.lines[:most]:
         lines += _under("", text, width)
-    if finding.would:
-        lines += _under("if launched:  ", finding.would, width)
+    if finding.impact:
+        lines += _under("if launched:  ", finding.impact, width)
     folded = len(finding.explains)
     if folded:
         lines += _under("", f"this explains {count(folded, 'more finding')}: -v", width)
     return lines + _fixes(finding, width, _MOST_FIXES)
 
 
-def _fixes(finding: Finding, width: int, most: int) -> Lines:
+def _fixes(finding: CheckFinding, width: int, most: int) -> Lines:
     """Return the repairs; a command is never cut or broken, so that it can be copied."""
     rows, lines = fixes(finding), []
     for nodes, owner, command in rows[:most]:
@@ -230,7 +224,7 @@ def _fixes(finding: Finding, width: int, most: int) -> Lines:
     return lines
 
 
-def _unknown(shown: Sequence[Finding], num: int, page: _Page) -> Lines:
+def _unknown(shown: Sequence[CheckFinding], num: int, page: _Page) -> Lines:
     """Return what was tried and not answered: not a failure, and not healthy either."""
     lines: Lines = []
     for finding in shown:
@@ -261,9 +255,9 @@ def _everything(summary: Summary, width: int) -> Lines:
     lines, page = _gap(summary.findings or summary.unknown), _Page.of(summary, width)
     for number, finding in enumerate(summary.findings, 1):
         lines += _title(finding, number, page, far)
-        for text in finding.told:
+        for text in finding.lines:
             lines += _under("", text, width, far)
-        labelled = [("if launched:  ", finding.would), ("wrong if:     ", finding.wrong_if)]
+        labelled = [("if launched:  ", finding.impact), ("unless:       ", finding.unless)]
         labelled += [("explains:     ", text) for text in finding.explains]
         for label, text in labelled:
             lines += _under(label, text, width, far) if text else []
@@ -279,7 +273,7 @@ def _everything(summary: Summary, width: int) -> Lines:
         style = _STYLES.get(result.status, "")
         lines.append(Text((head + first).rstrip(), style=style))
         lines += [Text(" " * cell_len(head) + text, style=style) for text in more]
-        for aside in summary.verdict.asides:
+        for aside in summary.verdict.notes:
             if aside.id == result.id and aside.title != result.reason:
                 lines.append(Text(" " * cell_len(head) + clean(aside.title)))
     return lines

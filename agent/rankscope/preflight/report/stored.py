@@ -1,15 +1,71 @@
-"""Reads reports that were kept: lines of `--emit`, and documents of `--json`."""
+"""The answer as one JSON document, and reports read back: such documents, and lines of `--emit`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.exchange.discover import Discovery, expected
-from rankscope.preflight.model import NodeReport, Options, decode_report
-from rankscope.preflight.report.as_json import Document
+from rankscope.preflight.model import SCHEMA_VERSION, LaunchVerdict, NodeReport, decode_report
+from rankscope.preflight.options import Options
+from rankscope.preflight.report.summary import Summary
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes; `rankscope preflight merge` reads it back."""
+
+    schema_version: int
+    exit_code: int
+    bad_nodes: tuple[str, ...] = ()  # what --exclude-list writes, one by one
+    url: str = ""
+    verdict: LaunchVerdict
+    reports: tuple[NodeReport, ...] = ()
+    options: Options = Options()
+
+
+def encode(summary: Summary, bad_nodes: tuple[str, ...] = ()) -> bytes:
+    """Return the document of `summary`, ended by a line feed."""
+    document = Document(
+        schema_version=SCHEMA_VERSION,
+        exit_code=summary.exit_code,
+        bad_nodes=bad_nodes,
+        url=summary.url,
+        verdict=summary.verdict,
+        reports=summary.run.present,
+        options=summary.run.options,
+    )
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
+    return msgspec.json.format(data, indent=1) + b"\n"
+
+
+def _encodable(value: Any) -> Any:
+    """Write out bytes that are no text: names of files and variables may hold them."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(one) for one in value]
+    return value
+
+
+def decode(data: bytes) -> tuple[LaunchVerdict, Run]:
+    """Read a document. Raises `msgspec.MsgspecError`, which names the field."""
+    document = msgspec.json.decode(data, type=Document)
+    verdict = document.verdict
+    run = Run(
+        run_id=verdict.run_id,
+        expected=verdict.expected,
+        reports={report.node: report for report in document.reports},
+        options=document.options,
+    )
+    return verdict, run
 
 
 class StoredError(Exception):
@@ -58,14 +114,14 @@ def _unlabelled(line: bytes) -> bytes:
 def merged(
     reports: Sequence[NodeReport], run_id: str, nodes: tuple[str, ...], options: Options | None
 ) -> Run:
-    """Return the run of `reports`; `nodes` are those that should be there, if anybody knows.
+    """Return the run of `reports`; `nodes` are those that should be there, if it is known.
 
     Without `nodes` their number comes from the launch, so that a missing one is still missed.
     """
-    told = [one.facts.launch.num_nodes or 0 for one in reports if one.facts.launch is not None]
+    sizes = [one.facts.launch.num_nodes or 0 for one in reports if one.facts.launch is not None]
     ranks = {one.node: one.node_rank for one in reports}
     is_ranked = bool(ranks) and min(ranks.values()) >= 0
-    num_nodes = max(told, default=0) if is_ranked else 0
+    num_nodes = max(sizes, default=0) if is_ranked else 0
     names = expected(Discovery(nodes=nodes, num_nodes=num_nodes), ranks)
     asked = options or (reports[0].options if reports else Options())
     return Run(run_id, names, {one.node: one for one in reports}, asked)

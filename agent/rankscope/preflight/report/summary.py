@@ -8,11 +8,11 @@ from rankscope.preflight.checks.base import Run
 from rankscope.preflight.model import (
     EXIT_FAIL,
     EXIT_INCOMPLETE,
-    Finding,
+    CheckFinding,
     Fix,
+    LaunchVerdict,
     Result,
     Status,
-    Verdict,
 )
 from rankscope.preflight.plan import UNNAMED
 from rankscope.preflight.report.matrix import Matrix, build
@@ -33,19 +33,19 @@ class Family:
 
     name: str
     status: Status  # of its worst check; skipped only if all of them are
-    reason: str = ""  # of a family that did not judge
+    reason: str = ""  # of a family that gave no answer
 
 
 @dataclass(frozen=True)
 class Summary:
     """A verdict with what was worked out from it."""
 
-    verdict: Verdict
+    verdict: LaunchVerdict
     run: Run
     heading: tuple[str, ...]
     families: tuple[Family, ...]
-    findings: tuple[Finding, ...]  # fail before warn, otherwise as the engine ordered them
-    unknown: tuple[Finding, ...]  # one per check and reason: tried, no answer
+    findings: tuple[CheckFinding, ...]  # fail before warn, otherwise as the engine ordered them
+    unknown: tuple[CheckFinding, ...]  # one per check and reason: tried, no answer
     counts: str  # "62 checks passed, 17 skipped (...)"
     outcome: str  # "2 failures, 1 warning, exit 2"
     exit_code: int
@@ -55,12 +55,16 @@ class Summary:
 
 
 def summarise(
-    verdict: Verdict, run: Run, fail_on: str = "fail", url: str = "", is_interrupted: bool = False
+    verdict: LaunchVerdict,
+    run: Run,
+    fail_on: str = "fail",
+    url: str = "",
+    is_interrupted: bool = False,
 ) -> Summary:
-    """Return what the reports show of `verdict`, which was judged from `run`."""
+    """Return what the reports show of `verdict`, which rests on `run`."""
     code = exit_code(verdict, fail_on)
     if is_interrupted and code != EXIT_FAIL:
-        code = EXIT_INCOMPLETE  # nobody knows what the rest would have shown
+        code = EXIT_INCOMPLETE  # what the rest would have shown is not known
     findings = sorted(verdict.findings, key=lambda finding: _WORST_FIRST.index(finding.status))
     return Summary(
         verdict=verdict,
@@ -83,7 +87,7 @@ def nodes_text(names: tuple[str, ...]) -> str:
     return clean(compress(names).replace("],", "], "))
 
 
-def fixes(finding: Finding) -> list[tuple[str, str, str]]:
+def fixes(finding: CheckFinding) -> list[tuple[str, str, str]]:
     """Return (nodes, owner, command) of each repair; equal ones of several nodes are one."""
     together: dict[tuple[str, str], list[Fix]] = {}
     for fix in finding.fix:
@@ -96,7 +100,7 @@ def fixes(finding: Finding) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _heading(verdict: Verdict, run: Run, is_interrupted: bool) -> tuple[str, ...]:
+def _heading(verdict: LaunchVerdict, run: Run, is_interrupted: bool) -> tuple[str, ...]:
     num, wanted = len(verdict.reported), max(len(verdict.expected), len(verdict.reported))
     nodes = count(num, "node") if num == wanted else f"{num:,} of {count(wanted, 'node')}"
     launcher = next((one.launcher for one in run.launches.values()), None)
@@ -124,18 +128,18 @@ def _families(results: tuple[Result, ...]) -> tuple[Family, ...]:
     return tuple(families)
 
 
-def _unknown(verdict: Verdict) -> tuple[Finding, ...]:
-    """Return what was tried without an answer: of findings, and of checks that never judged."""
-    found = {(one.id, one.title): one for one in verdict.asides if one.status == "unknown"}
-    told = {one.id for one in found.values()}
+def _unknown(verdict: LaunchVerdict) -> tuple[CheckFinding, ...]:
+    """Return what was tried without an answer: of findings, and of checks that gave no answer."""
+    found = {(one.id, one.title): one for one in verdict.notes if one.status == "unknown"}
+    known = {one.id for one in found.values()}
     for result in verdict.results:
-        if result.status == "unknown" and result.id not in told:
+        if result.status == "unknown" and result.id not in known:
             title = result.reason or "no answer"
-            found[result.id, title] = Finding(id=result.id, status="unknown", title=title)
+            found[result.id, title] = CheckFinding(id=result.id, status="unknown", title=title)
     return tuple(found.values())
 
 
-def _troubles(run: Run) -> tuple[Finding, ...]:
+def _troubles(run: Run) -> tuple[CheckFinding, ...]:
     """Return what could not be measured or carried, each reason with the nodes that met it."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for report in run.present:
@@ -143,7 +147,7 @@ def _troubles(run: Run) -> tuple[Finding, ...]:
             if trouble.status == "unknown":
                 nodes.setdefault((trouble.part, trouble.reason), []).append(report.node)
     return tuple(
-        Finding(id=part, status="unknown", title=f"{nodes_text(tuple(names))}: {reason}")
+        CheckFinding(id=part, status="unknown", title=f"{nodes_text(tuple(names))}: {reason}")
         for (part, reason), names in nodes.items()
     )
 
@@ -155,10 +159,10 @@ def _counts(results: tuple[Result, ...]) -> str:
         parts.append(f"{num['unknown']} unknown")
     if num["skipped"]:
         reasons = most_common_first(one.reason for one in results if one.status == "skipped")
-        told = [f"{_bare(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
+        texts = [f"{_bare(reason)}: {times}" for reason, times in reasons[:_MOST_REASONS]]
         left = sum(times for _, times in reasons[_MOST_REASONS:])
-        told += [f"other reasons: {left}"] if left else []
-        parts.append(f"{num['skipped']} skipped ({'; '.join(told)})")
+        texts += [f"other reasons: {left}"] if left else []
+        parts.append(f"{num['skipped']} skipped ({'; '.join(texts)})")
     return ", ".join(parts)
 
 
@@ -166,7 +170,7 @@ def _bare(reason: str) -> str:
     return clean(reason).removeprefix("skipped: ")
 
 
-def _outcome(verdict: Verdict, code: int) -> str:
+def _outcome(verdict: LaunchVerdict, code: int) -> str:
     statuses = [finding.status for finding in verdict.findings]
     missing = len(set(verdict.expected) - set(verdict.reported))
     parts = []
@@ -175,7 +179,7 @@ def _outcome(verdict: Verdict, code: int) -> str:
     if statuses.count("warn"):
         parts.append(count(statuses.count("warn"), "warning"))
     if missing:
-        parts.append(f"{count(missing, 'node')} not judged")
+        parts.append(f"{count(missing, 'node')} not evaluated")
     if not parts:
-        parts.append("not everything was judged" if code == EXIT_INCOMPLETE else "passed")
+        parts.append("not everything was evaluated" if code == EXIT_INCOMPLETE else "passed")
     return f"{joined(parts, ', ')}, exit {code}"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-# Format characters turn or hide text that stands beside them; the others end lines or move cursors.
+# Format characters turn or hide text beside them; the others end lines or move cursors.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -33,7 +33,7 @@ def _spelled(text: str) -> str:
 
 
 def cut(text: str, columns: int) -> str:
-    """Return `text` in at most `columns` cells of a terminal; "..." stands for the rest."""
+    """Return `text` in at most `columns` cells of a terminal; "..." for the rest."""
     if cell_len(text) <= columns:
         return text
     return set_cell_size(text, max(0, columns - 3)).rstrip() + "..."

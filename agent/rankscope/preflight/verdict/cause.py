@@ -10,10 +10,10 @@ import msgspec
 from rankscope.preflight.checks import CHECKS
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.blame import Path
-from rankscope.preflight.model import Finding
-from rankscope.preflight.verdict.impact import would
+from rankscope.preflight.model import CheckFinding
+from rankscope.preflight.verdict.impact import impact_of
 
-Covers = Callable[[Finding, Path], bool]
+Covers = Callable[[CheckFinding, Path], bool]
 
 
 @dataclass(frozen=True)
@@ -21,30 +21,30 @@ class Rule:
     """A cause explains a symptom as far as `covers` its paths, or holds all its nodes."""
 
     causes: tuple[str, ...]
-    symptoms: tuple[str, ...]  # ids; "port." stands for all that begin so
+    symptoms: tuple[str, ...]  # ids; "port." means all that begin so
     covers: Covers | None = None  # None: paths do not matter, the nodes decide
     only_class: str = ""  # of the symptom's dials
     always: bool = False  # whatever its nodes
     only_failed: bool = False  # the cause must be a failure: a warning explains no failure
 
 
-def _along(cause: Finding, path: Path) -> bool:
+def _along(cause: CheckFinding, path: Path) -> bool:
     return path in cause.edges
 
 
-def _between(cause: Finding, path: Path) -> bool:
+def _between(cause: CheckFinding, path: Path) -> bool:
     return path in cause.edges or path[::-1] in cause.edges
 
 
-def _into(cause: Finding, path: Path) -> bool:
+def _into(cause: CheckFinding, path: Path) -> bool:
     return path[1] in cause.nodes
 
 
-def _out_of(cause: Finding, path: Path) -> bool:
+def _out_of(cause: CheckFinding, path: Path) -> bool:
     return path[0] in cause.nodes
 
 
-def _touching(cause: Finding, path: Path) -> bool:
+def _touching(cause: CheckFinding, path: Path) -> bool:
     return path[0] in cause.nodes or path[1] in cause.nodes
 
 
@@ -52,6 +52,7 @@ _PORTS = ("port.master.reach", "port.master.identity", "port.ephemeral", "port.o
 _SLOW = ("net.latency", "net.jitter", "net.loss", "net.bandwidth")
 _RULES = (
     # the same machine, or the same address, twice: whatever is said of these nodes is about both
+    Rule(("node.twice",), ("host.dup", "net.dup_ip", "port.", "dns.", "net.", "coll."), _touching),
     Rule(("host.dup",), ("net.dup_ip", "port.", "dns.", "net.", "node.absent", "coll."), _touching),
     Rule(("net.dup_ip",), ("dns.wrong", "dns.loopback", "dns.family", "node.absent", "net.",
                            "dns.self.loopback", "clock.offset", "coll.", *_PORTS), _touching),
@@ -107,8 +108,8 @@ _PLACE = {check.id: place for place, check in enumerate(CHECKS)}
 _WORST_FIRST = ("fail", "warn", "unknown", "skipped", "ok")
 
 
-def fold(findings: list[Finding], run: Run) -> list[Finding]:
-    """Return the causes, worst first, each with what it explains folded under it.
+def fold(findings: list[CheckFinding], run: Run) -> list[CheckFinding]:
+    """Return the causes, worst first, each with what it explains grouped under it.
 
     A cause is as bad as the worst of what it explains.
     """
@@ -120,7 +121,9 @@ def fold(findings: list[Finding], run: Run) -> list[Finding]:
         cause = _cause(number, symptom, findings, by_id, parents)
         if cause is not None:
             parents[number] = cause
-    folded: dict[int, list[Finding]] = {n: [] for n in range(len(findings)) if n not in parents}
+    folded: dict[int, list[CheckFinding]] = {
+        n: [] for n in range(len(findings)) if n not in parents
+    }
     for number in parents:
         folded[_root(number, parents)].append(findings[number])
     causes = [_with(findings[number], some, run) for number, some in folded.items()]
@@ -128,7 +131,7 @@ def fold(findings: list[Finding], run: Run) -> list[Finding]:
 
 
 def _cause(
-    number: int, symptom: Finding, findings: list[Finding], by_id: dict[str, list[int]],
+    number: int, symptom: CheckFinding, findings: list[CheckFinding], by_id: dict[str, list[int]],
     parents: dict[int, int],
 ) -> int | None:  # fmt: skip
     """Return the first finding that explains `symptom`, with others where it takes several."""
@@ -155,14 +158,14 @@ def _cause(
     return None
 
 
-def _is_about(rule: Rule, symptom: Finding) -> bool:
+def _is_about(rule: Rule, symptom: CheckFinding) -> bool:
     is_named = any(
         symptom.id.startswith(id) if id.endswith(".") else symptom.id == id for id in rule.symptoms
     )
     return is_named and rule.only_class in ("", symptom.evidence.get("class"))
 
 
-def _holds(rule: Rule, cause: Finding, symptom: Finding) -> bool:
+def _holds(rule: Rule, cause: CheckFinding, symptom: CheckFinding) -> bool:
     """Return whether a symptom without paths, or a rule without, is settled by the nodes."""
     by_nodes = rule.covers is None or not symptom.edges
     about = set(cause.nodes)
@@ -177,14 +180,14 @@ def _root(number: int, parents: dict[int, int]) -> int:
     return number
 
 
-def _with(cause: Finding, symptoms: list[Finding], run: Run) -> Finding:
+def _with(cause: CheckFinding, symptoms: list[CheckFinding], run: Run) -> CheckFinding:
     status = min([cause.status, *(s.status for s in symptoms)], key=_WORST_FIRST.index)
-    told = tuple(f"{one.id}: {one.title}" for one in symptoms)
-    worse = msgspec.structs.replace(cause, status=status, explains=(*cause.explains, *told))
-    return msgspec.structs.replace(worse, would=worse.would or would(worse, run))
+    explained = tuple(f"{one.id}: {one.title}" for one in symptoms)
+    worse = msgspec.structs.replace(cause, status=status, explains=(*cause.explains, *explained))
+    return msgspec.structs.replace(worse, impact=worse.impact or impact_of(worse, run))
 
 
-def _rank(finding: Finding, run: Run) -> tuple[int, int, int, tuple[str, ...]]:
+def _rank(finding: CheckFinding, run: Run) -> tuple[int, int, int, tuple[str, ...]]:
     place = {name: number for number, name in enumerate(run.expected)}
     first = min((place.get(name, len(place)) for name in _names(finding)), default=len(place))
     return (
@@ -193,5 +196,5 @@ def _rank(finding: Finding, run: Run) -> tuple[int, int, int, tuple[str, ...]]:
     )  # fmt: skip
 
 
-def _names(finding: Finding) -> Iterable[str]:
+def _names(finding: CheckFinding) -> Iterable[str]:
     return finding.nodes or tuple(name for path in finding.edges for name in path)

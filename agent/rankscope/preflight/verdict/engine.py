@@ -9,31 +9,30 @@ from collections.abc import Sequence
 from typing import get_args
 
 from rankscope.preflight.checks import FAMILIES
-from rankscope.preflight.checks.base import Check, Run
+from rankscope.preflight.checks.base import BUSY_MS, Check, Run
 from rankscope.preflight.model import (
     EXIT_FAIL,
     EXIT_INCOMPLETE,
     EXIT_OK,
     EXIT_WARN,
     SCHEMA_VERSION,
-    Finding,
+    CheckFinding,
+    LaunchVerdict,
     Result,
     Status,
-    Tier,
-    Verdict,
 )
+from rankscope.preflight.options import Tier
 from rankscope.preflight.verdict.cause import fold
 
 LIMIT_S = 5.0  # of one check; the slowest needs 0.2 s over the reports of 1,000 nodes
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "skipped", "ok")
-_TRIED = "not judged"  # begins the reasons that leave a question open
-_PACE_LIMIT_MS = 15.0  # p90 by which a 20 ms sleep is late: above, no path can be timed
+_TRIED = "not evaluated"  # begins the reasons that leave a question open
 
 
-def judge(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> Verdict:
+def evaluate(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> LaunchVerdict:
     """Run every check over `run` and fold what one cause explains."""
     families = {**FAMILIES, "elsewhere": tuple(foreign)}
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     results: list[Result] = []
     for family, checks in families.items():
         for check in checks:
@@ -43,31 +42,31 @@ def judge(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> 
                 results.append(Result(id=check.id, family=family, status=status, reason=reason))
                 continue
             started = time.monotonic()
-            findings = _judged(check, run, limit_s)
+            findings = _evaluated(check, run, limit_s)
             elapsed_ms = (time.monotonic() - started) * 1e3
             found += findings
             results.append(_result(check.id, family, findings, elapsed_ms))
     loud = fold([f for f in found if f.status in ("fail", "warn")], run)
     quiet = [f for f in found if f.status in ("skipped", "unknown")]
-    return Verdict(
+    return LaunchVerdict(
         schema_version=SCHEMA_VERSION,
         run_id=run.run_id,
         expected=run.expected,
         reported=tuple(report.node for report in run.present),
         findings=tuple(loud),
         results=tuple(results),
-        asides=tuple(quiet),
+        notes=tuple(quiet),
         is_partial=bool(run.absent) or any(r.stage != "done" for r in run.present),
     )
 
 
-def exit_code(verdict: Verdict, fail_on: str = "fail") -> int:
+def exit_code(verdict: LaunchVerdict, fail_on: str = "fail") -> int:
     """Return the documented exit code of a verdict."""
     statuses = {f.status for f in verdict.findings if f.id != "node.absent"}
     if "fail" in statuses:
         return EXIT_FAIL
-    has_judged = any(r.status in ("ok", "warn") for r in verdict.results)
-    if len(verdict.reported) < len(verdict.expected) or not has_judged:
+    has_answers = any(r.status in ("ok", "warn") for r in verdict.results)
+    if len(verdict.reported) < len(verdict.expected) or not has_answers:
         return EXIT_INCOMPLETE
     return EXIT_WARN if "warn" in statuses and fail_on == "warn" else EXIT_OK
 
@@ -114,20 +113,19 @@ def _no_rdma(run: Run) -> str:
 
 
 def _no_pace(run: Run) -> str:
-    late = {r.node: r.delay_p90_ms for r in run.present if r.delay_p90_ms > _PACE_LIMIT_MS}
+    late = {r.node: r.delay_p90_ms for r in run.present if r.delay_p90_ms > BUSY_MS}
     if not late:
         return ""
     node, worst = max(late.items(), key=lambda item: item[1])
-    return (
-        f"not judged: {node} was too busy to time a path (a 20 ms sleep took {worst:.0f} ms more)"
-    )
+    busy = f"{node} was too busy to time a path (a 20 ms sleep took {worst:.0f} ms more)"
+    return f"not evaluated: {busy}"
 
 
 def _no_smoke(run: Run) -> str:
-    told = [r.facts.smoke for r in run.present if r.facts.smoke is not None]
-    if any(smoke.skipped == "" for smoke in told):
+    smokes = [r.facts.smoke for r in run.present if r.facts.smoke is not None]
+    if any(smoke.skipped == "" for smoke in smokes):
         return ""
-    reasons = sorted({smoke.skipped for smoke in told})
+    reasons = sorted({smoke.skipped for smoke in smokes})
     return reasons[0] if reasons else "the collective smoke test was not started"
 
 
@@ -144,27 +142,27 @@ _UNMET = {
 }
 
 
-def _judged(check: Check, run: Run, limit_s: float) -> list[Finding]:
+def _evaluated(check: Check, run: Run, limit_s: float) -> list[CheckFinding]:
     """Run one check in a thread of its own: neither its exception nor its hang is ours."""
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
 
     def work() -> None:
         try:
-            found.extend(list(check.judge(run)))
+            found.extend(list(check.evaluate(run)))
         except Exception as error:  # noqa: BLE001 - a broken check is a result
             text = f"the check itself failed: {type(error).__name__}: {error}"
-            found.append(Finding(id=check.id, status="unknown", title=text))
+            found.append(CheckFinding(id=check.id, status="unknown", title=text))
 
     thread = threading.Thread(target=work, name=f"preflight-{check.id}", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
         text = f"the check did not end in {limit_s:g} s"
-        return [Finding(id=check.id, status="unknown", title=text)]
+        return [CheckFinding(id=check.id, status="unknown", title=text)]
     return found
 
 
-def _result(id: str, family: str, findings: list[Finding], elapsed_ms: float) -> Result:
+def _result(id: str, family: str, findings: list[CheckFinding], elapsed_ms: float) -> Result:
     statuses: list[Status] = [finding.status for finding in findings]
     worst: Status = min(statuses, key=_WORST_FIRST.index, default="ok")
     quiet = worst in ("unknown", "skipped")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.pairs import gloo_dials
-from rankscope.preflight.model import Finding
+from rankscope.preflight.model import CheckFinding
 
 _ANY = ""
-# (check, class, mode) -> sentence; an empty class or mode stands for all others
+# (check, class, mode) -> sentence; an empty class or mode means all others
 _SAYS: dict[tuple[str, str, str], str] = {
     ("node.absent", _ANY, "static"): "the others wait 15 min, then end: 2/3 clients joined",
     ("node.absent", _ANY, "c10d"): "the others wait 10 min, then end with RendezvousTimeoutError",
@@ -37,7 +37,7 @@ _SAYS: dict[tuple[str, str, str], str] = {
     "30 min",
     ("dns.master", _ANY, "c10d"): "'gai error: -3' again and again on that node, the end after "
     "10 min",
-    ("dns.self.loopback", _ANY, _ANY): "gloo tells the others a loopback address: 'Connection "
+    ("dns.self.loopback", _ANY, _ANY): "gloo advertises a loopback address: 'Connection "
     "refused, remote=[127.0.1.1]' on one node, the others hang",
     ("net.iface.missing", _ANY, _ANY): "that node ends with 'Unable to find address for', the "
     "others after 30 min",
@@ -70,8 +70,8 @@ _GLOO_CLOSED = {
 _NCCL_CLOSED = "NCCL init: connects are retried without a word, then fail (read in its source)"
 
 
-def would(finding: Finding, run: Run) -> str:
-    """Return what the launch of this mode and backend would have done; "" if nobody knows."""
+def impact_of(finding: CheckFinding, run: Run) -> str:
+    """Return what the launch of this mode and backend would have done; "" if that is not known."""
     special = _SPECIAL.get(finding.id)
     if special is not None:
         return special(finding, run)
@@ -83,7 +83,7 @@ def would(finding: Finding, run: Run) -> str:
     return ""
 
 
-def _closed(finding: Finding, run: Run) -> str:
+def _closed(finding: CheckFinding, run: Run) -> str:
     if run.backend == "nccl":
         return _NCCL_CLOSED
     used = [gloo_dials(run, start, end) for start, end in finding.edges]
@@ -93,14 +93,14 @@ def _closed(finding: Finding, run: Run) -> str:
     return _GLOO_CLOSED.get(outcome, "gloo init: the dialling ranks fail, the dialled one hangs")
 
 
-def _clock(finding: Finding, run: Run) -> str:
+def _clock(finding: CheckFinding, run: Run) -> str:
     offsets = finding.evidence.get("offset_ms", {}).values()
     if finding.status != "fail" or not offsets:
         return "works; times in logs and traces of the nodes do not line up"
     left = len(run.expected) - sum(offset < -FORGOTTEN_MS for offset in offsets)
-    told = f"WORLD_SIZE={sum(run.nproc(node) for node in run.expected[:left])} and exit code 0"
+    world = f"WORLD_SIZE={sum(run.nproc(node) for node in run.expected[:left])} and exit code 0"
     is_behind = left < len(run.expected) and bool(finding.nodes)
-    shrinks = f"who is more than 15 s behind is left out without a word: {told} on the others"
+    shrinks = f"a node more than 15 s behind is left out without a word: {world} on the others"
     if run.mode != "c10d":
         return "static and env:// tolerate it, c10d does not: there " + (
             shrinks if is_behind else "the exit barrier may block for 300 s"
@@ -108,12 +108,12 @@ def _clock(finding: Finding, run: Run) -> str:
     if is_behind:
         return shrinks
     if not finding.nodes:
-        return "the node that is behind is left out without a word: the others train without it"
+        return "a node that is behind is left out without a word: the others train without it"
     return "trains; the exit barrier may block for 300 s"
 
 
-def _name(finding: Finding, run: Run) -> str:
-    """Tell of wrong names: the job asks for no other name than MASTER_ADDR."""
+def _name(finding: CheckFinding, run: Run) -> str:
+    """Say what wrong names do: the job asks for no other name than MASTER_ADDR."""
     if run.master not in {end for _, end in finding.edges}:
         return "works while the job calls its nodes by address: MASTER_ADDR is right"
     if finding.status == "warn":

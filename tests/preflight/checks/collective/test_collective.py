@@ -8,19 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Check, Run
-from rankscope.preflight.checks.collective import CHECKS
-from rankscope.preflight.checks.collective.gloo import CollGloo
-from rankscope.preflight.checks.collective.nccl import CollNccl
-from rankscope.preflight.checks.collective.pair import CollPair
-from rankscope.preflight.checks.collective.rdzv import CollRdzv
-from rankscope.preflight.checks.collective.truth import difference
+from rankscope.preflight.checks.collective import CollGloo, CollNccl, CollPair, CollRdzv, difference
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.gpu import GpuFacts
-from rankscope.preflight.facts.interfaces import Choice, InterfaceFacts
+from rankscope.preflight.facts.interfaces import InterfaceFacts
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.facts.rdma import RdmaFacts
 from rankscope.preflight.facts.smoke import SmokeFacts, SmokeHalf, SmokeSize
-from rankscope.preflight.model import Facts, Finding, NodeReport
+from rankscope.preflight.model import CheckFinding, Facts, NodeReport
 
 NODES = ("node0", "node1", "node2")
 MB = 2**20
@@ -63,17 +60,17 @@ def but(smoke: SmokeFacts = HEALTHY, **changes: Any) -> SmokeFacts:
     return msgspec.structs.replace(smoke, **changes)
 
 
-def only(found: Sequence[Finding]) -> Finding:
+def only(found: Sequence[CheckFinding]) -> CheckFinding:
     (finding,) = found
     return finding
 
 
-def judged(check: Check, *smokes: SmokeFacts, **facts: Any) -> list[Finding]:
-    return list(check.judge(run_of(smokes, **facts)))
+def judged(check: Check, *smokes: SmokeFacts, **facts: Any) -> list[CheckFinding]:
+    return list(check.evaluate(run_of(smokes, **facts)))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+@pytest.mark.parametrize("check", FAMILIES["collective"], ids=lambda check: check.id)
 def test_a_healthy_run_yields_nothing(check: Check, backend: str) -> None:
     ran = but(backend=backend, nccl_net="IB")
     loud = [f for f in judged(check, ran, ran, ran) if f.status in ("fail", "warn", "unknown")]
@@ -140,7 +137,7 @@ def test_a_wrong_sum_on_one_node() -> None:
     found = only(judged(CollGloo(), HEALTHY, wrong, HEALTHY))
     assert (found.status, found.nodes) == ("fail", ("node1",))
     assert found.title == "an all-reduce of 64 kB gives a wrong sum on node1"
-    assert found.told == ("node1: 3 of 16384 numbers are wrong",)
+    assert found.lines == ("node1: 3 of 16384 numbers are wrong",)
     assert "ethtool -S eth0" in found.fix[0].command
 
 
@@ -183,7 +180,7 @@ def test_a_stall_on_a_busy_machine_accuses_nobody() -> None:
     hangs = stuck(65_536, error="killed in stage collectives", ended_by="limit")
     run = run_of([waits, hangs, waits])
     busy = msgspec.structs.replace(run.reports["node2"], delay_p90_ms=40.0)
-    found = only(list(CollGloo().judge(Run("7", NODES, {**run.reports, "node2": busy}))))
+    found = only(list(CollGloo().evaluate(Run("7", NODES, {**run.reports, "node2": busy}))))
     assert (found.status, found.nodes) == ("unknown", ())
     assert "node2" in found.title
 

@@ -1,0 +1,100 @@
+"""The newest report of every node, from whichever carrier brought it first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from rankscope.preflight.model import STAGES, Claim, NodeReport, Stage
+
+
+class Exchange:
+    """Reports by node. Merging is idempotent: the higher version holds."""
+
+    def __init__(self, mine: NodeReport) -> None:
+        self.mine = mine
+        self.reports: dict[str, NodeReport] = {mine.node: mine}
+        self._changed = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
+
+    def publish(self, **fields: object) -> None:
+        """Change our own report; all other nodes will get it."""
+        self.mine = msgspec.structs.replace(self.mine, version=self.mine.version + 1, **fields)
+        self.reports[self.mine.node] = self.mine
+        self.wake()
+
+    def add(self, report: NodeReport) -> bool:
+        """Take a report of another node; return whether it was news."""
+        if report.node == self.mine.node:
+            if report.started_unix_s != self.mine.started_unix_s:
+                self._note_twins(report, self.mine)
+            return False
+        before = self.reports.get(report.node)
+        if before is not None:
+            if before.started_unix_s != report.started_unix_s:
+                return self._replace_restarted(before, report)
+            if before.version >= report.version:
+                return False
+        self.reports[report.node] = report
+        self.wake()
+        return True
+
+    def _replace_restarted(self, before: NodeReport, report: NodeReport) -> bool:
+        """Take the report of an agent that was started again, in place of the older one's."""
+        self._note_twins(before, report)
+        if report.started_unix_s < before.started_unix_s:
+            return False
+        self.reports[report.node] = report
+        self.wake()
+        return True
+
+    def _note_twins(self, first: NodeReport, second: NodeReport) -> None:
+        """Publish that two agents go by one name, unless the older one has ended."""
+        older, node = min(first, second, key=lambda report: report.started_unix_s), first.node
+        claims = {*self.mine.claims.get(node, ()), _claim(first), _claim(second)}
+        is_known = len(claims) == len(self.mine.claims.get(node, ()))
+        if older.is_leaving or older.stage == "done" or is_known:
+            return
+        agents = tuple(sorted(claims, key=lambda claim: claim.started_unix_s))
+        self.publish(claims={**self.mine.claims, node: agents})
+
+    def have(self) -> dict[str, int]:
+        """Return the versions by node."""
+        return {node: report.version for node, report in self.reports.items()}
+
+    def newer_than(self, have: Mapping[str, int]) -> list[NodeReport]:
+        """Return the reports that are newer than the versions in `have`."""
+        return [r for node, r in self.reports.items() if r.version > have.get(node, -1)]
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call` after every change; the returned function ends that."""
+        self._watchers.append(call)
+        return lambda: self._watchers.remove(call)
+
+    async def wait(self, is_met: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until `is_met`; return whether it was before the limit."""
+        try:
+            async with asyncio.timeout(max(0.0, limit_s)):
+                while not is_met():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return is_met()
+        return True
+
+    def have_reached(self, stage: Stage) -> bool:
+        """Return whether all nodes that reported and did not leave are at `stage` or beyond."""
+        least = STAGES.index(stage)
+        return all(r.is_leaving or STAGES.index(r.stage) >= least for r in self.reports.values())
+
+    def wake(self) -> None:
+        """Wake all that wait: something that they look at has changed."""
+        self._changed.set()
+        for call in tuple(self._watchers):
+            call()
+
+
+def _claim(report: NodeReport) -> Claim:
+    return Claim(started_unix_s=report.started_unix_s, pid=report.pid, addresses=report.addresses)

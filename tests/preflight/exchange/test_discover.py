@@ -1,0 +1,236 @@
+"""Who takes part, and which of them is this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rankscope.preflight.exchange.discover import Asked, Discovery, discover, expected
+from rankscope.preflight.facts.launch import Launcher, LaunchFacts
+from rankscope.preflight.system import RESOLVE_LIMIT_S, Resolved, System
+
+
+@dataclass(frozen=True)
+class Recorded(System):
+    """A machine with a name, addresses and a resolver of its own."""
+
+    name: str = "node1"
+    own: tuple[str, ...] = ("127.0.0.1", "10.0.0.1")
+    hosts: Mapping[str, str] = field(default_factory=dict)
+
+    def hostname(self) -> str:
+        return self.name
+
+    def addresses(self) -> tuple[str, ...]:
+        return self.own
+
+    def resolve(self, name: str, limit_s: float = RESOLVE_LIMIT_S) -> Resolved:
+        known = self.hosts.get(name)
+        return Resolved(name=name, addresses=(known,) if known else ())
+
+
+HOSTS = {f"node{n}": f"10.0.0.{n}" for n in range(4)}
+NODES = ("node0", "node1", "node2")
+
+
+def found(
+    environ: Mapping[str, str] | None = None,
+    launch: LaunchFacts | None = None,
+    asked: Asked | None = None,
+    name: str = "node1",
+    own: tuple[str, ...] = ("127.0.0.1", "10.0.0.1"),
+    hosts: Mapping[str, str] = HOSTS,
+) -> Discovery:
+    system = Recorded(environ=environ or {}, name=name, own=own, hosts=hosts)
+    return discover(system, asked or Asked(), launch or LaunchFacts())
+
+
+def test_by_hand_the_own_name_tells_who_this_is() -> None:
+    seen = found(asked=Asked(nodes=NODES))
+    assert (seen.nodes, seen.me, seen.node_rank, seen.master_addr) == (NODES, "node1", 1, "node0")
+    assert (seen.num_nodes, seen.master_port, seen.how, seen.errors) == (3, 29500, "--nodes", ())
+
+
+@pytest.mark.parametrize("name", ["node1.cluster.local", "NODE1"])
+def test_the_domain_and_capitals_do_not_matter(name: str) -> None:
+    assert found(asked=Asked(nodes=NODES), name=name).me == "node1"
+
+
+def test_an_unknown_name_is_told_by_its_address() -> None:
+    assert found(asked=Asked(nodes=NODES), name="ip-10-0-0-1").me == "node1"
+    assert found(
+        asked=Asked(nodes=("10.0.0.0", "10.0.0.1")), hosts={"10.0.0.1": "10.0.0.1"}
+    ).me == ("10.0.0.1")
+
+
+def test_a_loopback_address_tells_nobody() -> None:
+    hosts = dict.fromkeys(NODES, "127.0.1.1")
+    seen = found(
+        asked=Asked(nodes=NODES), name="laptop", own=("127.0.0.1", "127.0.1.1"), hosts=hosts
+    )
+    assert "--node NAME" in seen.errors[0]
+    assert "laptop" in seen.errors[0]
+
+
+def test_two_names_of_this_machine_are_a_question_not_a_guess() -> None:
+    hosts = {**HOSTS, "node2": "10.0.0.1"}
+    seen = found(asked=Asked(nodes=NODES), name="laptop", hosts=hosts)
+    assert "node1, node2 all have its address" in seen.errors[0]
+
+
+def test_what_was_said_outranks_what_is_seen() -> None:
+    assert found(asked=Asked(nodes=NODES, node="node2")).me == "node2"
+    assert "not among the nodes" in found(asked=Asked(nodes=NODES, node="node7")).errors[0]
+    assert "twice" in found(asked=Asked(nodes=("a", "b", "a"))).errors[0]
+
+
+def test_a_duplicate_address_does_not_change_who_this_is() -> None:
+    # node2 has node1's address: its own name still tells, and the finding must name it
+    seen = found(asked=Asked(nodes=NODES), name="node2", own=("10.0.0.1",))
+    assert seen.me == "node2"
+
+
+def test_a_wrong_node_rank_does_not_change_who_this_is() -> None:
+    seen = found(asked=Asked(nodes=NODES), launch=LaunchFacts(node_rank=0))
+    assert (seen.me, seen.node_rank) == ("node1", 0)
+
+
+def test_a_cloned_name_is_told_apart_by_rank_and_address() -> None:
+    seen = found(asked=Asked(nodes=NODES), launch=LaunchFacts(node_rank=1), name="node0")
+    assert (seen.me, seen.node_rank) == ("node1", 1)
+
+
+def test_a_host_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node0 slots=8\nnode1 slots=8\n")
+    seen = found(asked=Asked(hostfile=str(path)))
+    assert (seen.nodes, seen.me, seen.how) == (("node0", "node1"), "node1", "--hostfile")
+    assert "cannot be read" in found(asked=Asked(hostfile=str(tmp_path / "none"))).errors[0]
+    path.write_text("# nobody\n")
+    assert "names no host" in found(asked=Asked(hostfile=str(path))).errors[0]
+
+
+def slurm(**more: str) -> dict[str, str]:
+    return {
+        "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_NODEID": "1", "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0", "SLURMD_NODENAME": "node1", **more,
+    }  # fmt: skip
+
+
+def test_under_srun() -> None:
+    launch = LaunchFacts(launcher="slurm", node_rank=1, num_nodes=3)
+    seen = found(slurm(), launch, name="other-name")
+    assert (seen.nodes, seen.me, seen.node_rank) == (NODES, "node1", 1)
+    assert found(slurm(SLURM_STEP_NODELIST="node[1-2]"), launch).nodes == ("node1", "node2")
+    assert "brackets" in found(slurm(SLURM_JOB_NODELIST="node[0-"), launch).errors[0]
+
+
+def test_in_an_allocation_without_srun_the_remedy_is_named() -> None:
+    environ = {"SLURM_JOB_NODELIST": "node[0-2]"}
+    for launcher in ("slurm", "hand", "env"):  # without srun there is no sign of a step
+        seen = found(environ, LaunchFacts(launcher=launcher))  # type: ignore[arg-type]
+        assert "srun --ntasks-per-node=1 rankscope preflight" in seen.errors[0]
+    one = found({"SLURM_JOB_NODELIST": "node1"}, LaunchFacts(launcher="slurm"))
+    assert (one.nodes, one.errors) == (("node1",), ())
+
+
+def test_torchrun_inside_of_slurm_has_names_and_its_own_numbers() -> None:
+    environ = slurm(LOCAL_RANK="0", GROUP_RANK="2")
+    del environ["SLURMD_NODENAME"]
+    seen = found(environ, LaunchFacts(launcher="torchrun", node_rank=2, num_nodes=3))
+    assert (seen.me, seen.node_rank) == ("node1", 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]
+)
+def test_only_local_rank_0_takes_part(name: str) -> None:
+    assert f"{name}=3" in found({name: "3"}).stands_aside
+    assert found({name: "0"}).stands_aside == ""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpi", "env"])
+def test_where_nobody_names_the_nodes_they_meet_at_the_master(launcher: Launcher) -> None:
+    launch = LaunchFacts(
+        launcher=launcher, master_addr="10.0.0.0", master_port=1234, num_nodes=3, node_rank=2
+    )
+    seen = found(launch=launch)
+    assert (seen.nodes, seen.me, seen.node_rank, seen.num_nodes) == ((), "node1", 2, 3)
+    assert (seen.master_addr, seen.master_port, seen.errors) == ("10.0.0.0", 1234, ())
+    assert expected(seen, {}) == ("node-rank-0", "node-rank-1", "node-rank-2")
+    assert expected(seen, {"b": 1, "a": 0}) == ("a", "b", "node-rank-2")
+    assert expected(seen, {"b": 1, "c": 1, "z": 9}) == ("node-rank-0", "b", "c", "node-rank-2", "z")
+
+
+def test_the_node_rank_follows_from_the_rank() -> None:
+    launch = LaunchFacts(master_addr="a", rank=9, nproc_per_node=4, world_size=12)
+    seen = found(launch=launch)
+    assert (seen.node_rank, seen.num_nodes, seen.errors) == (2, 3, ())
+
+
+def test_ranks_without_local_numbers_are_nodes() -> None:
+    seen = found(launch=LaunchFacts(master_addr="job-master-0", rank=2, world_size=3))
+    assert (seen.node_rank, seen.num_nodes, seen.errors) == (2, 3, ())
+
+
+@pytest.mark.parametrize(("name", "rank"), [("node0", 0), ("node1", -1), ("node2", -1)])
+def test_under_c10d_only_the_one_with_the_endpoint_has_a_rank(name: str, rank: int) -> None:
+    launch = LaunchFacts(launcher="torchrun", mode="c10d", master_addr="node0", num_nodes=3)
+    seen = found(launch=launch, name=name, own=("127.0.0.1", HOSTS[name]))
+    assert (seen.me, seen.node_rank, seen.num_nodes, seen.errors) == (name, rank, 3, ())
+    assert expected(seen, {name: rank}) == {
+        "node0": ("node0", "node-rank-1", "node-rank-2"),
+        "node1": ("node-rank-0", "node1", "node-rank-2"),
+        "node2": ("node-rank-0", "node2", "node-rank-2"),
+    }[name]  # fmt: skip
+    assert expected(seen, {"node2": -1, "node1": -1, "node0": 0}) == NODES
+    assert len(expected(seen, {"a": -1, "b": -1, "c": -1, "d": -1})) == 5
+
+
+def test_what_is_missing_is_named_with_the_remedy() -> None:
+    assert "MASTER_ADDR=NODE0" in found(launch=LaunchFacts(num_nodes=3, node_rank=0)).errors[0]
+    ranks = LaunchFacts(master_addr="node0", rank=4, local_rank=0, world_size=8)
+    assert "LOCAL_WORLD_SIZE" in found(launch=ranks).errors[0]
+    assert "NNODES" in found(launch=LaunchFacts(node_rank=1, master_addr="node0")).errors[0]
+
+
+def test_alone() -> None:
+    seen = found()
+    assert (seen.nodes, seen.me, seen.node_rank, seen.errors) == (("node1",), "node1", 0, ())
+    assert found(launch=LaunchFacts(master_addr="127.0.0.1")).nodes == ("node1",)
+
+
+@pytest.mark.parametrize(
+    ("master", "name", "nodes"),
+    [
+        ("train-0.svc", "train-1", ("train-0.svc", "train-1.svc", "train-2.svc")),
+        (
+            "train-master-0",
+            "train-worker-0",
+            ("train-master-0", "train-worker-0", "train-worker-1"),
+        ),
+        (
+            "set-job-0-0.sub",
+            "set-job-0-1",
+            ("set-job-0-0.sub", "set-job-0-1.sub", "set-job-0-2.sub"),
+        ),
+        ("train-0.svc", "else-1", ()),
+        ("node0", "node1", ()),
+    ],
+)
+def test_pods_are_named_by_their_number(master: str, name: str, nodes: tuple[str, ...]) -> None:
+    launch = LaunchFacts(launcher="kubernetes", master_addr=master, num_nodes=3, node_rank=1)
+    seen = found(launch=launch, name=name)
+    assert seen.nodes == nodes
+    assert seen.me == (nodes[1] if nodes else name)
+    assert seen.errors == ()
+
+
+def test_mpi_inside_of_pbs_reads_its_host_file(tmp_path: Path) -> None:
+    path = tmp_path / "nodes"
+    path.write_text("node0\nnode0\nnode1\nnode1\n")
+    seen = found({"PBS_NODEFILE": str(path)}, LaunchFacts(launcher="mpi", node_rank=1))
+    assert (seen.nodes, seen.me, seen.how) == (("node0", "node1"), "node1", "PBS_NODEFILE")

@@ -1,0 +1,56 @@
+"""Lists of nodes as schedulers write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", "node1"),
+        ("node[1-3]", "node1 node2 node3"),
+        ("node[01-03,07],login", "node01 node02 node03 node07 login"),
+        ("node[098-101]", "node098 node099 node100 node101"),
+        ("gpu-a[1-2]-ib[0-1]", "gpu-a1-ib0 gpu-a1-ib1 gpu-a2-ib0 gpu-a2-ib1"),
+        ("r[1,3]n[5].cluster, x", "r1n5.cluster r3n5.cluster x"),
+        ("a,b,a", "a b"),
+        ("", ""),
+    ],
+)
+def test_slurms_compressed_form(text: str, names: str) -> None:
+    assert expand(text) == tuple(names.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["node[1-", "node]1", "n[3-1]", "n[a-b]", "n[]", "n[1-99999999]", "n[[1]]", "n[0-999][0-999]"],
+)
+def test_a_broken_list_is_refused(text: str) -> None:
+    with pytest.raises(HostListError):
+        expand(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1 slots=8\nnode2 slots=8 max_slots=16\n",
+        "# ours\nnode1:8\n\nnode2:8  # the new one\n",
+        "node1\nnode1\nnode2\nnode2\n",
+        "me@node1\nme@node2",
+        "node1 8 all.q@node1 UNDEFINED\nnode2 8 all.q@node2 UNDEFINED\n",
+    ],
+)
+def test_the_forms_of_host_files(text: str) -> None:
+    assert read_hostfile(text) == ("node1", "node2")
+
+
+def test_addresses_stay_whole() -> None:
+    assert read_hostfile("10.0.0.1:8\nfd00::1\n[fd00::2]:8") == ("10.0.0.1", "fd00::1", "fd00::2")
+
+
+def test_a_line_without_a_host_is_refused() -> None:
+    with pytest.raises(HostListError, match="line 2"):
+        read_hostfile("node1\nslots=8\n")
