@@ -247,9 +247,9 @@ def judged(name: str, seed: int, run_seed: int) -> Case:
 def _accused(run: Run, looks: Sequence[Look]) -> str:
     """Return which healthy rank is accused, in any look."""
     for look in looks:
-        for one in (*look.findings, *([look.verdict] if look.verdict else [])):
-            if one.severity != "info" and not set(one.ranks) <= run.guilty:
-                return f"accuses {sorted(set(one.ranks) - run.guilty)}: {one.what}"
+        for finding in (*look.findings, *([look.verdict] if look.verdict else [])):
+            if finding.severity != "info" and not set(finding.ranks) <= run.guilty:
+                return f"accuses {sorted(set(finding.ranks) - run.guilty)}: {finding.what}"
     return ""
 
 

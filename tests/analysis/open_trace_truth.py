@@ -1,8 +1,8 @@
 """What the open trace says of itself, by a computation that shares no line with the product.
 
-Each rank goes through its operations in order. Own work takes its time; an exchange or a collective
-ends when its last member has come, and the shortest time of it has passed. Ideal is: the mean of a
-kind of work, the median of a kind of transfer.
+Each rank goes through its operations in order. Self time takes its time; an exchange or a
+collective ends when its last member has come, and the shortest time of it has passed. Ideal is: the
+mean of a kind of work, the median of a kind of transfer.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ that hit one rank for seconds, as measured with four ranks on two cores. Seeds d
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,8 @@ from rankscope.wire.chunk import Column
 from rankscope_server.analysis.state import RunState
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Issued, Machine, Op, Rank
+from tests.analysis.records import START_NS, grouped
 
-START_NS = 1_790_000_000_000_000_000
 MS = 1_000_000
 Item = tuple[int, schema.AnyRecord | tuple[schema.Chunk, dict[str, Column]]]  # arrival ns, what
 
@@ -230,7 +231,7 @@ class Recording:
                 num_stages=job.num_stages if job.num_stages > 1 else 0,
             )))  # fmt: skip
             items += [
-                (START_NS, schema.GroupDefined(**who, group=name, ranks=list(ranks), backend=""))
+                (START_NS, grouped(**who, ranks=ranks, group=name, backend=""))
                 for name, ranks in job.groups().items()
                 if rank in ranks
             ]
@@ -337,7 +338,7 @@ class Recording:
         return schema.GroupState(
             group=name,
             issued=len(collectives),
-            ended=sum(one.ended_ms <= now_ms for one in collectives),
+            ended=sum(collective.ended_ms <= now_ms for collective in collectives),
             operation=last.operation if last else "",
             size_bytes=1 << 20 if last else 0,
             issued_ns=self.clock_ns(rank.number, last.issued_ms) if last else 0,
@@ -412,7 +413,7 @@ def without_fault(job: Job) -> Job:
 
 
 def wide(own_ms: np.ndarray, per_chunk: int = 50) -> list[Item]:
-    """Return a data-parallel job of many ranks from its own work, ranks x steps.
+    """Return a data-parallel job of many ranks from its self time, ranks x steps.
 
     The program of a thousand ranks would take minutes; here every step lasts as long as its
     slowest rank, and the others are blocked in backward for the rest.
@@ -441,3 +442,8 @@ def wide(own_ms: np.ndarray, per_chunk: int = 50) -> list[Item]:
             columns["backward_blocked_ns"] = ((whole - own) * MS).astype(np.int64)
             items.append((int(started[part.stop - 1]), _chunk("steps", rank, columns)))
     return sorted(items, key=lambda item: item[0])
+
+
+def say(text: str) -> None:
+    """Show a measured result with `pytest -s`."""
+    sys.stdout.write(text + "\n")

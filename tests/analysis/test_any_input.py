@@ -11,8 +11,9 @@ import pytest
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose import DETECTORS
+from tests.analysis.gpu_samples import gpu_columns, health
+from tests.analysis.records import grouped
 from tests.analysis.simulator import MS, START_NS
-from tests.analysis.test_gpu_health import gpu_columns, health
 
 Item = schema.AnyRecord | tuple[schema.Chunk, dict[str, np.ndarray]]
 
@@ -84,7 +85,7 @@ def other(chance: random.Random, rank: int, attempt: int) -> Item:
                               local_world_size=4, node_rank=rank // 4, host=chance.choice("ab"),
                               pid=1, num_stages=chance.choice([0, 4]), stage=rank % 4),
         schema.RankEnded(**who, reason=chance.choice(["clean", "signal", "lost"]), signal=9),
-        schema.GroupDefined(**who, group="g", ranks=[0, 1, 2], backend=""),
+        grouped(**who, ranks=[0, 1, 2], group="g", backend=""),
     ])  # fmt: skip
 
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from rankscope.wire import schema
-from rankscope_server.known_errors.judgement import judge
-from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.evaluation import evaluate
+from rankscope_server.known_errors.load import known_errors
 from rankscope_server.known_errors.reading import Reader
-from tests.analysis.test_root_cause import at, ended, look_after, raised, run
+from tests.analysis.failures import at, ended, look_after, raised, run
 
 RANKS, SEEDS = 8, 10
 CAUSES = (
@@ -72,7 +72,7 @@ def test_the_planted_rank_is_named_from_logs(cause: tuple[str, str, str]) -> Non
     for seed in range(SEEDS):
         chance = random.Random(seed)
         culprit = chance.randrange(RANKS)
-        reader = Reader(book(), RANKS)
+        reader = Reader(known_errors(), RANKS)
         names = list(range(RANKS))
         chance.shuffle(names)
         for rank in names:
@@ -80,7 +80,7 @@ def test_the_planted_rank_is_named_from_logs(cause: tuple[str, str, str]) -> Non
             head = 'Traceback (most recent call last):\n  File "train.py", line 7, in f\n    go()'
             text = f"step 41\n{head}\n{kind}: {message}\n"
             reader.read([text.encode()], f"rank_{rank}.log")
-        root = judge(reader.tally).root
+        root = evaluate(reader.tally).root
         right += root is not None and root.ranks == (culprit,) and root.group.family == cause[2]
     assert right == SEEDS
 

@@ -8,8 +8,9 @@ import pytest
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
+from tests.analysis.collective_columns import columns_of
+from tests.analysis.records import registered
 from tests.analysis.simulator import START_NS
-from tests.analysis.test_clocks import columns_of
 
 STEPS = 400
 
@@ -22,10 +23,7 @@ def findings(shift_ms: dict[int, np.ndarray], ranks: int = 4, seed: int = 1) -> 
     ends = end[:, None] + chance.uniform(0, 1.0, (STEPS, ranks))
     state = RunState("run")
     for rank in range(ranks):
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=ranks, local_rank=rank,
-            local_world_size=ranks, node_rank=0, host="node-0", pid=1 + rank, backend="gloo",
-        ))  # fmt: skip
+        state.apply_record(registered(rank, ranks, backend="gloo"))
         moved = shift_ms.get(rank, np.zeros(STEPS))
         state.apply_chunk(
             schema.Chunk(kind="collectives", attempt=0, rank=rank, host="node-0", count=STEPS,
@@ -61,4 +59,4 @@ def test_of_two_ranks_either_may_be_wrong_and_that_is_said() -> None:
     found = findings({1: np.full(STEPS, 300.0)}, ranks=2)
     assert found
     assert all(one.confidence < 0.85 for one in found)
-    assert "do not tell which" in found[0].confidence_text
+    assert "not which of the two" in found[0].confidence_text

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.clock_table import ClockTable
 from rankscope_server.observe.clocks import SERVER, Clocks
-from tests.analysis.test_straggler import say
-
-START_NS = 1_790_000_000_000_000_000
-MS = 1_000_000
+from tests.analysis.collective_columns import MS, START_NS, columns_of
+from tests.analysis.simulator import say
 
 
 @dataclass(frozen=True)
@@ -58,23 +55,6 @@ def simulate(hosts: Hosts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return true + theta + drift * (true - end) + stepped
 
     return shown(starts), shown(ends), theta
-
-
-def columns_of(starts: np.ndarray, ends: np.ndarray, first: int = 1) -> dict[str, Column]:
-    count = len(starts)
-    arrived = START_NS + (starts * MS).astype(np.int64)
-    columns: dict[str, Column] = {
-        name: np.zeros(count, np.int64) for name in schema.COLLECTIVE_COLUMNS
-    }
-    columns |= {
-        "arrived_ns": arrived, "duration_ns": START_NS + (ends * MS).astype(np.int64) - arrived,
-        "sequence": np.arange(first, first + count), "size_bytes": np.full(count, 4096),
-        "state": np.full(count, schema.ENDED), "step": np.full(count, 2),
-        "group": ["world"] * count, "operation": ["all_reduce"] * count,
-    }  # fmt: skip
-    for name in ("dtype", "reduce_op", "call_site", "issued_by", "ended_by"):
-        columns[name] = [""] * count
-    return columns
 
 
 def name(host: int) -> str:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from rankscope_server.observe.components import Verdict, locate, ratios, slow_groups
+from rankscope_server.observe.components import Located, locate, ratios, slow_groups
 
 DP, PP, TP, HOSTS_PER_LEAF = 16, 8, 8, 8
 
@@ -55,7 +55,7 @@ def components(groups: dict[str, tuple[int, ...]]) -> tuple[dict[str, set[str]],
 
 def verdict(
     seed: int, noise: float, order: str, bad: str | None, factor: float, operations: int = 30
-) -> Verdict:
+) -> Located:
     chance = np.random.default_rng(seed)
     groups, kinds = layout(order)
     crossed, size = components(groups)
@@ -106,7 +106,7 @@ def test_much_noise_makes_it_silent_not_wrong(kind: str) -> None:
 def test_no_fault_is_quiet() -> None:
     for seed in range(12):
         for noise in (0.05, 0.15):
-            assert verdict(seed, noise, "pp-outer", None, 1.0) == Verdict((), ())
+            assert verdict(seed, noise, "pp-outer", None, 1.0) == Located((), ())
 
 
 def test_a_slow_first_trial_on_all_ranks_is_no_link() -> None:
@@ -115,7 +115,7 @@ def test_a_slow_first_trial_on_all_ranks_is_no_link() -> None:
     assert slow_groups(ratios(groups, kinds), kinds) == set()
 
 
-def collided(seed: int, share: float, order: str) -> Verdict:
+def collided(seed: int, share: float, order: str) -> Located:
     """Return the verdict where flows that hash onto one path slow some groups here and there."""
     chance = np.random.default_rng(seed)
     groups, kinds = layout(order)

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.wire.schema import GroupDefined, GroupState, RankRegistered, RankState
+from rankscope.wire.schema import GroupState, RankRegistered, RankState
 from rankscope_server.analysis.state import RunState
-from rankscope_server.diagnose.shared.flow import Place, place_of_slower, place_of_stuck
+from rankscope_server.diagnose.shared.connections import LinkLocation, slower_link, stuck_link
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Finding
 from rankscope_server.observe.connection_table import (
@@ -22,6 +22,7 @@ from rankscope_server.observe.connection_table import (
 )
 from rankscope_server.observe.sample_table import SampleTable
 from rankscope_server.verdict.answers import Look
+from tests.analysis.records import grouped, registered
 from tests.simulator.connections import (
     HELD,
     LOSSY,
@@ -59,18 +60,15 @@ class Links(Net):
             ranks={rank: _registered(rank, self.host(rank)) for rank in range(self.ranks)},
         )  # fmt: skip
 
-    def slower(self, order: int | None = None) -> Place | None:
-        return place_of_slower(self.window(order), (START_S + ONSET_S) * 1e3, COST)
+    def slower(self, order: int | None = None) -> LinkLocation | None:
+        return slower_link(self.window(order), (START_S + ONSET_S) * 1e3, COST)
 
-    def stuck(self) -> Place | None:
-        return place_of_stuck(self.window(), (START_S + ONSET_S) * 1e3)
+    def stuck(self) -> LinkLocation | None:
+        return stuck_link(self.window(), (START_S + ONSET_S) * 1e3)
 
 
 def _registered(rank: int, host: str) -> RankRegistered:
-    return RankRegistered(
-        attempt=0, rank=rank, time_ns=0, world_size=0, local_rank=0, local_world_size=1,
-        node_rank=0, host=host, pid=1,
-    )  # fmt: skip
+    return registered(rank, 0, time_ns=0, local_rank=0, local_world_size=1, host=host, pid=1)
 
 
 def of(pairs: Iterable[Pair], traffic: Traffic) -> Mapping[Pair, Traffic]:
@@ -163,7 +161,7 @@ def test_ways_that_were_slow_before_are_not_the_cause() -> None:
     net = Links(4, ring(4), bad={(1, 2): SLOW})
     window = net.window()
     later = (START_S + ONSET_S + 24) * 1e3  # the steps became slower when nothing changed here
-    assert place_of_slower(window, later, COST) is None
+    assert slower_link(window, later, COST) is None
 
 
 def test_losses_that_cost_no_time_are_not_the_cause() -> None:
@@ -331,7 +329,7 @@ def test_without_connections_the_place_stays_unknown() -> None:
     for net in (None, nat):
         (finding,) = slow_links(look(JOB, net))
         assert finding.ranks == ()
-        assert finding.what.endswith("at which link is not known")
+        assert finding.what.endswith("which link is not known")
 
 
 def test_connections_are_no_finding_of_their_own() -> None:
@@ -365,8 +363,7 @@ def test_a_transfer_that_is_stuck_names_the_rank_that_nothing_reaches(is_sampled
         known = replace_registered(rank)
         state.apply_record(known)
         state.apply_record(
-            GroupDefined(attempt=0, rank=rank, time_ns=1, group="world", ranks=[0, 1, 2, 3],
-                         backend="gloo")
+            grouped(rank, [0, 1, 2, 3], time_ns=1, group="world")
         )  # fmt: skip
         state.apply_record(stuck_state(rank, 60.0))
     quiet = {pair: Traffic(0, 0, 0, 0) for pair in ring(4)}

@@ -11,6 +11,7 @@ from rankscope.wire import schema
 from rankscope.wire.chunk import Column
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
+from tests.analysis.records import registered
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
 
@@ -37,10 +38,7 @@ def run(
     state = RunState("run")
     for row in range(num_ranks):
         rank = relabel[row] if relabel else row
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=num_ranks, local_rank=rank,
-            local_world_size=num_ranks, node_rank=0, host="node-0", pid=1 + rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, num_ranks))
         if loader is not None:
             state.apply_record(schema.Event(
                 attempt=0, rank=rank, time_ns=START_NS, name="data loader", fields=loader,
@@ -81,7 +79,9 @@ def steady(seed: int, ms: float, ranks: int = 4, steps: int = 300) -> np.ndarray
 
 def found_in(state: RunState) -> list[Finding]:
     look = state.look(START_NS + 10**13)
-    assert all(one.state == "ran" for one in look.detectors if one.name == "data-loading")
+    assert all(
+        detector.state == "ran" for detector in look.detectors if detector.name == "data-loading"
+    )
     return [finding for finding in look.findings if finding.detector == "data-loading"]
 
 

@@ -17,10 +17,10 @@ from rankscope_server.findings.finding import Finding
 from rankscope_server.observe.alignment import Edit, align, foretell
 from rankscope_server.observe.calls import KEPT, MAX_OPEN, CallTable
 from rankscope_server.verdict.answers import Look
-from tests.analysis.test_straggler import say
+from tests.analysis.records import START_NS, grouped, registered
+from tests.analysis.simulator import say
 
 MS = 1_000_000
-START_NS = 1_790_000_000_000_000_000
 VERBS = ("skipped", "inserted", "swapped", "shape", "dtype", "operation", "reduce operation")
 
 
@@ -117,11 +117,8 @@ def look_at(
     members = sorted(by_rank)
     for rank in members:
         who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
-        state.apply_record(schema.RankRegistered(
-            **who, world_size=len(members), local_rank=rank, local_world_size=len(members),
-            node_rank=0, host="node-0", pid=rank + 1, backend="gloo",
-        ))  # fmt: skip
-        state.apply_record(schema.GroupDefined(**who, group=group, ranks=members, backend="gloo"))
+        state.apply_record(registered(**who, world_size=len(members), backend="gloo"))
+        state.apply_record(grouped(**who, ranks=members, group=group))
     parts = []
     for rank, calls in by_rank.items():
         begin = 0
@@ -254,10 +251,8 @@ def test_ragged_sizes_are_no_difference_and_splits_must_add_up() -> None:
     state = RunState("splits")
     for rank in range(2):
         who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
-        state.apply_record(schema.RankRegistered(
-            **who, world_size=2, local_rank=rank, local_world_size=2, node_rank=0, host="h", pid=1,
-        ))  # fmt: skip
-        state.apply_record(schema.GroupDefined(**who, group="ep", ranks=[0, 1], backend="gloo"))
+        state.apply_record(registered(**who, world_size=2, host="h", pid=1))
+        state.apply_record(grouped(**who, ranks=[0, 1], group="ep"))
         part, columns = chunk(rank, [Made("all_to_all_single")], 1, "ep")
         columns |= {"input_bytes": np.array([100]), "output_bytes": np.array([100 + 20 * rank])}
         state.apply_chunk(part, columns)
@@ -280,9 +275,7 @@ def test_what_has_not_come_yet_accuses_nobody() -> None:
     state = RunState("early")
     for rank in range(8):
         who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
-        state.apply_record(
-            schema.GroupDefined(**who, group="dp-0", ranks=list(range(8)), backend="gloo")
-        )
+        state.apply_record(grouped(**who, ranks=range(8), group="dp-0"))
         now = START_NS + 50 * MS * 40
         state.apply_record(schema.RankState(
             attempt=0, rank=rank, time_ns=now, step=5, phase="other", phase_since_ns=now,
@@ -322,15 +315,12 @@ def test_a_second_program_of_the_same_ranks_counts_from_one_again() -> None:
     state = RunState("twice")
 
     def register(rank: int, pid: int, time_ns: int) -> None:
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=time_ns, world_size=4, local_rank=rank,
-            local_world_size=4, node_rank=0, host="h", pid=pid, backend="gloo",
-        ))  # fmt: skip
+        state.apply_record(registered(rank, 4, time_ns=time_ns, host="h", pid=pid, backend="gloo"))
 
     for rank in range(4):
         register(rank, 10 + rank, START_NS)
         who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
-        state.apply_record(schema.GroupDefined(**who, group="0", ranks=[0, 1, 2, 3], backend=""))
+        state.apply_record(grouped(**who, ranks=[0, 1, 2, 3], backend=""))
     old = [chunk(rank, first[:40], 1, "0") for rank in range(4)]
     again_ns = START_NS + 10_000 * MS
     for part in old[:3]:
@@ -422,7 +412,7 @@ def test_of_ranks_that_abort_the_one_with_the_wrong_call_is_to_blame(
         for rank in dying
     ]  # fmt: skip
     look = look_at(by_rank, chance, then=ends)
-    found = {one.kind: one for one in look.findings}
+    found = {finding.kind: finding for finding in look.findings}
     assert found["desync"].ranks == (2,)
     assert found["crash"].ranks == ((2,) if 2 in dying else ())
     assert found["crash"].explained_by == found["desync"].key

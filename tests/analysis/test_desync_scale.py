@@ -11,7 +11,7 @@ import pytest
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
-from tests.analysis.test_straggler import say
+from tests.analysis.simulator import say
 from tests.simulator.delivery import apply, deliver, relabelled, shuffled
 from tests.simulator.job import Fault, FaultKind, Job, Noise
 from tests.simulator.records import MS, START_NS, Item, Recording

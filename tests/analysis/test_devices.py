@@ -42,7 +42,7 @@ SHORT = FOLDER / "fsdp-slow-gpu-short.msgpack"  # too few measured steps before 
 FILES = sorted(set(FOLDER.glob("*.msgpack")) - {SHORT})
 
 
-def untold(recording: Recording, now_ms: float) -> list[Item]:
+def unclear(recording: Recording, now_ms: float) -> list[Item]:
     """Return where all ranks are, without any end: the oldest operations count as open."""
     items: list[Item] = []
     for _, state in recording.states(now_ms):
@@ -57,10 +57,16 @@ def untold(recording: Recording, now_ms: float) -> list[Item]:
             peers = [
                 schema.PeerState(
                     peer=peer,
-                    sent=sum(one.peer == peer and one.operation == "send" for one in exchanges),
-                    received=sum(one.peer == peer and one.operation == "recv" for one in exchanges),
+                    sent=sum(
+                        exchange.peer == peer and exchange.operation == "send"
+                        for exchange in exchanges
+                    ),
+                    received=sum(
+                        exchange.peer == peer and exchange.operation == "recv"
+                        for exchange in exchanges
+                    ),
                 )
-                for peer in sorted({one.peer for one in exchanges})
+                for peer in sorted({exchange.peer for exchange in exchanges})
             ]
             first = next((one for one in mine if one.peer < 0), None)
             told = {"ended": 0, "peers": peers}
@@ -155,7 +161,7 @@ def looked_at(recording: Recording, *items: list[Item]) -> Look:
 def hangs(recording: Recording) -> list[Finding]:
     state, at_ms = RunState("run"), recording.last_ms + LATE_MS
     apply(state, on_device(recording))
-    apply(state, untold(recording, at_ms))
+    apply(state, unclear(recording, at_ms))
     look = state.look(START_NS + int(at_ms * MS))
     return [finding for finding in look.findings if finding.kind == "hang"]
 
@@ -175,7 +181,7 @@ def test_a_hang_stays_the_verdict_when_its_victims_give_up(number: int) -> None:
     recording = record(Job(num_ranks=2, steps=60, faults=(Fault("hang", 1, 40),)))
     state, at_ms = RunState("run"), recording.last_ms + LATE_MS
     apply(state, on_device(recording))
-    apply(state, untold(recording, at_ms))
+    apply(state, unclear(recording, at_ms))
     (before,) = state.look(START_NS + int(at_ms * MS)).findings
     end_ns = START_NS + int((at_ms + 13_000.0) * MS)
     for told in gives_up(0, end_ns, 40, number):
@@ -211,7 +217,7 @@ def stuck(recording: Recording, known: dict[int, int]) -> list[Finding]:
     `known` are ranks whose devices were asked, and how many of their collectives are in flight.
     """
     at_ms = recording.last_ms / 2
-    states = untold(recording, at_ms)
+    states = unclear(recording, at_ms)
     most = max(group.issued for _, state in states for group in state.groups)  # type: ignore[union-attr]
     state, late_ms = RunState("run"), at_ms + 200_000.0
     apply(state, [one for one in on_device(recording) if one[0] <= START_NS + at_ms * MS])
@@ -227,7 +233,7 @@ def stuck(recording: Recording, known: dict[int, int]) -> list[Finding]:
         late_ns = told.time_ns + int(200_000.0 * MS)
         apply(state, [(at, msgspec.structs.replace(told, time_ns=late_ns, groups=groups))])
     look = state.look(START_NS + int(late_ms * MS))
-    return [one for one in look.findings if one.kind == "hang"]
+    return [finding for finding in look.findings if finding.kind == "hang"]
 
 
 @pytest.mark.parametrize("known", [(), (0,), (1, 2), (0, 1, 2, 3)])
@@ -244,7 +250,9 @@ def test_a_device_that_is_behind_is_named_among_those_that_were_asked() -> None:
 
 
 def named(look: Look) -> set[int]:
-    return {rank for one in look.findings if one.severity != "info" for rank in one.ranks}
+    return {
+        rank for finding in look.findings if finding.severity != "info" for rank in finding.ranks
+    }
 
 
 @pytest.mark.parametrize("kind", ["slow_compute", "slow_data"])
@@ -258,7 +266,7 @@ def test_a_slow_rank_is_named_by_what_the_devices_measured(
             Job(num_ranks=num_ranks, steps=360, seed=seed, noise=CALM, faults=(fault,))
         )
         look = looked_at(recording, on_device(recording), measured(recording))
-        (finding,) = [one for one in look.findings if one.severity != "info"]
+        (finding,) = [other for other in look.findings if other.severity != "info"]
         assert (finding.kind, finding.ranks) == (kind, (fault.rank,)), seed
         assert finding.onset_step is not None
         assert 100 <= finding.onset_step <= 116, seed
@@ -438,7 +446,7 @@ class Kept(msgspec.Struct):
 def kept_items(file: Path) -> tuple[Kept, list[Item]]:
     kept = msgspec.msgpack.decode(file.read_bytes(), type=Kept)
     items: list[Item] = [(one.time_ns, one) for one in kept.records]
-    items += [(one.time_hi_ns, (one, decode_chunk(one.data))) for one in kept.chunks]
+    items += [(chunk.time_hi_ns, (chunk, decode_chunk(chunk.data))) for chunk in kept.chunks]
     return kept, sorted(items, key=lambda item: item[0])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
-from rankscope_server.diagnose.environment.drift import Difference, differences, fisher_p
+from rankscope_server.diagnose.environment.detector import FactDifference, differences, fisher_p
 from rankscope_server.findings.finding import DetectorStatus, Finding
 from rankscope_server.observe.environment_rules import level_of, normal, severity_of
 from rankscope_server.observe.environment_table import EnvironmentTable
@@ -115,7 +115,7 @@ def job(
     return records, truth
 
 
-def found_in(records: list[schema.Environment]) -> list[Difference]:
+def found_in(records: list[schema.Environment]) -> list[FactDifference]:
     table = EnvironmentTable()
     for record in records:
         table.put(record)
@@ -126,7 +126,7 @@ def test_two_hundred_generated_snapshots() -> None:
     wrong = []
     for seed in range(200):
         records, truth = job(random.Random(seed), random.Random(seed + 1).choice([32, 64, 128]))
-        found = {one.fact: (one.severity, one.ranks) for one in found_in(records)}
+        found = {finding.fact: (finding.severity, finding.ranks) for finding in found_in(records)}
         if found != truth:
             wrong.append((seed, found, truth))
     assert not wrong
@@ -152,7 +152,7 @@ def test_a_library_that_is_not_loaded_yet_says_nothing_but_an_unset_variable_doe
     facts[3]["transformers"] = "4.57"
     facts[5]["env.NCCL_ALGO"] = "Tree"
     found = found_in([environment(rank, known) for rank, known in facts.items()])
-    assert [(one.fact, one.ranks, one.severity) for one in found] == [
+    assert [(finding.fact, finding.ranks, finding.severity) for finding in found] == [
         ("env.NCCL_ALGO", (5,), "critical")
     ]
 
@@ -162,7 +162,7 @@ def test_hardware_is_compared_within_one_gpu_model() -> None:
     for rank in range(24, 32):
         facts[rank] |= {"gpu.model": "A100", "host.cpu_model": "Xeon 8480", "host.cpus": "96"}
     found = found_in([environment(rank, known) for rank, known in facts.items()])
-    assert [(one.fact, one.severity) for one in found] == [("gpu.model", "warning")]
+    assert [(finding.fact, finding.severity) for finding in found] == [("gpu.model", "warning")]
 
 
 @pytest.mark.parametrize("policy", ["of rank", "of shard", "of stage", "one"])
@@ -237,7 +237,7 @@ def test_every_view_and_detector_share_one_rule() -> None:
 
 def drift_of(state: RunState) -> tuple[DetectorStatus, list[Finding]]:
     look = state.look(START_NS + 10**9)
-    status = next(one for one in look.detectors if one.name == "drift")
+    status = next(detector for detector in look.detectors if detector.name == "drift")
     return status, [finding for finding in look.findings if finding.detector == "drift"]
 
 
@@ -263,7 +263,7 @@ def three_facts(relabel: dict[int, int] | None = None) -> list[schema.Environmen
 def test_one_finding_for_all_that_the_same_ranks_differ_on() -> None:
     status, findings = drift_of(started(three_facts(), 64))
     assert status.state == "ran"
-    assert status.reason.endswith("no rank tells it: code, model configuration, data set")
+    assert status.reason.endswith("no rank reports it: code, model configuration, data set")
     (finding,) = findings
     assert (finding.kind, finding.severity) == ("version_drift", "critical")
     assert finding.ranks == tuple(range(24, 32))

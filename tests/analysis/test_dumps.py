@@ -91,12 +91,12 @@ def test_a_rank_whose_dump_lists_nothing_is_not_said_to_stand_since_1970(case: s
     culprit = CASES[case][0]
     dumps[culprit] = msgspec.structs.replace(dumps[culprit], entries=[])
     look = look_at(convert(dumps))
-    texts = [text for one in look.findings for text in (one.what, one.why)]
-    texts += [fact.text for one in look.findings for fact in one.evidence]
+    texts = [text for finding in look.findings for text in (finding.what, finding.why)]
+    texts += [fact.text for finding in look.findings for fact in finding.evidence]
     times = [float(found) for text in texts for found in re.findall(r"for ([\d.]+) s", text)]
     assert times
     assert max(times) < 1000
-    assert {rank for one in look.findings for rank in one.ranks} <= set(CASES[case])
+    assert {rank for finding in look.findings for rank in finding.ranks} <= set(CASES[case])
 
 
 def test_a_packed_dump_that_is_cut_short_is_named(tmp_path: Path) -> None:

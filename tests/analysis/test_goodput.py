@@ -13,7 +13,6 @@ from rankscope_server.diagnose.goodput.checkpointing import (
     LLAMA_FAILURES_PER_HOST_DAY,
     daly,
     mtbf_of,
-    spot_break_even,
     waste,
     young,
 )
@@ -21,6 +20,7 @@ from rankscope_server.diagnose.goodput.detector import ledger_of
 from rankscope_server.diagnose.goodput.ledger import PARTS, Ledger
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
+from tests.analysis.records import registered
 from tests.analysis.simulator import START_NS
 
 SECOND = 10**9
@@ -240,7 +240,7 @@ def test_a_run_of_some_seconds_says_nothing_yet() -> None:
     job = Job(1)
     job.attempt(0, 20)
     look = job.apply().look(job.ns)
-    status = next(one for one in look.detectors if one.name == "goodput")
+    status = next(detector for detector in look.detectors if detector.name == "goodput")
     assert status.state == "skipped"
 
 
@@ -332,7 +332,7 @@ def test_a_slow_checkpoint_and_the_rank_that_saves_slowly() -> None:
                 name="checkpoint", fields={"seconds": "0.4", "how": "torch.save"},
             ))  # fmt: skip
     found = [one for one in of(job.apply().look(job.ns)) if one.kind == "slow_checkpoint"]
-    assert [(one.ranks, one.severity) for one in found] == [((0,), "warning")]
+    assert [(finding.ranks, finding.severity) for finding in found] == [((0,), "warning")]
     assert found[0].cost_throughput_ratio == pytest.approx(3.0 / 12.0, abs=0.05)
 
 
@@ -340,10 +340,7 @@ def evaluating(seconds: dict[int, float], waits: float, every: int = 10) -> list
     """Return what is said of 200 steps of 1 s on 4 ranks, of which some evaluate now and then."""
     state = RunState("run")
     for rank in range(4):
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank,
-            local_world_size=4, node_rank=0, host="node-0", pid=100 + rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, 4, pid=100 + rank))
         columns = {name: np.zeros(200, np.int64) for name in schema.STEP_COLUMNS}
         columns["step"] = np.arange(1, 201)
         own = seconds.get(rank, 0.0)
@@ -384,8 +381,3 @@ def test_saves_of_little_weight_are_silent() -> None:
     job = Job(3)
     job.attempt(0, 150, save_every=50, save_s=0.2)
     assert of(job.apply().look(job.ns)) == []
-
-
-def test_spot() -> None:
-    assert spot_break_even(0.4, 0.8) == pytest.approx(0.5)
-    assert spot_break_even(0.9, 0.8) > 1

@@ -11,46 +11,16 @@ import pytest
 from rankscope.wire import schema
 from rankscope.wire.nvidia_codes import XID_WORDS
 from rankscope_server.analysis.state import RunState
+from rankscope_server.diagnose.gpu.events import action_of
 from rankscope_server.diagnose.gpu.health import outliers, throttles, worn
-from rankscope_server.diagnose.gpu.xid_actions import action_of
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.verdict.answers import Look
+from tests.analysis.gpu_samples import SECOND, gpu_columns, health
 from tests.analysis.simulator import MS, START_NS
 
 THERMAL, CAP = 0x040, 0x004
-SECOND = 10**9
-
-
-def gpu_columns(
-    num_gpus: int, seconds: int, seed: int = 0, start_s: int = 0, **changes: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return samples of one node, one a second; `changes` are gpus x seconds or one number."""
-    chance = np.random.default_rng(seed)
-    shape = (num_gpus, seconds)
-    usual = {
-        "utilization_ratio": np.clip(0.95 + 0.02 * chance.normal(size=shape), 0, 1),
-        "sm_clock_mhz": 1700 + 10 * chance.normal(size=shape),
-        "power_watts": 600 + 10 * chance.normal(size=shape),
-        "temperature_celsius": 65 + 1.5 * chance.normal(size=(num_gpus, 1))
-        + 0.5 * chance.normal(size=shape),
-        "throttle_reasons": np.zeros(shape),
-        "memory_used_bytes": np.full(shape, 60e9),
-        "memory_total_bytes": np.full(shape, 80e9),
-    }  # fmt: skip
-    for name, value in changes.items():
-        usual[name] = np.broadcast_to(value, shape)
-    floats = schema.FLOAT_COLUMNS
-    columns = {
-        name: np.full(num_gpus * seconds, -1, np.float32 if name in floats else np.int64)
-        for name in schema.CHUNK_COLUMNS["gpu"]
-    }
-    columns["time_ns"] = np.tile(START_NS + (start_s + np.arange(seconds)) * SECOND, num_gpus)
-    columns["gpu"] = np.repeat(np.arange(num_gpus), seconds)
-    for name, value in usual.items():
-        columns[name] = value.reshape(-1).astype(columns[name].dtype)
-    return columns
 
 
 def chunk(kind: str, host: str, columns: Mapping[str, np.ndarray]) -> schema.Chunk:
@@ -78,16 +48,6 @@ def registered(num_hosts: int = 2, per_host: int = 4) -> RunState:
 
 def of(look: Look, name: str) -> list[Finding]:
     return [finding for finding in look.findings if finding.detector == name]
-
-
-def health(values: dict[str, list[int]], at_s: int) -> dict[str, np.ndarray]:
-    count = len(next(iter(values.values())))
-    columns = {name: np.full(count, -1, np.int64) for name in schema.CHUNK_COLUMNS["gpu_health"]}
-    columns["time_ns"] = np.full(count, START_NS + at_s * SECOND)
-    columns["gpu"] = np.arange(count)
-    for name, numbers in values.items():
-        columns[name] = np.array(numbers)
-    return columns
 
 
 # --- throttle ------------------------------------------------------------------------------------
@@ -122,8 +82,8 @@ def test_thresholds_of_throttling(share: float, loss: float, bit: int, kinds: li
     found = of(throttled(share, loss, bit).look(START_NS + 300 * SECOND), "gpu-health")
     found = [one for one in found if one.kind != "gpu_outlier"]
     assert [one.kind for one in found] == kinds
-    for one in found:
-        assert (one.ranks, one.hosts, one.severity) == ((6,), ("node-1",), "info")
+    for finding in found:
+        assert (finding.ranks, finding.hosts, finding.severity) == ((6,), ("node-1",), "info")
 
 
 def test_an_idle_gpu_is_not_judged() -> None:
@@ -180,7 +140,7 @@ def test_thresholds_of_memory_errors(
     put(state, "gpu_health", "node-1", health(before, 0))  # late: order does not count
     found = of(state.look(START_NS + 100 * SECOND), "gpu-health")
     expected = [] if severity is None else [("ecc", severity, (5,))]
-    assert [(one.kind, one.severity, one.ranks) for one in found] == expected
+    assert [(finding.kind, finding.severity, finding.ranks) for finding in found] == expected
 
 
 # --- fleet ---------------------------------------------------------------------------------------
@@ -198,7 +158,9 @@ def test_a_gpu_far_from_the_others_on_two_metrics() -> None:
             changes = {"power_watts": power, "temperature_celsius": heat}
         put(state, "gpu", f"node-{host}", gpu_columns(4, 120, host, **changes))
     found = of(state.look(START_NS + 120 * SECOND), "gpu-health")
-    assert [(one.kind, one.severity, one.ranks) for one in found] == [("gpu_outlier", "info", (9,))]
+    assert [(finding.kind, finding.severity, finding.ranks) for finding in found] == [
+        ("gpu_outlier", "info", (9,))
+    ]
 
 
 def quiet_alarms(windows: range) -> int:
@@ -240,7 +202,9 @@ def test_gpus_with_little_to_do() -> None:
         attempt=0, rank=0, time_ns=START_NS, step=1, values={"cuda_allocated_bytes": 1e9},
     ))  # fmt: skip
     found = of(state.look(START_NS + 600 * SECOND), "gpu-health")
-    assert [(one.kind, one.severity, one.ranks) for one in found] == [("gpu_underuse", "info", ())]
+    assert [(finding.kind, finding.severity, finding.ranks) for finding in found] == [
+        ("gpu_underuse", "info", ())
+    ]
     assert "20 %" in found[0].what
 
 
@@ -300,7 +264,7 @@ def test_what_happened_before_the_attempt_is_not_its_own() -> None:
 
 def test_no_gpu_is_skipped_not_healthy() -> None:
     look = registered().look(START_NS)
-    states = {one.name: one.state for one in look.detectors}
+    states = {detector.name: detector.state for detector in look.detectors}
     assert (states["gpu-health"], states["gpu-events"]) == ("skipped", "skipped")
 
 

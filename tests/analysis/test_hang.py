@@ -16,6 +16,7 @@ from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.verdict.answers import Look
 from tests.analysis.program import Machine, Op
+from tests.analysis.records import grouped
 from tests.analysis.simulator import (
     CALM,
     MS,
@@ -27,9 +28,9 @@ from tests.analysis.simulator import (
     analyse,
     apply,
     record,
+    say,
     wide,
 )
-from tests.analysis.test_straggler import say
 
 REPORT_MS = 1000.0  # states come once a second
 FLOOR_MS = POLICY.hang_floor_seconds * 1e3
@@ -322,7 +323,7 @@ def test_what_was_seen_at_its_height_stays_while_the_job_is_ended() -> None:
     for _, told in states:  # two of them gave up, and only the third waits still
         assert isinstance(told, schema.RankState)
         groups = (
-            [msgspec.structs.replace(one, ended=one.issued) for one in told.groups]
+            [msgspec.structs.replace(group, ended=group.issued) for group in told.groups]
             if told.rank in (0, 2)
             else told.groups
         )
@@ -351,9 +352,7 @@ def test_a_thousand_ranks_with_one_hung_take_less_than_a_second() -> None:
         who = {"attempt": 0, "rank": rank}
         members = {"world": list(range(1024)), f"dp-{rank % 8}": list(range(rank % 8, 1024, 8))}
         for name, ranks in members.items():
-            state.apply_record(
-                schema.GroupDefined(**who, time_ns=1, group=name, ranks=ranks, backend="nccl")
-            )
+            state.apply_record(grouped(**who, ranks=ranks, time_ns=1, group=name, backend="nccl"))
         is_root, in_group = rank == 619, rank % 8 == 619 % 8
         ended = now - 6 * 10**9
         state.apply_record(schema.RankState(

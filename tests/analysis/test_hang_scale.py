@@ -8,12 +8,12 @@ import time
 
 import pytest
 
+from rankscope.files.flight_recorder import Dump, FlightEntry
 from rankscope.importers.flight_records import convert
-from rankscope.node.flight.ask import Dump, Entry
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.diagnose.hang.detector import Hang
 from rankscope_server.findings.finding import DetectorResult
-from tests.analysis.test_straggler import say
+from tests.analysis.simulator import say
 from tests.simulator.job import Fault, Job, Point
 from tests.simulator.records import MS, START_NS, Recording
 
@@ -99,7 +99,7 @@ def dump_of(rank: int, hung: int, entries: int = 220) -> Dump:
         if rank == hung:
             continue
         done = not stuck and place < 10
-        found.append(Entry(
+        found.append(FlightEntry(
             record_id=place, pg_id=1 if kind == "tp" else 2,
             process_group=(f"{tensor[0]}", "TP") if kind == "tp" else (f"{1000 + data}", "DP"),
             collective_seq_id=numbers[kind], p2p_seq_id=0, profiling_name="nccl:all_reduce",

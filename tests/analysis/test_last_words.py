@@ -13,7 +13,7 @@ from rankscope_server.findings.finding import Finding
 from rankscope_server.observe import line_table
 from rankscope_server.observe.line_table import LineTable
 from rankscope_server.verdict.answers import Look
-from tests.analysis.test_root_cause import ECHOES, at, ended, look_after, raised, run
+from tests.analysis.failures import ECHOES, at, ended, look_after, raised, run
 
 WATCHDOG = (
     "[rank%d]:[E1121 10:00:00.000000000 ProcessGroupNCCL.cpp:632] [Rank %d] Watchdog caught "
@@ -77,7 +77,7 @@ def test_a_line_of_the_script_itself_is_told_in_place_of_the_exit_code_alone(sai
     assert finding.what.endswith(f"exited with code 64 in step 41: {why}")
     assert finding.next == "Do what the line says that rank 1 ended with, then restart"
     assert any(one.text == f"Its log: {why}" for one in finding.evidence)
-    ends = [one for one in records if isinstance(one, schema.RankEnded)]
+    ends = [record for record in records if isinstance(record, schema.RankEnded)]
     late = [line(said_by, -500_000, why, level=20), *ends]
     assert "without an exception" in crash_of(look_after(run(2), late)).what
 
@@ -90,7 +90,7 @@ def test_ranks_whose_watchdog_speaks_before_they_leave_are_echoes() -> None:
         records.append(ended(rank, 20 - 10 * rank, reason="signal", signal=6))
     finding = crash_of(look_after(run(), records))
     assert finding.ranks == (2,)
-    without = [one for one in records if not isinstance(one, schema.LogLine)]
+    without = [record for record in records if not isinstance(record, schema.LogLine)]
     assert crash_of(look_after(run(), without)).ranks != (2,)  # the lines are what tells
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_aborts_over_unlike_calls_is_not_accused(printed_by: int, se
     assert finding.what.startswith("The ranks called different collectives")
     assert "pair.cc" in finding.why
     assert "same collectives in the same order" in finding.next
-    other = [one for one in records if not isinstance(one, schema.LogLine)]
+    other = [record for record in records if not isinstance(record, schema.LogLine)]
     assert crash_of(look_after(run(), other, seed)).ranks == (0,)  # the line is what tells
     long_ago = [line(printed_by, -300_000, GLOO_MISMATCH, level=20), *other]
     assert crash_of(look_after(run(), long_ago, seed)).ranks == (0,)
@@ -185,7 +185,7 @@ def test_the_kernels_word_on_a_killed_rank() -> None:
     finding = crash_of(look_after(run(), [kill, killed]))
     assert finding.ranks == (2,)
     assert "ran out of memory" in finding.what
-    assert "num_workers" in finding.next or "memory" in finding.next
+    assert "num_workers" in finding.next
     other = schema.Event(
         attempt=0, rank=1, time_ns=at(-200), name="oom kill", fields=dict(kill.fields)
     )

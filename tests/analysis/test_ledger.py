@@ -14,6 +14,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.goodput.detector import ledger_of
 from rankscope_server.diagnose.goodput.ledger import Ledger
 from rankscope_server.observe.resume import ScriptSteps, Start, first_done_again, last_whole_save
+from tests.analysis.records import registered
 from tests.analysis.simulator import START_NS
 
 SECOND = 10**9
@@ -88,10 +89,7 @@ class Run:
         self.state = RunState("run")
         for at in (10, 14):  # a rank tells of itself again when it knows more
             for rank in range(2):
-                self.state.apply_record(schema.RankRegistered(
-                    attempt=0, rank=rank, time_ns=self.ns(at), world_size=2, local_rank=rank,
-                    local_world_size=2, node_rank=0, host="a", pid=rank + 1,
-                ))  # fmt: skip
+                self.state.apply_record(registered(rank, 2, time_ns=self.ns(at), host="a"))
 
     @staticmethod
     def ns(seconds: float) -> int:

@@ -8,8 +8,9 @@ from rankscope.wire import schema
 from rankscope.wire.chunk import Column
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
+from tests.analysis.collective_columns import columns_of
+from tests.analysis.records import grouped, registered
 from tests.analysis.simulator import START_NS
-from tests.analysis.test_clocks import columns_of
 
 SECOND = 10**9
 
@@ -22,15 +23,8 @@ def findings(
     now_ns = START_NS + 120 * SECOND
     for rank, (count, step) in enumerate(zip(issued, steps, strict=True)):
         who = {"attempt": 0, "rank": rank}
-        state.apply_record(schema.RankRegistered(
-            **who, time_ns=START_NS, world_size=len(issued), local_rank=rank,
-            local_world_size=len(issued), node_rank=0, host="a", pid=1 + rank, backend="gloo",
-        ))  # fmt: skip
-        state.apply_record(
-            schema.GroupDefined(
-                **who, time_ns=START_NS, group="0", ranks=list(range(len(issued))), backend="gloo"
-            )
-        )
+        state.apply_record(registered(**who, world_size=len(issued), host="a", backend="gloo"))
+        state.apply_record(grouped(**who, ranks=range(len(issued))))
         times = np.arange(count) * 10.0
         columns: dict[str, Column] = columns_of(times, times + 1)
         columns["group"] = ["0"] * count
@@ -53,7 +47,9 @@ def findings(
             state.apply_record(schema.RankEnded(
                 **who, time_ns=now_ns, reason=reason, exit_code=0 if reason == "clean" else 1,
             ))  # fmt: skip
-    return [one for one in state.look(now_ns + SECOND).findings if one.detector == "desync"]
+    return [
+        finding for finding in state.look(now_ns + SECOND).findings if finding.detector == "desync"
+    ]
 
 
 def test_a_rank_that_ended_well_before_the_others_broke() -> None:

@@ -12,6 +12,7 @@ from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.verdict.answers import Look
 from tests.analysis.missing import NAMES, Run, judged, look_at, run_named
+from tests.analysis.records import registered
 from tests.simulator.delivery import apply
 from tests.simulator.dropping import Drop, Source
 from tests.simulator.told import START_NS
@@ -80,7 +81,7 @@ def test_runs_without_waits_in_one_step_of_eight_are_judged_by_the_rest(name: st
     run = run_named(name, 0)
     unseen = frozenset(range(11, 1000, 8))
     look = last(run, Drop("seen", frozenset(range(run.num_ranks)), "every", unseen))
-    assert look.verdict is not None, [one.what for one in look.findings]
+    assert look.verdict is not None, [finding.what for finding in look.findings]
     assert set(look.verdict.ranks) == run.guilty
 
 
@@ -90,7 +91,7 @@ def test_a_long_step_whose_waits_are_unknown_accuses_nobody() -> None:
     for ranks in (frozenset(range(8)), frozenset({3})):
         look = last(run, Drop("seen", ranks, "every", frozenset(range(41, 1000, 2))))
         assert look.verdict is None
-        assert not any(one.severity != "info" for one in look.findings)
+        assert not any(finding.severity != "info" for finding in look.findings)
 
 
 @pytest.mark.parametrize("source", ["whole", "seen"])
@@ -128,10 +129,7 @@ def test_ranks_without_any_collective_are_compared_as_before() -> None:
     state, steps = RunState("alone"), 90
     for rank in range(8):
         who = {"attempt": 0, "rank": rank, "time_ns": START_NS}
-        apply(state, [(0, schema.RankRegistered(
-            **who, world_size=8, local_rank=rank, local_world_size=8, node_rank=0, host="a",
-            pid=rank + 1,
-        ))])  # fmt: skip
+        apply(state, [(0, registered(**who, world_size=8, host="a"))])
         own = 500.0 * np.exp(np.random.default_rng(rank).normal(0, 0.02, steps))
         columns = {name: np.zeros(steps, np.int64) for name in schema.STEP_COLUMNS}
         columns["step"] = np.arange(1, steps + 1)
@@ -145,7 +143,7 @@ def test_ranks_without_any_collective_are_compared_as_before() -> None:
     look = state.look(START_NS + steps * 800_000_000)
     assert look.answer.notes == ()
     assert not look.findings
-    (straggler,) = (one for one in look.detectors if one.name == "straggler")
+    (straggler,) = (detector for detector in look.detectors if detector.name == "straggler")
     assert (straggler.state, straggler.reason) == ("ran", "")
 
 

@@ -50,7 +50,7 @@ def write(path: Path, *parts: list[str]) -> Path:
 
 
 def of(records: list[schema.Record], kind: type[Any], rank: int) -> list[Any]:
-    return [one for one in records if isinstance(one, kind) and one.rank == rank]
+    return [record for record in records if isinstance(record, kind) and record.rank == rank]
 
 
 def test_one_log_of_all_ranks(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_one_log_of_all_ranks(tmp_path: Path) -> None:
     assert init.fields["seconds"] == "1.08"
     assert SECRET not in json.dumps([one.message for one in of(records, schema.LogLine, 3)])
     look = look_at(recording)
-    assert [one for one in look.findings if one.severity != "info"] == []
+    assert [finding for finding in look.findings if finding.severity != "info"] == []
 
 
 def test_a_rank_on_another_network_is_named_by_drift(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_rank_on_another_network_is_named_by_drift(tmp_path: Path) -> None:
         text = "\n".join(lines_of(rank, network=network)).encode()
         (tmp_path / f"nccl.{rank}.log.gz").write_bytes(gzip.compress(text))
     look = look_at(read_recordings([tmp_path]))
-    drifts = [one for one in look.findings if one.detector == "drift"]
-    assert {rank for one in drifts for rank in one.ranks} == {3}
-    assert "nccl" in " ".join(one.what + one.why for one in drifts)
+    drifts = [finding for finding in look.findings if finding.detector == "drift"]
+    assert {rank for drift in drifts for rank in drift.ranks} == {3}
+    assert "nccl" in " ".join(drift.what + drift.why for drift in drifts)
 
 
 def test_the_fault_of_one_rank_comes_before_its_echoes(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_fault_of_one_rank_comes_before_its_echoes(tmp_path: Path) -> None:
         parts[rank].append(f"{head} NCCL INFO misc/socket.cc:749 -> 6")
     recording = read_recordings([write(tmp_path / "job.log", *parts)])
     errors = of(recording.found.records, schema.ErrorRaised, 2)
-    assert [one.where for one in errors] == ["main"]
+    assert [error.where for error in errors] == ["main"]
     assert [one.where for one in of(recording.found.records, schema.ErrorRaised, 0)] == [
         "collective"
     ]
@@ -130,7 +130,7 @@ def test_ranks_are_told_by_files_where_lines_do_not(tmp_path: Path) -> None:
 
 def test_what_tells_no_rank_is_refused_with_a_way_out(tmp_path: Path) -> None:
     path = write(tmp_path / "job.log", ["h:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>"])
-    with pytest.raises(RecordingError, match=r"job\.log: no line tells a rank.*rank_3\.log"):
+    with pytest.raises(RecordingError, match=r"job\.log: no line names a rank.*rank_3\.log"):
         read_recordings([path])
     plain = write(tmp_path / "plain.log", ["nothing of it"])
     with pytest.raises(RecordingError, match="no format that is known"):

@@ -33,7 +33,7 @@ def test_recorded_rows_give_the_printed_bandwidth(
     assert row.busbw_bytes_per_second == pytest.approx(busbw * 1e9, rel=0.01)
     assert row.printed_busbw_bytes_per_second == pytest.approx(busbw * 1e9)
     assert row.agrees
-    assert row.held_factor == (operation == "all_gather")
+    assert row.has_factor == (operation == "all_gather")
 
 
 def table(operation: str, num_ranks: int, layout: str, held: bool) -> str:
@@ -73,7 +73,7 @@ def test_the_factor_is_applied_once(operation: str, layout: str, held: bool) -> 
         )
         assert row.agrees
         if operation == "all_reduce":  # 15/16 drowns in the digits that are printed
-            assert row.held_factor == held
+            assert row.has_factor == held
 
 
 def test_a_bandwidth_that_does_not_follow_from_size_and_time_is_said() -> None:

@@ -11,6 +11,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.numerics.noise_scale import NoiseScale, noise_scale
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
+from tests.analysis.records import registered
 from tests.analysis.simulator import START_NS
 
 
@@ -91,10 +92,7 @@ def job(batch: int, noise: float, ranks: int = 4, steps: int = 1000, nan: bool =
     state = RunState("run")
     gradients = 1.0 + noise * chance.normal(size=(4000, 30))
     for rank in range(ranks):
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=ranks, local_rank=rank,
-            local_world_size=ranks, node_rank=0, host="a", pid=1 + rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, ranks, host="a"))
         columns = {name: np.zeros(steps, np.int64) for name in schema.STEP_COLUMNS}
         columns["step"] = np.arange(1, steps + 1)
         columns["duration_ns"] = np.full(steps, 10**8)
@@ -120,8 +118,8 @@ def job(batch: int, noise: float, ranks: int = 4, steps: int = 1000, nan: bool =
 
 def found_in(state: RunState) -> tuple[str, list[Finding]]:
     look = state.look(START_NS + 10**12)
-    status = next(one for one in look.detectors if one.name == "noise-scale")
-    return status.state, [one for one in look.findings if one.detector == "noise-scale"]
+    status = next(detector for detector in look.detectors if detector.name == "noise-scale")
+    return status.state, [finding for finding in look.findings if finding.detector == "noise-scale"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def training(
 
 def test_nothing_recorded_is_no_health() -> None:
     look = look_at(registered(4))
-    states = {one.name: (one.state, one.remedy != "") for one in look.detectors}
+    states = {detector.name: (detector.state, detector.remedy != "") for detector in look.detectors}
     assert {states[name] for name in ("nan", "spikes", "outliers", "replicas")} == {
         ("skipped", True)
     }
@@ -156,7 +156,7 @@ def test_losses_of_few_samples_have_long_tails_and_accuse_nobody(seed: int) -> N
         values["loss"] = 3.0 * float(np.exp(0.07 * chance.standard_t(3)))
 
     look = look_at(training(seed, 4, change=change))
-    assert [one for one in of(look, "outliers") if one.severity != "info"] == []
+    assert [finding for finding in of(look, "outliers") if finding.severity != "info"] == []
 
 
 def test_nan_of_all_ranks_at_once_accuses_nobody() -> None:
@@ -214,7 +214,7 @@ def test_a_spike_that_recovers_is_transient(seed: int) -> None:
 
     look = look_at(training(seed, change=change))
     found = of(look, "spikes")
-    assert [(one.kind, one.severity, one.state) for one in found] == [
+    assert [(finding.kind, finding.severity, finding.state) for finding in found] == [
         ("loss_spike", "info", "recovered")
     ]
     assert found[0].onset_step is not None
@@ -262,7 +262,13 @@ def test_a_divergence_stays_known_when_its_onset_has_left_the_table() -> None:
         state.apply_record(record)
         if at % 400 == 0:
             found = of(state.look(START_NS + at), "spikes")
-            kinds.append({(one.kind, one.onset_step) for one in found if one.severity != "info"})
+            kinds.append(
+                {
+                    (finding.kind, finding.onset_step)
+                    for finding in found
+                    if finding.severity != "info"
+                }
+            )
     assert kinds[-1] == {("divergence", 250)}
 
 
@@ -279,9 +285,9 @@ def test_a_rank_whose_gradients_are_wrong_again_and_again(seed: int) -> None:
             values["gradient_norm_local"] *= 6.0
 
     found = of(look_at(training(seed, change=change)), "outliers")
-    assert [(one.kind, one.ranks, one.severity, one.state) for one in found] == [
-        ("corruption", (culprit,), "warning", "open")
-    ]
+    assert [
+        (finding.kind, finding.ranks, finding.severity, finding.state) for finding in found
+    ] == [("corruption", (culprit,), "warning", "open")]
     assert found[0].onset_step is not None
     assert 220 <= found[0].onset_step <= 228
 
@@ -298,7 +304,7 @@ def test_one_odd_batch_that_the_job_felt(seed: int) -> None:
             values["gradient_norm"] *= 8.0
 
     found = of(look_at(training(seed, change=change)), "outliers")
-    assert [(one.kind, one.ranks, one.severity) for one in found] == [
+    assert [(finding.kind, finding.ranks, finding.severity) for finding in found] == [
         ("corrupt_batch", (culprit,), "warning")
     ]
     assert found[0].onset_step == onset
@@ -317,7 +323,7 @@ def test_the_spike_of_an_odd_batch_is_folded_into_it() -> None:
     look = look_at(training(2, change=change))
     spikes = of(look, "spikes")
     assert spikes
-    assert {one.explained_by for one in spikes} == {"0/outliers/3"}
+    assert {spike.explained_by for spike in spikes} == {"0/outliers/3"}
 
 
 @pytest.mark.parametrize("tail", [0.0, 4.0])
@@ -349,7 +355,7 @@ class Model:
         data[at] = data[at] ^ (1 << chance.randrange(31))
 
     def checksum(self) -> float:
-        return mixed(torch.stack([bits(one) for one in self.parameters]))
+        return mixed(torch.stack([bits(parameter) for parameter in self.parameters]))
 
 
 @pytest.mark.parametrize("seed", range(50))

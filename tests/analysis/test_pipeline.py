@@ -14,14 +14,13 @@ from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.diagnose.pipeline.detector import _microbatches
-from rankscope_server.diagnose.pipeline.layer_split import best_split
-from rankscope_server.diagnose.pipeline.split import Split, split_of
+from rankscope_server.diagnose.pipeline.split import Split, best_split, split_of
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.findings.text import ratio_text
 from rankscope_server.verdict.answers import Look
 from tests.analysis.simulator import START_NS, Item, apply, spoil
-from tests.analysis.test_replay import attempt_of
-from tests.analysis.timeline import Timeline, groups_of, noisy, pipeline
+from tests.analysis.timeline import Timeline, attempt_of, groups_of, noisy, pipeline
 
 OPTIMIZER_MS, WORLD_MS = 2.0, 0.2
 CELLS = ("data", "forward", "backward", "optimizer", "other")
@@ -151,7 +150,7 @@ def test_the_uneven_stage_is_named_with_what_an_even_split_gives(microbatches: i
     assert finding.kind == "stage_imbalance"
     assert finding.ranks == (3, 7)
     assert finding.severity == "info"
-    assert "Stage 3 (ranks 3 and 7) computes 2.0 times as long" in finding.why
+    assert f"Stage 3 (ranks 3 and 7) is {ratio_text(2.0)} slower" in finding.why
     assert "by stage 3" in finding.what
     now, even = plan.run().step_ms(5), plan.run(even=True).step_ms(5)
     assert finding.cost_throughput_ratio == pytest.approx(1 - even / now, abs=0.01)

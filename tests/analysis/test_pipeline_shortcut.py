@@ -14,7 +14,7 @@ STEPS = 120
 
 
 def findings(own_ms: list[float], microbatches: int, noise: float = 0.1) -> list[Finding]:
-    """Return what is said of one rank a stage with such own work; no collectives are known."""
+    """Return what is said of one rank a stage with such self time; no collectives are known."""
     chance = np.random.default_rng(3)
     stages, state = len(own_ms), RunState("run")
     own = np.array(own_ms)[:, None] * np.exp(noise * chance.standard_normal((stages, STEPS)))
@@ -38,7 +38,7 @@ def findings(own_ms: list[float], microbatches: int, noise: float = 0.1) -> list
         )  # fmt: skip
         state.apply_chunk(chunk, dict(columns))
     look = state.look(int(started[-1]) + 10**9)
-    return [one for one in look.findings if one.detector == "pipeline"]
+    return [finding for finding in look.findings if finding.detector == "pipeline"]
 
 
 def test_the_stage_that_works_longer_is_named() -> None:

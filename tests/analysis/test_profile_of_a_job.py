@@ -97,16 +97,16 @@ def test_windows_of_a_schedule_are_one_recording(tmp_path: Path) -> None:
 def test_threads_of_gloo_make_no_mismatch_and_waits_fit_into_their_steps(tmp_path: Path) -> None:
     """Whether a rank is held up in a healthy job is the machine's to say, not this test's."""
     look = profile(tmp_path, "none", 40)
-    assert [one for one in look.findings if one.detector == "desync"] == []
+    assert [finding for finding in look.findings if finding.detector == "desync"] == []
     shares = []
     for chunk in read_recordings([tmp_path]).found.chunks:
         if chunk.kind == "steps":
             steps = {name: np.asarray(values) for name, values in decode_chunk(chunk.data).items()}
             phases = ("data", "forward", "backward", "optimizer", "other")
-            total = sum(steps[f"{one}_ns"] for one in phases)
+            total = sum(steps[f"{phase}_ns"] for phase in phases)
             # a trace counts in microseconds: each phase may lose one
             assert np.all(np.abs(total - steps["duration_ns"]) <= 1000 * len(phases))
-            waited = sum(steps[f"{one}_blocked_ns"] for one in phases[1:])
+            waited = sum(steps[f"{phase}_blocked_ns"] for phase in phases[1:])
             # one rank waits for the other: never are both of them in most of a step
             shares.append(np.median(waited / steps["duration_ns"]))
     assert len(shares) == RANKS

@@ -116,14 +116,18 @@ def test_the_slow_rank_of_a_profile_is_named(tmp_path: Path, is_device: bool) ->
 def test_a_healthy_profile_accuses_nobody(tmp_path: Path) -> None:
     look = look_of(tmp_path, {}, is_device=True)
     assert look.verdict is None
-    assert [one for one in look.findings if one.severity != "info"] == []
+    assert [finding for finding in look.findings if finding.severity != "info"] == []
 
 
 def test_clocks_that_do_not_agree_are_told_and_change_nothing_else(tmp_path: Path) -> None:
     look = look_of(tmp_path, {2: 1.5}, is_device=True, clock_us=5e6)
-    slow = [one for one in look.findings if one.detector == "straggler"]
+    slow = [finding for finding in look.findings if finding.detector == "straggler"]
     assert [one.ranks for one in slow] == [(2,)]
-    others = {one.kind for one in look.findings if one.severity != "info" and one not in slow}
+    others = {
+        finding.kind
+        for finding in look.findings
+        if finding.severity != "info" and finding not in slow
+    }
     assert others == {"clock_offset"}
 
 
@@ -144,7 +148,7 @@ def test_phases_and_collectives_add_up(tmp_path: Path) -> None:
         assert set(calls["operation"]) == {"all_reduce"}
         assert set(calls["size_bytes"]) == {4 << 20}
         assert set(calls["group"]) == {"0"}
-    facts = [one.facts for one in found.records if isinstance(one, schema.Environment)]
+    facts = [record.facts for record in found.records if isinstance(record, schema.Environment)]
     assert facts[0] == {"nccl.version": "2.27.3", "gpu.model": "H100"}
 
 
@@ -152,7 +156,9 @@ def test_ranks_that_profiled_other_steps_are_matched_where_they_meet(tmp_path: P
     for rank in range(RANKS):
         write(tmp_path, rank, events_of(rank, {}, is_device=True, steps=range(rank, 25)))
     found = read_recordings([tmp_path]).found
-    steps = [set(decode_chunk(one.data)["step"]) for one in found.chunks if one.kind == "steps"]
+    steps = [
+        set(decode_chunk(chunk.data)["step"]) for chunk in found.chunks if chunk.kind == "steps"
+    ]
     assert steps == [set(range(3, 25))] * RANKS
 
 
@@ -164,7 +170,7 @@ def test_a_trace_that_lost_events_is_no_desync(tmp_path: Path) -> None:
             events = [event for event in events if event not in lost]
         write(tmp_path, rank, events)
     look = look_at(read_recordings([tmp_path]))
-    assert [one for one in look.findings if one.severity != "info"] == []
+    assert [finding for finding in look.findings if finding.severity != "info"] == []
 
 
 def test_what_is_no_sound_trace_is_named_with_a_remedy(tmp_path: Path) -> None:
@@ -249,17 +255,17 @@ def test_a_real_trace_of_this_pytorch(tmp_path: Path) -> None:
 def as_of_2021(events: list[Any]) -> list[Any]:
     """Return the events as PyTorch 1.8 to 1.11 wrote them: annotations are operators."""
     changed = {"user_annotation": "Operator", "cpu_op": "Operator", "kernel": "Kernel"}
-    return [one | {"cat": changed[one["cat"]]} if "cat" in one else one for one in events]
+    return [event | {"cat": changed[event["cat"]]} if "cat" in event else event for event in events]
 
 
 def old_trace(path: Path, rank: int, steps: range, slow: dict[int, float]) -> None:
     """Write one window of a profile as `tensorboard_trace_handler(worker_name=...)` did."""
     events = as_of_2021(events_of(rank, slow, is_device=False, steps=range(40)))
     begun = {f"ProfilerStep#{step}" for step in steps}
-    (first, *_, last) = [one for one in events if one["name"] in begun]
+    (first, *_, last) = [event for event in events if event["name"] in begun]
     inside = [
-        one for one in events
-        if one["ph"] == "X" and first["ts"] <= one["ts"] < last["ts"] + last["dur"]
+        event for event in events
+        if event["ph"] == "X" and first["ts"] <= event["ts"] < last["ts"] + last["dur"]
     ]  # fmt: skip
     head = {"schemaVersion": 1, "deviceProperties": []}
     path.write_bytes(gzip.compress(json.dumps(head | {"traceEvents": inside}).encode()))
@@ -273,14 +279,14 @@ def test_traces_of_2021_load_with_all_windows_of_each_worker(tmp_path: Path) -> 
     recording = read_recordings([tmp_path])
     assert recording.left_out == []
     assert recording.num_ranks == RANKS
-    chunks = [one for one in recording.found.chunks if one.kind == "steps"]
-    steps = {one.rank: decode_chunk(one.data)["step"] for one in chunks}
+    chunks = [chunk for chunk in recording.found.chunks if chunk.kind == "steps"]
+    steps = {chunk.rank: decode_chunk(chunk.data)["step"] for chunk in chunks}
     assert {rank: list(map(int, found)) for rank, found in steps.items()} == {
         rank: [*range(5, 11), *range(16, 36)] for rank in range(RANKS)
     }
     look = look_at(recording)
     assert "not known" not in look.answer.text + look.answer.detail
-    slow = [one for one in look.findings if one.detector == "straggler"]
+    slow = [finding for finding in look.findings if finding.detector == "straggler"]
     assert [one.ranks for one in slow] == [(2,)]
 
 

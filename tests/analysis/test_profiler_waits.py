@@ -21,10 +21,10 @@ def call(
 def test_calls_that_threads_take_up_in_another_order_are_matched_by_size() -> None:
     ranks = {0: [call(0, 50, 8), call(1, 60, 16)], 1: [call(40, 20, 16), call(41, 10, 8)]}
     match(ranks)
-    assert [(one.call[1], one.sequence) for one in ranks[0]] == [(32, 1), (64, 2)]
-    assert [(one.call[1], one.sequence) for one in ranks[1]] == [(64, 2), (32, 1)]
-    assert [one.waited_us for one in ranks[0]] == [40, 40]
-    assert [one.waited_us for one in ranks[1]] == [0, 0]
+    assert [(rank.call[1], rank.sequence) for rank in ranks[0]] == [(32, 1), (64, 2)]
+    assert [(rank.call[1], rank.sequence) for rank in ranks[1]] == [(64, 2), (32, 1)]
+    assert [rank.waited_us for rank in ranks[0]] == [40, 40]
+    assert [rank.waited_us for rank in ranks[1]] == [0, 0]
 
 
 def test_waits_that_are_open_together_count_once() -> None:
@@ -57,5 +57,5 @@ def test_calls_are_numbered_on_over_steps_that_differ() -> None:
     }
     match(ranks)
     # a rank that has no call in a step is not among those that are compared in it
-    assert [one.sequence for one in ranks[0]] == [1, 2, 3]
-    assert [one.sequence for one in ranks[1]] == [1, 3]
+    assert [rank.sequence for rank in ranks[0]] == [1, 2, 3]
+    assert [rank.sequence for rank in ranks[1]] == [1, 3]

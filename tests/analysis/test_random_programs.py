@@ -12,8 +12,7 @@ from rankscope_server.findings.policy import POLICY
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.replay import Replay
 from tests.analysis.simulator import START_NS, Item, apply, spoil
-from tests.analysis.test_replay import attempt_of
-from tests.analysis.timeline import Act, Timeline, noisy
+from tests.analysis.timeline import Act, Timeline, attempt_of, noisy
 
 OPERATIONS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
 

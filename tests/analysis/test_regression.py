@@ -13,6 +13,7 @@ from rankscope_server.diagnose.regression.detector import slowdown_of, slower_th
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.observe.baseline import RunSummary, mann_whitney_p
+from tests.analysis.records import registered
 from tests.analysis.simulator import MS, START_NS, Job, apply, record
 
 # ln of the run-to-run CV: median 0.13 %, p90 0.64 %, as in policy.py
@@ -183,10 +184,7 @@ def run(step_ms: np.ndarray, backward: np.ndarray, earlier: tuple[RunSummary, ..
     state = RunState("run")
     state.earlier = earlier
     for rank in range(4):
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank,
-            local_world_size=4, node_rank=0, host="a", pid=1 + rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, 4, host="a"))
         state.apply_record(schema.Environment(
             attempt=0, rank=rank, time_ns=START_NS, facts={"nccl": "2.27.5", "torch": "2.13.0"},
         ))  # fmt: skip
@@ -206,7 +204,7 @@ def run(step_ms: np.ndarray, backward: np.ndarray, earlier: tuple[RunSummary, ..
 
 def found_in(state: RunState) -> list[Finding]:
     look = state.look(START_NS + 10**13)
-    return [one for one in look.findings if one.detector == "regression"]
+    return [finding for finding in look.findings if finding.detector == "regression"]
 
 
 def earlier_runs(count: int) -> tuple[RunSummary, ...]:
@@ -233,7 +231,7 @@ def test_other_code_and_other_data_are_named() -> None:
     then = {"code.commit": "aaaa", "dataset.length": "1000", "torch.seed": "1", "nccl": "2.27.5"}
     now = {"code.commit": "bbbb", "dataset.length": "2000", "torch.seed": "2"}
     state = run(times, times - 30.0, tuple(
-        dataclasses.replace(one, facts=then) for one in earlier_runs(6)
+        dataclasses.replace(earlier_run, facts=then) for earlier_run in earlier_runs(6)
     ))  # fmt: skip
     for rank in range(4):
         state.apply_record(
@@ -275,7 +273,7 @@ def test_healthy_jobs_of_the_simulator_are_not_accused(seed: int) -> None:
     state = RunState("run")
     recording = record(Job(steps=400, seed=seed))
     apply(state, [*recording.items(), *recording.states(recording.last_ms)])
-    assert [one for one in found_in(state) if one.severity != "info"] == []
+    assert [finding for finding in found_in(state) if finding.severity != "info"] == []
 
 
 @pytest.mark.parametrize("seed", range(20))

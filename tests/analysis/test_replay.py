@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.replay.event_graph import CycleError, GraphBuilder
 from rankscope_server.replay.recorded_program import NoReplay
@@ -18,21 +17,12 @@ from tests.analysis.simulator import Item, spoil
 from tests.analysis.timeline import (
     Act,
     Timeline,
+    attempt_of,
     data_parallel,
     groups_of,
     noisy,
     pipeline,
 )
-
-
-def attempt_of(items: Sequence[Item]) -> AttemptState:
-    state = AttemptState("run", 0)
-    for _, what in items:
-        if isinstance(what, tuple):
-            state.apply_chunk(*what)
-        else:
-            state.apply_record(what)
-    return state
 
 
 def replay_of(items: Sequence[Item]) -> Replay:

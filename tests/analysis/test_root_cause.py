@@ -11,19 +11,11 @@ from rankscope.wire import schema
 from rankscope.wire.group_state import GroupState
 from rankscope_server.analysis.state import RunState
 from rankscope_server.observe import failures
-from rankscope_server.verdict.answers import Look
+from tests.analysis.failures import ECHOES, at, ended, look_after, raised, run
+from tests.analysis.records import registered
 from tests.analysis.simulator import CALM, MS, START_NS, Fault, Job, apply, record
 from tests.analysis.watchdog import SIGNALS, gives_up
 
-ECHOES = (
-    ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
-     "peer [127.0.0.1]:48213"),
-    ("torch.distributed.DistBackendError", "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils"
-     ".hpp:275, remote process exited or there was a network error"),
-    ("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"),
-    ("torch.distributed.DistNetworkError", "failed to recv, got 0 bytes"),
-    ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
-)  # fmt: skip
 CAUSES = (
     ("ValueError", "cannot decode the batch of step 41: record ends after 17 of 65 bytes"),
     ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -32,36 +24,6 @@ CAUSES = (
     ("KeyError", "'optimizer'"),
     ("rankscope_trainer.faults.crash.FaultInjectedError", "rank 2 cannot decode the batch"),
 )
-
-
-def run(num_ranks: int = 4, num_hosts: int = 1) -> RunState:
-    recording = record(Job(num_ranks=num_ranks, num_hosts=num_hosts, noise=CALM, steps=45))
-    state = RunState("run")
-    apply(state, recording.items())
-    apply(state, recording.states(recording.last_ms))
-    return state
-
-
-def at(milliseconds: float) -> int:
-    return START_NS + int((60_000 + milliseconds) * MS)
-
-
-def raised(rank: int, ms: float, kind: str, message: str) -> schema.ErrorRaised:
-    return schema.ErrorRaised(
-        attempt=0, rank=rank, time_ns=at(ms), type=kind, message=message, step=41,
-        traceback=f'Traceback\n  File "train.py", line 7\n{kind}: {message}',
-    )  # fmt: skip
-
-
-def ended(rank: int, ms: float, **how: object) -> schema.RankEnded:
-    return schema.RankEnded(attempt=0, rank=rank, time_ns=at(ms), last_step=41, **how)  # type: ignore[arg-type]
-
-
-def look_after(state: RunState, records: list[schema.AnyRecord], seed: int = 0) -> Look:
-    random.Random(seed).shuffle(records)
-    for one in [*records, *records[:3]]:
-        state.apply_record(one)
-    return state.look(at(10_000))
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -155,10 +117,10 @@ def test_a_crash_is_known_before_its_echoes_arrive() -> None:
 def test_who_is_found_later_takes_the_place_of_who_was_named_first() -> None:
     state = run()
     state.apply_record(ended(1, 300, reason="signal", signal=6))
-    (first,) = [one for one in state.look(at(1_000)).findings if one.kind == "crash"]
+    (first,) = [finding for finding in state.look(at(1_000)).findings if finding.kind == "crash"]
     state.apply_record(raised(2, 0, *CAUSES[0]))
     state.apply_record(ended(2, 10, reason="exit_code", exit_code=1))
-    (second,) = [one for one in state.look(at(2_000)).findings if one.kind == "crash"]
+    (second,) = [finding for finding in state.look(at(2_000)).findings if finding.kind == "crash"]
     assert (first.key, first.ranks, second.ranks) == (second.key, (1,), (2,))
 
 
@@ -410,10 +372,7 @@ def test_after_a_restart_the_verdict_is_that_of_the_new_attempt() -> None:
     crash = look_after(state, [raised(1, 0, *CAUSES[0])]).verdict
     assert crash is not None
     for rank in range(4):
-        state.apply_record(schema.RankRegistered(
-            attempt=1, rank=rank, time_ns=at(5000), world_size=4, local_rank=rank,
-            local_world_size=4, node_rank=0, host="node-0", pid=rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, 4, attempt=1, time_ns=at(5000), pid=rank))
     look = state.look(at(11_000))
     assert look.attempt == 1
     assert look.verdict is not None  # until the new attempt has a step, the old one is the news

@@ -116,7 +116,7 @@ def test_ranks_that_do_the_same_are_never_named(num_ranks: int, num_steps: int) 
 
 
 def test_the_severity_is_that_of_the_cost_and_not_of_how_long_somebody_recorded() -> None:
-    """40 steps in 6 s are no spell of 15 s, and a quarter of each is a quarter all the same."""
+    """40 steps in 6 s are no episode of 15 s, and a quarter of each is a quarter all the same."""
     own = even(4, 40)
     own[2] *= 1.33
     (finding,) = slow(look_at(own))
@@ -170,7 +170,9 @@ def test_a_live_run_is_not_judged_by_so_few_steps() -> None:
 def test_a_recording_never_says_to_wait() -> None:
     for look in (look_at(even(2, 6)), look_at(even(2, 40)), look_at(even(1, 6))):
         texts = [look.answer.text, look.answer.detail, *look.answer.deciding, look.status_text]
-        texts += [text for one in look.detectors for text in (one.reason, one.remedy)]
+        texts += [
+            text for detector in look.detectors for text in (detector.reason, detector.remedy)
+        ]
         assert [text for text in texts if text.startswith("wait") or " yet" in text] == []
         assert look.status == "ended"
 

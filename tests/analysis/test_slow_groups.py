@@ -11,7 +11,7 @@ from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from tests.analysis.simulator import START_NS
-from tests.analysis.test_stalls import MS, chunk_of, group_of
+from tests.analysis.stalling import MS, chunk_of, group_of
 
 STEPS, SINCE = 240, 120
 RANKS, ON_HOST = 8, 2
@@ -62,7 +62,11 @@ def findings(
 
 
 def accused(found: list[Finding]) -> list[Finding]:
-    return [one for one in found if one.kind == "slow_compute" and one.severity != "info"]
+    return [
+        finding
+        for finding in found
+        if finding.kind == "slow_compute" and finding.severity != "info"
+    ]
 
 
 @pytest.mark.parametrize("slow", [(2, 3), (0, 1, 2, 3), (0, 1, 4, 5, 6), (0, 1, 2, 3, 4, 5, 7)])

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope_server.diagnose.straggler.words import _ratios_text
+from rankscope_server.diagnose.straggler.case import _ratios_text
 from rankscope_server.findings.text import ratio_text
 from rankscope_server.verdict.answers import Look
-from tests.analysis.test_stalls import Shape, look_at
+from tests.analysis.stalling import Shape, look_at
 
 NOISE = 0.1
 
@@ -30,7 +30,11 @@ def slower(extra_ms: Mapping[int, float], since: int = 0) -> Shape:
 
 
 def accused(look: Look) -> list[tuple[tuple[int, ...], str]]:
-    return [(one.ranks, one.severity) for one in look.findings if one.kind == "slow_compute"]
+    return [
+        (finding.ranks, finding.severity)
+        for finding in look.findings
+        if finding.kind == "slow_compute"
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -68,7 +72,7 @@ def test_first_steps_that_were_disturbed_are_no_reference() -> None:
 def test_equal_ranks_are_healthy(ranks: int, noise: float) -> None:
     for seed in range(20):
         look = look_at(slower({}), ranks=ranks, noise=noise, seed=seed)
-        assert [one for one in look.findings if one.severity != "info"] == []
+        assert [finding for finding in look.findings if finding.severity != "info"] == []
         assert accused(look) == []
 
 

@@ -10,15 +10,9 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
-from rankscope_server.diagnose.parameter_server.formulas import (
-    backup_costs,
-    best_backup,
-    ring_is_better,
-    ring_seconds,
-    server_seconds,
-)
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
+from tests.analysis.records import registered
 from tests.analysis.simulator import START_NS
 
 Stamp = tuple[int, int, int, int, int]  # worker, its step, version read, backward, applied
@@ -72,10 +66,7 @@ def state_of(
     state = RunState("run")
     workers = {stamp[0] for stamp in stamps}
     for rank in workers:
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=len(workers), local_rank=rank,
-            local_world_size=len(workers), node_rank=0, host="a", pid=1 + rank,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, len(workers), host="a"))
     for worker, step, read, backward, applied in stamps:
         values = {
             "version_read": float(read), "version_backward": float(backward),
@@ -150,11 +141,8 @@ def test_a_pipeline_with_and_without_stashing(num_stages: int) -> None:
 
 def test_no_stamps_say_how_to_give_them() -> None:
     look = RunState("run")
-    look.apply_record(schema.RankRegistered(
-        attempt=0, rank=0, time_ns=START_NS, world_size=2, local_rank=0, local_world_size=2,
-        node_rank=0, host="a", pid=1,
-    ))  # fmt: skip
-    status = {one.name: one for one in look.look(START_NS).detectors}["staleness"]
+    look.apply_record(registered(0, 2, host="a", pid=1))
+    status = {detector.name: detector for detector in look.look(START_NS).detectors}["staleness"]
     assert (status.state, status.reason) == ("skipped", "no version stamps")
     assert "log_metrics" in status.remedy
 
@@ -211,19 +199,3 @@ def test_order_doubling_and_other_ranks(seed: int) -> None:
     renamed = [((w + 1) % 5, *rest) for w, *rest in stamps]
     (other,) = of(state_of(renamed, 3).look(START_NS))  # type: ignore[arg-type]
     assert sorted(other.ranks) == sorted((w + 1) % 5 for w in plain.ranks)
-
-
-def test_servers_against_a_ring() -> None:
-    assert server_seconds(8, 1e9, 4, 1e10) == pytest.approx(0.4)
-    assert ring_seconds(8, 1e9, 1e10) == pytest.approx(0.175)
-    assert ring_is_better(8, 1e9, 4, 1e10)
-    assert not ring_is_better(8, 1e9, 8, 1e10)
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0])
-def test_backup_workers_within_two_percent_of_the_best(seed: int, sigma: float) -> None:
-    chance = np.random.default_rng(seed)
-    recorded = chance.lognormal(0, sigma, (512, 32))
-    truth = backup_costs(np.random.default_rng(999).lognormal(0, sigma, (40_000, 32)))
-    assert truth[best_backup(recorded)] <= 1.02 * truth.min()

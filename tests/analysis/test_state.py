@@ -10,6 +10,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.findings.policy import POLICY, Policy
 from rankscope_server.observe.step_table import HEAD, StepTable
+from tests.analysis.records import registered
 from tests.analysis.simulator import CALM, MS, START_NS, Job, apply, record
 
 
@@ -124,10 +125,7 @@ def test_a_late_step_in_the_middle_finds_its_place() -> None:
 def test_an_onset_is_remembered_when_its_step_has_left_the_table() -> None:
     state = RunState("run")
     for rank in range(4):
-        state.apply_record(schema.RankRegistered(
-            attempt=0, rank=rank, time_ns=START_NS, world_size=4, local_rank=rank,
-            local_world_size=4, node_rank=0, host="a", pid=rank + 1,
-        ))  # fmt: skip
+        state.apply_record(registered(rank, 4, host="a"))
     onsets = set()
     for first in range(1, 6001, 500):
         for rank in range(4):

@@ -130,10 +130,10 @@ def num_short_lived(job: Job) -> int:
         apply(state, waiting)
         waiting, last_ns = [], at_ns
         now: dict[int, int] = {}
-        for one in state.look(at_ns).findings:
-            if one.detector == "straggler" and one.state == "open" and one.severity != "info":
-                for rank in one.ranks:
-                    now[rank] = max(now.get(rank, 0), 2 if one.severity == "critical" else 1)
+        for other in state.look(at_ns).findings:
+            if other.detector == "straggler" and other.state == "open" and other.severity != "info":
+                for rank in other.ranks:
+                    now[rank] = max(now.get(rank, 0), 2 if other.severity == "critical" else 1)
         for rank in since_ns.keys() | now.keys():
             bad, began_ns = since_ns.get(rank, (0, at_ns))
             if now.get(rank, 0) < bad:

@@ -14,8 +14,8 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.diagnose.stalls.stopped_process import Stops, stops_of
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
+from tests.analysis.process_samples import job, look_at, process_samples
 from tests.analysis.simulator import START_NS, Item, apply
-from tests.analysis.test_straggler_kind import job, look_at, process_samples
 from tests.analysis.timeline import Timeline
 
 S = 10**9
@@ -104,7 +104,7 @@ def with_states(
 
 
 def found_in(items: list[Item]) -> list[Finding]:
-    return [one for one in look_at(items).findings if one.kind == "stopped_process"]
+    return [finding for finding in look_at(items).findings if finding.kind == "stopped_process"]
 
 
 def test_a_rank_that_is_stopped_in_every_step_is_named_as_stopped_not_as_slow() -> None:
@@ -164,7 +164,7 @@ def test_a_rank_that_tells_of_itself_again_is_the_same_process() -> None:
 
 def found_now(state: RunState) -> list[Finding]:
     findings = state.look(START_NS + 10**12).findings
-    return [one for one in findings if one.kind == "stopped_process"]
+    return [finding for finding in findings if finding.kind == "stopped_process"]
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -172,5 +172,7 @@ def test_nobody_is_named_where_nothing_is_stopped_or_known(is_known: bool) -> No
     run = job(3, slow=0, onset=999, extra_ms=0.0, phase="forward")
     items = with_states(run, lambda *_: 0, is_known=is_known)
     assert not found_in(items)
-    (status,) = (one for one in look_at(items).detectors if one.name == "stopped-process")
+    (status,) = (
+        detector for detector in look_at(items).detectors if detector.name == "stopped-process"
+    )
     assert status.state == ("ran" if is_known else "skipped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope_server.findings.text import hours_text, ms_text, percent_text, seconds_text, si_text
-from rankscope_server.text import duration_text, percent
+from rankscope_server.text import duration_text
 
 
 @pytest.mark.parametrize("milliseconds", [0.0004, 0.004, 0.04, 0.4, 4.0, 40.0, 4e3, 4e5])
@@ -25,7 +25,7 @@ def test_a_duration_is_never_nothing(milliseconds: float) -> None:
      (0.012, "1.2 %"), (0.5, "50 %"), (-0.0003, "-0.03 %")],
 )  # fmt: skip
 def test_a_share_is_never_nothing(ratio: float, text: str) -> None:
-    assert percent_text(ratio) == percent(ratio) == text
+    assert percent_text(ratio) == percent_text(ratio) == text
 
 
 def test_large_numbers_have_a_prefix() -> None:

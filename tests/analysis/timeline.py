@@ -16,6 +16,8 @@ import numpy as np
 
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column
+from rankscope_server.diagnose.attempt import AttemptState
+from tests.analysis.records import grouped
 from tests.analysis.simulator import MS, START_NS, Item
 
 
@@ -123,14 +125,14 @@ class Timeline:
         members = self._together.setdefault((key, count), [])
         members.append(event)
         if len(members) == (len(self.groups[act.group]) if act.kind == "issue" else 2):
-            begin = max(one.issued_ms for one in members)
+            begin = max(member.issued_ms for member in members)
             if act.kind == "issue":
                 begin = max(begin, self._busy.get(act.group, 0.0))
-            ended = begin + max(one.act.ms for one in members)
+            ended = begin + max(member.act.ms for member in members)
             if act.kind == "issue":
                 self._busy[act.group] = ended
-            for one in members:
-                one.ended_ms = ended
+            for member in members:
+                member.ended_ms = ended
         return True
 
     def _wait(self, rank: Rank, act: Act) -> bool:
@@ -179,7 +181,7 @@ class Timeline:
                 schedule=schedule,
             )))  # fmt: skip
             items += [
-                (START_NS, schema.GroupDefined(**who, group=name, ranks=list(ranks), backend=""))
+                (START_NS, grouped(**who, ranks=ranks, group=name, backend=""))
                 for name, ranks in self.groups.items()
                 if rank.number in ranks
             ]
@@ -423,3 +425,13 @@ def groups_of(stages: int, replicas: int) -> dict[str, tuple[int, ...]]:
 def noisy(seed: int, ranks: int, steps: int, sigma: float = 0.03) -> np.ndarray:
     """Return log-normal factors, ranks x (steps + 1)."""
     return np.exp(np.random.default_rng(seed).normal(0, sigma, (ranks, steps + 1)))
+
+
+def attempt_of(items: Sequence[Item]) -> AttemptState:
+    state = AttemptState("run", 0)
+    for _, what in items:
+        if isinstance(what, tuple):
+            state.apply_chunk(*what)
+        else:
+            state.apply_record(what)
+    return state

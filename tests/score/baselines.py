@@ -21,7 +21,7 @@ NAMES = ("NVRx best/own < 0.75", "Greyhound group > 1.2x", "z > 3")
 
 
 def baselines(state: RunState, job: Job) -> dict[str, tuple[int, ...]]:
-    """Return whom each rule accuses by the own work of the newest steps of the newest attempt."""
+    """Return whom each rule accuses by the self time of the newest steps of the newest attempt."""
     attempt = state._newest()
     if attempt is None or attempt.steps.num_steps < 2 * STEPS:
         return dict.fromkeys(NAMES, ())

@@ -19,7 +19,7 @@ def rows(outcomes: Sequence[Outcome], label: str) -> list[str]:
     """Return the table of our own findings, one row per diagnosis."""
     lines = [HEAD, "|" + "---|" * 12]
     for name in [one.name for one in DIAGNOSES]:
-        mine = [one for one in outcomes if one.diagnosis == name]
+        mine = [outcome for outcome in outcomes if outcome.diagnosis == name]
         if mine:
             lines.append(_row(name, mine, label))
     lines.append(_row("all", outcomes, label))
@@ -61,7 +61,7 @@ def baseline_rows(outcomes: Iterable[Outcome]) -> list[str]:
     """
     ones = list(outcomes)
     names = list(dict.fromkeys(name for one in ones for name in one.baselines))
-    lines = ["| diagnosis | rule | runs | exact | names nobody | names healthy ranks | healthy "
+    lines = ["| diagnosis | rule | runs | exact | names no rank | names healthy ranks | healthy "
              "ranks named |", "|" + "---|" * 7]  # fmt: skip
     for diagnosis in dict.fromkeys(one.diagnosis for one in ones):
         for name in ("ours", *names):

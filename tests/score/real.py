@@ -86,13 +86,13 @@ def pair_of(
         return None
     edges = [step_edges(path) for path in (with_times, without_times)]
     begin = max(int(run.fired["start_step"]), settle_steps)
-    end = min(max(one, default=0) for one in edges)
+    end = min(max(edge, default=0) for edge in edges)
     if end - begin < settle_steps:
         return None
-    with_ms, without_ms = (mean_step_ms(one, begin, end) for one in edges)
+    with_ms, without_ms = (mean_step_ms(edge, begin, end) for edge in edges)
     drift = None
     if begin - settle_steps > settle_steps:
-        before, calm = (mean_step_ms(one, settle_steps, begin - 1) for one in edges)
+        before, calm = (mean_step_ms(edge, settle_steps, begin - 1) for edge in edges)
         drift = before / calm - 1
     costs = [one["cost_throughput_ratio"] for one in run.found
              if is_named(run, one) and one.get("cost_throughput_ratio") is not None]  # fmt: skip
@@ -141,7 +141,7 @@ class FirstNamed:
 
     def look(self, findings: Iterable[dict[str, Any]], now_seconds: float) -> None:
         """Take the findings of one moment."""
-        if self.at_seconds is None and any(is_named(self._run, one) for one in findings):
+        if self.at_seconds is None and any(is_named(self._run, finding) for finding in findings):
             self.at_seconds = now_seconds
 
 
@@ -220,13 +220,13 @@ REAL_HEAD = (
 def real_rows(runs: Sequence[RealRun], costs: Sequence[CostPair]) -> list[str]:
     """Return the table of runs on real ranks: a row per fault, all of them, and clean runs."""
     lines = [REAL_HEAD, "|" + "---|" * 10]
-    planted = [one for one in runs if one.fault != NO_FAULT]
+    planted = [run for run in runs if run.fault != NO_FAULT]
     for fault in dict.fromkeys(one.fault for one in planted):
         mine = [one for one in planted if one.fault == fault]
-        lines.append(_real_row(fault, mine, [one for one in costs if one.fault == fault]))
+        lines.append(_real_row(fault, mine, [cost for cost in costs if cost.fault == fault]))
     if planted:
         lines.append(_real_row("all faults", planted, costs))
-    clean = [one for one in runs if one.fault == NO_FAULT]
+    clean = [run for run in runs if run.fault == NO_FAULT]
     if clean:
         lines.append(_real_row("none (clean)", clean, ()))
     return lines
@@ -236,7 +236,7 @@ def _real_row(name: str, mine: Sequence[RealRun], costs: Sequence[CostPair]) -> 
     count = {word: sum(one.judgement.startswith(word) for one in mine)
              for word in (RIGHT, SILENT, OTHER, ACCUSES, FALSE_ALARM, NOT_FIRED)}  # fmt: skip
     named = [one.named_after_seconds for one in mine if one.named_after_seconds is not None]
-    errors = [abs(one.error_points) for one in costs if one.error_points is not None]
+    errors = [abs(cost.error_points) for cost in costs if cost.error_points is not None]
     cells = (
         name, ", ".join(sorted({one.strategy for one in mine})), len(mine),
         share(count[RIGHT], len(mine) - count[NOT_FIRED]), count[SILENT], count[OTHER],
@@ -249,14 +249,14 @@ def cost_rows(costs: Sequence[CostPair]) -> list[str]:
     """Return the table of pairs of runs with and without a fault."""
     lines = ["| fault | strategy | seed | ranks | step without, ms | step with, ms | before the "
              "fault | true cost | said | difference, points |", "|" + "---|" * 10]  # fmt: skip
-    for one in costs:
-        error = one.error_points
+    for cost in costs:
+        error = cost.error_points
         cells = (
-            one.fault, one.strategy, one.seed, one.ranks, f"{one.without_ms:.1f}",
-            f"{one.with_ms:.1f}", "-" if one.drift is None else f"{100 * one.drift:+.1f} %",
-            f"{100 * one.truth:.1f} %",
-            "nothing" if one.said is None else f"{100 * one.said:.1f} %",
-            "not comparable" if not one.is_comparable
+            cost.fault, cost.strategy, cost.seed, cost.ranks, f"{cost.without_ms:.1f}",
+            f"{cost.with_ms:.1f}", "-" if cost.drift is None else f"{100 * cost.drift:+.1f} %",
+            f"{100 * cost.truth:.1f} %",
+            "nothing" if cost.said is None else f"{100 * cost.said:.1f} %",
+            "not comparable" if not cost.is_comparable
             else "-" if error is None else f"{error:+.1f}",
         )  # fmt: skip
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
@@ -265,5 +265,5 @@ def cost_rows(costs: Sequence[CostPair]) -> list[str]:
 
 def miss_rows(runs: Sequence[RealRun]) -> list[str]:
     """Return a line for each run that is not right."""
-    return [f"- {one.fault}, {one.strategy}, seed {one.seed}: {one.judgement}"
-            for one in runs if not one.judgement.startswith(RIGHT)]  # fmt: skip
+    return [f"- {run.fault}, {run.strategy}, seed {run.seed}: {run.judgement}"
+            for run in runs if not run.judgement.startswith(RIGHT)]  # fmt: skip

@@ -55,16 +55,17 @@ def said(findings: list[Finding], old: dict[int, int] | None = None) -> list[tup
     """Return what does not depend on names and clocks; `old` gives ranks their first names."""
     return sorted(
         (
-            one.detector, one.kind, one.severity, one.state, one.hosts, one.onset_step,
-            one.ended_step, one.explained_by is None,
-            tuple(sorted(old[rank] if old else rank for rank in one.ranks)),
+            finding.detector, finding.kind, finding.severity, finding.state, finding.hosts,
+            finding.onset_step,
+            finding.ended_step, finding.explained_by is None,
+            tuple(sorted(old[rank] if old else rank for rank in finding.ranks)),
         )
-        for one in findings
+        for finding in findings
     )  # fmt: skip
 
 
 def costs(findings: list[Finding]) -> list[float]:
-    return sorted(one.cost_throughput_ratio or 0.0 for one in findings)
+    return sorted(finding.cost_throughput_ratio or 0.0 for finding in findings)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +76,8 @@ def test_order_doubles_and_late_items_change_nothing(name: str) -> None:
     assert said(look(mixed, at_ms)) == said(plain)
     late = deliver(items, 3, lost=0.0, late=0.3, doubled=0.3)
     assert said(look(late, at_ms)) == said(plain)
-    assert bool(plain) == bool(case_named(name).job.faults) or not case_named(name).job.faults
+    if case_named(name).job.faults:
+        assert plain
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +115,7 @@ def test_longer_times_make_longer_findings_and_no_others(name: str) -> None:
     scaled = look(list(items), at_ms)
 
     def loud(findings: list[Finding]) -> list[tuple[object, ...]]:
-        chosen = [one for one in findings if one.severity != "info"]
+        chosen = [finding for finding in findings if finding.severity != "info"]
         return [(*row[:2], *row[3:]) for row in said(chosen)]
 
     assert loud(scaled) == loud(plain)

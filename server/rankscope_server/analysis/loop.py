@@ -19,21 +19,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope.wire.schema import AnyRecord
+from rankscope_server.analysis.asking import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.analysis.baselines import earlier_runs
-from rankscope_server.analysis.looks import Outcome, keep_failure, keep_look
+from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
 from rankscope_server.analysis.state import RunState
-from rankscope_server.analysis.telling_lines import telling_lines, usual_lines
+from rankscope_server.analysis.stored_findings import Outcome, store_failure, store_look
 from rankscope_server.broker import Broker
-from rankscope_server.ingest.chunks import JudgedChunk
+from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
-from rankscope_server.store.commands import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
-MAX_WAITING = 20_000  # events held for a run; beyond, the run is read again from the store
+MAX_WAITING = 20_000  # events in memory for a run; beyond, the run is read again from the store
 FAILURE_LOG_SECONDS = 60.0
 
 
@@ -43,7 +43,7 @@ class Fed:
 
     batch_id: int
     records: list[AnyRecord]
-    chunks: list[JudgedChunk]
+    chunks: list[ValidatedChunk]
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class AnalysisLoop:
         return sum(run.last_news >= run.looked for run in list(self._runs.values()))
 
     def feed(
-        self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[JudgedChunk]
+        self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[ValidatedChunk]
     ) -> None:
         """Hand over a batch that is durable."""
         with self._lock:
@@ -153,12 +153,12 @@ class AnalysisLoop:
             outcome, level = run.outcome, state.thinning_to_ask()
 
             def work(unit: Any) -> Outcome:
-                kept = keep_look(unit, run_id, look, outcome)
+                stored = store_look(unit, run_id, look, outcome)
                 is_asked = level is not None and ask_to_thin(unit, run_id, level)
-                is_asked |= ask_of_the_slow(unit, run_id, kept.known or {})
-                if ask_in_hangs(unit, run_id, kept.known or {}) or is_asked:
-                    return dataclasses.replace(kept, changed=kept.changed | {"commands"})
-                return kept
+                is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})
+                if ask_in_hangs(unit, run_id, stored.known or {}) or is_asked:
+                    return dataclasses.replace(stored, changed=stored.changed | {"commands"})
+                return stored
 
             run.outcome, run.failure, run.looked = self._writer.run(work), "", began
         except StoreUnavailableError as error:
@@ -186,8 +186,8 @@ class AnalysisLoop:
                 continue
             for record in fed.records:
                 state.apply_record(record)
-            for judged in fed.chunks:
-                state.apply_chunk(judged.chunk, judged.columns)
+            for validated in fed.chunks:
+                state.apply_chunk(validated.chunk, validated.columns)
             run.last_batch = fed.batch_id
 
     def _rebuild(self, run_id: str, run: LiveRun) -> None:
@@ -201,7 +201,7 @@ class AnalysisLoop:
             state.usual_lines = usual_lines(connection, state.earlier)
             horizon = self._clock() - int(self._settings.replay_hours * 3600e9)
             replay(connection, run_id, state, run.last_batch, horizon)
-            for line in telling_lines(connection, run_id):
+            for line in notable_lines(connection, run_id):
                 state.apply_record(line)
 
     def _failed(self, run_id: str, run: LiveRun, error: Exception) -> None:
@@ -211,10 +211,10 @@ class AnalysisLoop:
             run.failure, run.failure_logged = text, now
             log.error("the analysis of %s failed", run_id, exc_info=error)
         run.state = None  # what raised may have left it half changed: read it again
-        run.outcome = Outcome()  # the store will say something else than the last look did
+        run.outcome = Outcome()  # the store will hold something else than the last look found
 
         def work(unit: Any) -> None:
-            keep_failure(unit, run_id, text)
+            store_failure(unit, run_id, text)
 
         try:
             self._writer.run(work)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from rankscope.wire.chunk import Column
 from rankscope.wire.sample_columns import SAMPLE_KINDS
-from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset
-from rankscope_server.analysis.recording_level import level_to_ask
+from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset, RankRegistered, RankState
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.diagnose.shared.gaps import gaps_of
@@ -22,7 +22,7 @@ from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.sample_table import KINDS, SampleTable
 from rankscope_server.verdict.answers import Answer, Look, Verdict
 from rankscope_server.verdict.coverage import Left, coverage_of, notes_of, status_of
-from rankscope_server.verdict.grouping import fold
+from rankscope_server.verdict.grouping import group_findings
 from rankscope_server.verdict.recorded import as_recorded, recorded_notes
 from rankscope_server.verdict.verdict import answer_of, verdict_of
 
@@ -74,7 +74,7 @@ class RunState:
             self._samples.add(chunk.host, chunk.kind, columns)
 
     def look(self, now_ns: int) -> Look:
-        """Return what is known at `now_ns`, wall clock of whoever looks."""
+        """Return what is known at `now_ns`, wall clock of the server."""
         findings: list[Finding] = []
         for number in sorted(self._attempts):
             findings += self._look_at(self._attempts[number], now_ns)
@@ -124,7 +124,7 @@ class RunState:
         return self._attempts[max(known)] if known else None
 
     def _left(self) -> Left | None:
-        """Return how the command ended, None while it runs or where nobody says."""
+        """Return how the command ended, None while it runs or where it is not known."""
         if not self._attempts:
             return None
         newest = self._attempts[max(self._attempts)]
@@ -155,7 +155,7 @@ class RunState:
                     )
                 attempt.replace(detector.name, findings)
             attempt.is_news = False
-        return fold(list(attempt.before.values()))
+        return group_findings(list(attempt.before.values()))
 
     def _verdict_before(
         self, findings: list[Finding], newest: AttemptState | None
@@ -192,8 +192,8 @@ def _statuses(newest: AttemptState | None) -> list[DetectorStatus]:
 def _with_notes(answer: Answer, newest: AttemptState | None) -> Answer:
     """Say what is recorded in part: in the coverage, and beside an answer that is no verdict."""
     notes = () if newest is None else (*notes_of(newest), *recorded_notes(newest))
-    told = [] if answer.state == "culprit" else [note for note in notes if note not in answer.text]
-    detail = "; ".join(text for text in (answer.detail, *told) if text)
+    shown = [] if answer.state == "culprit" else [note for note in notes if note not in answer.text]
+    detail = "; ".join(text for text in (answer.detail, *shown) if text)
     return dataclasses.replace(answer, notes=notes, detail=detail)
 
 
@@ -202,3 +202,20 @@ def _with_attempt(answer: Answer, newest: AttemptState | None) -> Answer:
     if newest is None or newest.attempt == 0 or answer.state == "culprit":
         return answer
     return dataclasses.replace(answer, text=f"{answer.text} (attempt {newest.attempt})")
+
+
+def level_to_ask(
+    ranks: Mapping[int, RankRegistered], states: Mapping[int, RankState], world_size: int
+) -> int | None:
+    """Return the level that all ranks should take, None where there is nothing to ask.
+
+    The highest that any of them needs. Ranks of one node are asked by its collector; a run with
+    a rank that does not report is left as it is, since what it needs is not known.
+    """
+    if len({known.host for known in ranks.values()}) < 2:
+        return None
+    alive = [state for state in states.values() if state.alive]
+    if len(alive) < world_size:
+        return None
+    wanted = max(state.thinning_wanted for state in alive)
+    return None if all(state.thinning == wanted for state in alive) else wanted

@@ -52,7 +52,6 @@ _MAX_STACKS = 24  # of a rank
 _MAX_LOCAL_RANKS = 32  # of a host whose clocks are compared with each other
 _LOCAL_STRIDE = 4  # of the operations that are: a clock that is wrong stays so
 LAYER_METRIC = "layer_ms_"  # and the layer's number, from 0: log_metrics(step, layer_ms_0=1.8, ...)
-_MAX_STACK_CHARACTERS = 20_000
 _Kept = TypeVar("_Kept", RankRegistered, RankState, Stacks)
 
 
@@ -211,14 +210,14 @@ class AttemptState:
                 known = self._layers.get(int(number), (-1, 0.0))
                 self._layers[int(number)] = max(known, (record.time_ns, value))
 
-    def replace(self, detector: str, found: Iterable[Finding]) -> None:
+    def replace(self, detector: str, findings: Iterable[Finding]) -> None:
         """Put what a detector finds now in place of what it found before.
 
-        Those that look after it in the same second know it: one late look says what many said.
+        Those that look after it in the same second know it: one late look reports what many did.
         """
         for key in [key for key, old in self.before.items() if old.detector == detector]:
             del self.before[key]
-        self.before.update((finding.key, finding) for finding in found)
+        self.before.update((finding.key, finding) for finding in findings)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -335,4 +334,4 @@ def _end_order(record: RankEnded) -> tuple[bool, int, str]:
 
 
 def _has_begun(state: RankState) -> bool:
-    return state.phase != "other" or any(one.issued > one.ended for one in state.groups)
+    return state.phase != "other" or any(group.issued > group.ended for group in state.groups)

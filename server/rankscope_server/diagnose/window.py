@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, get_args
 
 import numpy as np
 
 from rankscope.wire.backends import is_of_device
+from rankscope.wire.formulas import rank_hours_per_day
 from rankscope.wire.schema import ErrorRaised, RankEnded, RankRegistered, RankState, Stacks
-from rankscope_server.findings.finding import DetectorResult, Finding
+from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, Severity
+from rankscope_server.findings.kinds import COST, kind_named
 from rankscope_server.findings.policy import POLICY, Policy
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.text import capital, confidence_word, place_text
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
 from rankscope_server.observe.clock_table import ClockTable
@@ -52,12 +56,12 @@ class Window:
     clocks: Clocks = field(default_factory=lambda: Clocks((), np.zeros((0, 0))))
     rank_clocks: Mapping[str, ClockTable] = field(default_factory=dict)  # of the ranks of each host
     replays: ReplayTable = field(default_factory=ReplayTable)
-    layer_ms: Sequence[float] = ()  # forward and backward of each layer, where somebody said it
+    layer_ms: Sequence[float] = ()  # forward and backward of each layer, where reported
     work: DeclaredWork = field(default_factory=DeclaredWork)
     samples: SampleTable = field(default_factory=SampleTable)
     facts: Facts = field(default_factory=Facts)
     before: Mapping[str, Finding] = field(default_factory=dict)  # of the last look, by key;
-    # this look's, of detectors that stand before in the registry
+    # this look's, of detectors that run before
     policy: Policy = POLICY
     earlier: Sequence[RunSummary] = ()  # runs of the same job before this one, oldest first
     past: Sequence[Window] = ()  # earlier attempts of the run, oldest first
@@ -76,6 +80,14 @@ class Window:
     def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of some ranks, each once."""
         return tuple(dict.fromkeys(host for rank in ranks if (host := self.host(rank))))
+
+    def who(self, ranks: Sequence[int]) -> str:
+        """Return "Rank 3 on node-a", as a sentence begins."""
+        return capital(place_text(ranks, self.hosts(ranks)))
+
+    def others(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks that report steps, without these."""
+        return tuple(rank for rank in sorted(self.steps.ranks) if rank not in ranks)
 
     def time_ms(self, step: int) -> float | None:
         """Return when a step began, the median over ranks of wall-clock ms; None if not known."""
@@ -109,13 +121,88 @@ class Window:
         """Return the dashboard's path to a rank, or to one step of it."""
         return f"runs/{self.run_id}/ranks?sel={rank}" + ("" if step is None else f"@{step}")
 
+    def finding(
+        self,
+        kind: str,
+        name: object = "",
+        *,
+        what: str,
+        why: str,
+        next: str,
+        confidence: tuple[float, str],
+        disproof: str,
+        detector: str = "",
+        severity: Severity | None = None,
+        ranks: Iterable[int] = (),
+        hosts: tuple[str, ...] | None = None,
+        group: str | None = None,
+        onset_step: int | None = None,
+        onset_ms: float | None = None,
+        ended_step: int | None = None,
+        is_over: bool = False,
+        cost: float | None = None,
+        command: str = "",
+        evidence: Iterable[Evidence | str] = (),
+        ruled_out: Iterable[str] = (),
+        victims: Iterable[int] = (),
+    ) -> Finding:
+        """Return a finding of a registered kind, with what follows from the rest filled in.
+
+        `name` is unique in a detector and the same in every look; `confidence` comes with its
+        reason, `disproof` is what would disprove the finding, `cost` a share of the throughput.
+        Unless given, detector and severity are the registry's, hosts the ranks', onset its step's.
+        """
+        known, ranks = kind_named(kind), tuple(ranks)
+        detector = detector or known.detectors[0]
+        return Finding(
+            key=f"{self.attempt}/{detector}/{name}".removesuffix("/"),
+            detector=detector,
+            kind=kind,
+            severity=severity or _severity(known.severity, cost or 0.0, self.policy),
+            attempt=self.attempt,
+            what=what,
+            why=why,
+            next=next,
+            confidence=confidence[0],
+            confidence_text=f"{confidence_word(confidence[0])}: {confidence[1]}",
+            would_be_wrong_if=disproof,
+            policy_hash=self.policy.hash,
+            state="recovered" if is_over else "open",
+            ranks=ranks,
+            hosts=self.hosts(ranks) if hosts is None else hosts,
+            group=group,
+            onset_step=onset_step,
+            onset_ms=self._onset_ms(onset_step) if onset_ms is None else onset_ms,
+            ended_step=ended_step,
+            cost_throughput_ratio=cost,
+            cost_rank_hours_per_day=self._rank_hours(cost),
+            next_command=command,
+            evidence=tuple(Evidence(fact) if isinstance(fact, str) else fact for fact in evidence),
+            ruled_out=tuple(ruled_out),
+            victims=tuple(victims),
+        )
+
+    def _onset_ms(self, step: int | None) -> float | None:
+        return None if step is None else self.time_ms(step)
+
+    def _rank_hours(self, cost: float | None) -> float | None:
+        return None if cost is None else rank_hours_per_day(self.world_size, cost)
+
+
+def _severity(rule: str, cost: float, policy: Policy) -> Severity:
+    """Return the severity that the registry's rule gives. Raises ValueError for one in words."""
+    if rule == COST:
+        return severity_of_cost(cost, policy)
+    if rule not in get_args(Severity):
+        raise ValueError(f"the detector must say how severe it is: {rule}")
+    fixed: Severity = rule  # type: ignore[assignment]
+    return fixed
+
 
 class Detector(Protocol):
     """One diagnosis over a window; the class docstring is its help text."""
 
-    name: ClassVar[str]  # the id in the API, the docs and the policy
-    kinds: ClassVar[tuple[str, ...]]  # of its findings; the pages have a label for each
-    needs: ClassVar[frozenset[str]]  # record and chunk kinds without which it is skipped
+    name: ClassVar[str]  # the id in the API, the docs and the registry of kinds
 
     def look(self, window: Window) -> DetectorResult:
         """Return what is wrong in `window`; touch nothing else."""

@@ -1,4 +1,4 @@
-"""`rankscope explain`: reads plain logs by the error book and says what began it."""
+"""`rankscope explain`: reads plain logs by the known errors and says what began it."""
 
 from __future__ import annotations
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope_server.known_errors.judgement import Judgement, Root
+from rankscope_server.known_errors.evaluation import Evaluation, Root
 from rankscope_server.known_errors.tally import Group
 
 _UNKNOWN_CAUSE = {
-    "user_exception_one_rank": "The program raised an error that the book does not know: {what}",
-    "other": "A fault that the book does not know",
+    "user_exception_one_rank": "The program raised an error that is not a known one: {what}",
+    "other": "A fault that is not a known one",
 }
 _UNKNOWN_REMEDY = (
     "Read the traceback or the lines around this one on that rank, fix what they name, then restart"
 )
-_WRONG_IF = {
-    "initiating": "an earlier first error stands in a log that was not given, or the program "
+_DISPROOF = {
+    "initiating": "an earlier first error is in a log that was not given, or the program "
     "caught this one and went on",
     "cascade": "the log of the rank where it began is given too: its own line then comes first",
-    "teardown": "a line before the stop, in a log that was not given, tells of a failure",
+    "teardown": "a line before the stop, in a log that was not given, reports a failure",
 }
 
 
-def answer(judgement: Judgement) -> dict[str, Any]:
+def answer(evaluation: Evaluation) -> dict[str, Any]:
     """Return the root, or None for logs without a fault, and every group that was found."""
-    root = judgement.root
+    root = evaluation.root
     return {
         "root": None if root is None else _root(root),
-        "findings": [_finding(group) for group in judgement.groups],
-        "num_ungrouped": judgement.num_ungrouped,
+        "findings": [_finding(group) for group in evaluation.groups],
+        "num_ungrouped": evaluation.num_ungrouped,
     }
 
 
@@ -47,7 +47,7 @@ def _root(root: Root) -> dict[str, Any]:
         "entry": group.entry.id if group.entry else None,
         "check": group.entry.check if group.entry else "",
         "sources": list(group.entry.sources) if group.entry else [],
-        "would_be_wrong_if": _WRONG_IF.get(group.role or "", ""),
+        "would_be_wrong_if": _DISPROOF.get(group.role or "", ""),
         "rivals": [_finding(rival) for rival in root.rivals],
     }
 
@@ -60,7 +60,7 @@ def _finding(group: Group) -> dict[str, Any]:
         "signal": group.signal,
         "count": group.count,
         "entry": group.entry.id if group.entry else None,
-        "why_grouped": group.why_grouped or "the same entry of the book",
+        "why_grouped": group.why_grouped or "the same known error",
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import zstandard
+from rankscope.wire import zstd
 
 CHUNK_BYTES = 4 << 20
 _HEAD_BYTES = 4096
@@ -26,7 +26,7 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """One log to read. `size_bytes` is that on the disk, 0 where it is not known."""
 
     name: str
@@ -46,7 +46,7 @@ class Skipped:
 class Inputs:
     """What was named: logs, recordings of other tools, and what is neither."""
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[LogSource] = field(default_factory=list)
     recordings: list[Path] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class Inputs:
         elif reason:
             return reason
         else:
-            self.sources.append(Source(str(path), path, path.stat().st_size))
+            self.sources.append(LogSource(str(path), path, path.stat().st_size))
         return ""
 
 
@@ -68,7 +68,7 @@ def find_sources(paths: Sequence[str]) -> Inputs:
     for text in paths:
         path = Path(text)
         if text == STDIN:
-            inputs.sources.append(Source(STDIN, None))
+            inputs.sources.append(LogSource(STDIN, None))
         elif path.is_dir():
             _of_folder(path, inputs)
         elif not path.exists():
@@ -130,7 +130,7 @@ def _unpacked(head: bytes) -> bytes:
         return b""
 
 
-def read_source(source: Source, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+def read_source(source: LogSource, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
     """Return the text of a source in chunks. `on_bytes` gets what was read from the disk."""
     if source.path is None:
         yield from _chunks(_Counted(sys.stdin.buffer, on_bytes))
@@ -143,7 +143,7 @@ def read_source(source: Source, on_bytes: Callable[[int], None]) -> Iterator[byt
 
 
 class _Counted(io.RawIOBase):
-    """Passes bytes on and tells how many."""
+    """Passes bytes on and counts them."""
 
     def __init__(self, file: BinaryIO, on_bytes: Callable[[int], None]) -> None:
         self._file, self._on_bytes = file, on_bytes
@@ -168,7 +168,7 @@ def _chunks(raw: _Counted) -> Iterator[bytes]:
     if head.startswith(_GZIP):
         stream = gzip.GzipFile(fileobj=file)
     elif head.startswith(_ZSTD):
-        stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        stream = zstd.open_stream(file)
     gathered = bytearray()
     try:
         while part := stream.read1(CHUNK_BYTES):  # what there is, so that an error loses nothing
@@ -176,7 +176,7 @@ def _chunks(raw: _Counted) -> Iterator[bytes]:
             if len(gathered) >= CHUNK_BYTES:
                 yield bytes(gathered)
                 gathered.clear()
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError):
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstd.ZstdError):
         pass  # cut short, as of a job that was killed: what came before is read
     if gathered:
         yield bytes(gathered)

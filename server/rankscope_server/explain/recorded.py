@@ -1,6 +1,6 @@
 """The answer from recordings of a run (dumps, traces): what the detectors say of them.
 
-Families are those of the error book; a kind of finding that is none of them is `other`.
+Families are those of the known errors; a kind of finding that is none of them is `other`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,9 @@ from typing import Any
 
 from rankscope_server.explain.inputs import Skipped
 from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.kinds import kind_named
 from rankscope_server.findings.text import confidence_word, percent_text
 from rankscope_server.verdict.answers import Look
-
-_FAMILIES = {
-    "hang": "collective_timeout_hang", "desync": "desync_mismatch", "ecc": "ecc",
-    "xid": "gpu_hardware_xid", "nan": "numerics", "loss_spike": "numerics",
-    "divergence": "numerics", "corruption": "numerics", "memory_growth": "oom_host",
-    "version_drift": "nccl_version_mismatch", "slow_data": "dataloader",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
     """Return what the detectors say of each job, the worst first, and what cannot be read."""
     from rankscope_server.importers.recordings import jobs_of
 
-    found: list[Recorded] = []
+    recordeds: list[Recorded] = []
     skipped: list[Skipped] = []
     jobs = jobs_of(paths)
     for job in jobs:
@@ -44,8 +38,8 @@ def read(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
         if look is not None:
             name = str(job[0]) if len(job) == 1 else f"{len(job):,} dumps or traces"
             where = f" in {job[0].parent.name}" if len(jobs) > 1 and len(job) > 1 else ""
-            found.append(Recorded(name + where, look))
-    return sorted(found, key=lambda one: one.look.verdict is None), skipped
+            recordeds.append(Recorded(name + where, look))
+    return sorted(recordeds, key=lambda one: one.look.verdict is None), skipped
 
 
 def _read_job(paths: Sequence[Path]) -> tuple[Look | None, list[Skipped]]:
@@ -64,7 +58,7 @@ def merge(answer: dict[str, Any], look: Look) -> dict[str, Any]:
     A log that names what began it comes first: a recording shows who stood still, not why. A log
     that has only echoes of a stop gives way.
     """
-    findings = [_finding(one, look) for one in look.findings if one.severity != "info"]
+    findings = [_finding(finding, look) for finding in look.findings if finding.severity != "info"]
     root = _root(look)
     logged = answer["root"]
     if root is not None and (logged is None or logged["role"] != "initiating"):
@@ -74,7 +68,7 @@ def merge(answer: dict[str, Any], look: Look) -> dict[str, Any]:
     elif root is not None:
         logged = {**logged, "rivals": [*logged["rivals"], _as_rival(root)]}
         answer = {**answer, "root": logged}
-    findings.sort(key=lambda one: one["role"] != "initiating")
+    findings.sort(key=lambda finding: finding["role"] != "initiating")
     recorded = {
         "state": look.answer.state, "text": look.answer.text, "detail": look.answer.detail,
         "next": list(look.answer.deciding), "notes": list(look.answer.notes),
@@ -88,9 +82,14 @@ def _root(look: Look) -> dict[str, Any] | None:
     if verdict is None:
         return None
     cost, word = verdict.cost_throughput_ratio, confidence_word(verdict.confidence)
-    others = [one for one in look.findings
-              if one.severity != "info" and one.explained_by is None and one.key != verdict.key
-              and one.state == "open"]  # fmt: skip
+    others = [
+        finding
+        for finding in look.findings
+        if finding.severity != "info"
+        and finding.explained_by is None
+        and finding.key != verdict.key
+        and finding.state == "open"
+    ]
     return {
         "family": family_of(verdict),
         "ranks": sorted(verdict.ranks),
@@ -105,7 +104,7 @@ def _root(look: Look) -> dict[str, Any] | None:
         "check": verdict.next_command,
         "sources": [],
         "would_be_wrong_if": verdict.would_be_wrong_if,
-        "rivals": [_finding(one, look) for one in others],
+        "rivals": [_finding(other, look) for other in others],
         "kind": verdict.kind,
         "recorded": "; ".join((look.coverage.text, *look.answer.notes)),
         "cost": None if cost is None else f"{percent_text(cost)} of the job's throughput",
@@ -113,8 +112,8 @@ def _root(look: Look) -> dict[str, Any] | None:
 
 
 def family_of(finding: Finding) -> str:
-    """Return the family of the book that a finding belongs to."""
-    return _FAMILIES.get(finding.kind, "other")
+    """Return the family of known errors that a finding belongs to."""
+    return kind_named(finding.kind).family
 
 
 def _finding(finding: Finding, look: Look) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads the inputs by the book, with progress, and prints the answer."""
+"""Reads the inputs by the known errors, with progress, and prints the answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankscope_server.explain.answer import answer
 from rankscope_server.explain.inputs import (
     InputError,
     Inputs,
+    LogSource,
     Skipped,
-    Source,
     find_sources,
     read_source,
 )
 from rankscope_server.explain.screen import show
-from rankscope_server.known_errors.judgement import judge
-from rankscope_server.known_errors.load import BookError, read_book
+from rankscope_server.known_errors.evaluation import evaluate
+from rankscope_server.known_errors.load import EntryFileError, read_entries
 from rankscope_server.known_errors.prefilter import NO_LIBRARY
 from rankscope_server.known_errors.reading import Reader
 from rankscope_server.known_errors.tally import Tally
@@ -34,30 +34,30 @@ _SHOW_PROGRESS_BYTES = 64 << 20  # less is read before a bar could be seen
 
 
 class ExplainError(Exception):
-    """The logs or the book cannot be read; the text says what to do."""
+    """The logs or the known errors cannot be read; the text says what to do."""
 
 
 def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: bool) -> int:
     """Explain the logs and print it. Returns the exit code. Raises `ExplainError`."""
     try:
-        reader = Reader(read_book([Path(one) for one in books]))
+        reader = Reader(read_entries([Path(book) for book in books]))
         inputs = find_sources(paths)
         sources, skipped = inputs.sources, list(inputs.skipped)
         reader.is_alone = len(sources) == 1
         _read(reader, sources)
-    except (BookError, InputError) as error:
+    except (EntryFileError, InputError) as error:
         raise ExplainError(str(error)) from error
-    result = answer(judge(reader.tally))
+    result = answer(evaluate(reader.tally))
     jobs, unread = recorded.read(inputs.recordings) if inputs.recordings else ([], [])
     if inputs.recordings and not jobs and not sources:
         raise ExplainError(unread[0].reason)
     skipped += unread
-    nothing = answer(judge(Tally()))
-    others = [(one.name, recorded.merge(nothing, one.look)) for one in jobs[1:]]
+    nothing = answer(evaluate(Tally()))
+    others = [(job.name, recorded.merge(nothing, job.look)) for job in jobs[1:]]
     if jobs:
         result = recorded.merge(result, jobs[0].look)
     if is_json:
-        result["skipped"] = [{"name": one.name, "reason": one.reason} for one in skipped]
+        result["skipped"] = [{"name": skip.name, "reason": skip.reason} for skip in skipped]
         result["other_jobs"] = [{"name": name, **one} for name, one in others]
         sys.stdout.write(json.dumps(result) + "\n")
     else:
@@ -65,20 +65,20 @@ def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: 
         read = jobs[0].name if others else _what_was_read(inputs)
         for name, one in ((read, result), *others):
             show(one, name, is_full, console)
-        _tell_left_out(skipped, len(inputs.skipped))
+        _report_left_out(skipped, len(inputs.skipped))
     return EXIT_NO_FAULT if result["root"] is None else EXIT_FAULT
 
 
-def _tell_left_out(skipped: Sequence[Skipped], num_no_logs: int) -> None:
+def _report_left_out(skipped: Sequence[Skipped], num_no_logs: int) -> None:
     """Name recordings that could not be used; files that are no logs are counted in the title."""
     unread = skipped[num_no_logs:]
-    for one in unread[:_MAX_NAMED]:
-        sys.stderr.write(f"left out: {one.reason}\n")
+    for skip in unread[:_MAX_NAMED]:
+        sys.stderr.write(f"left out: {skip.reason}\n")
     if len(unread) > _MAX_NAMED:
         sys.stderr.write(f"left out: {len(unread) - _MAX_NAMED} more files\n")
 
 
-def _read(reader: Reader, sources: Sequence[Source]) -> None:
+def _read(reader: Reader, sources: Sequence[LogSource]) -> None:
     total = sum(source.size_bytes for source in sources)
     is_shown = sys.stderr.isatty() and (total >= _SHOW_PROGRESS_BYTES or any(
         source.path is None for source in sources

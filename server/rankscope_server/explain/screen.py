@@ -54,8 +54,8 @@ def _why_none(answer: dict[str, Any]) -> str:
     loud = [f for f in answer["findings"] if f["role"] == "unknown"]
     if loud:
         kinds = "one kind of line claims" if len(loud) == 1 else f"{len(loud)} kinds of lines claim"
-        return f"{kinds} an error that the book does not know; read them below."
-    return "It would be wrong if the rank that failed wrote to another log."
+        return f"{kinds} an error that is not a known one; read them below."
+    return "The rank that failed may have written to another log."
 
 
 def _panel(root: dict[str, Any], read: str) -> Panel:
@@ -76,7 +76,7 @@ def _panel(root: dict[str, Any], read: str) -> Panel:
     if root.get("recorded"):
         rows.add_row("Read", root["recorded"])
     sure = f"{confidence_word(root['confidence'])}: {root['confidence_text']}"
-    rows.add_row("Sure", f"{sure}; wrong if {root['would_be_wrong_if']}")
+    rows.add_row("Sure", f"{sure}; disproved if {root['would_be_wrong_if']}")
     title = "The first cause" if root["role"] == "initiating" else "The first that is seen"
     return Panel(Group(rows), title=f"{title}, in {read}", border_style="red", title_align="left")
 
@@ -100,14 +100,14 @@ def _table(findings: list[dict[str, Any]]) -> Table:
     for name, right in (("role", False), ("family", False), ("ranks", False), ("lines", True)):
         table.add_column(name, no_wrap=True, justify="right" if right else "left")
     table.add_column("first of them", no_wrap=True, overflow="ellipsis", ratio=1)
-    for one in findings:
-        style = _ROLE_STYLE.get(one["role"], "default")
+    for finding in findings:
+        style = _ROLE_STYLE.get(finding["role"], "default")
         table.add_row(
-            Text(one["role"], style=style),
-            one["family"],
-            _few(one["ranks"]),
-            f"{one['count']:,}",
-            Text((one["signal"] or one.get("what", "")).strip()),
+            Text(finding["role"], style=style),
+            finding["family"],
+            _few(finding["ranks"]),
+            f"{finding['count']:,}",
+            Text((finding["signal"] or finding.get("what", "")).strip()),
         )
     return table
 

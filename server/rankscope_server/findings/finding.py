@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from rankscope_server.findings.kinds import check
+
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 FindingState: TypeAlias = Literal["open", "recovered"]
 DetectorState: TypeAlias = Literal["ran", "skipped"]
@@ -57,6 +59,10 @@ class Finding:
     explained_by: str | None = None  # key of the finding that explains this one
     victims: tuple[int, ...] = ()  # ranks that only wait; for the pages, never accused
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a kind that is not in the registry."""
+        check(self.kind, self.detector)
+
 
 @dataclass(frozen=True, slots=True)
 class DetectorStatus:
@@ -76,7 +82,7 @@ class DetectorResult:
     status: DetectorStatus
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = field(default=())  # what was compared and found equal
-    # What could not be judged for lack of data, a sentence each: then nobody may say "healthy"
+    # What could not be evaluated for lack of data, a sentence each: such a run is not "healthy"
     not_known: tuple[str, ...] = field(default=())
 
 
@@ -102,7 +108,7 @@ def ran(
     note: str = "",
     not_known: Iterable[str] = (),
 ) -> DetectorResult:
-    """Return what a detector found, what it found in order, and what it could not judge."""
+    """Return what a detector found, what it found in order, and what it could not evaluate."""
     unknown = tuple(not_known)
     note = "; ".join(text for text in (note, *unknown) if text)
     status = DetectorStatus(detector.name, str(detector.__doc__), "ran", note)

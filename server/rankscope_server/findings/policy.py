@@ -44,34 +44,34 @@ class Policy:
     leave_share: float = 0.5  # of that level
     # For the scatter of a rank: enough for a stable MAD, recent enough to follow the machine.
     scatter_steps: int = 512
-    # Stretches at most one long window apart are one spell if they are about equally bad.
+    # Stretches at most one long window apart are one episode if they are about equally bad.
     same_size_share: float = 0.6
-    min_spell_steps: int = 3  # shorter events are dropped
+    min_episode_steps: int = 3  # shorter events are dropped
     # An accusation above info needs one long window of bad steps *and* this much time: bursts of
     # other work on a shared host hit one rank for seconds, and two of them may follow each other.
     persistent_steps: int = 20
     persistent_seconds: float = 15.0
     # More steps in less time suffice where the excess is far above the noise. Measured on 4 ranks
-    # sharing 2 cores: spells of healthy ranks reach 1.6 entry levels, one slowed by +60 % 6 to 7.
+    # sharing 2 cores: episodes of healthy ranks reach 1.6 entry levels, one slowed by +60 % 6 to 7.
     clear_steps: int = 50
     clear_seconds: float = 8.0
     clear_strength: float = 4.0
     # A rank at least so many times slower needs few steps: twenty of them might take minutes.
     huge_ratio: float = 3.0
     huge_steps: int = 5
-    # Share of the spell's steps that must each be bad by half the spell's size. A rank that is
+    # Share of an episode's steps that must each be bad by half its size. A rank that is
     # slow is slow in every step (measured: 0.99); bursts and hiccups raise the mean.
     consistent_share: float = 0.80
     short_chance: float = 0.01  # that a recording of few steps looks so without a slow rank
     short_share: float = 0.80  # of its steps: in these a slow rank is slower than all others
     short_steps: int = 3  # of a recording, for the share of a step that waits for data
-    recent_steps: int = 100
+    recent_steps: int = 100  # the newest, in which missing data and a slow rank count
     max_missing_share: float = 0.30  # of them: no conclusion beyond
     # Onsets of more ranks than this at once are global, no rank is accused.
     global_share: float = 0.25
     peers_share: float = 0.5  # the same of ranks with peers: the median must be none of them
-    company_ratio: float = 1.2  # own work / reference of a rank that slower ones hide
-    # Cost and phases of a long spell are those of its last steps: what it costs now.
+    company_ratio: float = 1.2  # self time / reference of a rank that slower ones hide
+    # Cost and phases of a long episode are those of its last steps: what it costs now.
     cost_steps: int = 512
     # Steps before the onset that give the time of a healthy step. The last ones, because a shared
     # host drifts, and three times as many, because of bursts; of both the lower time counts.
@@ -81,11 +81,12 @@ class Policy:
     min_explained_share: float = 0.5  # of the excess, by the sum of the phases that hold it
 
     # --- stalls: some steps only ----------------------------------------------------------
-    stall_steps: int = 512  # the newest; fewer tell nothing of how often a rank stalls
+    stall_steps: int = 512  # the newest; fewer do not show how often a rank stalls
     # From a fifth over its reference, or 3 sigma of the rank's steps; chance shows on other ranks.
     ln_stall_floor: float = math.log(1.2)
     stall_sigmas: float = 3.0
-    # Two stalls are an event, and no rank is judged by one bad minute: so many, with steps between.
+    # Two stalls are an event, and one bad minute says nothing of a rank: so many, with steps
+    # between.
     stall_least: int = 6
     stall_multiple: float = 3.0  # of the worst of the others: ranks of one host stall together
     # Above info without a second signal: stalls of 2.5 times the reference alone stand out (other
@@ -142,7 +143,7 @@ class Policy:
     clock_drift_ratio: float = 100e-6
     # Hosts under a time service agree within a millisecond or two on a local network. Ten is
     # what begins to show in the order of log lines; a second is what breaks tokens and leases.
-    clock_tell_ms: float = 10.0
+    clock_report_ms: float = 10.0
     clock_warn_ms: float = 1000.0
 
     # --- root cause -----------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Policy:
     rare_ratio: float = 0.125
 
     # --- replay ---------------------------------------------------------------------------
-    # Steps that one replay covers: the same steps stand on both sides of every what-if, so noise
+    # Steps that one replay covers: the same steps are on both sides of every what-if, so noise
     # cancels, and the mean of 64 settles to an eighth of a step's scatter. A new one is made when
     # half of them is new.
     replay_steps: int = 64
@@ -185,13 +186,13 @@ class Policy:
     # --- communication --------------------------------------------------------------------
     # A step is communication-bound where more than a fifth of it is exposed.
     exposed_ratio: float = 0.20
-    # Of the step: data wait, and own work, beyond which they bound it.
+    # Of the step: data wait, and self time, beyond which they bound it.
     data_bound_ratio: float = 0.10
     compute_bound_ratio: float = 0.85
     # Below 1 MB latency rules, and a group seen less than 50 times has no usual time.
     min_message_bytes: int = 1 << 20
     min_group_seen: int = 50
-    # Bus bandwidth is judged on messages that fill a link; 70 % of the best 5 % seen.
+    # Bus bandwidth is measured on messages that fill a link; 70 % of the best 5 % seen.
     busbw_message_bytes: int = 16 << 20
     busbw_ratio: float = 0.70
     busbw_best_share: float = 0.05
@@ -207,14 +208,14 @@ class Policy:
     cast_bytes_per_second: float = 4e9
 
     # --- drift ----------------------------------------------------------------------------
-    # A difference that goes with the ranks in trouble counts for more: one in a hundred.
+    # A difference on exactly the ranks in trouble counts for more: one in a hundred.
     drift_fisher_p: float = 0.01
 
     # --- numbers of training --------------------------------------------------------------
     # A loss scaler overflows by design when it probes a larger scale; six in a row halve it 64
     # times more than probing does.
     max_skipped_overflows: int = 5
-    # Spikes are judged against the last 200 recorded values, after 50 of them: the MAD of
+    # Spikes are compared with the last 200 recorded values, after 50 of them: the MAD of
     # 50 values is right within 15 %.
     spike_window: int = 200
     spike_min_history: int = 50
@@ -225,20 +226,21 @@ class Policy:
     spike_loss_values: int = 3
     # A spike that is still on after so many recorded values does not recover by itself.
     divergence_values: int = 20
-    # One rank against the others: at least so many values of a healthy rank before it is judged,
+    # One rank against the others: at least so many values of a healthy rank before it is compared,
     # and so many outliers before it is more than one odd batch.
     outlier_min_history: int = 20
     outlier_repeats: int = 3
     # And beyond what any other rank reached: of equal tails the largest of three ranks is beyond
     # half as much again as that of the others in one case of some hundred.
     outlier_tail_multiple: float = 1.5
-    # One odd batch alone is told from here on: batches of healthy ranks differ by a tenth in their
-    # loss (2 of 45 runs of the reference trainer had one that z alone would tell, at 1.1 times).
+    # One odd batch alone is reported from here on: batches of healthy ranks differ by a tenth in
+    # their loss (2 of 45 runs of the reference trainer had one that z alone would report, at 1.1
+    # times).
     outlier_min_ratio: float = 1.25
     # The newest values in which outliers are looked for: at one sample in 16 steps, the last
     # thousand steps.
     outlier_window: int = 64
-    # Floors under a scatter: less than 1 % of a norm or 0.2 % of a loss matters to nobody.
+    # Floors under a scatter: less than 1 % of a norm or 0.2 % of a loss does not matter.
     ln_norm_sigma_floor: float = 0.01
     loss_sigma_floor: float = 0.002
 
@@ -270,7 +272,7 @@ class Policy:
     data_steps: int = 512
     # A wait below a quarter of a step is no spike, however quiet the rest is.
     data_spike_share: float = 0.25
-    # One or two long waits are events, for example a hang that ended; no loader is judged by them.
+    # One or two long waits are events, for example a hang that ended; they say nothing of a loader.
     data_min_spikes: int = 3
     # A tenth of all processor time spent waiting for disks: reading is the limit.
     iowait_share: float = 0.10
@@ -313,15 +315,15 @@ class Policy:
     hot_shard_multiple: float = 2.0
 
     # --- goodput, checkpoints -------------------------------------------------------------
-    # A ledger is told of runs that lasted ten minutes, else start-up is most of it; and of those
-    # that were started again.
+    # A ledger is reported of runs that lasted ten minutes, else start-up is most of it; and of
+    # those that were started again.
     ledger_min_seconds: float = 60.0
-    ledger_told_seconds: float = 600.0
+    ledger_reported_seconds: float = 600.0
     # From three failures on a run's own rate says more than another cluster's.
     own_failures: int = 3
     # Detect, restart and reload where this run never did it.
     restart_seconds: float = 300.0
-    # Saves that are judged by their last few, against those before; twice is another disk.
+    # Of saves the last few are compared with those before; twice is another disk.
     recent_saves: int = 3
     slow_save_ratio: float = 2.0
     # A tenth of the time in saves, as for waiting for data.
@@ -349,7 +351,7 @@ class Policy:
     slowdown_side_blocks: int = 3
     slowdown_sigmas: float = 4.0
     slowdown_clear_sigmas: float = 6.0
-    # Other work on a shared host comes and goes within a minute or two.
+    # Other work on a shared host comes and ends within a minute or two.
     slowdown_seconds: float = 120.0
     # A job that is so much slower for so long is not healthy, whatever the reason.
     rise_block: int = 10
@@ -359,7 +361,7 @@ class Policy:
 
     # --- stopped processes: a process that works is never in that state -------------------
     stopped_least: int = 2  # one may be a tool that looks at a process for a moment
-    stopped_series_seconds: float = 300.0  # closer stops are one story
+    stopped_series_seconds: float = 300.0  # closer stops are one incident
     stopped_span_seconds: float = 30.0  # a short one costs what it takes of half a minute
     stopped_over_seconds: float = 20.0
     stopped_near_seconds: float = 3.0  # samples of hosts are up to a second apart each

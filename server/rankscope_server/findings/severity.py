@@ -6,7 +6,7 @@ from rankscope_server.findings.finding import Severity
 from rankscope_server.findings.policy import Policy
 
 
-def severity_of(cost: float, policy: Policy) -> Severity:
+def severity_of_cost(cost: float, policy: Policy) -> Severity:
     """Return the severity of a cost, a share (0-1) of the job's throughput."""
     if cost >= policy.cost_critical_ratio:
         return "critical"

@@ -1,4 +1,4 @@
-"""Robust statistics over ranks x steps that may hold NaN. Medians ignore what is missing."""
+"""Statistics over ranks x steps that may hold NaN. Medians ignore what is missing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def median(values: Array, axis: int = -1) -> Array:
     high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[axis] - 1), axis)
     middle: Array = np.squeeze(np.where(known > 0, (low + high) / 2, np.nan), axis)
     return middle
+
+
+def middle(values: Array) -> float:
+    """Return the median of what is known, NaN for nothing."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")
 
 
 def rolling_median(values: Array, window: int, first_column: int = 0) -> Array:

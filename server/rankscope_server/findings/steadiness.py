@@ -1,8 +1,8 @@
 """A finding does not flap: what was said with evidence is taken back with as much.
 
 Detectors look each second and know little of what they said before, so an estimate near a level
-turns over and over while load comes and goes. A finding becomes worse at once; it becomes milder,
-recovers or goes away when that has been so for as long as an accusation had to last.
+turns over and over while load comes and stops. A finding becomes worse at once; it becomes milder,
+recovers or disappears when that has been so for as long as an accusation had to last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Steadiness:
         self,
         detector: str,
         before: Mapping[str, Finding],
-        found: Iterable[Finding],
+        findings: Iterable[Finding],
         now_ns: int,
         policy: Policy,
     ) -> tuple[Finding, ...]:
@@ -35,7 +35,7 @@ class Steadiness:
 
         `before` are the findings of the last look by key, of any detector; times are of the server.
         """
-        now = {finding.key: finding for finding in found}
+        now = {finding.key: finding for finding in findings}
         if detector not in ESTIMATES:
             return tuple(now.values())
         for key, old in before.items():
@@ -68,11 +68,11 @@ def _is_as_bad(old: Finding, new: Finding | None) -> bool:
     return new is not None and new.state == "open" and _rank(new) <= _rank(old)
 
 
-def _is_in_another(old: Finding, found: Iterable[Finding]) -> bool:
+def _is_in_another(old: Finding, findings: Iterable[Finding]) -> bool:
     """Return whether the same ranks are named by another finding that is as bad."""
     return any(
-        one.key != old.key and set(old.ranks) <= set(one.ranks) and _is_as_bad(old, one)
-        for one in found
+        finding.key != old.key and set(old.ranks) <= set(finding.ranks) and _is_as_bad(old, finding)
+        for finding in findings
         if old.ranks
     )
 

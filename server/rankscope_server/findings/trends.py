@@ -1,22 +1,20 @@
-"""Does a series grow, since when, how fast, and when does it reach a limit? Robust, without noise
-models, and the same answer each time.
+"""Does a series grow, since when, how fast, and when does it reach a limit? Without noise
+when does it reach a limit? Without noise
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import SIGMA_PER_MAD
+from rankscope_server.findings.statistics import Array
 
-Array = NDArray[Any]
 MAX_POINTS = 64  # of a series that are looked at: pairs grow with their square
 _Z_90 = 1.645
-_MIN_JUMPS = 4  # three of a high-water mark lie evenly by chance now and then
+_MIN_JUMPS = 4  # three of a high-water mark are even by chance now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def thin(steps: Array, values: Array, count: int = MAX_POINTS) -> tuple[Array, A
 def theil_sen(steps: Array, values: Array) -> tuple[float, float, float]:
     """Return the median slope of all pairs and its 90 % interval (Sen 1968, JASA 63).
 
-    The interval takes the slopes whose ranks lie 1.645 sigma of Kendall's S from the middle.
+    The interval takes the slopes whose ranks are 1.645 sigma of Kendall's S from the middle.
     """
     first, second = np.triu_indices(len(steps), 1)
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))

@@ -1,4 +1,4 @@
-"""One entry of the error book, and the check that makes it from a table of a TOML file."""
+"""One known error, and the check that makes it from a table of a TOML file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EntryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class KnownError:
     """A known failure: how its lines read, what they mean and what helps.
 
     `patterns` are regular expressions, case ignored, any of which recognises a line. The groups
@@ -70,7 +70,7 @@ class Entry:
         return None
 
 
-def entry_of(table: Mapping[str, Any], file: str) -> Entry:
+def entry_of(table: Mapping[str, Any], file: str) -> KnownError:
     """Return the entry that a TOML table describes. Raises `EntryError`."""
     name = table.get("id")
     who = f"entry {name!r}" if isinstance(name, str) and name else "an entry without id"
@@ -80,7 +80,7 @@ def entry_of(table: Mapping[str, Any], file: str) -> Entry:
         raise EntryError(f"{file}: {who}: {error}") from error
 
 
-def _checked(table: Mapping[str, Any], file: str) -> Entry:
+def _checked(table: Mapping[str, Any], file: str) -> KnownError:
     allowed = {*_TEXTS, *_LISTS, "strength", "min_count", "differs"}
     unknown = sorted(set(table) - allowed)
     if unknown:
@@ -98,7 +98,7 @@ def _checked(table: Mapping[str, Any], file: str) -> Entry:
         raise EntryError("field 'differs' must be true or false")
     if differs and any(pattern.groups < 1 for pattern in patterns):
         raise EntryError("field 'patterns' needs a group (...) where 'differs' is true")
-    return Entry(
+    return KnownError(
         **{key: texts[key] for key in ("id", "family", "cause", "remedy", "check", "since")},
         role=role,
         patterns=patterns,

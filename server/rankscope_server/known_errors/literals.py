@@ -1,4 +1,4 @@
-"""Which fixed texts a line must hold for a regular expression to match: the fast first sieve.
+"""Which fixed texts a line must hold for a regular expression to match: the fast first filter.
 
 A large log is first searched for these texts, all at once; only lines that hold one of them are
 looked at by `re`. The idea is that of filtered_re2 in https://github.com/google/re2.
@@ -13,7 +13,7 @@ from typing import Any
 codes: Any = importlib.import_module("re._constants")
 parser: Any = importlib.import_module("re._parser")
 MIN_LITERAL = 3
-# Words of healthy lines: a sieve that lets them pass would pass everything.
+# Words of healthy lines: a filter that lets them pass would pass everything.
 _COMMON = frozenset(
     """
     all both built checkpoint cuda data device disk down error errors event exit expect expects

@@ -1,4 +1,4 @@
-"""Reads the book: our entries, and those that a user adds or replaces in a file of their own."""
+"""Reads the known errors: our entries, and those that a user adds or replaces in a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankscope_server.known_errors.entry import Entry, EntryError, entry_of
+from rankscope_server.known_errors.entry import EntryError, KnownError, entry_of
 
 _MAX_CACHED = 4096  # of forms of lines; a log has some hundred
 _NO_DIGITS = str.maketrans("", "", "0123456789")
@@ -17,19 +17,19 @@ _DIGIT = re.compile(r"\d").search
 _OURS = Path(__file__).parent / "entries"
 
 
-class BookError(ValueError):
+class EntryFileError(ValueError):
     """A file of entries cannot be read; the text names the file, the entry and the field."""
 
 
 @dataclass(frozen=True)
-class Book:
+class KnownErrors:
     """All entries in order; an entry before another wins where both recognise a line alike."""
 
-    entries: tuple[Entry, ...]
-    _by_literal: dict[str, list[Entry]] = field(init=False, repr=False, compare=False)
+    entries: tuple[KnownError, ...]
+    _by_literal: dict[str, list[KnownError]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        table: dict[str, list[Entry]] = {}
+        table: dict[str, list[KnownError]] = {}
         for entry in self.entries:
             for literal in {one for some in entry.literals for one in some}:
                 table.setdefault(literal, []).append(entry)
@@ -40,12 +40,12 @@ class Book:
         """All texts to search for, lower case."""
         return tuple(sorted(self._by_literal))
 
-    def named(self, name: str) -> Entry:
+    def named(self, name: str) -> KnownError:
         """Return the entry with this id."""
         return next(entry for entry in self.entries if entry.id == name)
 
-    def candidates(self, lowered: str) -> Sequence[Entry]:
-        """Return the entries of which a text is in a line, in the book's order.
+    def candidates(self, lowered: str) -> Sequence[KnownError]:
+        """Return the entries of which a text is in a line, in their order.
 
         Lines that differ in their numbers only are asked for once: a text without digits is in a
         line also after its digits are taken out.
@@ -56,7 +56,7 @@ class Book:
             return entries
         return self._in_order({*entries, *(e for text in numbered for e in self._by_literal[text])})
 
-    def recognise(self, text: str) -> Entry | None:
+    def recognise(self, text: str) -> KnownError | None:
         """Return the entry for a line on its own; those that need other lines are left out."""
         lowered = text.lower()
         found = [
@@ -66,15 +66,15 @@ class Book:
         ]
         return min(found, key=order) if found else None
 
-    def _in_order(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    def _in_order(self, entries: Iterable[KnownError]) -> tuple[KnownError, ...]:
         return tuple(sorted(entries, key=lambda entry: self._places[entry.id]))
 
     @functools.cached_property
-    def _worded(self) -> Callable[[str], tuple[Entry, ...]]:
+    def _worded(self) -> Callable[[str], tuple[KnownError, ...]]:
         worded = [(text, some) for text, some in self._by_literal.items() if not _DIGIT(text)]
 
         @functools.lru_cache(_MAX_CACHED)
-        def find(text: str) -> tuple[Entry, ...]:
+        def find(text: str) -> tuple[KnownError, ...]:
             return self._in_order({e for literal, some in worded if literal in text for e in some})
 
         return find
@@ -91,63 +91,63 @@ class Book:
 _ROLE_ORDER = {"benign": 0, "initiating": 1, "cascade": 2, "teardown": 3, "note": 4}
 
 
-def order(entry: Entry) -> tuple[int, int]:
+def order(entry: KnownError) -> tuple[int, int]:
     """Return the place of an entry among those that recognise the same line.
 
-    A harmless line stays harmless whatever else it seems to say, and the most telling wins.
+    A harmless line stays harmless whatever else it seems to say, and the one that says most wins.
     """
     return _ROLE_ORDER[entry.role], -entry.strength
 
 
 @functools.cache
-def book() -> Book:
-    """Return our own book."""
-    return read_book(())
+def known_errors() -> KnownErrors:
+    """Return our own entries."""
+    return read_entries(())
 
 
-def read_book(own: Sequence[Path]) -> Book:
-    """Return our book with a user's files in front. Raises `BookError`.
+def read_entries(own: Sequence[Path]) -> KnownErrors:
+    """Return our entries with a user's files in front. Raises `EntryFileError`.
 
     An entry of a later file replaces one of the same id.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, KnownError] = {}
     for path in [*own, *sorted(_OURS.glob("*.toml"))]:
         for entry in _entries(path):
             known = entries.setdefault(entry.id, entry)
             if known is not entry and known.file == entry.file:
-                raise BookError(f"{path}: two entries have the id {entry.id!r}")
+                raise EntryFileError(f"{path}: two entries have the id {entry.id!r}")
     _check_names(entries.values())
-    return Book(tuple(entries.values()))
+    return KnownErrors(tuple(entries.values()))
 
 
-def _entries(path: Path) -> Iterable[Entry]:
+def _entries(path: Path) -> Iterable[KnownError]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BookError(f"{path}: cannot be read: {error.strerror}") from error
+        raise EntryFileError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BookError(f"{path}: is no TOML file: {error}") from error
+        raise EntryFileError(f"{path}: is no TOML file: {error}") from error
     unknown = sorted(set(tables) - {"entry"})
     if unknown:
-        raise BookError(
+        raise EntryFileError(
             f"{path}: field {unknown[0]!r} is not known; write [[entry]] for each entry"
         )
     rows = tables.get("entry", [])
     if not isinstance(rows, list) or not rows:
-        raise BookError(f"{path}: has no entries; write [[entry]] for each entry")
+        raise EntryFileError(f"{path}: has no entries; write [[entry]] for each entry")
     try:
         return [entry_of(row, str(path)) for row in rows]
     except EntryError as error:
-        raise BookError(str(error)) from error
+        raise EntryFileError(str(error)) from error
 
 
-def _check_names(entries: Iterable[Entry]) -> None:
+def _check_names(entries: Iterable[KnownError]) -> None:
     known = {entry.id for entry in entries}
     for entry in entries:
         for key, names in (("when", entry.when), ("unless", entry.unless)):
             for name in names:
                 if name not in known:
-                    raise BookError(
+                    raise EntryFileError(
                         f"{entry.file}: entry {entry.id!r}: field {key!r} names {name!r}, "
                         "which is no entry"
                     )

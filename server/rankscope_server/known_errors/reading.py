@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankscope_server.known_errors.entry import Entry
-from rankscope_server.known_errors.load import Book, order
-from rankscope_server.known_errors.places import Place, is_srun, place_of, rank_of_path
+from rankscope_server.known_errors.entry import KnownError
+from rankscope_server.known_errors.line_owner import LineOwner, is_srun, owner_of, rank_of_path
+from rankscope_server.known_errors.load import KnownErrors, order
 from rankscope_server.known_errors.prefilter import prefilter
 from rankscope_server.known_errors.tally import Group, Tally
 from rankscope_server.known_errors.templates import template
@@ -17,7 +17,7 @@ from rankscope_server.known_errors.tracebacks import HEADER, MAX_BYTES, Tracebac
 _MAX_LINE = 8_000  # of a longer one only both ends are read: some patterns take its square
 _BAR_END = re.compile(rb"\r(?!\n)")  # a progress bar writes over its own line
 _MAX_BUFFER = 32 << 20  # of a file without line ends
-# What a line that no entry knows looks like if it tells of a fault.
+# What a line that no entry knows looks like if it reports a fault.
 _SIGNS = (HEADER, "error", "exception", "nccl warn", "fatal", "what():")
 _EXCEPTION = re.compile(
     r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?:: |:?$)"
@@ -31,7 +31,7 @@ _LOGGED = re.compile(  # an exception behind the time and the place that a logge
     r"\b(?:ERROR|CRITICAL|FATAL)\b.{0,200}?[\s\])|:>-]"
     r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .+)"
 )
-_WHAT = re.compile(r"\s*what\(\): +(\S.*)")  # of a C++ exception that nobody caught
+_WHAT = re.compile(r"\s*what\(\): +(\S.*)")  # of a C++ exception that was not caught
 _RANKS = re.compile(rb"(?:^|\n)\[(?:rank|\d+,)(\d{1,7})\]")  # of torch, of Open MPI
 _NCCL_WARN = re.compile(r"\bNCCL WARN (.*)")
 _FATAL = re.compile(r"\bFATAL\b|\bFatal (?:Python )?error\b|^F\d{4,8} ")
@@ -40,10 +40,10 @@ _ERROR = re.compile(r"\bERROR\b|^E\d{4,8} |^\[E\d* |\[error\]|^error: ", re.IGNO
 
 @dataclass(slots=True)
 class _At:
-    """Where the reader stands in one source."""
+    """Where the reader is in one source."""
 
     number: int
-    place: Place  # that the name of the file tells
+    owner: LineOwner  # that the name of the file gives
     is_from_srun: bool = False
     offset: int = 0
 
@@ -51,22 +51,22 @@ class _At:
 class Reader:
     """Takes logs in any number of sources and fills a tally."""
 
-    def __init__(self, book: Book, num_sources: int = 1) -> None:
+    def __init__(self, known_errors: KnownErrors, num_sources: int = 1) -> None:
         self.tally = Tally()
-        self._book = book
+        self._book = known_errors
         self.is_alone = num_sources == 1  # then a local rank says who speaks
-        self._sieve = prefilter(sorted({*book.literals, *_SIGNS}))
+        self._prefilter = prefilter(sorted({*known_errors.literals, *_SIGNS}))
 
     @property
     def engine(self) -> str:
         """The name of the library that searches the texts."""
-        return self._sieve.name
+        return self._prefilter.name
 
     def read(self, chunks: Iterable[bytes], name: str) -> None:
-        """Read one source to its end. `name` is its path, of which the rank may be told."""
+        """Read one source to its end. `name` is its path, which may hold the rank."""
         at = _At(self.tally.begin_source(name), rank_of_path(name, self.is_alone))
-        if at.place.rank is not None:
-            self.tally.ranks.add(at.place.rank)
+        if at.owner.rank is not None:
+            self.tally.ranks.add(at.owner.rank)
         buffer = b""
         for chunk in chunks:
             if at.offset == 0 and not buffer:
@@ -86,18 +86,18 @@ class Reader:
     def _block(self, buffer: bytes, cut: int, at: _At) -> None:
         """Read the lines that begin before `cut`; a traceback may go on behind it."""
         finals: dict[int, Traceback] = {}
-        for start, end in self._sieve.lines(buffer[:cut]):
+        for start, end in self._prefilter.lines(buffer[:cut]):
             self.tally.num_lines_seen += 1
             for begin, stop in _ends(start, end):
                 line = buffer[begin:stop].decode(errors="replace").rstrip("\r")
                 self._line(buffer, begin, line, at, finals)
-        for start, trace in finals.items():  # what was raised has no sign that the sieve knows
+        for start, trace in finals.items():  # what was raised has no sign that the filter knows
             self._line(buffer, start, trace.final, at, {start: trace})
 
     def _line(
         self, buffer: bytes, start: int, line: str, at: _At, finals: dict[int, Traceback]
     ) -> None:
-        place, text = place_of(line, at.is_from_srun)
+        owner, text = owner_of(line, at.is_from_srun)
         trace = finals.pop(start, None)
         if _SOURCE.match(text):
             return
@@ -111,19 +111,19 @@ class Reader:
         first = (at.number, at.offset + start)
         for entry, match in matches:  # whether they count is known at the end of all logs
             if entry.role == "note" or entry.is_conditional:
-                self._add(_known(entry, line, first), place, at, match)
+                self._add(_known(entry, line, first), owner, at, match)
         faults = [(e, m) for e, m in matches if e.role != "note" and not e.is_conditional]
         if faults:
             entry, match = min(faults, key=lambda pair: order(pair[0]))
-            self._add(_known(entry, line, first), place, at, match)
+            self._add(_known(entry, line, first), owner, at, match)
         elif not matches and (group := _unknown(text, line, first, trace)) is not None:
-            self._add(group, place, at, None)
+            self._add(group, owner, at, None)
 
-    def _add(self, group: Group, place: Place, at: _At, match: re.Match[str] | None) -> None:
+    def _add(self, group: Group, owner: LineOwner, at: _At, match: re.Match[str] | None) -> None:
         named = match.groupdict() if match is not None else {}
-        rank = _first(place.rank, at.place.rank, _number(named.get("rank")))
+        rank = _first(owner.rank, at.owner.rank, _number(named.get("rank")))
         if rank is None and self.is_alone:
-            rank = _first(place.local_rank, at.place.local_rank)
+            rank = _first(owner.local_rank, at.owner.local_rank)
         is_varied = match is not None and group.entry is not None and group.entry.differs
         value = match.group(1) if match is not None and is_varied else None
         self.tally.add(group, rank, _number(named.get("culprit")), value)
@@ -144,12 +144,12 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and len(text) < 9 else None
 
 
-def _known(entry: Entry, line: str, first: tuple[int, int]) -> Group:
+def _known(entry: KnownError, line: str, first: tuple[int, int]) -> Group:
     return Group(entry.id, entry.role, entry.family, entry.strength, line, first, entry)
 
 
 def _unknown(text: str, line: str, first: tuple[int, int], trace: Traceback | None) -> Group | None:
-    """Return the group of a line that no entry knows, None if it tells of no fault."""
+    """Return the group of a line that no entry knows, None if it reports no fault."""
     if trace is not None:
         key = f"? {trace.type} {template(trace.message)} {' > '.join(trace.frames)}"
         why = f"same exception type, same message but for numbers, raised at {_where(trace)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rankscope_server.known_errors.entry import Entry, Role
+from rankscope_server.known_errors.entry import KnownError, Role
 
 MAX_GROUPS = 2_000  # of lines that no entry knows; what comes after is counted as one
 MAX_VALUES = 64
@@ -21,9 +21,9 @@ class Group:
     role: Role | None  # None: a line that says it is an error, and no more
     family: str
     strength: int
-    signal: str  # the first such line as it stands
+    signal: str  # the first such line as it is
     first: tuple[int, int]  # number of the source, place in it: order within one source only
-    entry: Entry | None = None
+    entry: KnownError | None = None
     why_grouped: str = ""
     what: str = ""  # of an exception: its last line
     count: int = 0
@@ -40,7 +40,7 @@ class Tally:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
         self.sources: list[str] = []
-        self.num_lines_seen = 0  # that the first sieve let through
+        self.num_lines_seen = 0  # that the first filter let through
         self.num_ungrouped = 0
         self.ranks: set[int] = set()  # that were heard of, by name of file or prefix of line
 

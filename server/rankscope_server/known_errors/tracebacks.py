@@ -1,11 +1,11 @@
-"""Keeps a traceback together, also where the lines of other ranks stand between its own."""
+"""Keeps a traceback together, also where lines of other ranks are between its own."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from rankscope_server.known_errors.places import place_of
+from rankscope_server.known_errors.line_owner import owner_of
 
 MAX_LINES = 400  # of one file, that a traceback may stretch over
 MAX_BYTES = 64 << 10
@@ -23,13 +23,13 @@ class Traceback:
     message: str
     frames: tuple[str, ...]  # "train.py:main", outermost first, in the project if any are
     final_at: int  # where in the block its last line begins
-    final: str  # that line as it stands
+    final: str  # that line as it is
 
 
 def read_traceback(block: bytes, start: int, is_from_srun: bool) -> Traceback | None:
     """Return the traceback whose header begins at `start`, None if its end is not there."""
     header, at = _next_line(block, start)
-    place, text = place_of(header, is_from_srun)
+    owner, text = owner_of(header, is_from_srun)
     margin = text[: text.lower().find(HEADER)] if HEADER in text.lower() else ""
     frames: list[str] = []
     for _ in range(MAX_LINES):
@@ -37,8 +37,8 @@ def read_traceback(block: bytes, start: int, is_from_srun: bool) -> Traceback | 
             return None
         begin = at
         line, at = _next_line(block, at)
-        here, text = place_of(line, is_from_srun)
-        if here != place:
+        here, text = owner_of(line, is_from_srun)
+        if here != owner:
             continue  # of another rank
         text = text.removeprefix(margin)
         if found := _FRAME.match(text):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import erfc, sqrt
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rankscope_server.findings.statistics import Array
+
 PHASES: tuple[str, ...] = ("data", "forward", "backward", "optimizer", "other", "blocked")
 MAX_TIMES = 512
 

@@ -36,7 +36,7 @@ EXCHANGES = frozenset({"all_to_all", "all_to_all_single"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "gather_into_tensor"})
 _NEVER = 1 << 62
 _AFTER = 256  # numbers after the first wrong one that are kept: all later ones differ, too
-_TOO_MANY = -1  # the code of a call that is not told apart any more
+_TOO_MANY = -1  # the code of a call beyond those that are kept apart
 
 
 class Call(NamedTuple):
@@ -67,7 +67,7 @@ class Track:
     # What a rank calls from a place of its own, as the others call it: rank, code -> code
     alias: dict[tuple[int, int], int] = field(default_factory=dict)
     splits: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)  # bytes in, out
-    judged: dict[object, object] = field(default_factory=dict)  # answers that hold for good
+    known_edits: dict[object, object] = field(default_factory=dict)  # answers that hold for good
     newest: int = 0
     broken: int = _NEVER  # first number in which more than the place in the code differs
     given_up: int = 0  # numbers up to this one are not looked at any more
@@ -160,7 +160,7 @@ class Track:
 
         A rank sends its states before its later calls: nothing more comes of those numbers.
         """
-        for number in sorted(one for one in self.from_states if one < agreed)[:-KEPT]:
+        for number in sorted(n for n in self.from_states if n < agreed)[:-KEPT]:
             if number not in self.odd:
                 self._drop(number)
         self.forget_at = 2 * max(KEPT, len(self.from_states))
@@ -231,7 +231,7 @@ class CallTable:
                 _put_split(track, rank, number, (input_bytes, output_bytes))
 
     def add_state(self, state: RankState) -> None:
-        """Take the last and the oldest open call of each group of a rank: chunks tell them later,
+        """Take the last and the oldest open call of each group of a rank: chunks report them later,
         and of a rank that hangs not before its end.
         """
         if not state.is_recording:

@@ -26,7 +26,7 @@ _HOSTS_PER_INTERVAL = 128
 _SOON = 16
 _NEVER_NS = 1 << 62
 _KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
-# Nobody ends one of these before everybody has begun it. Not those in which a rank may have
+# No rank ends one of these before all have begun it. Not those in which a rank may have
 # nothing to say to another: ragged ones, broadcasts, gathers.
 SYNCHRONISING = frozenset(
     {
@@ -40,7 +40,7 @@ SYNCHRONISING = frozenset(
 class ClockTable:
     """Starts and ends of the newest synchronising collectives, by group, number and host.
 
-    Of a host the last start and the first end count. A rank whose host is not known yet stands
+    Of a host the last start and the first end count. A rank whose host is not known yet is
     for itself, by its number.
     """
 
@@ -130,10 +130,10 @@ class ClockTable:
             self._leads = None
 
     def clocks(self, host_of: Mapping[int, str], drift_ratio: float) -> Clocks:
-        """Return how the clocks of the hosts stand to each other.
+        """Return how far the clocks of the hosts are apart.
 
         Of many hosts what is younger than the last whole interval waits for the next, and widens
-        the bounds: an estimate is made now and then, yet does not depend on when somebody looked.
+        the bounds: an estimate is made now and then, yet does not depend on when it is read.
         """
         if not self._span_ns:
             return Clocks((), np.zeros((0, 0)))

@@ -1,6 +1,6 @@
 """How far the clocks of hosts are apart, with bounds that hold.
 
-A host's clock shows true time + theta. Nobody ends a synchronising collective before the last one
+A host's clock shows true time + theta. No rank ends a synchronising collective before the last one
 has begun it, so start_i - end_j <= theta_i - theta_j for all pairs of hosts and all operations:
 no assumption about the network is needed. Each pair's largest such difference, closed by shortest
 paths, bounds theta_i - theta_j from both sides. A clock may drift, so what an operation says fades
@@ -279,7 +279,7 @@ def _with_exchanges(
     names: Sequence[str], upper: Any, exchanges: Mapping[str, Exchange], now_ns: int,
     drift_ratio: float,
 ) -> Any:  # fmt: skip
-    """Add what requests to the server tell; leave out what contradicts the collectives."""
+    """Add what requests to the server show; leave out what contradicts the collectives."""
     if not exchanges:
         return upper
     place = {name: number for number, name in enumerate(names)}

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import SIGMA_PER_MAD
 from rankscope_server.findings.policy import POLICY, Policy
 
-Array = NDArray[Any]
 Group = TypeVar("Group", bound=Hashable)
 Component = TypeVar("Component", bound=Hashable)
 
@@ -34,7 +32,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Located:
     """Components found, and slow groups that none of them explains."""
 
     found: tuple[Slow, ...]
@@ -91,17 +89,17 @@ def locate(
     size_of: Mapping[Component, int],
     kinds: Mapping[Group, Hashable],
     policy: Policy = POLICY,
-) -> Verdict:
+) -> Located:
     """Return the components whose groups are the slow ones, best first.
 
     F1 of {groups that cross a component} against the slow groups; the smaller component wins ties.
-    Two components of one size that fit alike cannot be told apart: neither is named. A kind of
-    which most groups cross a component tells nothing of it: their median is slow, too.
+    Of two components of one size that fit alike neither is named. A kind of
+    which most groups cross a component says nothing of it: their median is slow, too.
     """
     if not slow:
-        return Verdict((), ())
+        return Located((), ())
     if len(slow) > policy.link_global_share * len(found):
-        return Verdict((), tuple(slow), "more than half of all groups are slow: no single place")
+        return Located((), tuple(slow), "more than half of all groups are slow: no single place")
     left = set(slow)
     known, total = set(found), Counter(kinds[group] for group in found)
     telling = {
@@ -130,8 +128,8 @@ def locate(
         result.append(Slow(component, f1, len(hits_of), len(crossing), ratio))
         left -= crossing
         taken |= crossing
-    why = "" if not left else "communication is slow, the place cannot be told from these groups"
-    return Verdict(tuple(result), tuple(left), why)
+    why = "" if not left else "communication is slow, but these groups do not show where"
+    return Located(tuple(result), tuple(left), why)
 
 
 def _telling(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.chunk import Column
+from rankscope_server.findings.statistics import Array
 
-Array: TypeAlias = NDArray[Any]
 STRETCH_SECONDS = 4
 NUM_STRETCHES = 64
 _STRETCH_NS = STRETCH_SECONDS * 10**9
@@ -54,7 +53,7 @@ class Flow:
     busy_seconds: float  # with data under way, without the time in which the receiver took no more
     sent: int  # segments with data
     lost: int  # segments that had to be sent again and had not arrived
-    dropped: int  # segments that the receiver's own kernel threw away; 0 where not told
+    dropped: int  # segments that the receiver's own kernel threw away; 0 where not known
     waiting: int  # samples in which data waited at the sender
     held: int  # of these: in which neither network nor receiver stood in its way
     stuck_seconds: float  # for so long nothing arrived although it is sent again and again
@@ -157,8 +156,8 @@ class ConnectionTable:
         busy = np.maximum(rise[_BUSY] - rise[_LIMITED], 0)
         lost = np.maximum(rise[_AGAIN] - rise[_NEEDLESS], 0)
         dropped = np.where(good, rise[_DROPPED], 0)
-        told = good[ends]
-        ends, others = ends[told], others[told]
+        known = good[ends]
+        ends, others = ends[known], others[known]
         columns = (
             self._rank[ends], self._rank[others], rise[_TIME, ends] / 1e9,
             rise[_ACKNOWLEDGED, ends], busy[ends] / 1e6, rise[_SENT, ends], lost[ends],
@@ -194,19 +193,19 @@ class ConnectionTable:
 
 
 def _together(flows: list[Flow]) -> Flow:
-    """Return several connections of a pair as one: the busiest tells the time, all the rest."""
+    """Return several connections of a pair as one: the busiest gives the time, all the rest."""
     if len(flows) == 1:
         return flows[0]
     return Flow(
         flows[0].sender,
         flows[0].receiver,
-        max(one.seconds for one in flows),
-        sum(one.num_bytes for one in flows),
-        max(one.busy_seconds for one in flows),
-        sum(one.sent for one in flows),
-        sum(one.lost for one in flows),
-        sum(one.dropped for one in flows),
-        sum(one.waiting for one in flows),
-        sum(one.held for one in flows),
-        max(one.stuck_seconds for one in flows),
+        max(flow.seconds for flow in flows),
+        sum(flow.num_bytes for flow in flows),
+        max(flow.busy_seconds for flow in flows),
+        sum(flow.sent for flow in flows),
+        sum(flow.lost for flow in flows),
+        sum(flow.dropped for flow in flows),
+        sum(flow.waiting for flow in flows),
+        sum(flow.held for flow in flows),
+        max(flow.stuck_seconds for flow in flows),
     )

@@ -1,29 +1,28 @@
-"""How far each rank's own work lies from its reference, step by step, as a logarithm.
+"""How far each rank's self time is from its reference, step by step, as a logarithm.
 
 Reference `peers`: the median of the others of its role in the same step. Reference `own`: the
 rank's own median over its first healthy steps, changed as the others changed meanwhile; for ranks
 with too few peers, for example pipeline stages.
 
-Each step is looked at in several views: all own work, and single phases. A phase is measured
-against the reference of all own work, so that every view says by how much the *step* is longer;
-an excess that lies in one phase stands out there from the noise of the others.
+Each step is looked at in several views: all self time, and single phases. A phase is measured
+against the reference of all self time, so that every view says by how much the *step* is longer;
+an excess in one phase stands out there from the noise of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median, others_median, rolling_median
+from rankscope_server.findings.statistics import Array, median, others_median, rolling_median
 from rankscope_server.observe.step_table import Matrix, StepTable
 
 Reference: TypeAlias = Literal["peers", "own"]
-Array = NDArray[Any]
 
 
 VIEWS: tuple[str, ...] = ("own", "data", "forward", "backward")
@@ -45,7 +44,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far every rank lies from its reference, in each view."""
+    """How far every rank is from its reference, in each view."""
 
     views: dict[str, View]
     peers: NDArray[np.bool_]  # per row: compared with peers
@@ -55,7 +54,7 @@ class Deviation:
 
     @property
     def own(self) -> View:
-        """Return the view of all own work."""
+        """Return the view of all self time."""
         return self.views["own"]
 
     def rows_by_role(self) -> list[list[int]]:
@@ -76,7 +75,20 @@ def warmup_columns(duration: Array, policy: Policy) -> int:
     return policy.warmup_max_steps
 
 
-def deviation(table: StepTable, roles: Mapping[int, Hashable], policy: Policy) -> Deviation:
+def usual_steps(table: StepTable, policy: Policy, *, are_most_special: bool = False) -> Array:
+    """Return which columns are neither special nor warm-up, a mask.
+
+    With `are_most_special`, special steps count where most are: a run may save in each of them.
+    """
+    usual: Array = ~table.special()
+    if are_most_special and usual.size and usual.mean() < 0.5:
+        usual[:] = True
+    if not table.dropped_steps and table.num_steps:
+        usual[: warmup_columns(table.head("duration"), policy)] = False
+    return usual
+
+
+def deviation_of(table: StepTable, roles: Mapping[int, Hashable], policy: Policy) -> Deviation:
     """Return the deviation of every rank, recomputing only columns that are new or changed."""
     row_roles = tuple(roles.get(rank, "") for rank in table.ranks)
     peers = _have_peers(row_roles, policy)
@@ -138,7 +150,7 @@ def _have_peers(roles: tuple[Hashable, ...], policy: Policy) -> NDArray[np.bool_
 def _base(table: StepTable, metric: str, warmup: int, policy: Policy) -> Array:
     """Return each rank's median of a metric over its first healthy steps, in ms.
 
-    Where the first steps say nothing, as they were thinned or had moved on before anybody looked,
+    Where the first steps say nothing, as they were thinned or had moved on before the first look,
     those that first did count, for good.
     """
     work = table.head(metric)
@@ -205,7 +217,7 @@ def _reference(
             result[rows] = others_median(work[rows], needed)
     if not peers.all() and len(roles) > 1:
         change = own / base_own[:, None]
-        # A change that the others share is global; where they became faster, nobody is slower.
+        # A change that the others share is global; where they became faster, no rank is slower.
         common = np.maximum(others_median(change, max(2, int(np.ceil(0.75 * len(roles))))), 1.0)
         result[~peers] = (base[:, None] * common)[~peers]
     return result

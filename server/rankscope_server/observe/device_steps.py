@@ -7,11 +7,11 @@ waited for other ranks; where all ranks have measured that, it is taken as it is
 Where it is not known: if DDP issues the collectives of a step in the backward pass, that is where
 the stream waits for other ranks: what a rank's pass takes longer than the shortest of all ranks
 counts as waiting. So a rank that computes longer in its backward passes alone looks like one that
-waits, and is not named; every other phase is its own work, be it of its device or of its host.
+waits, and is not named; every other phase is its self time, be it of its device or of its host.
 Other collectives may be in such a step where all ranks wait in them for all others alike: then no
-rank's phase is longer than another's because of them, so who stands out is slow. But what all wait
-there for one of them is not seen: nobody is called healthy by such steps. A broadcast, or a group
-of some ranks, would make victims look slow: a step with one is not looked at.
+rank's phase is longer than another's because of them, so that a rank that stands out is slow. But
+what all wait there for one of them is not seen: no rank is called healthy by such steps. A
+broadcast, or a group of some ranks, would make victims look slow: a step with one is not looked at.
 """
 
 from __future__ import annotations

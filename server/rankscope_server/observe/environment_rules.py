@@ -29,7 +29,7 @@ _OWN = re.compile(
     re.IGNORECASE,
 )
 _WRITTEN: tuple[tuple[Level, Kind, str], ...] = (
-    # a version of either decides what goes over the wire
+    # a version of either decides what is sent
     ("critical", "version", r"^(nccl|rccl|torch)([._]version)?$|^torch\.git$"),
     ("critical", "job", r"^(env\.)?world_size$|(^|[._])rank_map$"),
     ("critical", "job", r"(config|model|plan)[._](hash|fingerprint)$"),
@@ -69,7 +69,7 @@ _YES_NO = {"1": "1", "true": "1", "yes": "1", "on": "1", "0": "0", "false": "0",
 
 
 def level_of(fact: str, values: tuple[str, ...] = ()) -> Level:
-    """Return how bad it is that ranks differ on a fact, as the values let judge."""
+    """Return how bad it is that ranks differ on a fact, by its values."""
     if _OWN.search(fact):
         return "own"
     if _CUDA.search(fact):

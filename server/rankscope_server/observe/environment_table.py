@@ -8,7 +8,7 @@ _MAX_FACTS = 4096
 
 
 class EnvironmentTable:
-    """`by_fact[fact][value]` is the set of ranks that say so; a fact nobody differs on is cheap."""
+    """`by_fact[fact][value]` is a set of ranks; a fact that is the same on all is cheap."""
 
     def __init__(self) -> None:
         self.records: dict[int, Environment] = {}

@@ -1,28 +1,26 @@
-"""Spells: stretches of steps in which a rank lies above its reference.
+"""Episodes: stretches of steps in which a rank is above its reference.
 
-Entry and exit come from rolling medians: where a spell begins and ends is then read
+Entry and exit come from rolling medians: where an episode begins and ends is then read
 from the raw steps, because a rolling median is late by half its window.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.wire.formulas import MEDIAN_SCATTER, outlier_cut
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median, others_median, scatter
+from rankscope_server.findings.statistics import Array, median, middle, others_median, scatter
 from rankscope_server.observe.deviation import VIEWS, Deviation, View
 
-Array = NDArray[Any]
 _LEAST_NOISE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class Episode:
     """Columns `first` to `last`, both inside; `size` is the median of ln(work / reference)."""
 
     view: str
@@ -36,13 +34,18 @@ class Spell:
 
     @property
     def columns(self) -> slice:
-        """Return the columns of the spell."""
+        """Return the columns of the episode."""
         return slice(self.first, self.last + 1)
 
     @property
+    def num_columns(self) -> int:
+        """Return how many columns it has."""
+        return self.last - self.first + 1
+
+    @property
     def excess(self) -> float:
-        """Return what the spell adds up to, in steps of the reference, as a logarithm."""
-        return self.size * (self.last - self.first + 1)
+        """Return what the episode adds up to, in steps of the reference, as a logarithm."""
+        return self.size * self.num_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Levels:
 def entry_levels(
     view: View, peers: NDArray[np.bool_], first_column: int, num_steps: int, policy: Policy
 ) -> Levels:
-    """Return where a spell begins: max(floor, z x scatter of the rolling median).
+    """Return where an episode begins: max(floor, z x scatter of the rolling median).
 
     The scatter of a median of W independent steps is 1.25 sigma / sqrt(W). Steps on a shared host
     are not independent, so the scatter of the rolling medians is also measured directly, and the
@@ -99,47 +102,47 @@ def _pooled(sigma: Array) -> Array:
     return np.fmax(sigma, median(sigma)) if len(sigma) else sigma
 
 
-def find_spells(deviation: Deviation, num_steps: int, policy: Policy) -> list[Spell]:
-    """Return the proved spells of all rows; where views overlap, the one that shows it best."""
-    found: list[Spell] = []
+def find_episodes(deviation: Deviation, num_steps: int, policy: Policy) -> list[Episode]:
+    """Return the proved episodes of all rows; where views overlap, the one that shows it best."""
+    found: list[Episode] = []
     seen = deviation.seen
     first_column = int(seen[: deviation.first_column].sum())
     for name, every in deviation.views.items():
         view = every if seen.all() else every.only(seen)
         levels = entry_levels(view, deviation.peers, first_column, num_steps, policy)
-        found += _spells_in(name, view, levels, first_column, policy)
-    # A few steps in a phase that is calm otherwise are strong, but must not hide the long spell.
+        found += _episodes_in(name, view, levels, first_column, policy)
+    # A few steps in a phase that is calm otherwise are strong, but must not hide the long episode.
     main = [
-        spell
-        for spell in found
-        if not any(_overlap(spell, o) and o.excess >= 2 * spell.excess for o in found)
+        episode
+        for episode in found
+        if not any(_overlap(episode, o) and o.excess >= 2 * episode.excess for o in found)
     ]
-    kept: list[Spell] = []
-    for spell in sorted(main, key=lambda spell: -spell.strength):
-        if not any(_overlap(spell, other) for other in kept):
-            kept.append(spell)
+    kept: list[Episode] = []
+    for episode in sorted(main, key=lambda episode: -episode.strength):
+        if not any(_overlap(episode, other) for other in kept):
+            kept.append(episode)
     at = np.flatnonzero(seen)
     kept = [replace(one, first=int(at[one.first]), last=int(at[one.last])) for one in kept]
-    return sorted(kept, key=lambda spell: (spell.row, spell.first))
+    return sorted(kept, key=lambda episode: (episode.row, episode.first))
 
 
-def _overlap(one: Spell, other: Spell) -> bool:
-    return one.row == other.row and one.first <= other.last and other.first <= one.last
+def _overlap(episode: Episode, other: Episode) -> bool:
+    return episode.row == other.row and episode.first <= other.last and other.first <= episode.last
 
 
-def _spells_in(
+def _episodes_in(
     name: str, view: View, levels: Levels, first_column: int, policy: Policy
-) -> list[Spell]:
+) -> list[Episode]:
     with np.errstate(invalid="ignore"):
         entering = (view.short > levels.short[:, None]) | (view.long > levels.long[:, None])
     entering[:, :first_column] = False
-    spells = []
+    episodes = []
     for row in np.flatnonzero(entering.any(axis=1)).tolist():
-        spells += _spells_of(name, row, entering[row], view, levels, first_column, policy)
-    return spells
+        episodes += _episodes_of(name, row, entering[row], view, levels, first_column, policy)
+    return episodes
 
 
-def _spells_of(
+def _episodes_of(
     name: str,
     row: int,
     entering: Array,
@@ -147,33 +150,33 @@ def _spells_of(
     levels: Levels,
     first_column: int,
     policy: Policy,
-) -> list[Spell]:
+) -> list[Episode]:
     raw, short, long = view.raw[row], view.short[row], view.long[row]
     share = policy.leave_share
     staying = (short > share * levels.short[row]) | (long > share * levels.long[row])
     staying |= np.isnan(short) & np.isnan(long)  # missing steps end nothing
-    spells: list[Spell] = []
+    episodes: list[Episode] = []
     at, columns = 0, len(entering)
     while at < columns and entering[at:].any():
         entry = at + int(np.argmax(entering[at:]))
         gone = np.flatnonzero(~staying[entry:])
         leave = entry + int(gone[0]) if len(gone) else columns
-        begin = spells[-1].last + 1 if spells else first_column
+        begin = episodes[-1].last + 1 if episodes else first_column
         onset = _stretch(raw, begin, entry, leave, policy)
         at = leave + 1
         if onset is None:
             continue
         first, last = onset
-        if spells and _goes_on(spells[-1], raw, first, last, policy):
-            first = spells.pop().first
+        if episodes and _goes_on(episodes[-1], raw, first, last, policy):
+            first = episodes.pop().first
         worse = _much_worse(raw, first, last, policy)
         parts = [(first, last)] if worse is None else [(first, worse - 1), (worse, last)]
         for begin, end in parts:
             ended = leave < columns or end != last
-            spell = _spell(name, row, raw, begin, end, ended, levels, policy)
-            if spell is not None:
-                spells.append(spell)
-    return spells
+            episode = _episode(name, row, raw, begin, end, ended, levels, policy)
+            if episode is not None:
+                episodes.append(episode)
+    return episodes
 
 
 def _much_worse(raw: Array, first: int, last: int, policy: Policy) -> int | None:
@@ -192,9 +195,9 @@ def _much_worse(raw: Array, first: int, last: int, policy: Policy) -> int | None
     return int(known[1 + np.argmax(gain)]) if gain.any() else None
 
 
-def _goes_on(before: Spell, raw: Array, first: int, last: int, policy: Policy) -> bool:
-    """Return whether a stretch belongs to the spell before it, with a breath between."""
-    size = _middle(raw[first : last + 1])
+def _goes_on(before: Episode, raw: Array, first: int, last: int, policy: Policy) -> bool:
+    """Return whether a stretch belongs to the episode before it, with a breath between."""
+    size = middle(raw[first : last + 1])
     alike = min(size, before.size) >= policy.same_size_share * max(size, before.size)
     return alike and first - before.last <= policy.long_window
 
@@ -205,8 +208,8 @@ def _stretch(
     """Return the first and last bad column around an entry at `entry` and an exit at `leave`."""
     window = policy.long_window
     begin = max(begin, entry - 4 * window)
-    size = _middle(raw[max(begin, entry - policy.short_window + 1) : leave])
-    before = _middle(raw[begin : max(begin, entry - window)])
+    size = middle(raw[max(begin, entry - policy.short_window + 1) : leave])
+    before = middle(raw[begin : max(begin, entry - window)])
     calm = min(before, size / 2) if np.isfinite(before) else 0.0
     if not size > calm:
         return None
@@ -216,7 +219,7 @@ def _stretch(
     return first, leave - 1 - turning_point(raw[first:leave][::-1], calm, size)
 
 
-def _spell(
+def _episode(
     name: str,
     row: int,
     raw: Array,
@@ -225,10 +228,10 @@ def _spell(
     ended: bool,
     levels: Levels,
     policy: Policy,
-) -> Spell | None:
+) -> Episode | None:
     inside = raw[first : last + 1]
     known = inside[~np.isnan(inside)]
-    if len(known) < policy.min_spell_steps:
+    if len(known) < policy.min_episode_steps:
         return None
     size = float(np.median(known))
     noise = levels.sigma[row] * MEDIAN_SCATTER / np.sqrt(len(known))
@@ -237,22 +240,17 @@ def _spell(
     if strength <= 1 or size <= policy.ln_entry_floor:
         return None
     consistent = float(np.mean(known > size / 2))
-    return Spell(name, row, first, last, ended, size, consistent, strength)
+    return Episode(name, row, first, last, ended, size, consistent, strength)
 
 
 def turning_point(raw: Array, calm: float, size: float) -> int:
-    """Return where `raw` turns from `calm` to `size`, the end being in the spell.
+    """Return where `raw` turns from `calm` to `size`, the end being in the episode.
 
     It is the point after which most is gained by calling the steps bad: the largest sum, from
-    there to the end, of what each step lies above the middle of both levels. A step counts by no
+    there to the end, of what each step is above the middle of both levels. A step counts by no
     more than half the gap, so a single hiccup does not pull the point towards it.
     """
     middle = (calm + size) / 2
     gain = np.nan_to_num(np.clip(raw, calm, size) - middle, nan=0.0)
     sums = np.cumsum(gain[::-1])[::-1]
     return int(np.argmax(sums))
-
-
-def _middle(values: Array) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")

@@ -7,14 +7,13 @@ older half of the steps are dropped: what is asked for are the newest steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.chunk import Column
+from rankscope_server.findings.statistics import Array
 
-Array: TypeAlias = NDArray[Any]
 # 63 bytes a row, 260 MB when full: 400 steps of 1,024 ranks with 10 operations a step.
 CAPACITY = 1 << 22
 _FIRST_ROWS = 4096
@@ -39,7 +38,7 @@ _TYPES: dict[str, Any] = {
 }
 _WORDS = ("group", "operation", "dtype")
 _MAX_WORDS = {"group": 1 << 30, "operation": 1 << 14, "dtype": 1 << 14}
-# What tells one row from another; of rows that are the same, the one known further is kept.
+# What makes a row unique; of rows that are the same, the one known further is kept.
 _SAME = ("rank", "step", "arrived_ns", "group", "operation", "peer", "sequence")
 
 

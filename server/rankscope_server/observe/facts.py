@@ -42,8 +42,8 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
-    """What a replay of all recorded operations tells of a job: S, and the step behind it."""
+class ReplayedSlowdown:
+    """What a replay of all recorded operations says of a job: S, and the step behind it."""
 
     ratio: float
     step_ms: float
@@ -66,7 +66,7 @@ class Facts:
     script_steps: ScriptSteps = field(default_factory=ScriptSteps)
     launched_ns: int = 0  # when the first launcher began, 0 where none said so
     is_recording: bool = False  # of a run without the agent: nothing more will come of it
-    slowdown: Slowdown | None = None  # of a recording that holds single operations
+    slowdown: ReplayedSlowdown | None = None  # of a recording that holds single operations
     lacks_dates: bool = False  # the recording says when in a step, not on which day
     left_ns: int = 0  # when the last launcher's command ended
     left_code: int | None = None  # its exit code; of several the first that is not 0
@@ -124,7 +124,7 @@ class Facts:
     def _take_recording(self, fields: Mapping[str, str]) -> None:
         self.lacks_dates |= fields.get("dates") == "none"
         try:
-            found = Slowdown(*(float(fields[name]) for name in SLOWDOWN_FIELDS))
+            found = ReplayedSlowdown(*(float(fields[name]) for name in SLOWDOWN_FIELDS))
         except (KeyError, ValueError):
             return
         if all(0 < value < math.inf for value in (found.ratio, found.step_ms, found.ideal_ms)):

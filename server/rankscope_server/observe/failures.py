@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from rankscope.wire.schema import ErrorRaised, RankEnded
 from rankscope_server.findings.text import cut
-from rankscope_server.known_errors.entry import Entry
+from rankscope_server.known_errors.entry import KnownError
 from rankscope_server.observe.line_table import recognise_line
 
 Role: TypeAlias = Literal["initiating", "cascade", "teardown"]
@@ -62,8 +62,8 @@ class Failure:
     error: ErrorRaised | None = None
     ended: RankEnded | None = None
     is_weak: bool = False  # initiating only if nothing better is known
-    entry: Entry | None = None  # of the error book that knows the exception, or the line
-    line: str = ""  # of the rank's log, where it tells what the end meant
+    entry: KnownError | None = None  # the known error that the exception, or the line, is
+    line: str = ""  # of the rank's log, where it says what the end meant
     common_ns: int = 0  # `time_ns` on the clock of one host, as far as clocks are known
 
     @property
@@ -80,13 +80,13 @@ def of_error(error: ErrorRaised) -> Failure:
     return Failure(*who, _role_of(error, entry), text, error.step, error=error, entry=entry)
 
 
-def _entry(error: ErrorRaised) -> Entry | None:
-    """Return what the book says of an exception; it ended a process, so it is not harmless."""
+def _entry(error: ErrorRaised) -> KnownError | None:
+    """Return the known error that an exception is; it ended a process, so it is not harmless."""
     entry = recognise_line(f"{error.type}: {error.message[:_MOST_READ]}")
     return entry if entry is not None and entry.role != "benign" else None
 
 
-def _role_of(error: ErrorRaised, entry: Entry | None) -> Role:
+def _role_of(error: ErrorRaised, entry: KnownError | None) -> Role:
     name = error.type.rpartition(".")[2]
     if name in _STOP_TYPES:
         return "teardown"
@@ -135,8 +135,8 @@ def of_end(ended: RankEnded, errors: Iterable[ErrorRaised]) -> Failure | None:
     return None
 
 
-def aborts_are_echoes(found: Iterable[Failure], errors: Iterable[Failure]) -> list[Failure]:
-    """Return `found` where an abort of a rank that has told of nothing but echoes is one too.
+def aborts_are_echoes(failures: Iterable[Failure], errors: Iterable[Failure]) -> list[Failure]:
+    """Return `found` where an abort of a rank that has reported nothing but echoes is one too.
 
     The watchdog of NCCL ends its own process (SIGABRT) when a collective does not come back. The
     threads that are still at work then may touch what is gone (SIGSEGV).
@@ -149,7 +149,7 @@ def aborts_are_echoes(found: Iterable[Failure], errors: Iterable[Failure]) -> li
         replace(failure, role="cascade")
         if (is_abort(failure) or is_segfault(failure)) and roles.get(failure.rank) == {"cascade"}
         else failure
-        for failure in found
+        for failure in failures
     ]
 
 

@@ -1,7 +1,7 @@
 """The newest lines of output of each rank and of the launcher: what a program said before it left.
 
 Some leave with an exit code and one line that says why. It is no exception, and no entry of the
-error book knows it: what a training script says of its own settings is in no book.
+known errors name it: what a training script says of its own settings is none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STREAMS = frozenset({"stdout", "stderr", "logging"})
 _OF_LAUNCHERS = re.compile(
     r"^[IWEF]\d{4} .*torch/distributed/|^=+$|torch[./]distributed[./]elastic"
 )
-_TELLS_WHY = re.compile(
+_GIVES_REASON = re.compile(
     r"(?i)error|exception|fail|fatal|abort|invalid|illegal|cannot|can't|could not|unable|must |"
     r"not found|no such|missing|denied|refused|unknown|unrecognized|unexpected|usage:|"
     r"not supported|unsupported|no space|out of memory|need(?:s|ed)? |require"
@@ -63,12 +63,12 @@ class LastLines:
 
 
 def why_of(texts: Sequence[str]) -> str:
-    """Return the newest line that tells why a program left, empty where none does.
+    """Return the newest line that says why a program left, empty where none does.
 
     Of a traceback it is the last line, which names the exception.
     """
     for text in texts:
         last = text.rpartition("\n")[2].strip()
-        if _TELLS_WHY.search(last):
+        if _GIVES_REASON.search(last):
             return cut(last)
     return ""

@@ -1,6 +1,6 @@
-"""Log lines of ranks that may tell why one died: recognised by the error book, or errors at least.
+"""Log lines that may say why a rank died: known errors, or errors at least.
 
-A line alone is never a failure: scripts log "connection reset, trying again". It only tells what
+A line alone is never a failure: scripts log "connection reset, trying again". It only says what
 the end of a rank meant. So one row per meaning is kept, with the first and the newest time of each
 rank, in memory that does not grow with the logs. Launchers pass on what ranks print and no hook
 sees; which rank printed it is not known.
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rankscope.wire.schema import LogLine
-from rankscope_server.known_errors.entry import Entry
-from rankscope_server.known_errors.load import book, order
+from rankscope_server.known_errors.entry import KnownError
+from rankscope_server.known_errors.load import known_errors, order
 from rankscope_server.known_errors.templates import template
 from rankscope_server.observe.last_lines import LastLines
 
@@ -37,7 +37,7 @@ class Row:
 
     key: str
     text: str
-    entry: Entry | None
+    entry: KnownError | None
     first: tuple[int, int, str]  # time, rank and text of the first, whatever came first
     said: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class LineTable:
         self._num_unknown = 0
 
     def take(self, line: LogLine) -> None:
-        """Take a line if it may tell of a fault."""
+        """Take a line if it may report a fault."""
         self.last.take(line)
         key = key_of(line.level, line.message)
         if key is None:
@@ -97,7 +97,7 @@ class LineTable:
 
 
 def key_of(level: int, message: str) -> str | None:
-    """Return what a line means, as one text; None for a line that tells of nothing."""
+    """Return what a line means, as one text; None for a line that reports nothing."""
     text = message[:_MAX_TEXT]
     if level < logging.WARNING:
         lowered = text.lower()
@@ -110,7 +110,9 @@ def key_of(level: int, message: str) -> str | None:
 
 
 @functools.lru_cache(4 * _MAX_UNKNOWN)  # many ranks say the same
-def recognise_line(text: str) -> Entry | None:
-    """Return the entry that knows a line, or the most telling line of a block."""
-    found = [one for line in text.splitlines() if (one := book().recognise(line)) is not None]
+def recognise_line(text: str) -> KnownError | None:
+    """Return the entry that knows a line, or the line of a block that says most."""
+    found = [
+        one for line in text.splitlines() if (one := known_errors().recognise(line)) is not None
+    ]
     return min(found, key=order) if found else None

@@ -47,7 +47,7 @@ HEALTH_COLUMNS: tuple[str, ...] = (
 EVENTS = frozenset({
     "xid", "switch xid", "gpu ecc error", "oom kill", "gpu does not answer", "hardware error",
 })  # fmt: skip
-_KINDS: dict[str, tuple[tuple[str, ...], str]] = {  # kind -> columns, what tells rows apart
+_KINDS: dict[str, tuple[tuple[str, ...], str]] = {  # kind -> columns, what makes a row unique
     "gpu": (GPU_COLUMNS, "gpu"),
     "gpu_activity": (GPU_COLUMNS, "gpu"),
     "host": (HOST_COLUMNS, ""),
@@ -109,7 +109,7 @@ class MachineTable:
         names, key = _KINDS[kind]
         times = np.asarray(columns["time_ns"], np.int64)
         values = np.stack([_column(columns, name, len(times)) for name in names], axis=1)
-        devices = [str(one) for one in columns[key]] if key else [""] * len(times)
+        devices = [str(column) for column in columns[key]] if key else [""] * len(times)
         self._recent = None
         store = self.devices.setdefault("gpu" if kind == "gpu_activity" else kind, {})
         for device in dict.fromkeys(devices):

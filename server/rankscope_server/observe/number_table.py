@@ -62,7 +62,7 @@ class NumberTable:
         """Take numbers of one rank for one step."""
         row = self.row_of.setdefault(rank, len(self.row_of))
         for name, value in values.items():
-            if name in NONFINITE:  # a script may tell the number without the flag
+            if name in NONFINITE:  # a script may report the number without the flag
                 self._flag(NONFINITE[name], rank, step, time_ns, float(not math.isfinite(value)))
             if name in FLAGS:
                 self._flag(name, rank, step, time_ns, value)
@@ -154,7 +154,7 @@ class NumberTable:
         )
 
     @property
-    def tells_finite(self) -> bool:
+    def has_finite(self) -> bool:
         """Return whether any rank ever said whether its numbers are finite."""
         return bool(self._finite or self.flagged)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.wire.formulas import throughput_loss
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median, others_median
+from rankscope_server.findings.statistics import Array, median, middle, others_median
 from rankscope_server.observe.deviation import Deviation
-from rankscope_server.observe.episodes import Spell
+from rankscope_server.observe.episodes import Episode
 from rankscope_server.observe.step_table import OWN_PHASES, StepTable
 
-Array = NDArray[Any]
 _MEANS = 2.0  # standard errors within which two means are the same
 _CLIP = 5.0  # beyond it a step is special
 
@@ -26,21 +24,21 @@ class Cost:
     """Throughput lost while it lasted. Times are medians in ms per step."""
 
     ratio: float
-    sure: float  # the part of it that stands without the benefit of the means' error
+    sure: float  # the part of it that is left without the benefit of the means' error
     step_now_ms: float
     step_before_ms: float | None  # None: there was no healthy time before
-    # Own work of the other ranks of its host against before, at most 1: while a rank is held up,
+    # Self time of the other ranks of its host against before, at most 1: while a rank is held up,
     # they have its processors.
     near_change: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Own work of a rank in a spell against its reference, ms per step (medians)."""
+    """Self time of a rank in an episode against its reference, ms per step (medians)."""
 
     own_ms: float
     reference_ms: float
-    by_phase: dict[str, float]  # own work of the phase less its reference
+    by_phase: dict[str, float]  # self time of the phase less its reference
     phase_ms: dict[str, float]
     phase_reference_ms: dict[str, float]
     cpu_ms: float | None
@@ -57,11 +55,11 @@ class Excess:
         return min(1.0, max(0.0, self.reference_ms / self.own_ms)) if self.own_ms > 0 else 1.0
 
 
-def calm_columns(table: StepTable, spells: Sequence[Spell]) -> NDArray[np.bool_]:
-    """Return which columns are normal steps, of known waits, outside all spells of all ranks."""
+def calm_columns(table: StepTable, episodes: Sequence[Episode]) -> NDArray[np.bool_]:
+    """Return which columns are normal steps, of known waits, outside all episodes of all ranks."""
     calm = ~table.special() & table.seen()
-    for spell in spells:
-        calm[spell.columns] = False
+    for episode in episodes:
+        calm[episode.columns] = False
     return calm
 
 
@@ -75,13 +73,13 @@ def healthy_columns(calm: NDArray[np.bool_], first: int, begin: int, policy: Pol
 def cost_of(
     table: StepTable,
     deviation: Deviation,
-    spells: Sequence[Spell],
+    episodes: Sequence[Episode],
     columns: slice,
     calm: NDArray[np.bool_],
     near: Sequence[int],
     policy: Policy,
 ) -> Cost:
-    """Return what the ranks of `spells` cost over `columns`; `near` are the others of their hosts.
+    """Return what the ranks of `episodes` cost over `columns`; `near` are others of their hosts.
 
     Two estimates, of which the smaller holds. What their excess explains: by how much they are
     later, against their peers, than any other rank in the same step; in plain data
@@ -90,12 +88,12 @@ def cost_of(
     job lost: its step time against that before the onset, changed as the work of the other
     ranks changed. A rank that is held up leaves them its share of the processors, no more:
     where all others are of its host and became faster than that, something else left the host
-    or the job's steps became shorter, and the time before the onset tells nothing. Where
-    hiccups of many ranks make about every second step long, a median tells one or the other
+    or the job's steps became shorter, and the time before the onset shows nothing. Where
+    hiccups of many ranks make about every second step long, a median shows one or the other
     kind of step, so the mean is asked, too, and the larger of both counts, with twice the error
     that such means have; whether the rank is reported is decided without it.
     """
-    rows = sorted({spell.row for spell in spells})
+    rows = sorted({episode.row for episode in episodes})
     usual = ~table.special()[columns] & table.seen()[columns]
     inside = np.flatnonzero(usual)[-policy.cost_steps :] + columns.start
     healthy = healthy_columns(calm, columns.start, deviation.first_column, policy)
@@ -146,7 +144,7 @@ def _usual(gap_ms: Array) -> float:
 def _error(now_ms: Array, before_ms: Array) -> float:
     """Return the standard error of the ratio of two mean steps: with hiccups it is some percent."""
     parts = [one[~np.isnan(one)] for one in (now_ms, before_ms)]
-    clipped = [np.minimum(one, _CLIP * np.median(one)) for one in parts]
+    clipped = [np.minimum(part, _CLIP * np.median(part)) for part in parts]
     return float(np.sqrt(sum(one.var() / len(one) / one.mean() ** 2 for one in clipped)))
 
 
@@ -164,7 +162,7 @@ def step_times(table: StepTable, columns: Array) -> Array:
 def _common_change(
     table: StepTable, rows: Sequence[int], near: Sequence[int], then: Array, now: Array
 ) -> float:
-    """Return by how much the own work of the other ranks changed, as a ratio.
+    """Return by how much the self time of the other ranks changed, as a ratio.
 
     Ranks of the same host count if there are no others, and then only if they became slower.
     """
@@ -209,13 +207,13 @@ def _gap(
 def excess_of(
     table: StepTable,
     deviation: Deviation,
-    spell: Spell,
+    episode: Episode,
     calm: NDArray[np.bool_],
     policy: Policy,
 ) -> Excess:
-    """Return where the excess of a spell lies."""
-    row = spell.row
-    columns = np.flatnonzero(table.seen()[spell.columns])[-policy.cost_steps :] + spell.first
+    """Return in which phases the excess of an episode is."""
+    row = episode.row
+    columns = np.flatnonzero(table.seen()[episode.columns])[-policy.cost_steps :] + episode.first
     if deviation.peers[row]:
         peers = [r for r, role in enumerate(deviation.roles) if role == deviation.roles[row]]
         at = peers.index(row)
@@ -224,7 +222,7 @@ def excess_of(
             values = table.get(metric)[peers][:, columns]
             return middle(others_median(values, 2)[at])
     else:
-        healthy = healthy_columns(calm, spell.first, deviation.first_column, policy)
+        healthy = healthy_columns(calm, episode.first, deviation.first_column, policy)
 
         def reference(metric: str) -> float:
             head = table.head(metric)[row, : policy.warmup_max_steps + policy.baseline_steps]
@@ -252,7 +250,7 @@ def excess_between(of_now: Callable[[str], float], of_then: Callable[[str], floa
 def phase_excess(
     table: StepTable, deviation: Deviation, row: int, phase: str, columns: slice
 ) -> Array:
-    """Return own work of a phase less its peers' median, per column; without peers as it is."""
+    """Return self time of a phase less its peers' median, per column; without peers as it is."""
     if not deviation.peers[row]:
         alone: Array = table.get(phase)[row, columns]
         return alone
@@ -260,12 +258,6 @@ def phase_excess(
     values = table.get(phase)[peers, columns]
     excess: Array = (values - others_median(values, 2))[peers.index(row)]
     return excess
-
-
-def middle(values: Array) -> float:
-    """Return the median of what is known, NaN for nothing."""
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")
 
 
 def _known(value: float) -> float | None:

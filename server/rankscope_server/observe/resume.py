@@ -1,12 +1,12 @@
 """From which step a run went on after a restart, and so which steps of before were in vain.
 
 The agent counts the steps of each start from 1, unless the script says where it is
-(`rankscope.set_step`). What tells the place, the surest first:
+(`rankscope.set_step`). What gives the place, the surest first:
 
 1. The script's own step numbers, where it gives any (`rankscope.log_metrics`): by how much they are
    ahead of the agent's count, in both starts.
 2. Counts that do not begin at 1 again.
-3. The newest whole checkpoint of the start before: the run goes on behind it.
+3. The newest whole checkpoint of the start before: the run continues behind it.
 4. None of these: no checkpoint was seen, so the run began anew.
 """
 
@@ -30,7 +30,7 @@ class ScriptSteps:
         self._newest: list[tuple[int, int, int]] = []  # time, rank, by how much ahead
 
     def take(self, record: Metrics) -> None:
-        """Take one record; the agent's own numbers tell nothing."""
+        """Take one record; the agent's own numbers say nothing."""
         entry = (record.time_ns, record.rank, record.step - record.counted_step)
         if not record.counted_step or entry in self._newest:
             return
@@ -67,22 +67,24 @@ def last_whole_save(saves: Iterable[tuple[int, int]]) -> int:
     return max((step - 1 for step, ranks in by_step.items() if len(ranks) == whole), default=0)
 
 
-def first_done_again(one: Start, later: Sequence[Start]) -> int | None:
+def first_done_again(start: Start, later: Sequence[Start]) -> int | None:
     """Return from which step of a start on a later one trained again; None for the newest start."""
     if not later:
         return None
-    first = min(_went_on(one, other) for other in later if _tells(one, other) or other is later[0])
-    return first if first <= one.last_step else None
+    first = min(
+        _went_on(start, other) for other in later if _shows(start, other) or other is later[0]
+    )
+    return first if first <= start.last_step else None
 
 
-def _tells(one: Start, other: Start) -> bool:
-    return (one.ahead is not None and other.ahead is not None) or other.first_step > 1
+def _shows(start: Start, other: Start) -> bool:
+    return (start.ahead is not None and other.ahead is not None) or other.first_step > 1
 
 
-def _went_on(one: Start, other: Start) -> int:
+def _went_on(start: Start, other: Start) -> int:
     """Return the first step of another start in the numbers of this one."""
-    if one.ahead is not None and other.ahead is not None:
-        return other.first_step + other.ahead - one.ahead
+    if start.ahead is not None and other.ahead is not None:
+        return other.first_step + other.ahead - start.ahead
     if other.first_step > 1:
         return other.first_step
-    return one.saved_step + 1 if one.saved_step else one.first_step
+    return start.saved_step + 1 if start.saved_step else start.first_step

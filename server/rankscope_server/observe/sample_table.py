@@ -7,15 +7,13 @@ are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.chunk import Column
+from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.connection_table import ConnectionTable
 
-Array: TypeAlias = NDArray[Any]
 CAPACITY = 1024  # a quarter of an hour at one sample a second; 25 MB for 1,024 ranks and GPUs
 KINDS = frozenset({"process", "gpu", "gpu_process", "connections"})
 _VALUES: dict[str, tuple[str, ...]] = {

@@ -59,7 +59,7 @@ class StackSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class StackDifference:
     """A function or line that one rank is in and the other is not; counts are stacks."""
 
     function: str
@@ -88,8 +88,8 @@ class Difference:
 
 def difference(
     samples: Mapping[int, Sequence[StackSample]], rank: int, others: Sequence[int], since_ns: float
-) -> tuple[int, Difference] | None:
-    """Return the other rank that was sampled, and the innermost function that tells them apart.
+) -> tuple[int, StackDifference] | None:
+    """Return the other rank that was sampled, and the innermost function in which they differ.
 
     The innermost line where no function does. None where there are too few stacks, or neither does.
     """
@@ -111,7 +111,7 @@ def _since(
 
 def _differing(
     own: Sequence[StackSample], other: Sequence[StackSample], *, by_line: bool
-) -> Difference | None:
+) -> StackDifference | None:
     seen, elsewhere, depth = Counter[_Place](), Counter[_Place](), Counter[_Place]()
     for sample in own:
         for inwards, place in enumerate(_places(sample, by_line=by_line)):
@@ -133,7 +133,7 @@ def _differing(
     if not by_line:
         ((line, _),) = Counter(sample.functions[file, name] for sample in there).most_common(1)
     outside = sum((file, name) in sample.outside for sample in there)
-    return Difference(
+    return StackDifference(
         name, file, line, seen[place], len(own), elsewhere[place], len(other), by_line,
         2 * outside > len(there),
     )  # fmt: skip

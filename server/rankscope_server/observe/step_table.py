@@ -3,7 +3,7 @@
 Cells may come in any order and any number of times. Memory is bounded: the newest `CAPACITY`
 step numbers are kept, and the first `HEAD` for ever, because they are a rank's own reference.
 
-A rank whose collectives were not recorded in a step looks as if it had waited for nobody. So what
+A rank whose collectives were not recorded in a step looks as if it had waited for no rank. So what
 rests on waiting is not known (NaN) where a rank of some group counted no collective though another
 one did, where none did for many steps though they do in others, and in steps that were thinned on
 some ranks and whole on others: there, waits are measured in two ways. Nor where a rank says that
@@ -41,8 +41,8 @@ Matrix: TypeAlias = NDArray[np.float32]
 Vector: TypeAlias = NDArray[np.float64]
 OWN_PHASES: tuple[str, ...] = ("data", "forward", "backward", "optimizer", "other")
 _BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns", "other_blocked_ns")
-# `own` is the step without waiting for peers, saving and evaluating; phases are own work too.
-# What may explain own work; -1 or nothing in the record is NaN here.
+# `own` is the step without waiting for peers, saving and evaluating; phases are self time too.
+# What may explain self time; -1 or nothing in the record is NaN here.
 SIGNALS: dict[str, tuple[str, float]] = {
     "gc": ("gc_ns", _MS),
     "major_faults": ("major_faults", 1.0),
@@ -192,7 +192,7 @@ class StepTable:
     def seen(self, first_column: int = 0) -> NDArray[np.bool_]:
         """Return all steps but those that every rank thinned, some without seeing their waits.
 
-        Of such a step nobody's self time need be known; were it whole on a rank, it would be.
+        Of such a step no rank's self time need be known; were it whole on a rank, it would be.
         """
         flags, known = self.flags()[:, first_column:], ~np.isnan(self.get("duration", first_column))
         thinned = np.all((flags & STEP_THINNED != 0) | ~known, axis=0)
@@ -374,8 +374,8 @@ def _cells_of(columns: Mapping[str, Column], keep: NDArray[np.int64]) -> dict[st
     total_blocked = sum(blocked.values(), start=np.zeros(len(keep)))
     duration = ns("duration_ns")
     cells: dict[str, NDArray[Any]] = {"duration": duration * _MS, "blocked": total_blocked}
-    aside = ms("checkpoint_ns") + ms("evaluation_ns")
-    cells["own"] = np.maximum(cells["duration"] - total_blocked - aside, 0.0)
+    outside = ms("checkpoint_ns") + ms("evaluation_ns")
+    cells["own"] = np.maximum(cells["duration"] - total_blocked - outside, 0.0)
     for phase in OWN_PHASES:
         waited = blocked.get(f"{phase}_blocked_ns", 0.0)
         cells[phase] = np.maximum(ms(f"{phase}_ns") - waited, 0.0)

@@ -65,22 +65,22 @@ class TimeSums:
         steps = np.asarray(columns["step"], np.int64)
         known = self.by_rank.setdefault(rank, RankTime())
         duration, started = ns("duration_ns"), ns("started_ns")
-        aside = {
+        unproductive = {
             "blocked": sum((ns(name) for name in _BLOCKED), start=np.zeros(len(steps), np.int64)),
             "data": ns("data_ns"),
             "checkpoint": ns("checkpoint_ns"),
             "evaluation": ns("evaluation_ns"),
         }
         is_first = (ns("flags") & STEP_FIRST) != 0
-        is_saving = (aside["checkpoint"] > 0) & ~is_first
-        parts = {"productive": duration - sum(aside.values()), **aside}
+        is_saving = (unproductive["checkpoint"] > 0) & ~is_first
+        parts = {"productive": duration - sum(unproductive.values()), **unproductive}
         _add(known.parts, parts)
         if is_first.any():
             _add(known.first, parts, is_first)
             known.num_first += int(is_first.sum())
             known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
         # what a step that evaluates waits outside of its passes, it waits in its evaluation
-        evaluating = np.maximum(aside["evaluation"] - ns("other_blocked_ns"), 0)
+        evaluating = np.maximum(unproductive["evaluation"] - ns("other_blocked_ns"), 0)
         known.evaluating_ns += int(evaluating.sum())
         if is_saving.any():
             _add(known.saving, parts, is_saving)

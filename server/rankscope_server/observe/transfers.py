@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.schema import ENDED, FLAG_END_FROM_WAIT, FLAG_P2P
 from rankscope_server.findings.policy import Policy
+from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.components import ratios
 from rankscope_server.observe.event_table import EventTable
 
-Array: TypeAlias = NDArray[Any]
 Path: TypeAlias = str | tuple[int, int]  # a group by name, or sender and receiver
 # Broadcasts, gathers and scatters may end on one rank before another came: who waits least says
 # nothing of the transfer.
@@ -29,7 +28,7 @@ _MEETS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TransferKind:
     """One kind of transfer of a path: what is compared with the same of other paths."""
 
     path: Path
@@ -49,7 +48,7 @@ class PathTimes:
 
 def transfer_times(
     events: EventTable, rows: Mapping[str, Array], members: Mapping[str, int]
-) -> dict[Call, Array]:
+) -> dict[TransferKind, Array]:
     """Return the ms of each transfer, in order of number, by path, operation and octave of bytes.
 
     The last to arrive waits least, so the least duration of all members is the transfer; numbers
@@ -58,7 +57,7 @@ def transfer_times(
     is_p2p = (rows["flags"] & FLAG_P2P) != 0
     good = (rows["state"] == ENDED) & (rows["transfer_ms"] > 0) & (rows["sequence"] > 0)
     good &= (rows["flags"] & FLAG_END_FROM_WAIT) == 0
-    found: dict[Call, Array] = {}
+    found: dict[TransferKind, Array] = {}
     operations, groups = events.words("operation"), events.words("group")
     meets = np.array([name in _MEETS for name in operations] or [False])
     sides = np.array([1 if name == "send" else -(name == "recv") for name in operations] or [0])
@@ -77,9 +76,13 @@ def transfer_times(
 
 
 def _collect(
-    found: dict[Call, Array], rows: Mapping[str, Array], chosen: Array, names: Sequence[str],
-    need: Array, name_of: Any,
-) -> None:  # fmt: skip
+    found: dict[TransferKind, Array],
+    rows: Mapping[str, Array],
+    chosen: Array,
+    names: Sequence[str],
+    need: Array,
+    name_of: Any,
+) -> None:
     at = np.flatnonzero(chosen)
     if not len(at):
         return
@@ -99,19 +102,19 @@ def _collect(
     for place, end in zip(begin, [*begin[1:], len(least)], strict=True):
         key = table[:, place]
         path, operation = name_of(key)
-        found[Call(path, operation, int(key[-2]))] = least[place:end]
+        found[TransferKind(path, operation, int(key[-2]))] = least[place:end]
 
 
 def compared(
-    times: Mapping[Call, Array],
+    times: Mapping[TransferKind, Array],
     kind_of: Mapping[Path, Hashable],
     num_steps: int,
     policy: Policy,
 ) -> dict[Path, PathTimes]:
-    """Return how each path stands to the others of its kind: same size, same number of hosts."""
+    """Return how each path compares with others of its kind: same size, as many hosts."""
     kinds = {call: (kind_of[call.path], call.operation, call.size_octave) for call in times}
     by_call = ratios({call: times[call].tolist() for call in times}, kinds, policy)
-    of_path: dict[Path, list[Call]] = defaultdict(list)
+    of_path: dict[Path, list[TransferKind]] = defaultdict(list)
     for call in by_call:
         of_path[call.path].append(call)
     found = {}

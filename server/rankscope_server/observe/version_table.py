@@ -20,12 +20,12 @@ BOUND = "staleness_bound"  # -1 asynchronous, 0 synchronous, else the bound of S
 
 @dataclass(slots=True)
 class Shard:
-    """Largest totals that any rank told of one shard, and the sum over ranks that tell."""
+    """Largest totals that any rank reported of one shard, and the sum over ranks that report."""
 
     by_rank: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def total(self, what: str) -> float | None:
-        """Return the sum over ranks, None where nobody told."""
+        """Return the sum over ranks, None where no rank reported."""
         found = [value for (_, name), value in self.by_rank.items() if name == what]
         return sum(found) if found else None
 

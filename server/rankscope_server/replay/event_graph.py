@@ -1,8 +1,8 @@
-"""One step of all ranks as a graph of own work and transfers, and the time at which it ends.
+"""One step of all ranks as a graph of self time and transfers, and the time at which it ends.
 
-Nodes are stretches of a rank's own work, and transfers: collectives and exchanges. A rank does its
+Nodes are stretches of a rank's self time, and transfers: collectives and exchanges. A rank does its
 work in program order; a transfer begins when the last member has issued it; a rank that joins a
-transfer goes on when it has ended. A node ends at the latest end of what it
+transfer continues when it has ended. A node ends at the latest end of what it
 follows plus its own duration, so a replay is one pass over the nodes in topological order, for
 many columns (steps, or variants of one) at once.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rankscope_server.findings.statistics import Array
 
 
 class CycleError(ValueError):
@@ -86,7 +84,7 @@ class GraphBuilder:
         self._transfers: dict[Hashable, int] = {}
 
     def work(self, rank: int) -> int:
-        """Return the node of a stretch of own work that comes next on a rank."""
+        """Return the node of a stretch of self time that comes next on a rank."""
         node = self._node(rank)
         self._edges.append((self._last[rank], node))
         self._edges += [(self._slot(key), node) for key in self._joined[rank]]

@@ -3,7 +3,7 @@
 Of each operation a rank says when it entered the call, how long until the end, and how long its
 main thread was blocked for it. So the points of a step are known on the rank's own clock: where an
 operation was issued, where the rank began to wait for it, where the wait was over. Between points
-lies own work. No two clocks are compared: of a transfer, every member knows how long it took, and
+is self time. No two clocks are compared: of a transfer, every member knows how long it took, and
 the last to arrive waited least.
 """
 
@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.schema import P2P_OPERATIONS
+from rankscope_server.findings.statistics import Array
 from rankscope_server.replay.event_graph import CycleError, GraphBuilder
 from rankscope_server.replay.replay import Replay
 
-Array = NDArray[Any]
 _BLOCKED_MS = 0.01  # a wait shorter than this is the call itself
 _MIN_MEMBERS_SHARE = 0.9  # of a transfer that must be known
 _OVER_SHARE = 0.9  # of steps in which an operation must have ended to count as joined
@@ -34,7 +32,7 @@ class NoReplay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What an operation is to its rank, so that ranks that do the same can be told."""
+    """What an operation is to its rank, so that ranks that do the same are found."""
 
     group: int  # the n-th group that the rank uses in a step
     operation: int
@@ -165,8 +163,8 @@ def _program(
 def points_of(program: Program) -> list[Point]:
     """Return issues and waits in program order, the same for all ranks of a program.
 
-    A wait stands where it usually stands. An operation for which nobody waits is joined with the
-    next one for which somebody does, else at the end of the step, if it had ended by then.
+    A wait is where it usually is. An operation for which no rank waits is joined with the
+    next one for which a rank does, else at the end of the step, if it had ended by then.
     """
     num_operations = len(program.names)
     waits = program.blocked > _BLOCKED_MS
@@ -180,22 +178,26 @@ def points_of(program: Program) -> list[Point]:
         slot = int(np.median(before.sum(axis=1)))
         slots.setdefault(max(slot, operation + 1), []).append(operation)
     points: list[Point] = []
-    open_ones: list[int] = []
+    pending: list[int] = []
     for operation in range(num_operations + 1):
         for joined in slots.get(operation, []):
             with_it = [
-                one
-                for one in open_ones
-                if one < joined
-                and not _is_waited(slots, one)
-                and _is_over(program.ended[..., one], program.ended[..., joined])
+                earlier
+                for earlier in pending
+                if earlier < joined
+                and not _is_waited(slots, earlier)
+                and _is_over(program.ended[..., earlier], program.ended[..., joined])
             ]
             points.append(Point(False, (*with_it, joined)))
-            open_ones = [one for one in open_ones if one not in with_it and one != joined]
+            pending = [
+                earlier for earlier in pending if earlier not in with_it and earlier != joined
+            ]
         if operation < num_operations:
             points.append(Point(True, (operation,)))
-            open_ones.append(operation)
-    left = [one for one in open_ones if _is_over(program.ended[..., one], program.duration)]
+            pending.append(operation)
+    left = [
+        earlier for earlier in pending if _is_over(program.ended[..., earlier], program.duration)
+    ]
     if left:
         points.append(Point(False, tuple(left)))
     return points
@@ -213,7 +215,7 @@ def _is_waited(slots: Mapping[int, list[int]], operation: int) -> bool:
 
 
 def segments_of(program: Program, points: Sequence[Point]) -> Array:
-    """Return own work before each point and after the last, ranks x steps x (points + 1), ms."""
+    """Return self time before each point and after the last, ranks x steps x (points + 1), ms."""
     begins, ends = [], []
     for point in points:
         last = point.operations[-1]

@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope_server.findings.statistics import Array
 from rankscope_server.replay.event_graph import Graph
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class Replay:
         return float((ended[-1] - ended[0]) / (len(ended) - 1)) if len(ended) > 1 else math.nan
 
     def recorded_step_ms(self) -> float:
-        """Return the mean of the recorded step times that `mean_step_ms` stands for."""
+        """Return the mean of the recorded step times that `mean_step_ms` predicts."""
         return float(np.mean(self.step_ms[1:] if self.is_chained else self.step_ms))
 
     def error_ratio(self) -> float:
@@ -55,7 +52,7 @@ class Replay:
     # --- durations ---------------------------------------------------------------------------
 
     def ideal(self) -> Array:
-        """Return nodes x 1: of each kind the mean of own work, the median of transfers."""
+        """Return nodes x 1: of each kind the mean of self time, the median of transfers."""
         found = np.zeros((self.graph.num_nodes, 1))
         is_work = self.graph.rank >= 0
         for kind in range(len(self.kinds)):
@@ -71,12 +68,12 @@ class Replay:
         return np.where(nodes[:, None], self.ideal(), self.recorded)
 
     def of_ranks(self, rows: Sequence[int]) -> Array:
-        """Return which nodes are own work of some ranks."""
+        """Return which nodes are self time of some ranks."""
         found: Array = np.isin(self.graph.rank, np.asarray(rows, np.int64))
         return found
 
     def of_stage(self, stage: int) -> Array:
-        """Return which nodes are own work of a stage."""
+        """Return which nodes are self time of a stage."""
         return self.of_ranks(np.flatnonzero(self.stage == stage).tolist())
 
     # --- measures ----------------------------------------------------------------------------
@@ -90,15 +87,15 @@ class Replay:
         return self._only(self.kind == self.kinds.index(kind))
 
     def slowdown_of_rank(self, row: int) -> float:
-        """Return S_w: only the own work of this rank keeps its durations."""
+        """Return S_w: only the self time of this rank keeps its durations."""
         return self._only(self.of_ranks([row]))
 
     def share_of_ranks(self, rows: Sequence[int]) -> float:
-        """Return which share of the slowdown the own work of some ranks explains."""
+        """Return which share of the slowdown the self time of some ranks explains."""
         return self._share(self.of_ranks(rows))
 
     def share_of_slowest_ranks(self, share: float = 0.03) -> float:
-        """Return M_W: what the slowest ranks explain, by own work beyond the ideal."""
+        """Return M_W: what the slowest ranks explain, by self time beyond the ideal."""
         return self.share_of_ranks(self.slowest_ranks(share))
 
     def share_of_last_stage(self) -> float:
@@ -106,7 +103,7 @@ class Replay:
         return self._share(self.of_stage(int(self.stage.max())))
 
     def slowest_ranks(self, share: float = 0.03) -> list[int]:
-        """Return the rows with most own work beyond the ideal: a share of all, rounded up."""
+        """Return the rows with most self time beyond the ideal: a share of all, rounded up."""
         excess = np.sum(self.recorded - self.ideal(), axis=1)
         is_work = self.graph.rank >= 0
         total = np.bincount(
@@ -121,10 +118,10 @@ class Replay:
         scales: Mapping[int, float] | None = None,
         slower: Mapping[int, float] | None = None,
     ) -> Array:
-        """Return the durations with own work of some ranks replaced by the median of their role.
+        """Return the durations with self time of some ranks replaced by the median of their role.
 
         The role of a rank are the other ranks of its stage that do the same; its nodes are
-        compared one by one with theirs in the same step. Own work of a rank without peers is
+        compared one by one with theirs in the same step. Self time of a rank without peers is
         multiplied by its factor in `scales`, or stays. Then what is in `slower` works so many times
         as long.
         """

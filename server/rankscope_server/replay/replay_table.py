@@ -6,11 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.schema import RankRegistered
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.observe.event_table import EventTable
 from rankscope_server.observe.step_table import StepTable
 from rankscope_server.replay.recorded_program import (
@@ -21,7 +20,6 @@ from rankscope_server.replay.recorded_program import (
 )
 from rankscope_server.replay.replay import Replay
 
-Array = NDArray[Any]
 _KEPT = 4
 
 
@@ -141,14 +139,14 @@ def usable_columns(steps: StepTable, begin: int, stop: int, policy: Policy) -> A
 
 def _check_waits(programs: Sequence[Program], blocked_ms: Array, policy: Policy) -> None:
     """Raise NoReplay unless the waits of operations are the time that ranks were blocked."""
-    told, total = 0.0, 0.0
+    waited, total = 0.0, 0.0
     for program in programs:
         known = ~np.isnan(program.issued[..., 0]) & ~np.isnan(blocked_ms[program.rows])
-        told += float(np.nansum(program.blocked[known]))
+        waited += float(np.nansum(program.blocked[known]))
         total += float(np.nansum(blocked_ms[program.rows][known]))
-    if abs(told - total) > policy.replay_blocked_ratio * max(told, total):
+    if abs(waited - total) > policy.replay_blocked_ratio * max(waited, total):
         raise NoReplay(
-            f"the waits of single operations hold {100 * told / max(total, 1e-9):.0f} % of the "
+            f"the waits of single operations hold {100 * waited / max(total, 1e-9):.0f} % of the "
             "time for which ranks were blocked"
         )
 

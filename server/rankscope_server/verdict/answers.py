@@ -12,7 +12,7 @@ AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class GroupedFinding:
     """A finding that the verdict explains; `key` is that of the finding."""
 
     key: str
@@ -23,7 +23,7 @@ class Folded:
 class Verdict(Finding):
     """The finding that explains the run best, and those that it explains."""
 
-    folded: tuple[Folded, ...] = ()
+    folded: tuple[GroupedFinding, ...] = ()
     deciding: tuple[str, ...] = ()  # measurements that would make a doubtful verdict sure
 
 

@@ -1,4 +1,4 @@
-"""Where a step goes: parts that add up to the step, for the median rank and for the culprit.
+"""Where the time of a step is spent: parts that add up, of the median rank and of the culprit.
 
 Time blocked on peers is split by what all ranks share: the shortest block among them in the same
 step is what communication takes when no rank is late (the last to arrive waits least); the rest is
@@ -91,9 +91,9 @@ def budget(
 ) -> Budget:
     """Return where the steps in the columns `now` go, and went in `before`.
 
-    The sentence tells the typical step of the job, where it is given, as the other pages do.
+    The sentence names the typical step of the job, where it is given, as the other pages do.
 
-    The median rank is a real one, that with the median of own work among those not accused, so
+    The median rank is a real one, that with the median of self time among those not accused, so
     that its parts are of the same steps and add up.
     """
     if metrics["step"].size == 0:

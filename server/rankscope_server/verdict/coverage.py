@@ -22,7 +22,7 @@ _EXITS = {126: "it cannot be started", 127: "it was not found"}
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How a command ended; `why` is the line of its output that tells, empty where none does."""
+    """How a command ended; `why` is the line of its output that says why, empty where none does."""
 
     code: int
     why: str = ""

@@ -1,6 +1,6 @@
 """Which finding explains which: one table of rules, the strongest first.
 
-A finding is folded under the one that explains it, so that a page tells one story. A rule needs
+A finding is grouped under the one that explains it, so that a page shows one incident. A rule needs
 more than two kinds that often go together: the same ranks, the right order in time, or both.
 """
 
@@ -45,7 +45,7 @@ class Rule:
         )
 
 
-def fold(findings: Sequence[Finding]) -> list[Finding]:
+def group_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of one attempt with `explained_by` set where another explains one.
 
     A finding that is itself explained hands on what it explains: the key is that of the first
@@ -53,7 +53,7 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
     """
     cause_of: dict[str, Finding] = {}
     for rule in RULES:
-        possible = [one for one in findings if _is_of(one, rule.causes)]
+        possible = [finding for finding in findings if _is_of(finding, rule.causes)]
         for effect in findings if possible else ():
             if effect.key in cause_of or not _is_of(effect, rule.effects):
                 continue
@@ -63,9 +63,9 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
                 cause_of[effect.key] = min(causes, key=_strength)
     return [
         dataclasses.replace(
-            one, explained_by=_root(one, cause_of).key if one.key in cause_of else None
+            finding, explained_by=_root(finding, cause_of).key if finding.key in cause_of else None
         )
-        for one in findings
+        for finding in findings
     ]
 
 
@@ -137,7 +137,7 @@ def _wrong_sums(desync: Finding, later: Finding) -> bool:
 
 
 def _broken_gpu(fault: Finding, end: Finding) -> bool:
-    """The driver told of a GPU shortly before its rank ended or stood still."""
+    """The driver reported a GPU shortly before its rank ended or hung."""
     after_ms = _before_ms(fault, end)
     return (
         fault.severity == "critical"
@@ -147,7 +147,7 @@ def _broken_gpu(fault: Finding, end: Finding) -> bool:
     )
 
 
-def _told_after(crash: Finding, fault: Finding) -> bool:
+def _reported_after(crash: Finding, fault: Finding) -> bool:
     """A program's own error shows in the driver as well, under a code that is no defect."""
     apart_ms = _before_ms(crash, fault)
     return (
@@ -177,7 +177,7 @@ def _in_fragments(memory: Finding, crash: Finding) -> bool:
 
 
 def _text(finding: Finding) -> str:
-    return "\n".join([finding.what, *(one.text for one in finding.evidence)])
+    return "\n".join([finding.what, *(fact.text for fact in finding.evidence)])
 
 
 def _ended_it(hang: Finding, crash: Finding) -> bool:
@@ -208,7 +208,7 @@ def _does_not_run(stopped: Finding, effect: Finding) -> bool:
 
 
 def _last_steps(stop: Finding, slow: Finding) -> bool:
-    """The slow spell is only the last steps before a stop."""
+    """The slow episode is only the last steps before a stop."""
     is_stop = stop.severity == "critical" and (stop.kind != "hang" or stop.state == "open")
     return is_stop and _not_after(stop, slow)
 
@@ -289,7 +289,7 @@ RULES: tuple[Rule, ...] = (
         "the processes of exactly these ranks were stopped", _does_not_run,
     ),
     Rule(("crash",), ("hang",), "the same rank, or the hang began when it ended", _left_behind),
-    Rule(("crash",), _GPU_FAULTS, "the driver reports the program's own error", _told_after),
+    Rule(("crash",), _GPU_FAULTS, "the driver reports the program's own error", _reported_after),
     Rule(_STOPS, ("straggler",), "the slow steps are the last ones before the stop", _last_steps),
     Rule(("nan",), (*_TRAINING, "outliers", "replicas"), "NaN came first", _numbers),
     Rule(

@@ -1,4 +1,4 @@
-"""What is told differently of a run that was recorded without the agent: it is over."""
+"""What is said differently of a run that was recorded without the agent: it is over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope_server.findings.text import ms_text, percent_text
 
 _ELSEWHERE = "not in this recording; the agent records it (rankscope run)"
 _LONGER = "record more of it"
-_REASONS = {  # said of a run that goes on, and of a recording
+_REASONS = {  # said of a run that continues, and of a recording
     " has ended yet": " is recorded",
     " yet": "",
     "no collectives are recorded": "no step with collectives is recorded",
@@ -23,7 +23,7 @@ _REASONS = {  # said of a run that goes on, and of a recording
 def as_recorded(result: DetectorResult) -> DetectorResult:
     """Return a result without advice to wait: nothing more will come of a recording."""
     status = result.status
-    if status.name == "root-cause":  # most recordings hold no errors, whoever failed
+    if status.name == "root-cause":  # most recordings hold no errors, even of runs that failed
         result = dataclasses.replace(result, checked=())
     if status.state != "skipped":
         return result

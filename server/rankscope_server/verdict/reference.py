@@ -1,8 +1,8 @@
-"""The reference of the map: how each rank's own work compares, step by step.
+"""The reference of the map: how each rank's self time compares, step by step.
 
 Ranks in a role of at least `min_role_size` ranks are compared with the median of the others of
 that role in the same step; the rest with their own median over early healthy steps, because there
-is nobody who does the same work.
+is no rank that does the same work.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Matrix: TypeAlias = NDArray[Any]  # of floats, ranks x steps
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Own work over its reference; NaN where either is not known."""
+    """Self time over its reference; NaN where either is not known."""
 
     ratio: Matrix
-    reference: Matrix  # in the unit of the own work
+    reference: Matrix  # in the unit of the self time
     kinds: tuple[Reference, ...]  # per rank
 
     @property

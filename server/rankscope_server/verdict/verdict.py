@@ -1,4 +1,4 @@
-"""One verdict per run: the culprit first, what it explains folded under it (see `folding`).
+"""One verdict per run: the culprit first, what it explains grouped under it (see `grouping`).
 
 Where nothing is known for sure, the answer says which measurement would decide.
 """
@@ -6,7 +6,7 @@ Where nothing is known for sure, the answer says which measurement would decide.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.findings.finding import (
@@ -16,9 +16,10 @@ from rankscope_server.findings.finding import (
     Finding,
     Severity,
 )
+from rankscope_server.findings.kinds import kind_named
 from rankscope_server.findings.policy import Policy
 from rankscope_server.findings.text import percent_text, ranks_text
-from rankscope_server.verdict.answers import Answer, Coverage, Folded, Verdict
+from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Verdict
 from rankscope_server.verdict.coverage import Left, left_text, thinned_share
 
 _ITS_OUTPUT = "its last lines of output, under Logs"
@@ -29,35 +30,16 @@ _SURE = 0.85  # high: a second signal agrees
 # Of the newest steps a rank may lack so much and still be called healthy, with a word on it: a
 # fault that lasts shows in the others. Beyond, also its peers lose what they are compared with.
 _HEALTHY_SHARE = 0.10
-# Which detectors could confirm or refute a finding of a kind, if they had their input.
-_TELLS_MORE: Mapping[str, tuple[str, ...]] = {
-    "crash": ("gpu-events", "memory-growth", "desync", "hang", "clock"),
-    "hang": ("desync", "gpu-events", "clock"),
-    "desync": ("hang",),
-    "slow_compute": ("gpu-health", "gpu-events", "communication"),
-    "slow_data": ("data-loading",),
-    "host_contention": ("gpu-health",),
-    "nan": ("outliers", "replicas", "gpu-events"),
-    "loss_spike": ("outliers", "nan"),
-    "divergence": ("outliers", "nan", "replicas"),
-    "corruption": ("replicas", "gpu-events", "gpu-health"),
-    "corrupt_batch": ("replicas",),
-    "replica_drift": ("outliers", "desync", "gpu-events"),
-    "memory_growth": ("gpu-health",),
-    "regression": ("communication", "data-loading", "gpu-health", "drift"),
-    "slowdown": ("communication", "data-loading", "gpu-health"),
-    "stage_imbalance": ("straggler",),
-}
 
 
 def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -> Verdict | None:
     """Return the verdict on an attempt: its worst open finding that nothing else explains."""
     roots = [f for f in findings if f.state == "open" and f.explained_by is None]
-    stories = [(f, [g for g in findings if g.explained_by == f.key]) for f in roots]
-    told = [(f, under) for f, under in stories if _worst(f, under) != "info"]
-    if not told:
+    incidents = [(f, [g for g in findings if g.explained_by == f.key]) for f in roots]
+    faults = [(f, under) for f, under in incidents if _worst(f, under) != "info"]
+    if not faults:
         return None
-    chosen, under = min(told, key=lambda story: _order(*story))
+    chosen, under = min(faults, key=lambda incident: _order(*incident))
     checks = tuple(
         text
         for result in results
@@ -69,25 +51,25 @@ def verdict_of(findings: Sequence[Finding], results: Sequence[DetectorResult]) -
     values["severity"] = _worst(chosen, under)
     return Verdict(
         **values,
-        folded=tuple(Folded(one.key, one.what) for one in under),
+        folded=tuple(GroupedFinding(finding.key, finding.what) for finding in under),
         deciding=_deciding_kind(chosen, results),
     )
 
 
 def _worst(finding: Finding, under: Sequence[Finding]) -> Severity:
-    """Return the severity of a story: what a cause did counts as much as the cause."""
+    """Return the severity of an incident: what a cause did counts as much as the cause."""
     if finding.severity == "info":
-        return "info"  # advice is no culprit, whatever goes with it
-    return min((one.severity for one in (finding, *under)), key=SEVERITIES.index)
+        return "info"  # advice is no culprit, whatever it explains
+    return min((other.severity for other in (finding, *under)), key=SEVERITIES.index)
 
 
 def _order(finding: Finding, under: Sequence[Finding]) -> tuple[int, int, float, str]:
     kinds = {"crash": 0, "hang": 1, "desync": 1}
-    story = (finding, *under)
+    incident = (finding, *under)
     return (
         SEVERITIES.index(_worst(finding, under)),
-        min(kinds.get(one.kind, 2) for one in story),
-        -max(one.cost_throughput_ratio or 0.0 for one in story),
+        min(kinds.get(other.kind, 2) for other in incident),
+        -max(other.cost_throughput_ratio or 0.0 for other in incident),
         finding.key,
     )
 
@@ -96,7 +78,7 @@ def _deciding_kind(finding: Finding, results: Sequence[DetectorResult]) -> tuple
     """Return what would make a doubtful verdict sure: inputs of detectors that could not look."""
     if finding.confidence >= _SURE:
         return ()
-    return _lacks(results, frozenset(_TELLS_MORE.get(finding.kind, ())))
+    return _lacks(results, frozenset(kind_named(finding.kind).confirmed_by))
 
 
 def _lacks(results: Sequence[DetectorResult], names: Set[str]) -> tuple[str, ...]:
@@ -134,13 +116,13 @@ def answer_of(
         )
     steps = attempt.steps.num_steps + attempt.steps.dropped_steps
     world = attempt.world_size
-    # Advice that cannot be given leaves the answer whether somebody is slow or stuck.
+    # Advice that cannot be given leaves the answer whether a rank is slow or stuck.
     statuses = [result.status for result in attempt.results]
     skipped = [status for status in statuses if status.state == "skipped"]
     if world == 1 and steps:
         return Answer(
             "unknown",
-            f"No verdict: one rank, {steps:,} step{'s' * (steps != 1)}, nobody to compare it with",
+            f"No verdict: one rank, {steps:,} step{'s' * (steps != 1)}, no peer to compare it with",
             detail,
             ("a run of two or more ranks, or an earlier run of the same command",),
         )
@@ -221,7 +203,7 @@ def _advised(finding: Finding, detail: str) -> Answer:
     """Return the answer where nothing is broken, and yet much is lost: that is not health."""
     share = percent_text(finding.cost_throughput_ratio or 0.0)
     text = f"No fault found; {share} of the throughput could be won: {finding.what}"
-    if finding.onset_step is not None:  # a suspicion accuses nobody in the first sentence
+    if finding.onset_step is not None:  # a suspicion accuses no rank in the first sentence
         text = (
             f"No verdict: {share} of the throughput may be lost since step {finding.onset_step:,}, "
             "not for long enough, or not clearly enough, to be sure"

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.wire.formulas import bus_factor, rank_hours_per_day
+from rankscope.wire.formulas import bus_factor
 from rankscope.wire.schema import STEP_SKIPPED
 from rankscope_server.diagnose.communication.split import (
     Advice,
@@ -26,12 +26,12 @@ from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     NOT_HERE,
     DetectorResult,
-    DetectorStatus,
-    Evidence,
     Finding,
+    ran,
+    skipped,
 )
 from rankscope_server.findings.statistics import median
-from rankscope_server.findings.text import bytes_text, confidence_word, ms_text, percent_text
+from rankscope_server.findings.text import bytes_text, ms_text, percent_text
 from rankscope_server.replay.recorded_program import NoReplay, Program
 from rankscope_server.replay.replay import Replay
 
@@ -42,48 +42,38 @@ class Communication:
     """Finds steps that wait for the network, and says which change would help, by how much."""
 
     name: ClassVar[str] = "communication"
-    kinds: ClassVar[tuple[str, ...]] = (
-        "communication_bound",
-        "communication_advice",
-        "low_bus_bandwidth",
-    )
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return whether communication shows in the step, and whether it is slower than it was."""
         if window.world_size == 1:
-            return self._skipped("one rank sends nothing", NOT_HERE)
+            return skipped(self, "one rank sends nothing", NOT_HERE)
         try:
             replay, programs = window.replays.newest(
                 window.steps, window.ranks, window.groups, window.policy
             )
         except NoReplay as error:
-            return self._skipped(str(error), "record collectives on all ranks, or wait")
+            return skipped(self, str(error), "record collectives on all ranks, or wait")
         events = window.replays.events
         every = collectives_of(
             replay, programs, events.words("operation"), events.words("dtype"), window.policy
         )
-        large = [one for one in every if one.size_bytes >= window.policy.min_message_bytes]
-        status = DetectorStatus(self.name, str(self.__doc__), "ran")
-        if window.facts.is_recording and not any(one.size_bytes > 0 for one in every):
-            return self._skipped("it does not hold the sizes of messages", NOT_HERE)
+        large = [
+            collective
+            for collective in every
+            if collective.size_bytes >= window.policy.min_message_bytes
+        ]
+        if window.facts.is_recording and not any(collective.size_bytes > 0 for collective in every):
+            return skipped(self, "it does not hold the sizes of messages", NOT_HERE)
         if not large:
             size = window.policy.min_message_bytes // MB
-            return DetectorResult(status, (), (f"communication: no messages of {size} MB",))
+            return ran(self, checked=(f"communication: no messages of {size} MB",))
         exposure = exposure_of(replay, large)
         found = list(_low_bandwidth(window, large))
         best = _best_advice(window, replay, programs, every, exposure)
         is_bound = exposure.share > window.policy.exposed_ratio
         if is_bound or best is not None:
             found.append(_finding(window, replay, large, exposure, best))
-        return DetectorResult(
-            status, tuple(found), () if found else (_text(window, replay, exposure),)
-        )
-
-    def _skipped(self, reason: str, remedy: str) -> DetectorResult:
-        return DetectorResult(
-            DetectorStatus(self.name, str(self.__doc__), "skipped", reason, remedy)
-        )
+        return ran(self, found, () if found else (_text(window, replay, exposure),))
 
 
 def _best_advice(
@@ -96,10 +86,10 @@ def _best_advice(
     """Return the change that is predicted to give most, None where none gives enough."""
     program = max(programs, key=lambda one: len(one.rows))
     here = set(program.nodes[0].tolist())
-    mine = [one for one in every if one.node in here]
-    if not mine or not all(is_reduction(one) for one in mine):
+    mine = [collective for collective in every if collective.node in here]
+    if not mine or not all(is_reduction(collective) for collective in mine):
         return None  # sharded models do not send buckets
-    if len({one.group for one in mine}) > 1 or any(
+    if len({collective.group for collective in mine}) > 1 or any(
         name.shift is not None for name in program.names
     ):
         return None
@@ -128,22 +118,29 @@ def _best_advice(
 def _may_compress(window: Window, mine: list[Collective], columns: np.ndarray) -> bool:
     """Return whether gradients are fp32 and no step was skipped for an overflow."""
     flags = window.steps.get("flags")[:, columns].astype(np.int64)
-    return all(one.dtype == "float32" for one in mine) and not np.any(flags & STEP_SKIPPED)
+    return all(collective.dtype == "float32" for collective in mine) and not np.any(
+        flags & STEP_SKIPPED
+    )
 
 
 def _low_bandwidth(window: Window, large: list[Collective]) -> list[Finding]:
     """Return collectives that are slower now than the best that their group has shown."""
     policy, found = window.policy, []
     by_kind: dict[tuple[int, str, int, int], list[Collective]] = {}
-    for one in large:
-        if one.size_bytes >= policy.busbw_message_bytes:
-            key = (one.group, one.operation, one.size_bytes, one.num_ranks)
-            by_kind.setdefault(key, []).append(one)
+    for collective in large:
+        if collective.size_bytes >= policy.busbw_message_bytes:
+            key = (
+                collective.group,
+                collective.operation,
+                collective.size_bytes,
+                collective.num_ranks,
+            )
+            by_kind.setdefault(key, []).append(collective)
     groups = window.replays.events.words("group")
     for (number, operation, size, num_ranks), ones in by_kind.items():
         # Of calls of one size, those beside heavy compute may always be slow: the fastest counts.
-        now_ms = min(float(np.median(one.took_ms)) for one in ones)
-        seen = sum(len(one.took_ms) for one in ones)
+        now_ms = min(float(np.median(collective.took_ms)) for collective in ones)
+        seen = sum(len(collective.took_ms) for collective in ones)
         factor = bus_factor(operation, num_ranks)
         best = window.times.quantile_ns(groups[number], operation, size, policy.busbw_best_share)
         if factor is None or best is None or seen < policy.min_group_seen or now_ms <= 0:
@@ -159,12 +156,9 @@ def _bandwidth_finding(
     window: Window, group: str, operation: str, size: int, busbw: float, expected: float
 ) -> Finding:
     ratio = busbw / expected
-    return Finding(
-        key=f"{window.attempt}/communication/low_bandwidth/{group}/{operation}/{size}",
-        detector="communication",
-        kind="low_bus_bandwidth",
-        severity="info",
-        attempt=window.attempt,
+    return window.finding(
+        "low_bus_bandwidth",
+        f"low_bandwidth/{group}/{operation}/{size}",
         group=group,
         what=f"{operation} of {bytes_text(size)} in group {group} reaches {percent_text(ratio)} of "
         "the bandwidth that it has reached before",
@@ -172,13 +166,14 @@ def _bandwidth_finding(
         f"this group and size had {expected:.2f} GB/s or more",
         next="Measure the links of this group with nccl-tests (or the pairwise check) while "
         "nothing else runs, and compare",
-        confidence=0.6,
-        confidence_text="medium: the shortest duration in the group counts, so late ranks are left "
-        "out; what else used the network is not known",
-        would_be_wrong_if="The best times were those of a network that nothing else used, and it "
+        confidence=(
+            0.6,
+            "the shortest duration in the group counts, so late ranks are left "
+            "out; what else used the network is not known",
+        ),
+        disproof="The best times were those of a network that nothing else used, and it "
         "is shared by design",
         ruled_out=("Late ranks: the last to arrive waits least, and its time is taken",),
-        policy_hash=window.policy.hash,
     )
 
 
@@ -191,14 +186,10 @@ def _finding(
     cost = gain / (1 + gain) if gain is not None else None
     confidence = 0.6 + 0.1 * (abs(replay.error_ratio()) < 0.005) + 0.1 * (best is not None)
     band = f" ({percent_text(best.low)} to {percent_text(best.high)})" if best else ""
-    return Finding(
-        key=f"{window.attempt}/communication/{kind}",
-        detector="communication",
-        kind=kind,
-        severity="info",  # advice: the job runs as it was written
-        attempt=window.attempt,
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost) if cost else None,
+    return window.finding(
+        kind,
+        kind,
+        cost=cost,
         what="The step is communication-bound"
         if is_bound
         else "Communication could be hidden better",
@@ -209,23 +200,23 @@ def _finding(
         if best
         else "Send less or compute more between exchanges: gradient accumulation, a larger "
         "batch per rank, a faster network",
-        confidence=round(confidence, 2),
-        confidence_text=f"{confidence_word(confidence)}: a replay gives back the recorded steps "
-        f"within {100 * abs(replay.error_ratio()):.1f} %; one without transfers says what shows",
+        confidence=(
+            round(confidence, 2),
+            "a replay gives back the recorded steps within "
+            f"{100 * abs(replay.error_ratio()):.1f} %; one without transfers says what shows",
+        ),
         evidence=tuple(
-            Evidence(
-                f"{one.operation} of {bytes_text(one.size_bytes)} over {one.num_ranks} ranks: "
-                f"{ms_text(float(np.median(one.took_ms)))}"
-            )
-            for one in large[:6]
+            f"{collective.operation} of {bytes_text(collective.size_bytes)} "
+            f"over {collective.num_ranks} ranks: "
+            f"{ms_text(float(np.median(collective.took_ms)))}"
+            for collective in large[:6]
         ),
         ruled_out=(
             "Late ranks: a transfer's time begins when its last member has arrived",
             f"Messages below {window.policy.min_message_bytes // MB} MB: they are left out",
         ),
-        would_be_wrong_if="Gradients become ready otherwise than between the recorded buckets, or "
+        disproof="Gradients become ready otherwise than between the recorded buckets, or "
         "computation slows down while transfers run beside it",
-        policy_hash=window.policy.hash,
     )
 
 
@@ -239,7 +230,7 @@ def _text(window: Window, replay: Replay, exposure: Exposure) -> str:
     elif own > window.policy.compute_bound_ratio and exposure.share < 0.5 * (
         window.policy.exposed_ratio
     ):
-        bound = "; the step is bound by its own work"
+        bound = "; the step is bound by computation"
     return (
         f"communication: {percent_text(exposure.share)} of the step is exposed, "
         f"{percent_text(exposure.overlap)} of transfers is hidden{bound}"

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope_server.diagnose.communication.transfer_model import (
     CAPS_MB,
@@ -23,11 +21,10 @@ from rankscope_server.diagnose.communication.transfer_model import (
     fit,
 )
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.replay.recorded_program import Program
 from rankscope_server.replay.replay import Replay
 
-Array = NDArray[Any]
 _BLOCKED_MS = 0.01
 _REDUCTIONS = frozenset({"all_reduce", "all_reduce_coalesced"})
 
@@ -100,8 +97,8 @@ def collectives_of(
                     name.size_bytes, dtypes[name.dtype], replay.recorded[node],
                 )  # fmt: skip
     seen: dict[int, int] = {}
-    for one in found.values():
-        seen[one.group] = seen.get(one.group, 0) + len(one.took_ms)
+    for collective in found.values():
+        seen[collective.group] = seen.get(collective.group, 0) + len(collective.took_ms)
     return [
         found[node] for node in sorted(found) if seen[found[node].group] >= policy.min_group_seen
     ]
@@ -111,9 +108,11 @@ def exposure_of(replay: Replay, large: Sequence[Collective]) -> Exposure:
     """Return how much of the step these collectives take and show."""
     step = replay.mean_step_ms()
     nodes = np.zeros(replay.graph.num_nodes, bool)
-    nodes[[one.node for one in large]] = True
+    nodes[[collective.node for collective in large]] = True
     without = replay.mean_step_ms(np.where(nodes[:, None], 0.0, replay.recorded))
-    per_rank = sum(one.num_ranks * float(np.mean(one.took_ms)) for one in large)
+    per_rank = sum(
+        collective.num_ranks * float(np.mean(collective.took_ms)) for collective in large
+    )
     return Exposure(step, per_rank / replay.graph.num_ranks, max(0.0, step - without))
 
 
@@ -125,12 +124,12 @@ def models_of(
     `share` is the quantile of the times at each size that counts as usual.
     """
     together: dict[tuple[int, str], list[Collective]] = {}
-    for one in large:
-        together.setdefault((one.group, one.operation), []).append(one)
+    for collective in large:
+        together.setdefault((collective.group, collective.operation), []).append(collective)
     found = {}
     for key, ones in together.items():
-        sizes = np.array([one.size_bytes for one in ones])
-        usual = np.array([np.quantile(one.took_ms, share) for one in ones])
+        sizes = np.array([collective.size_bytes for collective in ones])
+        usual = np.array([np.quantile(collective.took_ms, share) for collective in ones])
         model = fit(sizes, usual)
         if model is not None:
             found[key] = model
@@ -145,7 +144,7 @@ def stream_of(
     `forward_ms` is ranks x steps: from the step's beginning until backward began. None where the
     rank does not wait after its last bucket.
     """
-    nodes = [one.node for one in large]
+    nodes = [collective.node for collective in large]
     mine = [at for at in range(len(program.names)) if program.nodes[0, at] in nodes]
     waited = program.blocked[..., mine] > _BLOCKED_MS
     begins = np.where(waited, program.ended[..., mine] - program.blocked[..., mine], np.nan)
@@ -234,6 +233,6 @@ def accumulation_advice(
     )  # fmt: skip
 
 
-def is_reduction(one: Collective) -> bool:
+def is_reduction(collective: Collective) -> bool:
     """Return whether a collective is what DDP sends its gradients with."""
-    return one.operation in _REDUCTIONS
+    return collective.operation in _REDUCTIONS

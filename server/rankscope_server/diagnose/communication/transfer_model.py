@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from rankscope_server.findings.statistics import Array
+
 MB = 1 << 20
 FIRST_BUCKET_BYTES = 1 * MB  # DDP's own: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 MIN_BUCKET_BYTES = 64 << 10  # what is smaller are losses and counters, not gradients
 CAPS_MB: tuple[int, ...] = (1, 5, 10, 25, 50, 100)
-_MIN_SIZE_RATIO = 2.0  # sizes closer to each other do not tell latency from bandwidth
+_MIN_SIZE_RATIO = 2.0  # sizes closer to each other do not separate latency from bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,6 @@ class TransferModel:
     def ms(self, size_bytes: float) -> float:
         """Return how long a transfer of some size takes."""
         return self.alpha_ms + self.beta_ms_per_byte * size_bytes
-
-    def at_ranks(self, num_ranks: int, other: int) -> TransferModel:
-        """Return the model for a ring of another number of ranks over the same links."""
-        share = ((other - 1) / other) / ((num_ranks - 1) / num_ranks)
-        return TransferModel(
-            self.alpha_ms * (other - 1) / (num_ranks - 1), self.beta_ms_per_byte * share
-        )
 
 
 def fit(size_bytes: Array, took_ms: Array) -> TransferModel | None:

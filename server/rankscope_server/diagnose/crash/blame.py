@@ -2,9 +2,9 @@
 
 3 for a failure that begins by itself, 2 for a rank that others waited for or that called something
 else than the others, 2 for an end by a signal or the first end, 1 for an error that few ranks have,
-1 for the earliest where the clocks can tell. The highest is named; points are whole, so that two
+1 for the earliest where the clocks can show it. The highest is named; points are whole, so that two
 are level, less than one point apart, only if they are equal: then both are named. What healthy runs
-show too is taken off before: such lines tell nothing of an end (`last_words`).
+show too is taken off before: such lines say nothing of an end (`last_words`).
 """
 
 from __future__ import annotations

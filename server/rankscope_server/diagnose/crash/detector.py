@@ -10,16 +10,16 @@ from rankscope.wire.schema import ErrorRaised
 from rankscope_server.diagnose.crash.blame import accused, is_level, on_one_clock, points
 from rankscope_server.diagnose.crash.last_words import with_last_words
 from rankscope_server.diagnose.crash.words import (
-    Cause,
+    CrashCause,
     crash_next,
     finding_of,
     is_before_training,
     printed_text,
 )
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, DetectorStatus
-from rankscope_server.findings.text import capital, cut, place_text, ranks_text, seconds_text
-from rankscope_server.known_errors.entry import Entry
+from rankscope_server.findings.finding import DetectorResult, ran
+from rankscope_server.findings.text import capital, cut, ranks_text, seconds_text
+from rankscope_server.known_errors.entry import KnownError
 from rankscope_server.observe.failures import (
     ENDS_TRAINING,
     Failure,
@@ -36,17 +36,14 @@ class RootCause:
     """Finds the rank whose failure began the end of a run, among those that merely echo it."""
 
     name: ClassVar[str] = "root-cause"
-    kinds: ClassVar[tuple[str, ...]] = ("crash", "stopped")
-    needs: ClassVar[frozenset[str]] = frozenset({"error", "rank_end"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the crash of an attempt, or that it was stopped from outside."""
         failures = _failures(window)
         cause = _cause(window, failures) if failures else None
-        status = DetectorStatus(self.name, str(self.__doc__), "ran")
         if cause is None:
-            return DetectorResult(status, (), ("errors: no rank failed",))
-        return DetectorResult(status, (finding_of(window, cause),))
+            return ran(self, checked=("errors: no rank failed",))
+        return ran(self, (finding_of(window, cause),))
 
 
 def _failures(window: Window) -> list[Failure]:
@@ -65,8 +62,11 @@ def _failures(window: Window) -> list[Failure]:
             for one in found
         ]
     found = [
-        replace(one, common_ns=on_one_clock(window, one.rank, one.time_ns))
-        for one in _waiting_are_victims(window, with_last_words(window, found))
+        replace(
+            failure,
+            common_ns=on_one_clock(window, failure.rank, failure.time_ns),
+        )
+        for failure in _waiting_are_victims(window, with_last_words(window, found))
     ]
     found = [replace(one, role="cascade") if is_unlike(one) else one for one in found]
     return sorted(found, key=lambda failure: (failure.common_ns, failure.rank))
@@ -85,7 +85,7 @@ def _counts(error: ErrorRaised, window: Window) -> bool:
     return error.where in ENDS_TRAINING or ended is not None
 
 
-def _cause(window: Window, failures: list[Failure]) -> Cause | None:
+def _cause(window: Window, failures: list[Failure]) -> CrashCause | None:
     starts = _starts(window, failures)
     if starts and _is_stop_from_outside(window, starts, failures):
         starts = []
@@ -110,7 +110,9 @@ def _starts(window: Window, failures: Sequence[Failure]) -> list[Failure]:
     strong = [failure for failure in starts if not failure.is_weak]
     if not strong or accused(window, "hang", "desync"):
         return strong or starts
-    exits = [one for one in starts if one.ended is not None and one.ended.reason == "exit_code"]
+    exits = [
+        start for start in starts if start.ended is not None and start.ended.reason == "exit_code"
+    ]
     if exits and exits[0] is starts[0] and not is_level(window, exits[0], strong[0]):
         return [exits[0], *(one for one in exits[1:] if is_level(window, exits[0], one))]
     return strong
@@ -119,8 +121,10 @@ def _starts(window: Window, failures: Sequence[Failure]) -> list[Failure]:
 def _waiting_are_victims(window: Window, failures: Iterable[Failure]) -> list[Failure]:
     """Return `failures` where an end for no known reason of a rank that waited for another of the
     failed ones is that one's consequence: their launcher ends all of them."""
-    starts = [one for one in failures if one.role == "initiating"]
-    states = {one.rank: window.states[one.rank] for one in starts if one.rank in window.states}
+    starts = [failure for failure in failures if failure.role == "initiating"]
+    states = {
+        start.rank: window.states[start.rank] for start in starts if start.rank in window.states
+    }
     fewest: dict[str, int] = {}  # collectives that one of them came to, by group
     for state in states.values():
         for group in state.groups:
@@ -131,8 +135,10 @@ def _waiting_are_victims(window: Window, failures: Iterable[Failure]) -> list[Fa
         if any(group.ended < group.issued > fewest[group.group] for group in state.groups)
     }
     return [
-        replace(one, role="teardown") if one.is_weak and one.rank in waiting else one
-        for one in failures
+        replace(failure, role="teardown")
+        if failure.is_weak and failure.rank in waiting
+        else failure
+        for failure in failures
     ]
 
 
@@ -169,13 +175,13 @@ def _all_left_alike(window: Window, starts: Sequence[Failure], failures: Sequenc
         bool(facts.launched_ns)
         and not facts.left_code
         and len(starts) == len(failures)
-        and {one.rank for one in starts} == set(range(window.world_size))
-        and all(one.is_weak for one in starts)
-        and len({(one.text, one.step) for one in starts}) == 1
+        and {start.rank for start in starts} == set(range(window.world_size))
+        and all(start.is_weak for start in starts)
+        and len({(start.text, start.step) for start in starts}) == 1
     )
 
 
-def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> Cause:
+def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> CrashCause:
     cause = _crash(window, starts, failures)
     if window.facts.left_code is None:
         reason = "no exception and no signal was seen, and the command that started them still runs"
@@ -193,7 +199,7 @@ def _left_alike(window: Window, starts: list[Failure], failures: Sequence[Failur
     )
 
 
-def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> Cause:
+def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -> CrashCause:
     scored = points(window, starts)
     best = max(scored.values())
     one_each = {failure.rank: failure for failure in reversed(starts) if scored[failure] == best}
@@ -207,9 +213,9 @@ def _crash(window: Window, starts: list[Failure], failures: Sequence[Failure]) -
     failed = {failure.rank for failure in failures if failure.role == "initiating"}
     late = tuple(sorted(failed - set(ranks) - set(echoes)))
     torn_down = tuple(r for r in _ranks(failures, "teardown") if r not in {*ranks, *echoes, *late})
-    who = capital(place_text(ranks, window.hosts(ranks)))
+    who = window.who(ranks)
     confidence, reason = _crash_confidence(rivals, echoes, first)
-    return Cause(
+    return CrashCause(
         failures=tuple(rivals),
         echoes=tuple(sorted({*echoes, *late})),
         torn_down=torn_down,
@@ -293,7 +299,7 @@ def _only_echoes(
     echoes: tuple[int, ...],
     torn_down: tuple[int, ...],
     failures: Sequence[Failure],
-) -> Cause:
+) -> CrashCause:
     """Return that the origin was not captured; a rank that left before is named with a hedge."""
     first = next(failure for failure in failures if failure.role == "cascade")
     left = [
@@ -310,7 +316,7 @@ def _only_echoes(
         culprits = (Failure(gone.rank, gone.time_ns, "initiating", "left", gone.last_step,
                             ended=gone, is_weak=True),)  # fmt: skip
         what = (
-            f"{capital(place_text((gone.rank,), window.hosts((gone.rank,))))} ended without an "
+            f"{window.who((gone.rank,))} ended without an "
             f"error{_at(window, culprits[0])}, while the others went on"
         )
     else:
@@ -319,7 +325,7 @@ def _only_echoes(
     if unlike is not None and unlike.entry is not None and not accused(window, "desync"):
         return _unlike_calls(window, unlike, unlike.entry, echoes, torn_down)
     missing = f"; nothing came from {ranks_text(silent)}" if 0 < len(silent) <= 8 else ""
-    return Cause(
+    return CrashCause(
         failures=culprits,
         echoes=echoes,
         torn_down=torn_down,
@@ -340,11 +346,11 @@ def _only_echoes(
 def _unlike_calls(
     window: Window,
     first: Failure,
-    entry: Entry,
+    entry: KnownError,
     echoes: tuple[int, ...],
     torn_down: tuple[int, ...],
-) -> Cause:
-    return Cause(
+) -> CrashCause:
+    return CrashCause(
         failures=(),
         echoes=echoes,
         torn_down=torn_down,
@@ -358,15 +364,15 @@ def _unlike_calls(
     )
 
 
-def _stopped(window: Window, failures: Sequence[Failure]) -> Cause | None:
-    """Return that the job was stopped by a signal: nobody's fault, so nobody is named."""
+def _stopped(window: Window, failures: Sequence[Failure]) -> CrashCause | None:
+    """Return that the job was stopped by a signal: no rank is named."""
     hit = tuple(sorted({failure.rank for failure in failures}))
     if not hit:
         return None
     names = sorted({failure.text.split(" (")[0] for failure in failures})
     is_own = window.facts.left_code == 0  # as a notebook ends its kernel
     by = "by its own command, which ended with code 0," if is_own else "from outside"
-    return Cause(
+    return CrashCause(
         failures=(),
         echoes=(),
         torn_down=hit,

@@ -1,4 +1,4 @@
-"""What the log of a rank says of its end: libraries print what no exception tells.
+"""What the log of a rank says of its end: libraries print what no exception says.
 
 NCCL, gloo and the watchdogs of torch write to stderr and leave; the kernel writes to its own log.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.text import cut
-from rankscope_server.known_errors.load import book, order
+from rankscope_server.known_errors.load import known_errors, order
 from rankscope_server.known_errors.templates import template
 from rankscope_server.observe.failures import Failure, Role, is_abort
 from rankscope_server.observe.last_lines import why_of
@@ -40,7 +40,7 @@ def _of_kernel(window: Window, failure: Failure) -> Failure:
         is_near = abs(event.time_ns - failure.time_ns) <= around_ns
         if event.name == "oom kill" and event.rank == failure.rank and is_near:
             text = event.fields.get("text", _KILLED_BY_KERNEL)
-            entry = recognise_line(text) or book().named("oom-killer")
+            entry = recognise_line(text) or known_errors().named("oom-killer")
             return replace(
                 failure, text=f"{failure.text.split(' (')[0]} ({_KILLED_BY_KERNEL})",
                 line=cut(text), entry=entry,
@@ -49,7 +49,7 @@ def _of_kernel(window: Window, failure: Failure) -> Failure:
 
 
 def _of_lines(window: Window, failure: Failure) -> Failure:
-    """Return a failure with the class, and the entry, of the line that tells most of it."""
+    """Return a failure with the class, and the entry, of the line that says most of it."""
     rows = _rows(window, failure, failure.rank, window.policy.last_words_seconds)
     known = _known(rows, failure.rank)
     if not known and is_abort(failure):
@@ -78,9 +78,10 @@ def _of_lines(window: Window, failure: Failure) -> Failure:
 
 
 def _of_printed(window: Window, failure: Failure) -> Failure:
-    """Return an end without a reason with the line of output that tells why.
+    """Return an end without a reason with the line of output that says why.
 
-    What only the launcher passed on is anybody's: it counts where it was said as the rank ended.
+    What only the launcher passed on may be any rank's: it counts where it was said as the rank
+    ended.
     """
     if not failure.is_weak or failure.line or failure.ended is None:
         return failure
@@ -95,7 +96,7 @@ def _of_printed(window: Window, failure: Failure) -> Failure:
 
 
 def _is_news(window: Window, text: str) -> bool:
-    """Return whether the error book has had no say on a line, and it is not usual."""
+    """Return whether a line is no known error, and not usual."""
     if recognise_line(text) is not None:
         return False
     row = window.lines.rows.get(f"? {template(text)}")
@@ -110,7 +111,7 @@ def _rows(window: Window, failure: Failure, rank: int, before_s: float) -> list[
 
 
 def _known(rows: Iterable[Row], rank: int) -> list[Row]:
-    """Return those that the error book knows, the most telling first."""
+    """Return those that are known errors, those that say most first."""
     known = [row for row in rows if row.entry is not None and row.entry.role in _ROLES]
     return sorted(known, key=lambda row: _order(row, rank))
 
@@ -145,7 +146,7 @@ def _is_own(window: Window, row: Row) -> bool:
 
 def _is_usual(window: Window, row: Row) -> bool:
     """Return whether the same was said where nothing went wrong: in a rank that ended well, in an
-    earlier run, or in this one long before anybody failed."""
+    earlier run, or in this one long before any failure."""
     if row.key in window.usual_lines:
         return True
     return any(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding, Severity
-from rankscope_server.findings.text import capital, confidence_word, cut, ranks_text
+from rankscope_server.findings.text import capital, cut, ranks_text
 from rankscope_server.observe.failures import Failure
 
 _TRACE_LINES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class CrashCause:
     """What the failures of an attempt amount to."""
 
     failures: tuple[Failure, ...]  # of the culprits, first in time first; may be empty
@@ -29,38 +28,29 @@ class Cause:
     began: Failure | None = None  # the first that is known, where no culprit is
 
 
-def finding_of(window: Window, cause: Cause) -> Finding:
+def finding_of(window: Window, cause: CrashCause) -> Finding:
     """Return the finding of a cause."""
     ranks = tuple(failure.rank for failure in cause.failures)
     first = cause.failures[0] if cause.failures else None
     began = first or cause.began
     is_info = cause.severity == "info"
     cost = None if is_info else 1.0
-    return Finding(
-        # One end, one finding: what is learned later corrects it and leaves no other accused.
-        key=f"{window.attempt}/root-cause/end",
-        detector="root-cause",
-        kind="stopped" if is_info else "crash",
+    return window.finding(
+        "stopped" if is_info else "crash",
+        "end",  # one key for any cause: what is learned later corrects it
         severity=cause.severity,
-        attempt=window.attempt,
         ranks=ranks,
-        hosts=window.hosts(ranks),
         onset_step=_onset(window, began),
         onset_ms=began.time_ns / 1e6 if began else None,
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=None
-        if cost is None
-        else rank_hours_per_day(window.world_size, cost),
-        confidence=cause.confidence,
-        confidence_text=f"{confidence_word(cause.confidence)}: {cause.reason}",
+        cost=cost,
+        confidence=(cause.confidence, cause.reason),
         what=cause.what,
         why=cause.why,
         next=cause.next,
-        next_command="dmesg -T | grep -i -E 'killed process|oom'" if _is_kill(first) else "",
+        command="dmesg -T | grep -i -E 'killed process|oom'" if _is_kill(first) else "",
         evidence=_evidence(window, cause),
         ruled_out=_ruled_out(cause),
-        would_be_wrong_if="An earlier failure was not recorded, as on a host without the agent",
-        policy_hash=window.policy.hash,
+        disproof="An earlier failure was not recorded, as on a host without the agent",
         victims=tuple(sorted({*cause.echoes, *cause.torn_down} - set(ranks))),
     )
 
@@ -82,10 +72,10 @@ def _is_kill(failure: Failure | None) -> bool:
     return failure is not None and "SIGKILL" in failure.text
 
 
-def _evidence(window: Window, cause: Cause) -> tuple[Evidence, ...]:
+def _evidence(window: Window, cause: CrashCause) -> tuple[Evidence, ...]:
     facts = []
     if cause.failures and (entry := cause.failures[0].entry) is not None:
-        facts.append(Evidence(f"The error book knows it as {entry.family}: {entry.cause}"))
+        facts.append(Evidence(f"Known error ({entry.family}): {entry.cause}"))
     for failure in cause.failures[:4]:
         link = window.link(failure.rank, failure.step or None)
         facts.append(Evidence(f"Rank {failure.rank}: {failure.text}", link))
@@ -102,7 +92,7 @@ def _evidence(window: Window, cause: Cause) -> tuple[Evidence, ...]:
     return tuple(facts)
 
 
-def _ruled_out(cause: Cause) -> tuple[str, ...]:
+def _ruled_out(cause: CrashCause) -> tuple[str, ...]:
     out = []
     if cause.failures and cause.echoes:
         out.append(f"{capital(ranks_text(cause.echoes))}: failed later, by a lost connection")
@@ -132,5 +122,5 @@ def crash_next(window: Window, first: Failure) -> str:
 
 def printed_text(first: Failure) -> str:
     """Return the line by which a rank said why it left with an exit code, behind a colon."""
-    is_told = first.ended is None or not first.is_weak or "without" in first.text
-    return "" if is_told or not first.line else f": {cut(first.line, 160).rstrip('.')}"
+    is_clear = first.ended is None or not first.is_weak or "without" in first.text
+    return "" if is_clear or not first.line else f": {cut(first.line, 160).rstrip('.')}"

@@ -12,7 +12,6 @@ import numpy as np
 
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, ran, skipped
-from rankscope_server.findings.text import capital, place_text
 
 _NAME = "corrupt_batches"
 
@@ -21,8 +20,6 @@ class CorruptBatches:
     """Finds ranks that drew batches which the script's own check calls damaged."""
 
     name: ClassVar[str] = "corrupt-batches"
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
-    kinds: ClassVar[tuple[str, ...]] = ("corrupt_batch",)
 
     def look(self, window: Window) -> DetectorResult:
         """Return one finding for each rank that drew damaged data."""
@@ -31,7 +28,7 @@ class CorruptBatches:
         if not steps:
             return skipped(
                 self,
-                "the script tells of no check of its batches",
+                "the script reports no check of its batches",
                 "check them, and say rankscope.log_metrics(step, corrupt_batches=total)",
             )
         totals = numbers.matrix(_NAME, steps)
@@ -47,27 +44,22 @@ def _finding(window: Window, rank: int, steps: list[int], totals: np.ndarray) ->
     count = int(np.nanmax(totals))
     bad = [step for step, total in zip(steps, totals, strict=True) if total > 0]
     first, last = bad[0], steps[int(np.nanargmax(totals))]
-    who = capital(place_text((rank,), window.hosts((rank,))))
+    who = window.who((rank,))
     times = "a damaged batch" if count == 1 else f"{count:,} damaged batches"
-    return Finding(
-        key=f"{window.attempt}/corrupt-batches/{rank}",
+    return window.finding(
+        "corrupt_batch",
+        rank,
         detector="corrupt-batches",
-        kind="corrupt_batch",
         severity="warning",
-        attempt=window.attempt,
         ranks=(rank,),
-        hosts=window.hosts((rank,)),
         onset_step=first,
-        onset_ms=window.time_ms(first),
         what=f"{who} drew {times} since step {first:,}",
         why=f"The script's own check of the data failed, last at step {last:,}; the other ranks' "
         "batches were right at these steps unless they are named too",
         next="Read the same samples from their source and on another host: equal bytes mean the "
         "source is damaged, other bytes mean the disk, the cache or the memory of this host",
-        next_command="dmesg -T | grep -iE 'i/o error|ecc|edac' | tail",
-        confidence=0.9,
-        confidence_text="high: a checksum differs",
+        command="dmesg -T | grep -iE 'i/o error|ecc|edac' | tail",
+        confidence=(0.9, "a checksum differs"),
         evidence=(Evidence(f"Step {first:,}", window.link(rank, first)),),
-        would_be_wrong_if="The checksums are those of another version of the data set",
-        policy_hash=window.policy.hash,
+        disproof="The checksums are those of another version of the data set",
     )

@@ -1,1 +1,5 @@
 """Where the time of a run went."""
+
+from rankscope_server.diagnose.goodput.detector import Goodput
+
+__all__ = ["Goodput"]

@@ -67,11 +67,3 @@ def _gamma_quantile(shape: float, z: float) -> float:
     """Return a quantile of Gamma(shape, 1) (Wilson & Hilferty 1931)."""
     scale = 1.0 / (9.0 * shape)
     return shape * max(0.0, 1.0 - scale + z * math.sqrt(scale)) ** 3
-
-
-def spot_break_even(price_ratio: float, ettr_spot: float, ettr_now: float = 1.0) -> float:
-    """Return what work on spot machines costs against now: below 1 they are cheaper.
-
-    `price_ratio` is the spot price over the present one; interrupted work is done again.
-    """
-    return price_ratio * ettr_now / ettr_spot

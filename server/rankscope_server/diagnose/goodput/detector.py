@@ -10,15 +10,29 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope_server.diagnose.goodput.checkpointing import Mtbf, daly, mtbf_of, waste
-from rankscope_server.diagnose.goodput.ledger import Attempt, Ledger, ledger
-from rankscope_server.diagnose.goodput.words import (
-    goodput_finding,
-    interval_finding,
-    lone_evaluation_finding,
-    slow_save_finding,
+from rankscope_server.diagnose.goodput.ledger import (
+    PARTS,
+    Ledger,
+    LedgerAttempt,
+    ledger_of_attempts,
 )
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import NOT_HERE, DetectorResult, Finding, ran, skipped
+from rankscope_server.findings.finding import (
+    NOT_HERE,
+    DetectorResult,
+    Finding,
+    Severity,
+    ran,
+    skipped,
+)
+from rankscope_server.findings.text import (
+    capital,
+    hours_text,
+    percent_text,
+    ranks_text,
+    seconds_text,
+    span_text,
+)
 from rankscope_server.observe.resume import Start, last_whole_save
 
 _DAY_SECONDS = 86_400.0
@@ -37,7 +51,7 @@ class Saves:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class IntervalAdvice:
     """What another interval would save. Shares of all time, seconds."""
 
     interval: float
@@ -68,10 +82,6 @@ class Goodput:
     """Sums up where the time of a run went, and finds checkpoints that are slow or badly spaced."""
 
     name: ClassVar[str] = "goodput"
-    kinds: ClassVar[tuple[str, ...]] = (
-        "goodput", "slow_checkpoint", "checkpoint_interval", "lone_evaluation",
-    )  # fmt: skip
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ledger of the run up to now, and advice on checkpoints."""
@@ -82,16 +92,16 @@ class Goodput:
         findings = _of_saves(window)
         if (alone := lone_evaluation_of(window)) is not None:
             findings.append(lone_evaluation_finding(window, alone))
-        book = ledger_of(window)
-        lasted = 0.0 if book is None else book.wall_seconds / max(book.num_ranks, 1)
-        if book is None or lasted < window.policy.ledger_min_seconds:
+        ledger = ledger_of(window)
+        lasted = 0.0 if ledger is None else ledger.wall_seconds / max(ledger.num_ranks, 1)
+        if ledger is None or lasted < window.policy.ledger_min_seconds:
             need = window.policy.ledger_min_seconds
             if findings:
                 return ran(self, findings, note=f"the ledger needs {need:.0f} s of a run")
             return skipped(self, f"needs {need:.0f} s of a run", "wait")
-        if lasted >= window.policy.ledger_told_seconds or book.num_attempts > 1:
-            findings.insert(0, goodput_finding(window, book))
-        text = f"{100 * book.share('productive'):.0f} % of the ranks' time computes what is kept"
+        if lasted >= window.policy.ledger_reported_seconds or ledger.num_attempts > 1:
+            findings.insert(0, goodput_finding(window, ledger))
+        text = f"{100 * ledger.share('productive'):.0f} % of the ranks' time computes what is kept"
         return ran(self, findings, note=text)
 
 
@@ -112,15 +122,15 @@ def lone_evaluation_of(window: Window) -> LoneEvaluation | None:
     sums = window.facts.sums.by_rank
     if len(sums) < 2 or len(sums) < window.world_size:
         return None
-    longest = max(one.evaluating_ns for one in sums.values())
+    longest = max(rank_time.evaluating_ns for rank_time in sums.values())
     ranks = tuple(sorted(rank for rank in sums if sums[rank].evaluating_ns > longest / 2))
     others = tuple(sorted(set(sums) - set(ranks)))
     if not others:
         return None
     extra = longest - max(sums[rank].evaluating_ns for rank in others)
     waited = min(sums[rank].parts["blocked"] for rank in others)
-    lasted = max(one.last_end_ns for one in sums.values()) - min(
-        one.first_start_ns for one in sums.values()
+    lasted = max(rank_time.last_end_ns for rank_time in sums.values()) - min(
+        rank_time.first_start_ns for rank_time in sums.values()
     )
     found = LoneEvaluation(ranks, others, min(extra, waited) / 1e9, lasted / 1e9)
     return found if lasted > 0 and found.share >= window.policy.cost_silent_ratio else None
@@ -130,16 +140,18 @@ def ledger_of(window: Window) -> Ledger | None:
     """Return the ledger of all attempts up to this one."""
     # Clocks of hosts, not the server's: what is not over has lasted until its newest step.
     sums = window.facts.sums.by_rank.values()
-    newest = max((one.last_end_ns for one in sums), default=0)
+    newest = max((rank_time.last_end_ns for rank_time in sums), default=0)
     states = max((state.time_ns for state in window.states.values()), default=0)
-    return ledger([_attempt(one) for one in (*window.past, window)], max(newest, states))
+    return ledger_of_attempts(
+        [_attempt(one) for one in (*window.past, window)], max(newest, states)
+    )
 
 
-def _attempt(window: Window) -> Attempt:
+def _attempt(window: Window) -> LedgerAttempt:
     ended = {rank: end.time_ns for rank, end in window.ended.items()}
     clean = bool(ended) and all(end.reason == "clean" for end in window.ended.values())
     facts, sums = window.facts, window.facts.sums.by_rank
-    # A rank tells of itself again when it knows more; its first step begins with its first word.
+    # A rank registers again when it knows more; its first step begins with its first word.
     came_up = {
         rank: min(known.time_ns, sums[rank].first_start_ns) if rank in sums else known.time_ns
         for rank, known in window.ranks.items()
@@ -147,12 +159,12 @@ def _attempt(window: Window) -> Attempt:
     start = None
     if sums:
         start = Start(
-            first_step=min(one.first_step for one in sums.values()),
-            last_step=max(one.last_step for one in sums.values()),
+            first_step=min(rank_time.first_step for rank_time in sums.values()),
+            last_step=max(rank_time.last_step for rank_time in sums.values()),
             ahead=facts.script_steps.ahead,
             saved_step=last_whole_save((save.rank, save.step) for save in facts.saves.values()),
         )
-    return Attempt(window.attempt, came_up, ended, clean, sums, window.steps, start,
+    return LedgerAttempt(window.attempt, came_up, ended, clean, sums, window.steps, start,
                    facts.launched_ns, facts.left_ns)  # fmt: skip
 
 
@@ -232,7 +244,7 @@ def restart_seconds(window: Window) -> float:
     return float(np.mean(gaps)) if gaps else window.policy.restart_seconds
 
 
-def advice_of(window: Window, saves: Saves) -> Advice | None:
+def advice_of(window: Window, saves: Saves) -> IntervalAdvice | None:
     """Return a better distance of checkpoints, None where the present one is about as good."""
     policy = window.policy
     delta = float(np.median(saves.seconds))
@@ -247,4 +259,142 @@ def advice_of(window: Window, saves: Saves) -> Advice | None:
     then = waste(best, delta, seconds, restart)
     if now - then < policy.cost_silent_ratio:
         return None
-    return Advice(best, saves.every_seconds, now, then, delta, restart, mtbf)
+    return IntervalAdvice(best, saves.every_seconds, now, then, delta, restart, mtbf)
+
+
+def goodput_finding(window: Window, ledger: Ledger) -> Finding:
+    """Return the ledger as a finding; it accuses no rank."""
+    order = sorted(PARTS[1:], key=lambda part: -ledger.share(part))
+    rest = [f"{percent_text(ledger.share(part))} {part}" for part in order
+            if ledger.share(part) >= 0.005]  # fmt: skip
+    restarts = ledger.num_attempts - 1
+    why = ", ".join(rest) or "nothing else takes half a percent"
+    if restarts:
+        why += f"; {restarts} restart{'s' * (restarts > 1)}, {ledger.lost_steps:,} steps done again"
+    hours = ledger.wall_seconds / 3600
+    return window.finding(
+        "goodput",
+        "ledger",
+        what=f"{percent_text(ledger.share('productive'))} of the ranks' time went into computing "
+        "that is kept",
+        why=why,
+        next="Begin with the largest other part; its own finding says how"
+        if rest
+        else "Nothing to do",
+        confidence=(0.9, "the parts are measured and add up to the wall time"),
+        evidence=(
+            f"{hours_text(hours)} from the first sign of the run",
+            f"Effective training time ratio (time in steps that are kept): "
+            f"{percent_text(ledger.ettr)}",
+        ),
+        disproof="Ranks ran before the agent was attached, or waited in a queue",
+    )
+
+
+def slow_save_finding(window: Window, saves: Saves) -> Finding | None:
+    """Return the finding on checkpoints that take much of the time, None where they do not."""
+    policy = window.policy
+    recent = saves.seconds[-policy.recent_saves :]
+    delta = float(np.median(recent))
+    share = min(1.0, delta / max(saves.every_seconds, delta, 1e-9))
+    if share < policy.cost_silent_ratio:
+        return None
+    before = saves.seconds[: -policy.recent_saves]
+    jumped = len(before) >= 2 and delta > policy.slow_save_ratio * float(np.median(before))
+    # Those that take the time: the last save of a run may hold nothing new.
+    slow = [n for n, took in enumerate(saves.seconds) if took >= delta / 2]
+    names = {saves.slowest[n] for n in slow[-policy.recent_saves :]}
+    rank = names.pop() if len(names) == 1 else -1
+    ranks = (rank,) if rank >= 0 else ()
+    severity: Severity = "info" if share < policy.save_warning_share else "warning"
+    at = saves.steps[-len(recent)] if jumped else saves.steps[slow[0]]
+    who = f"{window.who(ranks)} saves" if ranks else "Saving"
+    usual = (
+        f"; before step {at:,} it took {seconds_text(float(np.median(before)))}" if jumped else ""
+    )
+    alone = "; the other ranks save in a fraction of it" if ranks else ""
+    return window.finding(
+        "slow_checkpoint",
+        f"slow-checkpoint/{rank if ranks else 'all'}",
+        severity=severity,
+        ranks=ranks,
+        onset_step=at,
+        cost=share,
+        what=f"{who} checkpoints slowly: {percent_text(share)} of the time"
+        if ranks
+        else f"Saving checkpoints takes {percent_text(share)} of the time",
+        why=f"A save holds the job for {seconds_text(delta)}, one every "
+        f"{span_text(saves.every_seconds)}{usual}{alone}",
+        next="Save in the background (torch.distributed.checkpoint.async_save), to a local disk "
+        "first, or less often",
+        command="iostat -x 1",
+        confidence=(0.9, "each save is timed"),
+        evidence=tuple(
+            f"Step {step:,}: {seconds_text(took)}"
+            for step, took in list(zip(saves.steps, saves.seconds, strict=True))[-4:]
+        ),
+        disproof="The time is spent on something else inside the call",
+    )
+
+
+def lone_evaluation_finding(window: Window, alone: LoneEvaluation) -> Finding:
+    """Return the finding on ranks that evaluate while the others wait."""
+    policy, ranks, share = window.policy, alone.ranks, alone.share
+    who = window.who(ranks)
+    others = ranks_text(alone.others)
+    wait = "wait" if len(alone.others) > 1 else "waits"
+    evaluate = "evaluate" if len(ranks) > 1 else "evaluates"
+    return window.finding(
+        "lone_evaluation",
+        "lone-evaluation",
+        severity="info" if share < policy.save_warning_share else "warning",
+        ranks=ranks,
+        cost=share,
+        what=f"{who} {evaluate} while {others} {wait}: {percent_text(share)} of the time",
+        why=f"{capital(ranks_text(ranks))} spent {span_text(alone.seconds)} of "
+        f"{span_text(alone.of_seconds)} in evaluation that {others} had no part in; {others} "
+        "waited at least as long in collectives",
+        next="Let each rank evaluate a part of the data and reduce the results; evaluate less "
+        "often, or in a job of its own",
+        confidence=(0.8, "evaluation and waiting are measured, not which wait is for it"),
+        evidence=tuple(
+            f"Rank {rank}: {seconds_text(rank_time.evaluating_ns / 1e9)} in evaluation, "
+            f"{seconds_text(rank_time.parts['blocked'] / 1e9)} waiting"
+            for rank, rank_time in sorted(window.facts.sums.by_rank.items())[:4]
+        ),
+        disproof="The others would have waited anyway, for a slow rank or the network",
+        victims=alone.others,
+    )
+
+
+def interval_finding(window: Window, advice: IntervalAdvice, saves: Saves) -> Finding:
+    """Return the advice to save at another distance."""
+    saved = advice.waste_now - advice.waste_then
+    own = advice.mtbf.failures >= window.policy.own_failures
+    severity: Severity = (
+        "warning" if own and saved >= window.policy.cost_info_ratio else "info"
+    )  # what rests on a prior alone is a hint
+    mtbf = advice.mtbf
+    low, high = span_text(mtbf.low * 86_400), span_text(mtbf.high * 86_400)
+    return window.finding(
+        "checkpoint_interval",
+        "checkpoint-interval",
+        severity=severity,
+        cost=saved,
+        what=f"Saving every {span_text(advice.interval)} in place of {span_text(advice.now)} "
+        f"would lose {percent_text(advice.waste_then)} in place of "
+        f"{percent_text(advice.waste_now)} of the time",
+        why=f"A save takes {seconds_text(advice.delta)}, a restart {span_text(advice.restart)}; "
+        f"the job fails about every {span_text(mtbf.days * 86_400)} ({low} to {high}; from "
+        f"{mtbf.source})",
+        next=f"Save every {span_text(advice.interval)}; half or twice that costs little more",
+        confidence=(
+            0.8 if own else 0.5,
+            "the failures are this run's own"
+            if own
+            else "how often it fails is taken from another cluster",
+        ),
+        evidence=(f"{len(saves.steps)} saves in this attempt",),
+        disproof="Failures come in bursts: then the best distance is shorter, and what "
+        "it saves is less",
+    )

@@ -26,7 +26,7 @@ _OF_SUM = {"productive": "productive", "blocked": "communication and waiting", "
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LedgerAttempt:
     """What the ledger needs of one attempt. Times by rank, ns of wall clock."""
 
     number: int
@@ -71,20 +71,20 @@ class _Sum:
         return amount
 
 
-def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
+def ledger_of_attempts(attempts: Sequence[LedgerAttempt], now_ns: int) -> Ledger | None:
     """Return the ledger of a run; None before its first step."""
-    attempts = [one for one in attempts if one.came_up_ns]
-    if not any(one.sums for one in attempts):
+    attempts = [attempt for attempt in attempts if attempt.came_up_ns]
+    if not any(attempt.sums for attempt in attempts):
         return None
-    ranks = sorted(set().union(*(one.came_up_ns for one in attempts)))
-    began = min(min(one.came_up_ns.values()) for one in attempts)
-    launched = [one.launched_ns for one in attempts if one.launched_ns]
+    ranks = sorted(set().union(*(attempt.came_up_ns for attempt in attempts)))
+    began = min(min(attempt.came_up_ns.values()) for attempt in attempts)
+    launched = [attempt.launched_ns for attempt in attempts if attempt.launched_ns]
     began = min([began, *launched])
     last = attempts[-1]
     over = len(last.ended_ns) >= len(last.came_up_ns)
-    left = max(one.left_ns for one in attempts)
+    left = max(attempt.left_ns for attempt in attempts)
     ended = max([left, *last.ended_ns.values()]) if over else now_ns
-    again, waits = _done_again(attempts), [_waits_for_saves_ns(one) for one in attempts]
+    again, waits = _done_again(attempts), [_waits_for_saves_ns(attempt) for attempt in attempts]
     total, lost_steps = _Sum(), 0
     for rank in ranks:
         at, lost_of_rank = began, 0
@@ -105,38 +105,38 @@ def ledger(attempts: Sequence[Attempt], now_ns: int) -> Ledger | None:
     )  # fmt: skip
 
 
-def _done_again(attempts: Sequence[Attempt]) -> list[int | None]:
+def _done_again(attempts: Sequence[LedgerAttempt]) -> list[int | None]:
     """Return for each attempt the first step that a later one did again."""
-    starts = [one.start for one in attempts]
+    starts = [attempt.start for attempt in attempts]
     return [
-        first_done_again(start, [one for one in starts[at + 1 :] if one is not None])
+        first_done_again(start, [resumed for resumed in starts[at + 1 :] if resumed is not None])
         if start is not None else None
         for at, start in enumerate(starts)
     ]  # fmt: skip
 
 
 def _of_rank(
-    total: _Sum, one: Attempt, rank: int, at: int, ended: int, next_step: int | None,
+    total: _Sum, attempt: LedgerAttempt, rank: int, at: int, ended: int, next_step: int | None,
     wait_for_saves_ns: float,
 ) -> tuple[int, int]:  # fmt: skip
     """Add one rank's time since it came up in one attempt; return until when, and lost steps."""
-    came_up = one.came_up_ns.get(rank)
+    came_up = attempt.came_up_ns.get(rank)
     if came_up is None:
-        return at, 0  # this rank was not part of it: its time is booked with the next attempt
-    end = min(one.ended_ns.get(rank, ended), ended)
-    sums = one.sums.get(rank)
+        return at, 0  # this rank was not part of it: its time counts with the next attempt
+    end = min(attempt.ended_ns.get(rank, ended), ended)
+    sums = attempt.sums.get(rank)
     if sums is None or not sums.num_steps:
         total.add("start-up", end - came_up)
         return max(end, came_up), 0
     total.add("start-up", sums.first_start_ns - came_up)
     inside = sums.last_end_ns - sums.first_start_ns
-    lost_steps, lost = _lost(one, rank, sums, next_step)
+    lost_steps, lost = _lost(attempt, rank, sums, next_step)
     values = _parts_of(sums, wait_for_saves_ns)
     for part in ("start-up", "first steps"):
         total.add(part, values.pop(part))
-    unseen = values["productive"] * _unseen_share(one.steps, rank)
+    unseen = values["productive"] * _unseen_share(attempt.steps, rank)
     values["productive"] -= total.add("not recorded", unseen)
-    waits = min(_hidden_waits(one.steps, rank, values), values["productive"])
+    waits = min(_hidden_waits(attempt.steps, rank, values), values["productive"])
     values["productive"] -= waits
     values["blocked"] += waits
     for name, part in _OF_SUM.items():
@@ -145,8 +145,8 @@ def _of_rank(
         total.add("lost work", gone)
     total.add("not recorded", inside - sum(sums.parts.values()))
     tail = end - sums.last_end_ns
-    is_running = rank not in one.ended_ns
-    clean = one.is_clean or is_running
+    is_running = rank not in attempt.ended_ns
+    clean = attempt.is_clean or is_running
     total.add("after the end" if clean and not is_running else
               "not recorded" if is_running else "stuck or failing", tail)  # fmt: skip
     return max(end, sums.last_end_ns), lost_steps
@@ -181,7 +181,7 @@ def _parts_of(sums: RankTime, wait_for_saves_ns: float) -> dict[str, float]:
     """Return the parts of a rank's steps, ns; what first steps and saves take is taken out.
 
     A first step begins with the rank's first word, so it holds the building of the model, reading
-    the checkpoint and compiling. What it has beyond others is start-up where it lies outside of
+    the checkpoint and compiling. What it has beyond others is start-up where it is outside of
     forward, backward and optimizer or waits for ranks that are not so far; what else there is may
     be either, as the agent takes all before a backward for a forward where it sees no data loader.
     What steps that save have beyond others is saving too: scripts copy, sync and rename beside the
@@ -205,13 +205,13 @@ def _parts_of(sums: RankTime, wait_for_saves_ns: float) -> dict[str, float]:
     return parts | found
 
 
-def _waits_for_saves_ns(one: Attempt) -> dict[int, float]:
+def _waits_for_saves_ns(attempt: LedgerAttempt) -> dict[int, float]:
     """Return how much longer ranks that save nothing wait in steps in which others save."""
-    waiting = [rank for rank in one.steps.row_of if rank in one.sums
-               and not one.sums[rank].num_saving]  # fmt: skip
-    if not waiting or not any(sums.num_saving for sums in one.sums.values()):
+    waiting = [rank for rank in attempt.steps.row_of if rank in attempt.sums
+               and not attempt.sums[rank].num_saving]  # fmt: skip
+    if not waiting or not any(sums.num_saving for sums in attempt.sums.values()):
         return {}
-    flags, table = one.steps.flags(), one.steps
+    flags, table = attempt.steps.flags(), attempt.steps
     saves = np.any(flags & STEP_CHECKPOINT != 0, axis=0) & ~np.any(flags & STEP_FIRST != 0, axis=0)
     usual = ~table.special()
     if not saves.any() or not usual.any():
@@ -222,19 +222,19 @@ def _waits_for_saves_ns(one: Attempt) -> dict[int, float]:
     blocked[~known] = 0.0
     mean = blocked[:, usual].sum(1) / np.maximum(known[:, usual].sum(1), 1)
     beyond = blocked[:, saves].sum(1) - mean * known[:, saves].sum(1)
-    counts = np.array([one.sums[rank].num_steps for rank in waiting])
+    counts = np.array([attempt.sums[rank].num_steps for rank in waiting])
     whole = np.maximum(beyond, 0.0) * 1e6 * counts / np.maximum(known.sum(1), 1)
     return dict(zip(waiting, whole.tolist(), strict=True))
 
 
 def _lost(
-    one: Attempt, rank: int, sums: RankTime, next_step: int | None
+    attempt: LedgerAttempt, rank: int, sums: RankTime, next_step: int | None
 ) -> tuple[int, dict[str, float]]:
     """Return how many of a rank's steps a later attempt did again, and their parts in ns."""
     if next_step is None or next_step > sums.last_step:
         return 0, {}
     count = sums.last_step - max(next_step, sums.first_step) + 1
-    table = one.steps
+    table = attempt.steps
     row = table.row_of.get(rank)
     if row is None or not table.num_steps or int(table.steps[0]) > next_step:
         share = count / max(sums.num_steps, 1)  # they have left the table: as all steps are

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from rankscope.wire.nvidia_codes import xid_words
 from rankscope.wire.schema import Event
-from rankscope_server.diagnose.gpu.xid_actions import ECHOES, WORDS, Action, action_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     DetectorResult,
-    Evidence,
     Finding,
     Severity,
     ran,
@@ -22,12 +20,38 @@ from rankscope_server.findings.finding import (
 from rankscope_server.findings.text import place_text
 
 _SECOND_NS = 10**9
-_SAME_SECONDS = 5.0  # NVML and the kernel log tell of one event so close to each other
+_SAME_SECONDS = 5.0  # NVML and the kernel log report one event so close to each other
 _MAX_FINDINGS = 16
+Action: TypeAlias = Literal["ignore", "restart", "reset", "drain", "vendor", "unknown"]
 _SEVERITY: dict[Action, Severity] = {
     "restart": "warning", "reset": "critical", "drain": "critical", "vendor": "warning",
     "unknown": "info",
 }  # fmt: skip
+# What an Xid asks for: NVIDIA, "Xid Errors" and its catalogue for Ampere and newer
+# (docs.nvidia.com/deploy/xid-errors), which give each code an immediate action. Ours are coarser:
+# where the catalogue asks for a workflow, the first step of it. A code that is not here is unknown;
+# the words of the codes are in `rankscope.wire.nvidia_codes`.
+_CODES: dict[Action, frozenset[int]] = {
+    # corrected by the chip, or the trace of an ordinary end
+    "ignore": frozenset({45, 121}),
+    # the program asked for something that is not there; also contained errors: it alone dies
+    "restart": frozenset({8, 11, 13, 31, 32, 43, 68, 69, 94}),
+    # works again, or keeps its data right, only after a reset
+    "reset": frozenset({38, 46, 48, 61, 62, 63, 92, 95, 109, 110, 119, 120, 136, 140, 143, 154,
+                        158}),
+    # parts or links that fail again: others should not run there
+    "drain": frozenset({57, 64, 74, 79, 144, 145, 146, 147, 148, 149, 155}),
+    "vendor": frozenset({56}),
+}  # fmt: skip
+_ECHOES = frozenset({43, 45})  # channels that end because of another error
+_ACTIONS: dict[Action, str] = {
+    "ignore": "nothing to do",
+    "restart": "restart the program; if it returns with another program, test the GPU",
+    "reset": "stop the job on this GPU and reset it (nvidia-smi --gpu-reset), then test it",
+    "drain": "drain the node and test the GPU before it takes another job",
+    "vendor": "report it to the vendor",
+    "unknown": "look the code up in NVIDIA's Xid catalogue",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +71,6 @@ class GpuEvents:
     """Finds what the NVIDIA driver and the kernel log say of GPUs: Xid, SXid, ECC, lost GPUs."""
 
     name: ClassVar[str] = "gpu-events"
-    kinds: ClassVar[tuple[str, ...]] = ("xid", "gpu_error")
-    needs: ClassVar[frozenset[str]] = frozenset({"gpu"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return what happened to GPUs during an attempt."""
@@ -104,7 +126,7 @@ def _code(event: Event) -> int:
 
 
 def _bursts(events: Iterable[Event], seconds: float) -> list[tuple[int, ...]]:
-    """Split the times of events that are alike where ten minutes lie between them."""
+    """Split the times of events that are alike where ten minutes are between them."""
     found: list[list[int]] = []
     for event in events:
         if found and event.time_ns - found[-1][0] <= seconds * _SECOND_NS:
@@ -115,16 +137,16 @@ def _bursts(events: Iterable[Event], seconds: float) -> list[tuple[int, ...]]:
     return [tuple(times) for times in found]
 
 
-def _is_echo(burst: Burst, found: list[Burst], window: Window) -> bool:
+def _is_echo(burst: Burst, bursts: list[Burst], window: Window) -> bool:
     """Return whether a channel only ended because of another Xid on that GPU shortly before."""
     slack = int(window.policy.xid_echo_seconds * _SECOND_NS)
     where = (burst.host, burst.gpu)
-    return burst.code in ECHOES and any(
-        other.code not in ECHOES
+    return burst.code in _ECHOES and any(
+        other.code not in _ECHOES
         and other.code
         and (other.host, other.gpu) == where
         and 0 <= burst.times_ns[0] - other.times_ns[0] <= slack
-        for other in found
+        for other in bursts
     )  # fmt: skip
 
 
@@ -147,27 +169,32 @@ def _finding(window: Window, burst: Burst) -> Finding:
     ranks = (burst.rank,) if burst.rank >= 0 else ()
     times = len(burst.times_ns)
     who = f" ({place_text(ranks, ())})" if ranks else ""
-    return Finding(
-        key=f"{window.attempt}/gpu-events/{burst.host}/{burst.gpu}/{burst.name}/{burst.code}/"
-        f"{burst.times_ns[0] // _SECOND_NS}",
-        detector="gpu-events",
-        kind="xid" if burst.name in ("xid", "switch xid") else "gpu_error",
+    return window.finding(
+        "xid" if burst.name in ("xid", "switch xid") else "gpu_error",
+        f"{burst.host}/{burst.gpu}/{burst.name}/{burst.code}/{burst.times_ns[0] // _SECOND_NS}",
         severity=_SEVERITY[action],
-        attempt=window.attempt,
         ranks=ranks,
         hosts=(burst.host,) if burst.host else (),
         onset_ms=burst.times_ns[0] / 1e6,
         what=f"{where}{who}: {words}",
-        why=f"Told {times} time{'s' * (times > 1)} within ten minutes by the driver"
+        why=f"Reported {times} time{'s' * (times > 1)} within ten minutes by the driver"
         + (f": {burst.text}" if burst.text else ""),
-        next=f"{WORDS[action][:1].upper()}{WORDS[action][1:]}",
-        next_command=f"nvidia-smi -q -i {burst.gpu}" if burst.gpu.isdigit() else "nvidia-smi",
-        confidence=0.95 if action != "unknown" else 0.6,
-        confidence_text="high: the driver says so itself" if action != "unknown"
-        else "medium: the driver says so, the code is not in our table",
-        evidence=(Evidence(burst.text or words),),
+        next=f"{_ACTIONS[action][:1].upper()}{_ACTIONS[action][1:]}",
+        command=f"nvidia-smi -q -i {burst.gpu}" if burst.gpu.isdigit() else "nvidia-smi",
+        confidence=(
+            0.95 if action != "unknown" else 0.6,
+            "the driver says so itself"
+            if action != "unknown"
+            else "the driver says so, the code is not in our table",
+        ),
+        evidence=(burst.text or words,),
         ruled_out=("An echo: no other Xid of this GPU came shortly before",)
-        if burst.code in ECHOES else (),
-        would_be_wrong_if="The GPU is not used by this job",
-        policy_hash=window.policy.hash,
-    )  # fmt: skip
+        if burst.code in _ECHOES
+        else (),
+        disproof="The GPU is not used by this job",
+    )
+
+
+def action_of(code: int) -> Action:
+    """Return what to do about an Xid."""
+    return next((action for action, codes in _CODES.items() if code in codes), "unknown")

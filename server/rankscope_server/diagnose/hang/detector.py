@@ -12,8 +12,8 @@ from rankscope.wire.schema import RankState
 from rankscope_server.diagnose.hang.wait_graph import Tangle, WaitGraph, activity_ns, build, tangles
 from rankscope_server.diagnose.hang.words import HangCase, hang_finding
 from rankscope_server.diagnose.shared.call_differences import differences
-from rankscope_server.diagnose.shared.flow import place_of_stuck
-from rankscope_server.diagnose.shared.flow_words import at_place
+from rankscope_server.diagnose.shared.comparison import unmatched
+from rankscope_server.diagnose.shared.connections import stuck_link, with_location
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import NOT_HERE, DetectorResult, Finding, ran, skipped
 from rankscope_server.findings.text import capital, ranks_text
@@ -29,25 +29,17 @@ class Hang:
     """Finds the ranks that an operation waits for while nothing moves, behind all who wait."""
 
     name: ClassVar[str] = "hang"
-    kinds: ClassVar[tuple[str, ...]] = ("hang",)
-    needs: ClassVar[frozenset[str]] = frozenset({"state", "group"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the roots of every tangle that has not moved for too long."""
         if window.world_size == 1:
-            return skipped(self, "one rank waits for nobody", NOT_HERE)
+            return skipped(self, "one rank waits for no other", NOT_HERE)
         if not window.states and window.facts.is_recording:
             return skipped(self, "it shows steps that have ended, not where a rank is", NOT_HERE)
         if not window.states:
             return skipped(self, "no rank has said yet where it is", "wait, or see coverage")
-        unmatched = [rank for rank, state in window.states.items() if not state.is_recording]
-        if unmatched:
-            return skipped(
-                self,
-                f"{capital(ranks_text(unmatched))} cannot be compared with the others: switched "
-                "off, or switched on alone",
-                "switch recording on in all ranks at once, or restart the run",
-            )
+        if (lack := unmatched(window)) is not None:
+            return skipped(self, *lack)
         if not window.groups:
             return skipped(self, "no process group is known yet", "wait for init_process_group")
         patience = Patience(window)
@@ -65,10 +57,10 @@ class Hang:
         findings = [finding for finding in findings if not _follows_failure(window, finding)]
         findings = _with_memory(window, findings)
         checked = () if findings else (_nothing_waits(window, patience),)
-        return ran(self, findings, checked, not_known=() if findings else _untold(window, still))
+        return ran(self, findings, checked, not_known=() if findings else _unclear(window, still))
 
 
-def _untold(window: Window, still: Sequence[int]) -> list[str]:
+def _unclear(window: Window, still: Sequence[int]) -> list[str]:
     """Return that ranks have not moved for too long, where nothing is known of what they are in."""
     patience, unclear = Patience(window), build(window, still).unclear
     quiet = [
@@ -156,7 +148,12 @@ def _explained(window: Window, found: list[Tangle]) -> list[Tangle]:
     """Name, of ranks that wait for each other, those that called something else."""
     if not any(tangle.is_cycle for tangle in found):
         return found
-    wrong = {r for one in differences(window) if not one.is_tie for r in one.culprits.ranks}
+    wrong = {
+        r
+        for difference in differences(window)
+        if not difference.is_tie
+        for r in difference.culprits.ranks
+    }
     return [
         replace(tangle, roots=tuple(sorted(wrong & tangle.ranks)))
         if tangle.is_cycle and wrong & tangle.ranks
@@ -205,7 +202,7 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
     accused = frozenset(roots)
     direct = tuple(r for r in victims if not accused.isdisjoint(graph.waits[r].lacks))
     direct = direct if roots else tangle.stuck
-    # Named by the operation that most of them are in; of equals by a collective, which tells
+    # Named by the operation that most of them are in; of equals by a collective, which says
     # more than an exchange, and by the one entered first.
     names = [graph.waits[rank].name for rank in direct]
     first = min(
@@ -239,11 +236,11 @@ def _case(window: Window, graph: WaitGraph, tangle: Tangle, patience: Patience) 
         silent=tuple(root for root in roots if patience.is_silent(root)),
         is_cycle=tangle.is_cycle,
         is_certain=tangle.is_certain,
-        is_open=tangle.is_cycle and not _is_told(window, roots),
+        is_open=tangle.is_cycle and not _are_calls_known(window, roots),
     )
 
 
-def _is_told(window: Window, ranks: Sequence[int]) -> bool:
+def _are_calls_known(window: Window, ranks: Sequence[int]) -> bool:
     """Return whether the calls of some ranks before they stopped are known as well as any."""
     events, is_thinned = window.replays.events, bool(window.steps.is_thinned().any())
     steps = np.array([window.states[rank].step if rank in window.states else 0 for rank in ranks])
@@ -257,20 +254,22 @@ def _is_told(window: Window, ranks: Sequence[int]) -> bool:
 
 
 def _placed(window: Window, case: HangCase, finding: Finding) -> Finding:
-    """Say whose link it is, where a transfer is stuck and the connections of its members tell."""
-    place = None if case.roots else place_of_stuck(window, finding.onset_ms)
-    if place is None:
+    """Name the link of a stuck transfer, where the connections of its members show it."""
+    location = None if case.roots else stuck_link(window, finding.onset_ms)
+    if location is None:
         return finding
-    ends = place.ranks or (place.bad[0].sender, place.bad[0].receiver)
+    ends = location.ranks or (location.bad[0].sender, location.bad[0].receiver)
     if not {*ends} <= {*case.operation.members}:
-        return finding  # something else that stands still
-    return at_place(window, finding, place, finding.what.replace(":", ","), finding.severity)
+        return finding  # something else that does not move
+    return with_location(
+        window, finding, location, finding.what.replace(":", ","), finding.severity
+    )
 
 
 def _is_overdue(
     window: Window, graph: WaitGraph, tangle: Tangle, root: int, patience: Patience
 ) -> bool:
-    """Return whether a root keeps somebody waiting for too long and does not move itself."""
+    """Return whether a root keeps others waiting for too long and does not move itself."""
     longest, began_ns = 0.0, 0
     allowed = window.policy.hang_ceiling_seconds
     for rank in tangle.ranks:
@@ -285,7 +284,7 @@ def _is_overdue(
         return False
     if root not in window.states or patience.is_gone(root):
         return True
-    if patience.is_silent(root):  # not if its records stopped long before anybody waited
+    if patience.is_silent(root):  # not if its records stopped long before a rank waited
         late = (began_ns - window.states[root].time_ns) / _SECOND
         return late < window.policy.silent_seconds
     return patience.idle_seconds(root) >= allowed
@@ -311,12 +310,14 @@ def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
     for key, old in window.before.items():
         if old.detector != Hang.name:
             continue
-        again = [one for one in findings if one.key == key or set(one.ranks) & set(old.ranks)]
+        again = [
+            other for other in findings if other.key == key or set(other.ranks) & set(old.ranks)
+        ]
         is_over = old.state == "open" and _moved_on(window, old)
         if again and (is_over or not _was_worse(window, old, again)):
             continue
-        for one in again:
-            now.pop(one.key, None)
+        for other in again:
+            now.pop(other.key, None)
         if is_over:
             steps = [s.step for rank in old.ranks or old.victims if (s := window.states.get(rank))]
             old = replace(old, state="recovered", ended_step=max(steps, default=old.onset_step))
@@ -329,7 +330,7 @@ def _was_worse(window: Window, old: Finding, again: Sequence[Finding]) -> bool:
 
     Then what was seen at its height is what happened.
     """
-    fewer = all(len(one.victims) < len(old.victims) for one in again)
+    fewer = all(len(finding.victims) < len(old.victims) for finding in again)
     return old.state == "open" and fewer and not window.ended.keys().isdisjoint(old.victims)
 
 

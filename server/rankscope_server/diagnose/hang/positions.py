@@ -1,4 +1,4 @@
-"""Where the members of each group stand, and what the operation of one of them lacks."""
+"""Where the members of each group are, and what the operation of one of them lacks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankscope_server.diagnose.window import Window
 
 Lack: TypeAlias = Literal["not entered", "behind", "sends nothing", "takes nothing", ""]
 Key: TypeAlias = tuple[object, ...]
-_UNKNOWN_END_AFTER = 256  # operations without one known end: the backend tells none
+_UNKNOWN_END_AFTER = 256  # operations without one known end: the backend reports none
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OpenOperation:
     """An operation that one or more ranks are in, and the ranks that it lacks."""
 
     key: Key  # the same for all who are in this operation
@@ -30,22 +30,22 @@ class Operation:
     size_bytes: int
     lacks: tuple[int, ...]
     lack: Lack
-    # What was issued and not waited for stays open while its rank goes on: weak evidence.
+    # What was issued and not waited for stays open while its rank continues: weak evidence.
     is_weak: bool = False
-    # Somebody else has ended it: what keeps it open is the rank that is still in it.
+    # Another rank has ended it: what keeps it open is the rank that is still in it.
     is_done_elsewhere: bool = False
     # A device that reports no ends: it may have ended, and so may all before it.
     end_is_unknown: bool = False
 
 
-class Places:
+class Positions:
     """Where all ranks said that they are; each operation is worked out once."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._heard = set(window.states) | set(window.ended)
         self._groups: dict[tuple[str, int], _Standing | None] = {}
-        self._known: dict[Key, Operation | None] = {}
+        self._known: dict[Key, OpenOperation | None] = {}
 
     @cached_property
     def _states(self) -> dict[tuple[int, str], GroupState]:
@@ -63,25 +63,23 @@ class Places:
         """Return whether what a rank has entered may still wait for its device."""
         return self._window.runs_on_device(rank)
 
-    def collective(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
+    def collective(self, rank: int, group: GroupState) -> tuple[OpenOperation, int] | None:
         """Return the first collective of a group that this rank has not ended, and since when."""
         if group.issued <= group.ended:
             return None
         end_is_unknown = not self._reports_ends(rank, group)
-        tells_ends = not end_is_unknown and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
+        has_ends = not end_is_unknown and (group.ended > 0 or group.issued <= _UNKNOWN_END_AFTER)
         members = self._members(rank, group.group)
-        if tells_ends and group.open_sequence > group.ended:
+        if has_ends and group.open_sequence > group.ended:
             sequence, since_ns = group.open_sequence, group.open_ns
             name, size_bytes = group.open_operation, group.open_bytes
         else:
-            sequence = group.ended + 1 if tells_ends else group.issued
+            sequence = group.ended + 1 if has_ends else group.issued
             since_ns, name, size_bytes = group.issued_ns, group.operation, group.size_bytes
         # By identity: members are one tuple for the whole group, and long.
         key = (group.group, id(members), sequence, group.ended, end_is_unknown)
         if key not in self._known:
-            worked_out = self._work_out(
-                rank, group, members, sequence, name, size_bytes, tells_ends
-            )
+            worked_out = self._work_out(rank, group, members, sequence, name, size_bytes, has_ends)
             if worked_out is not None and end_is_unknown:
                 worked_out = replace(worked_out, end_is_unknown=True)
             self._known[key] = worked_out
@@ -92,7 +90,7 @@ class Places:
         """Return whether no end of a rank in a group means that it has ended none."""
         return bool(group.ended or group.ends_are_known) or not self.runs_on_device(rank)
 
-    def exchange(self, rank: int, group: GroupState) -> tuple[Operation, int] | None:
+    def exchange(self, rank: int, group: GroupState) -> tuple[OpenOperation, int] | None:
         """Return the oldest open send or receive of a group, and since when."""
         on_device = self.runs_on_device(rank)
         end_is_unknown = on_device and not (
@@ -104,11 +102,11 @@ class Places:
         if not group.p2p_operation or peer < 0 or peer not in self._heard:
             return None
         is_send = group.p2p_operation == "send"
-        if self._is_untold(peer, group):
+        if self._is_unclear(peer, group):
             return None
         is_there = self._peer_has_come(rank, peer, group)
         lack: Lack = "takes nothing" if is_send else "sends nothing"
-        operation = Operation(
+        operation = OpenOperation(
             key=(group.group, *((rank, peer) if is_send else (peer, rank)), group.p2p_sequence),
             group=group.group,
             members=(rank, peer),
@@ -117,7 +115,7 @@ class Places:
             size_bytes=0,
             lacks=() if is_there else (peer,),
             lack="" if is_there else lack,
-            # On the host what both have issued has happened, or nobody waits for it yet.
+            # On the host what both have issued has happened, or no rank waits for it yet.
             is_weak=(is_send or is_there) and not on_device,
             end_is_unknown=end_is_unknown,
         )
@@ -126,13 +124,15 @@ class Places:
     def _not_come(self, rank: int, group: GroupState) -> GroupState:
         """Return `group` with an exchange open to which the peer has not come, if there is one.
 
-        A device that tells no ends leaves all of them open, from the first one on. Since when the
+        A device that reports no ends leaves all of them open, from the first one on. Since when the
         rank waits in it is not known: not before it last moved.
         """
         state = self._window.states[rank]
         for counts in group.peers:
             theirs = self._states.get((counts.peer, group.group))
-            back = next((one for one in theirs.peers if one.peer == rank), None) if theirs else None
+            back = (
+                next((peer for peer in theirs.peers if peer.peer == rank), None) if theirs else None
+            )
             for operation, mine, come in (
                 ("recv", counts.received, back.sent if back else 0),
                 ("send", counts.sent, back.received if back else 0),
@@ -144,14 +144,14 @@ class Places:
                     )  # fmt: skip
         return group
 
-    def _is_untold(self, peer: int, group: GroupState) -> bool:
+    def _is_unclear(self, peer: int, group: GroupState) -> bool:
         """Return whether a peer says nothing of a group in which it has had exchanges before."""
         is_first = group.p2p_sequence == 1
         silent = (peer, group.group) not in self._states and peer in self._window.states
         return silent and not is_first and self._has_stepped(peer)
 
     def _members(self, rank: int, group: str) -> tuple[int, ...]:
-        """Return the ranks of a group as this rank defined it; empty where nobody did."""
+        """Return the ranks of a group as this rank defined it; empty where no rank did."""
         own = self._window.groups.get((rank, group))
         if own is not None:
             return own
@@ -171,20 +171,20 @@ class Places:
 
     def _work_out(
         self, rank: int, group: GroupState, members: tuple[int, ...], sequence: int, name: str,
-        size_bytes: int, tells_ends: bool,
-    ) -> Operation | None:  # fmt: skip
+        size_bytes: int, has_ends: bool,
+    ) -> OpenOperation | None:  # fmt: skip
         standing = self._standing(group.group, members)
         if standing is None:
             return None
         absent = standing.issued < sequence
-        behind = ~absent & (standing.ended < group.ended) & standing.reports_ends & tells_ends
-        is_done = bool(tells_ends and (standing.ended >= sequence).any())
+        behind = ~absent & (standing.ended < group.ended) & standing.reports_ends & has_ends
+        is_done = bool(has_ends and (standing.ended >= sequence).any())
         # On the host an end is known a little later here and there; on a device it is a fact.
         lacking = absent | behind if self.runs_on_device(rank) else absent
         if not lacking.any():
             lacking = behind
         lack: Lack = "not entered" if absent.any() else "behind" if lacking.any() else ""
-        return Operation(
+        return OpenOperation(
             key=(group.group, id(members), sequence),
             group=group.group,
             members=members,
@@ -197,11 +197,11 @@ class Places:
         )
 
     def _standing(self, group: str, members: tuple[int, ...]) -> _Standing | None:
-        """Return where the members stand; None before all of them were heard."""
+        """Return where the members are; None before all of them were heard."""
         key = (group, id(members))
         if key not in self._groups:
             known = len(members) > 1 and self._heard.issuperset(members)
-            known = known and not self._untold(group, members)
+            known = known and not self._unclear(group, members)
             self._groups[key] = self._standing_of(group, members) if known else None
         return self._groups[key]
 
@@ -213,7 +213,7 @@ class Places:
         ]
         return _Standing(places, members, reports_ends)
 
-    def _untold(self, group: str, members: tuple[int, ...]) -> list[int]:
+    def _unclear(self, group: str, members: tuple[int, ...]) -> list[int]:
         """Return the members that say nothing of a group though they have been in it.
 
         Others have ended a collective of it, and these have ended a step since they came up: their

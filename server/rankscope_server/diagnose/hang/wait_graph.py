@@ -1,7 +1,7 @@
 """Who waits for whom: a graph over what each rank last said about its groups.
 
 A waiter is in one operation, and the operation lacks some ranks. Following that from rank to rank
-ends at ranks that wait for nobody: the roots. One look at one group is not enough, because in
+ends at ranks that wait for no rank: the roots. One look at one group is not enough, because in
 nested groups most of the ranks that lack are victims themselves.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankscope.wire.schema import RankState
-from rankscope_server.diagnose.hang.positions import Operation, Places
+from rankscope_server.diagnose.hang.positions import OpenOperation, Positions
 from rankscope_server.diagnose.window import Window
 
 # Phases in which a rank works for itself; in the others it may wait for peers.
@@ -23,7 +23,7 @@ _COMPUTE = frozenset({"data", "forward", "backward", "optimizer", "checkpoint", 
 class WaitGraph:
     """`waits[rank]` is the operation that a rank is in; `since_ns` when it entered (its clock)."""
 
-    waits: dict[int, Operation] = field(default_factory=dict)
+    waits: dict[int, OpenOperation] = field(default_factory=dict)
     since_ns: dict[int, int] = field(default_factory=dict)
     unclear: set[int] = field(default_factory=set)  # in an operation with members never heard of
 
@@ -39,7 +39,7 @@ class Tangle:
     ranks: frozenset[int]
     roots: tuple[int, ...]
     is_cycle: bool
-    is_certain: bool  # each root waits for nobody that is known
+    is_certain: bool  # each root waits for no rank that is known
     stuck: tuple[int, ...] = ()  # no roots: ranks in an operation that all have entered
 
 
@@ -51,17 +51,19 @@ def activity_ns(state: RankState) -> int:
 
 def build(window: Window, still: Iterable[int]) -> WaitGraph:
     """Return the graph of the ranks in `still`, those that have not moved for a while."""
-    places = Places(window)
+    positions = Positions(window)
     graph = WaitGraph()
     for rank in still:
         groups = window.states[rank].groups
-        found = [places.collective(rank, group) for group in groups if group.issued > group.ended]
-        found += [places.exchange(rank, group) for group in groups if group.p2p_operation]
+        found = [
+            positions.collective(rank, group) for group in groups if group.issued > group.ended
+        ]
+        found += [positions.exchange(rank, group) for group in groups if group.p2p_operation]
         known = [pair for pair in found if pair is not None]
         if known:
             # The earliest operation that did not end; an open send, what all others have ended
-            # and nobody here waited for, or what may be over, only where nothing else is.
-            on_host = not places.runs_on_device(rank)
+            # and no rank here waited for, or what may be over, only where nothing else is.
+            on_host = not positions.runs_on_device(rank)
             operation, since = min(
                 known,
                 key=lambda pair: (
@@ -72,17 +74,17 @@ def build(window: Window, still: Iterable[int]) -> WaitGraph:
             graph.waits[rank], graph.since_ns[rank] = operation, since
         elif found:
             graph.unclear.add(rank)
-    _follow_devices(places, graph)
+    _follow_devices(positions, graph)
     return graph
 
 
-def _follow_devices(places: Places, graph: WaitGraph) -> None:
+def _follow_devices(positions: Positions, graph: WaitGraph) -> None:
     """Let what all have entered wait for members whose devices are still in something earlier."""
     inside: dict[object, set[int]] = {}
     for rank, operation in graph.waits.items():
         inside.setdefault(operation.key, set()).add(rank)
     for rank, operation in list(graph.waits.items()):
-        if operation.lacks or operation.is_done_elsewhere or not places.runs_on_device(rank):
+        if operation.lacks or operation.is_done_elsewhere or not positions.runs_on_device(rank):
             continue
         if operation.end_is_unknown:
             continue  # nothing says that its device is still in it
@@ -146,7 +148,7 @@ def _tangle(
 ) -> Tangle:
     inside = {id(graph.waits[rank]): graph.waits[rank] for rank in part if rank in graph.waits}
     blamed = {rank for operation in inside.values() for rank in operation.lacks}
-    certain = sorted(rank for rank in blamed if _waits_for_nobody(graph, rank))
+    certain = sorted(rank for rank in blamed if _waits_for_no_rank(graph, rank))
     if certain:
         return Tangle(part, tuple(certain), False, not graph.unclear.intersection(certain))
     stuck = tuple(
@@ -169,7 +171,7 @@ def _tangle(
     return Tangle(part, _cycle(links, min(blamed)), True, False)
 
 
-def _waits_for_nobody(graph: WaitGraph, rank: int) -> bool:
+def _waits_for_no_rank(graph: WaitGraph, rank: int) -> bool:
     """Return whether a rank that others lack is in no operation, or alone in one."""
     operation = graph.waits.get(rank)
     return (
@@ -180,13 +182,13 @@ def _waits_for_nobody(graph: WaitGraph, rank: int) -> bool:
     )
 
 
-def _is_over(operation: Operation) -> bool:
-    """Return whether an operation lacks nobody and somebody else has ended it."""
+def _is_over(operation: OpenOperation) -> bool:
+    """Return whether an operation lacks no rank and another rank has ended it."""
     return not operation.lacks and operation.is_done_elsewhere
 
 
-def _may_be_over(operation: Operation) -> bool:
-    """Return whether all have entered an operation whose end nobody would tell."""
+def _may_be_over(operation: OpenOperation) -> bool:
+    """Return whether all have entered an operation whose end is never reported."""
     return operation.end_is_unknown and not operation.lacks
 
 

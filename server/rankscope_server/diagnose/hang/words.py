@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from rankscope.wire.formulas import rank_hours_per_day
-from rankscope_server.diagnose.hang import recorded as hang_recorded
-from rankscope_server.diagnose.hang.positions import Operation
+from rankscope_server.diagnose.hang.positions import OpenOperation
 from rankscope_server.diagnose.hang.wait_graph import activity_ns
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding
-from rankscope_server.findings.text import (
-    capital,
-    confidence_word,
-    cut,
-    place_text,
-    ranks_text,
-    seconds_text,
-)
+from rankscope_server.findings.text import capital, cut, ranks_text, seconds_text
 
 _STACK_LINES = 12
 _USUAL_LINES = 4  # innermost lines of those who wait: enough to see in which call
 _LOADER_MARKS = ("dataloader.py", "_next_data", "_try_get_data")
+_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +23,12 @@ class HangCase:
     """Roots that keep others waiting; without roots, a transfer that does not end."""
 
     roots: tuple[int, ...]
-    operation: Operation
+    operation: OpenOperation
     direct: tuple[int, ...]  # wait for a root itself
     alike: tuple[int, ...]  # those of them that are in `operation`, or in one of its name
     waiters: tuple[int, ...]  # all who wait
     waited_seconds: float
-    still_in: dict[int, Operation]  # what a root is in that others have ended
+    still_in: dict[int, OpenOperation]  # what a root is in that others have ended
     idle_seconds: dict[int, float]
     gone: tuple[int, ...]
     silent: tuple[int, ...]
@@ -48,29 +42,23 @@ def hang_finding(window: Window, case: HangCase) -> Finding:
     confidence, reasons = _confidence(case)
     onset_step, onset_ms = _onset(window, case)
     name = "+".join(str(rank) for rank in case.roots) or f"group {case.operation.group}"
-    return Finding(
-        key=f"{window.attempt}/hang/hang/{name}",
-        detector="hang",
-        kind="hang",
-        severity="critical",
-        attempt=window.attempt,
+    return window.finding(
+        "hang",
+        f"hang/{name}",
         ranks=() if case.is_open else case.roots,
         hosts=() if case.is_open else window.hosts(case.roots),
         group=case.operation.group,
         onset_step=onset_step,
         onset_ms=onset_ms,
-        cost_throughput_ratio=1.0,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, 1.0),
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: {reasons}",
+        cost=1.0,
+        confidence=(confidence, reasons),
         what=_what(window, case, onset_step),
         why=_why(window, case),
         next=_next(window, case),
-        next_command=_command(window, case),
+        command=_command(window, case),
         evidence=_evidence(window, case),
         ruled_out=_ruled_out(window, case),
-        would_be_wrong_if=_wrong_if(window, case),
-        policy_hash=window.policy.hash,
+        disproof=_disproof(window, case),
         victims=tuple(sorted({*case.waiters, *case.roots})) if case.is_open else case.waiters,
     )
 
@@ -85,7 +73,7 @@ def _onset(window: Window, case: HangCase) -> tuple[int | None, float | None]:
     return first.step or None, activity_ns(first) / 1e6
 
 
-def _operation_text(operation: Operation) -> str:
+def _operation_text(operation: OpenOperation) -> str:
     if operation.sequence:
         return f"{operation.name} #{operation.sequence:,} of group {operation.group}"
     return operation.name
@@ -99,11 +87,11 @@ def _what(window: Window, case: HangCase, step: int | None) -> str:
             f"{capital(_operation_text(operation))} does not end{in_step}: all "
             f"{len(operation.members)} members have entered it"
         )
-    who = capital(place_text(case.roots, window.hosts(case.roots)))
+    who = window.who(case.roots)
     many = len(case.roots) > 1
     if case.is_cycle:
         who = who if many else f"{who} and its peers"
-        why = "which of them called otherwise is not known" if case.is_open else (
+        why = "which of them called something else is not known" if case.is_open else (
             "their operations come in different orders"
         )  # fmt: skip
         return f"{who} wait for each other{in_step}: {why}"
@@ -174,7 +162,7 @@ def _next(window: Window, case: HangCase) -> str:
         return "Compare the order of their calls in the stacks below, then fix the order"
     root = case.roots[0]
     if window.facts.is_recording:
-        return hang_recorded.next_of(window, case.roots)
+        return _next_of_recorded(window, case.roots)
     host = window.host(root)
     if root in case.gone:
         return f"See how rank {root} ended, then restart"
@@ -246,7 +234,7 @@ def _evidence(window: Window, case: HangCase) -> tuple[Evidence, ...]:
         )
     chain = tuple(rank for rank in case.waiters if rank not in case.alike)
     if window.facts.is_recording and case.idle_seconds:
-        facts.append(Evidence(hang_recorded.time_note(min(case.idle_seconds.values()))))
+        facts.append(Evidence(_time_note(min(case.idle_seconds.values()))))
     if chain:
         facts.append(Evidence(f"Waiting behind them: {ranks_text(chain)}"))
     return tuple(facts)
@@ -256,7 +244,7 @@ def _ruled_out(window: Window, case: HangCase) -> tuple[str, ...]:
     out: list[str] = []
     if window.facts.is_recording:
         idle = list(case.idle_seconds.values())
-        return tuple(hang_recorded.ruled_out(window, case.roots, idle) if case.roots else out)
+        return tuple(_ruled_out_of_recorded(window, case.roots, idle) if case.roots else out)
     if case.roots and not case.is_cycle:
         out.append("A slow rank: no hook has run in it and its step does not advance")
         phases = {window.states[r].phase for r in case.roots if r in window.states}
@@ -271,13 +259,13 @@ def _ruled_out(window: Window, case: HangCase) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _wrong_if(window: Window, case: HangCase) -> str:
+def _disproof(window: Window, case: HangCase) -> str:
     if not case.roots:
-        return "The operation is merely large and the network slow: bytes still flow"
+        return "The operation is large and the network slow: bytes still flow"
     if case.is_cycle:
         return "One of them leaves its operation by itself"
     if window.facts.is_recording:
-        return hang_recorded.wrong_if(case.roots)
+        return _disproof_of_recorded(case.roots)
     return "Its stack changes, or the operation ends by itself: then it is slow, not hung"
 
 
@@ -285,11 +273,65 @@ def _confidence(case: HangCase) -> tuple[float, str]:
     if case.is_cycle:
         return 0.6, "the circle is proved, but not which of them calls in the wrong order"
     if not case.roots:
-        return 0.5, "all have entered, so the operation tells no rank apart"
+        return 0.5, "all have entered, so the operation does not show which rank"
     if not case.is_certain:
         return 0.65, "open sends hide what it does now; it stopped first"
     if case.silent or (case.gone and len(case.gone) == len(case.roots)):
         return 0.85, "others wait for it and its process or node does not answer"
     if len(case.roots) > 1:
         return 0.95, "others have entered what they have not, and they wait for no other rank"
-    return 0.95, "others have entered what it has not, and it waits for nobody"
+    return 0.95, "others have entered what it has not, and it waits for no rank"
+
+
+def _next_of_recorded(window: Window, roots: Sequence[int]) -> str:
+    """Return what to do about ranks that hung, once the job is over."""
+    their = "their" if len(roots) > 1 else "its"
+    hosts = window.hosts(tuple(roots))
+    checked = ", ".join(hosts[:4]) if hosts else f"{their} host{'s' * (len(roots) > 1)}"
+    return (
+        f"Look at what stopped {ranks_text(roots)}{_at(window, roots)}: {their} logs, and the "
+        "kernel log for Xid and ECC errors; run rankscope preflight on "
+        f"{checked} before the next start"
+    )
+
+
+def _ruled_out_of_recorded(
+    window: Window, roots: Sequence[int], idle_seconds: Sequence[float]
+) -> list[str]:
+    """Return what the dumps of the ranks at fault exclude."""
+    if not all(root in window.states for root in roots):
+        return []
+    out = [f"A process that had ended: {ranks_text(roots)} wrote {_dumps(roots)}"]
+    if idle_seconds:
+        which = "them" if len(roots) > 1 else "it"
+        out.insert(
+            0, f"A slow rank: no call of {which} began in the {seconds_text(min(idle_seconds))} "
+            "before",
+        )  # fmt: skip
+    return out
+
+
+def _disproof_of_recorded(roots: Sequence[int]) -> str:
+    """Return what would disprove that ranks hung."""
+    who = "one of them" if len(roots) > 1 else "it"
+    return f"A log shows that {who} went on after the dumps were written: then it was slow"
+
+
+def _time_note(seconds: float) -> str:
+    """Return how the time that ranks waited is known."""
+    return (
+        "Dumps do not say when they were written: not before the oldest open operation had run "
+        f"into its time-out, {seconds_text(seconds)} after the last sign"
+    )
+
+
+def _at(window: Window, roots: Sequence[int]) -> str:
+    times = [activity_ns(window.states[root]) for root in roots if root in window.states]
+    known = [time_ns for time_ns in times if time_ns > 0]
+    if not known:
+        return ""
+    return f" at {datetime.fromtimestamp(max(known) // _S, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _dumps(roots: Sequence[int]) -> str:
+    return "their dumps" if len(roots) > 1 else "its dump"

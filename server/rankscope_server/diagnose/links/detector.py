@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import throughput_loss
 from rankscope_server.diagnose.links.slower_transfers import placed_transfers, slower_transfers
-from rankscope_server.diagnose.links.words import Found, located_finding, path_text, unknown_finding
 from rankscope_server.diagnose.shared.topology import Part, host_count, parts_crossed
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.finding import (
+    DetectorResult,
+    Finding,
+    Severity,
+    ran,
+    skipped,
+)
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.statistics import Array, median
+from rankscope_server.findings.text import capital, percent_text, ranks_text, times_text
 from rankscope_server.observe.components import Slow, locate, slow_groups
-from rankscope_server.observe.deviation import warmup_columns
+from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.episodes import turning_point
 from rankscope_server.observe.rank_cost import clipped_mean, step_times
-from rankscope_server.observe.transfers import Call, Path, PathTimes, compared, transfer_times
+from rankscope_server.observe.transfers import (
+    Path,
+    PathTimes,
+    TransferKind,
+    compared,
+    transfer_times,
+)
 from rankscope_server.replay.replay_table import begin_of, usable_columns
 
-Array = NDArray[Any]
 _WALK = 4  # blocks, as far as a straggler's onset is walked back
+_SURE_F1 = 0.95
+_MAX_SHOWN = 6
 
 
 class SlowLink:
     """Finds the link, adapter, host or switch that makes the transfers of some groups slow."""
 
     name: ClassVar[str] = "slow-link"
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "group", "collectives", "steps"})
-    kinds: ClassVar[tuple[str, ...]] = ("slow_link",)
 
     def look(self, window: Window) -> DetectorResult:
-        """Return which part of the network is slow, or that the place cannot be told."""
+        """Return which part of the network is slow, or that the place is not known."""
         policy = window.policy
         if window.world_size == 1:
             return skipped(self, "one rank sends nothing", "nothing to do")
@@ -52,12 +64,12 @@ class SlowLink:
         if not by_path:
             slower = slower_transfers(window)
             if slower is not None:
-                return ran(self, [slower], note="too few groups to tell the place")
+                return ran(self, [slower], note="too few groups to find the place")
             least, seen = policy.min_role_size, policy.link_min_operations
             return skipped(
                 self,
                 f"no {least} groups or pairs of one kind with more than {seen} operations",
-                "a pairwise bandwidth check between hosts would tell: nccl-tests sendrecv_perf",
+                "a pairwise bandwidth check between hosts would show it: nccl-tests sendrecv_perf",
             )
         ratios = {path: one.ratio for path, one in by_path.items()}
         slow = slow_groups(ratios, kinds, policy)
@@ -65,8 +77,12 @@ class SlowLink:
         verdict = locate(ratios, slow, crossed, size, kinds, policy)
         findings = [
             finding
-            for one in verdict.found
-            if (finding := _located(window, one, by_path, members, crossed, times, columns, slow))
+            for component in verdict.found
+            if (
+                finding := _located(
+                    window, component, by_path, members, crossed, times, columns, slow
+                )
+            )
         ]
         if verdict.unexplained and not verdict.why_silent.startswith("more than half"):
             paths = {path for path in by_path if path in verdict.unexplained}
@@ -90,7 +106,7 @@ def _columns(window: Window) -> Array:
 
 def _measured(
     window: Window, columns: Array
-) -> tuple[dict[Path, tuple[int, ...]], dict[Call, Array]]:
+) -> tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]]:
     """Return the members of every path, and its transfers in some steps; kept until more come."""
     events, numbers = window.replays.events, window.steps.steps[columns]
     rests_on = ("transfers", numbers.tobytes(), events.count(numbers), len(window.groups))
@@ -104,7 +120,7 @@ def _measured(
         paths = dict.fromkeys(call.path for call in times)
         members = {path: path if isinstance(path, tuple) else groups[path] for path in paths}
         kept[rests_on] = members, times
-    found: tuple[dict[Path, tuple[int, ...]], dict[Call, Array]] = kept[rests_on]
+    found: tuple[dict[Path, tuple[int, ...]], dict[TransferKind, Array]] = kept[rests_on]
     return found
 
 
@@ -114,7 +130,7 @@ def _located(
     by_path: Mapping[Path, PathTimes],
     members: Mapping[Path, tuple[int, ...]],
     crossed: Mapping[Part, set[Path]],
-    times: Mapping[Call, Array],
+    times: Mapping[TransferKind, Array],
     columns: Array,
     slow: set[Path],
 ) -> Finding | None:
@@ -133,13 +149,13 @@ def _found(
     paths: set[Path],
     by_path: Mapping[Path, PathTimes],
     members: Mapping[Path, tuple[int, ...]],
-    times: Mapping[Call, Array],
+    times: Mapping[TransferKind, Array],
     columns: Array,
 ) -> Found:
     """Return what slow paths cost, and since when they are slow.
 
     At most what the transfers of the rank that has most of them take longer in a step, and never
-    more than such ranks wait, where that is known. How much of it hides behind other work is told
+    more than such ranks wait, where that is known. How much of it hides behind other work is known
     by the steps before the onset alone.
     """
     extra: dict[int, float] = {}
@@ -167,9 +183,7 @@ def _found(
 def _measured_cost(window: Window, columns: Array, onset: int, bound: float) -> float | None:
     """Return by how much the job's steps are slower than before; None without steps before."""
     table, policy = window.steps, window.policy
-    usual = ~table.special() & (table.steps < onset)
-    if not table.dropped_steps:
-        usual[: warmup_columns(table.head("duration"), policy)] = False
+    usual = usual_steps(table, policy) & (table.steps < onset)
     before = np.flatnonzero(usual)[-policy.healthy_long_steps :]
     if len(before) < policy.healthy_min_steps:
         return None
@@ -188,7 +202,7 @@ def _onset_before(
     """
     for old in window.before.values():
         if old.kind == "slow_link" and {path_text(path) for path in paths} & {
-            one.text for one in old.evidence
+            fact.text for fact in old.evidence
         }:
             return old.onset_step
     size, events = window.policy.link_steps, window.replays.events
@@ -211,7 +225,7 @@ def _onset_before(
 def _onset(
     paths: set[Path],
     by_path: Mapping[Path, PathTimes],
-    times: Mapping[Call, Array],
+    times: Mapping[TransferKind, Array],
     steps: Array,
 ) -> int | None:
     """Return the first slow step; None where the transfers were slow from the first one on."""
@@ -230,3 +244,130 @@ def _onset(
     if at <= 1 or np.median(level[:at]) > usual + size / 2:
         return None
     return int(steps[at])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Slow paths: who is at their ends, what they cost, since when, how slow."""
+
+    paths: set[Path]
+    ranks: tuple[int, ...]
+    bound: float  # no more than this share of throughput
+    cost: float | None  # measured against the steps before
+    onset_step: int | None
+    ratio: float
+    operations: int
+
+
+def located_finding(
+    window: Window, part: Part, slow: Slow, found: Found, others: tuple[int, int]
+) -> Finding:
+    """Return the finding about a part of the network; `others` are (slow, all) paths beside it."""
+    ranks = tuple(sorted(r for r in window.ranks if window.host(r) in part.hosts))
+    ranks = (int(part.name.removeprefix("rank ")),) if part.level == 0 else ranks
+    confidence = 0.8 if slow.f1 >= _SURE_F1 else 0.65
+    since = f" since step {found.onset_step:,}" if found.onset_step else ""
+    return window.finding(
+        "slow_link",
+        f"{part.level}/{part.name}",
+        severity=_severity(window, found),
+        ranks=ranks,
+        hosts=part.hosts,
+        onset_step=found.onset_step,
+        cost=found.cost,
+        what=f"{capital(_part_text(window, part))} is slow{since}",
+        why=f"{slow.slow} of {slow.crossing} groups and pairs that cross it take "
+        f"{times_text(slow.ratio)} the median of their kind, {others[0]} of {others[1]} others do; "
+        f"{_cost_text(found)}",
+        next=f"Run the pairwise bandwidth check {_where(part)} while the job is stopped, and take "
+        "the part out of use if it confirms",
+        command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
+        confidence=(
+            confidence,
+            "no other part of the network is crossed by the same slow groups (F1 "
+            f"{slow.f1:.2f}); counters of the part itself are not known",
+        ),
+        evidence=(
+            *(path_text(path) for path in sorted(found.paths, key=str)[:_MAX_SHOWN]),
+            f"{found.operations:,} transfers, of each the time of the last to arrive",
+        ),
+        ruled_out=(
+            "Ranks that come late: the last to arrive waits least, and its time is taken",
+            "Clocks that differ: no times of two hosts are compared",
+        ),
+        disproof="The same groups are slow by design, or a bandwidth check of the part "
+        "reaches what the others reach",
+        victims=tuple(rank for rank in found.ranks if rank not in ranks),
+    )
+
+
+def unknown_finding(window: Window, found: Found, why: str) -> Finding:
+    """Return the finding that communication is slow at a place that the groups do not show."""
+    first, second = found.ranks[: len(found.ranks) // 2], found.ranks[len(found.ranks) // 2 :]
+    return window.finding(
+        "slow_link",
+        "unknown",
+        severity="info",
+        onset_step=found.onset_step,
+        cost=found.cost,
+        what=f"Transfers of {len(found.paths)} groups or pairs are slow, the place is not known",
+        why=f"They take {times_text(found.ratio)} the median of their kind; {_cost_text(found)}; "
+        f"{why}",
+        next=f"Measure pairs of hosts between {ranks_text(first)} and {ranks_text(second)}, then "
+        "halve the slow half: that decides which part it is",
+        command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
+        confidence=(
+            0.5,
+            "what is slow is measured, but not where: groups that cross several parts alike",
+        ),
+        evidence=tuple(path_text(path) for path in sorted(found.paths, key=str)[:_MAX_SHOWN]),
+        ruled_out=("Ranks that come late: the last to arrive waits least, and its time is taken",),
+        disproof="The same groups are slow by design",
+        victims=found.ranks,
+    )
+
+
+def path_text(path: Path) -> str:
+    """Return how a path is called."""
+    if isinstance(path, tuple):
+        return f"From rank {path[0]} to rank {path[1]}"
+    return f"Group {path}"
+
+
+def _severity(window: Window, found: Found) -> Severity:
+    """Return how bad it is; what is not measured against steps before is no more than a warning."""
+    policy = window.policy
+    if found.cost is None:
+        return "warning" if found.bound >= policy.cost_info_ratio else "info"
+    return severity_of_cost(found.cost, policy)
+
+
+def _cost_text(found: Found) -> str:
+    if found.cost is None:
+        return (
+            f"that takes at most {percent_text(found.bound)} of the job's throughput, less where "
+            "other work hides it; no steps before it show how much"
+        )
+    return (
+        f"steps are {percent_text(found.cost)} of throughput slower than before, of which the "
+        f"transfers explain up to {percent_text(found.bound)}"
+    )
+
+
+def _part_text(window: Window, part: Part) -> str:
+    if part.level == 0:
+        rank = int(part.name.removeprefix("rank "))
+        return f"the network adapter of rank {rank} ({window.host(rank) or 'its host'})"
+    if part.level == 1:
+        return f"the path from {part.name}"
+    if part.level == 2:
+        return f"the network of {part.name}"
+    return f"switch {part.name}"
+
+
+def _where(part: Part) -> str:
+    if part.level == 1:
+        return f"between {part.hosts[0]} and {part.hosts[1]}"
+    if len(part.hosts) == 1:
+        return f"between {part.hosts[0]} and another host"
+    return f"between hosts under it ({', '.join(part.hosts[:4])}) and others"

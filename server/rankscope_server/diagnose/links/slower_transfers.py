@@ -1,36 +1,30 @@
-"""Transfers that became slower at some step, where too few groups tell in which part.
+"""Transfers that became slower at some step, where too few groups show in which part.
 
-What is left of a step beyond the own work of its slowest rank is waiting for transfers. If that
-part grows and own work does not, the network is slow, or what feeds it; one group of all ranks
-does not tell where, the connections between them may.
+What is left of a step beyond the self time of its slowest rank is waiting for transfers. If that
+part grows and self time does not, the network is slow, or what feeds it; one group of all ranks
+does not show where, the connections between them may.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.wire.formulas import rank_hours_per_day
-from rankscope_server.diagnose.shared.flow import place_of_slower, reaches_back
-from rankscope_server.diagnose.shared.flow_words import at_place
+from rankscope_server.diagnose.shared.connections import reaches_back, slower_link, with_location
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding
 from rankscope_server.findings.statistics import median, scatter
-from rankscope_server.findings.text import confidence_word, ms_text, percent_text, times_text
-from rankscope_server.observe.deviation import warmup_columns
+from rankscope_server.findings.text import ms_text, percent_text, ratio_text
+from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.episodes import turning_point
 
-Array = NDArray[Any]
 _LEAST_RATIO = 2.0  # of the transfers after and before
 _SIGMAS = 4.0
-_NOT_KNOWN = ", at which link is not known"
+_NOT_KNOWN = "; which link is not known"
 _STEADY_SHARE = 0.6  # packets that are lost delay many steps, not each
 
 
 def placed_transfers(window: Window) -> list[Finding]:
-    """Return the finding on slower transfers if the connections tell which link it is."""
+    """Return the finding on slower transfers if the connections show which link it is."""
     finding = slower_transfers(window)
     return [finding] if finding is not None and _is_placed(finding) else []
 
@@ -38,10 +32,7 @@ def placed_transfers(window: Window) -> list[Finding]:
 def slower_transfers(window: Window) -> Finding | None:
     """Return the finding on transfers that take longer than they did; None where they do not."""
     table, policy = window.steps, window.policy
-    usable = ~table.special()
-    if not table.dropped_steps:
-        usable[: warmup_columns(table.head("duration"), policy)] = False
-    columns = np.flatnonzero(usable)[-policy.stall_steps :]
+    columns = np.flatnonzero(usual_steps(table, policy))[-policy.stall_steps :]
     if len(columns) < policy.healthy_min_steps + policy.clear_steps:
         return None
     own, duration = table.get("own")[:, columns], table.get("duration")[:, columns]
@@ -67,8 +58,8 @@ def slower_transfers(window: Window) -> Finding | None:
         return None
     onset = int(table.steps[columns[first]])
     finding = _finding(window, onset, middle, middle + gain, cost)
-    place = place_of_slower(window, finding.onset_ms, cost)
-    if place is None:
+    location = slower_link(window, finding.onset_ms, cost)
+    if location is None:
         old = window.before.get(finding.key)
         if old is not None and _is_placed(old) and not reaches_back(window, finding.onset_ms):
             return old
@@ -76,7 +67,9 @@ def slower_transfers(window: Window) -> Finding | None:
         is_pipeline = any(known.num_stages > 1 for known in window.ranks.values())
         return None if is_pipeline else finding
     what = finding.what.removesuffix(_NOT_KNOWN)
-    return at_place(window, finding, place, what, "critical" if place.ranks else "warning")
+    return with_location(
+        window, finding, location, what, "critical" if location.ranks else "warning"
+    )
 
 
 def _is_placed(finding: Finding) -> bool:
@@ -86,33 +79,27 @@ def _is_placed(finding: Finding) -> bool:
 def _finding(window: Window, onset: int, before_ms: float, after_ms: float, cost: float) -> Finding:
     ranks = tuple(sorted(window.steps.ranks))
     confidence = 0.6
-    return Finding(
-        key=f"{window.attempt}/slow-link/slower",
-        detector="slow-link",
-        kind="slow_link",
-        severity="warning",  # the job lost much, and nobody is accused
-        attempt=window.attempt,
+    return window.finding(
+        "slow_link",
+        "slower",
+        severity="warning",
         onset_step=onset,
-        onset_ms=window.time_ms(onset),
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
-        what=f"Transfers take {times_text(after_ms / max(before_ms, 1e-3))} as long since step "
+        cost=cost,
+        what=f"Transfers are {ratio_text(after_ms / max(before_ms, 1e-3))} slower since step "
         f"{onset:,}{_NOT_KNOWN}",
-        why=f"Beyond the own work of the slowest rank a step holds {ms_text(after_ms)}, "
+        why=f"Beyond the self time of the slowest rank a step holds {ms_text(after_ms)}, "
         f"{ms_text(before_ms)} before: {percent_text(cost)} of the throughput. All ranks are in "
-        "the same groups, so that each waits alike",
+        "the same groups, so that all wait alike",
         next="Measure pairs of ranks: `rankscope doctor` on each host, then a pairwise bandwidth "
         "check; halve the ranks until the slow half is one link",
-        next_command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: the change is measured, its place is not",
+        command="mpirun -H HOST_A,HOST_B -N 1 sendrecv_perf -b 64M -e 64M  # nccl-tests",
+        confidence=(confidence, "the change is measured, its place is not"),
         evidence=(Evidence(f"Step {onset:,}, the first slow one", window.link(ranks[0], onset)),),
         ruled_out=(
-            "A slow rank: the own work of the slowest rank is taken off each step",
-            "Waiting for data: that is own work of the rank that waits",
+            "A slow rank: the self time of the slowest rank is taken off each step",
+            "Waiting for data: that is self time of the rank that waits",
         ),
-        would_be_wrong_if="The script began to send more at this step, for example without "
+        disproof="The script began to send more at this step, for example without "
         "no_sync or with more parameters",
-        policy_hash=window.policy.hash,
         victims=ranks,
     )

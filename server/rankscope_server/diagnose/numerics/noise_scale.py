@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     NOT_HERE,
     DetectorResult,
-    Evidence,
     Finding,
     ran,
     skipped,
 )
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median
-from rankscope_server.findings.text import confidence_word
+from rankscope_server.findings.statistics import Array, median
 
-Array = NDArray[Any]
 _BLOCKS = 16  # of the jackknife
 _Z_90 = 1.645
 
@@ -46,11 +42,9 @@ class NoiseScale:
 
 
 class StatisticalEfficiency:
-    """Tells how far more ranks would still save steps, from the noise in the gradients."""
+    """Estimates how far more ranks would still save steps, from the noise in the gradients."""
 
     name: ClassVar[str] = "noise-scale"
-    kinds: ClassVar[tuple[str, ...]] = ("noise_scale",)
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return what the gradients say of the batch size."""
@@ -72,12 +66,14 @@ class StatisticalEfficiency:
             return skipped(self, f"needs {policy.noise_min_steps} steps, has {steps}", "wait")
         found = noise_scale_of(window)
         if found is None:
-            return ran(self, note="the noise is too large against the gradient to tell its scale")
+            return ran(
+                self, note="the noise is too large against the gradient to estimate its scale"
+            )
         return ran(self, [_finding(window, found)])
 
 
 def noise_scale_of(window: Window) -> NoiseScale | None:
-    """Return the noise scale from the newest samples of both norms; None where it is not told."""
+    """Return the noise scale from the newest samples of both norms; None where it is not known."""
     numbers, policy = window.facts.numbers, window.policy
     reduced_steps = set(numbers.steps("gradient_norm"))
     steps = [s for s in numbers.steps("gradient_norm_local") if s in reduced_steps]
@@ -160,23 +156,20 @@ def _finding(window: Window, found: NoiseScale) -> Finding:
     efficiency = found.samples / (found.samples + found.batch)
     wide = found.high / found.low
     confidence = 0.7 if wide < 2 else 0.5
-    return Finding(
-        key=f"{window.attempt}/noise-scale",
-        detector="noise-scale",
-        kind="noise_scale",
-        severity="info",
-        attempt=window.attempt,
+    return window.finding(
+        "noise_scale",
         what=what,
         why=f"The noise scale is {scale} samples ({low} to {high}), the batch {batch}; twice the "
         f"batch would need about {double:.2f} ({fast:.2f} to {slow:.2f}) of the steps",
         next=advice,
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: predictions from the noise scale are off "
-        "by a factor of two either way, more beyond eight times the batch",
-        evidence=(
-            Evidence(f"{found.num_values} steps with both gradient norms"),
-            Evidence(f"Efficiency at this batch: {efficiency:.2f}"),
+        confidence=(
+            confidence,
+            "predictions from the noise scale are off "
+            "by a factor of two either way, more beyond eight times the batch",
         ),
-        would_be_wrong_if="The gradients of the ranks are not of independent samples",
-        policy_hash=policy.hash,
+        evidence=(
+            f"{found.num_values} steps with both gradient norms",
+            f"Efficiency at this batch: {efficiency:.2f}",
+        ),
+        disproof="The gradients of the ranks are not of independent samples",
     )

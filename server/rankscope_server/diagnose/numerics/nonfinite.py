@@ -21,14 +21,14 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
-from rankscope_server.findings.text import capital, confidence_word, place_text, ranks_text
+from rankscope_server.findings.text import capital, ranks_text
 
 _LOSS, _LOCAL, _REDUCED = "loss_nonfinite", "gradient_local_nonfinite", "gradient_nonfinite"
 _WORDS = {_LOSS: "loss", _LOCAL: "gradients before the reduction", _REDUCED: "reduced gradients"}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class NanOrigin:
     """Where it began. `ranks` is empty where the origin was not captured; `why` says why."""
 
     step: int
@@ -45,13 +45,11 @@ class NonFinite:
     """Finds NaN and infinity in losses and gradients, and the rank that brought them in."""
 
     name: ClassVar[str] = "nan"
-    kinds: ClassVar[tuple[str, ...]] = ("nan",)
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the first NaN of an attempt."""
         numbers = window.facts.numbers
-        if not numbers.tells_finite:
+        if not numbers.has_finite:
             return skipped(
                 self,
                 "no loss or gradient norm was recorded",
@@ -62,7 +60,7 @@ class NonFinite:
         return ran(self, [_finding(window, origin_of(window))])
 
 
-def origin_of(window: Window) -> Origin:
+def origin_of(window: Window) -> NanOrigin:
     """Return where the first NaN came from; there must be one."""
     numbers = window.facts.numbers
     by_kind = {
@@ -78,16 +76,18 @@ def origin_of(window: Window) -> Origin:
     finite = min((f.last_finite_step for f in numbers.flagged.values()), default=-1)
     is_open, overflows = finite <= last, _overflows(window)
     if first_reduced < first_own:
-        return Origin(step, (), _REDUCED, "it showed in the reduced gradients first, in which all "
-                      "ranks look alike; gradients before the reduction are sampled",
-                      False, last, is_open, overflows)  # fmt: skip
+        why = (
+            "it showed in the reduced gradients first, in which all ranks look alike; gradients "
+            "before the reduction are sampled"
+        )
+        return NanOrigin(step, (), _REDUCED, why, False, last, is_open, overflows)
     sampled = any(flag.first_step == step for flag in own.get(_LOCAL, {}).values())
     kind = _LOCAL if sampled else _LOSS
     ranks = tuple(sorted(rank for rank, f in own[kind].items() if f.first_step == step))
-    why = _why_nobody(window, kind, ranks)
+    why = _why_unnamed(window, kind, ranks)
     if why:
-        return Origin(step, (), kind, why, False, last, is_open, overflows)
-    return Origin(
+        return NanOrigin(step, (), kind, why, False, last, is_open, overflows)
+    return NanOrigin(
         step,
         ranks,
         kind,
@@ -99,7 +99,7 @@ def origin_of(window: Window) -> Origin:
     )
 
 
-def _why_nobody(window: Window, kind: str, ranks: tuple[int, ...]) -> str:
+def _why_unnamed(window: Window, kind: str, ranks: tuple[int, ...]) -> str:
     """Return why those flagged first are not accused; empty where they are."""
     known = len(window.facts.numbers.row_of)
     if len(ranks) > 1 and len(ranks) > window.policy.global_share * known:
@@ -123,7 +123,7 @@ def _overflows(window: Window) -> int:
     numbers, table = window.facts.numbers, window.steps
     if any(name == _LOSS for name, _ in numbers.flagged):
         return -1
-    flagged = set().union(*(one.steps for one in numbers.flagged.values()))
+    flagged = set().union(*(flag.steps for flag in numbers.flagged.values()))
     skipped_at = np.any(table.flags() & STEP_SKIPPED, axis=0)
     known = flagged & set(table.steps.tolist())
     if not known or not known <= set(table.steps[skipped_at].tolist()):
@@ -135,14 +135,14 @@ def _overflows(window: Window) -> int:
     return longest
 
 
-def _severity(window: Window, origin: Origin) -> Severity:
+def _severity(window: Window, origin: NanOrigin) -> Severity:
     if origin.overflows >= 0:
         few = origin.overflows <= window.policy.max_skipped_overflows
         return "info" if few else "warning"
     return "critical" if origin.is_open else "warning"
 
 
-def _finding(window: Window, origin: Origin) -> Finding:
+def _finding(window: Window, origin: NanOrigin) -> Finding:
     seen, step = _WORDS[origin.seen_in], origin.step
     hosts = window.hosts(origin.ranks)
     confidence = 0.6 if not origin.ranks else 0.95 if origin.is_clear else 0.75
@@ -151,48 +151,42 @@ def _finding(window: Window, origin: Origin) -> Finding:
         else "all other ranks were finite in that step" if origin.is_clear
         else "not all other ranks recorded that step"
     )  # fmt: skip
-    return Finding(
-        key=f"{window.attempt}/nan/{origin.step}",
-        detector="nan",
-        kind="nan",
+    return window.finding(
+        "nan",
+        origin.step,
         severity=_severity(window, origin),
-        state="open" if origin.is_open else "recovered",
-        attempt=window.attempt,
+        is_over=not origin.is_open,
         ranks=origin.ranks,
         hosts=hosts,
         onset_step=step,
-        onset_ms=window.time_ms(step),
         ended_step=None if origin.is_open else origin.last_step,
         what=_what(window, origin),
         why=_why(origin, seen),
         next=_next(origin),
-        next_command="",
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: {reasons}",
+        confidence=(confidence, reasons),
         evidence=_evidence(window, origin),
         ruled_out=("The ranks whose loss is NaN later: they took it over with the reduction",)
         if origin.ranks
         else (),
-        would_be_wrong_if="A number of the same step that was not recorded was NaN elsewhere first",
-        policy_hash=window.policy.hash,
+        disproof="A number of the same step that was not recorded was NaN elsewhere first",
         victims=tuple(sorted(set(window.facts.numbers.row_of) - set(origin.ranks)))
         if origin.ranks
         else (),
     )
 
 
-def _what(window: Window, origin: Origin) -> str:
+def _what(window: Window, origin: NanOrigin) -> str:
     step, seen = origin.step, _WORDS[origin.seen_in]
     if origin.overflows >= 0:
         return f"The gradient scaler skipped steps with infinite gradients since step {step:,}"
     over = "" if origin.is_open else f", over since step {origin.last_step:,}"
     if origin.ranks:
-        who = capital(place_text(origin.ranks, window.hosts(origin.ranks)))
+        who = window.who(origin.ranks)
         return f"{who} brought NaN or infinity into the training at step {step:,}{over}"
     return f"NaN or infinity in the {seen} since step {step:,}{over}"
 
 
-def _why(origin: Origin, seen: str) -> str:
+def _why(origin: NanOrigin, seen: str) -> str:
     if origin.overflows >= 0:
         return (
             f"At most {origin.overflows} steps in a row were skipped, then the scale fitted again"
@@ -203,7 +197,7 @@ def _why(origin: Origin, seen: str) -> str:
     return f"First seen in the {seen} of {ranks_text(origin.ranks)} at step {origin.step:,}{rest}"
 
 
-def _next(origin: Origin) -> str:
+def _next(origin: NanOrigin) -> str:
     if origin.overflows >= 0:
         return "Nothing if it stays rare; a scale that keeps falling means losses that overflow"
     if origin.ranks:
@@ -218,11 +212,11 @@ def _next(origin: Origin) -> str:
     )
 
 
-def _evidence(window: Window, origin: Origin) -> tuple[Evidence, ...]:
+def _evidence(window: Window, origin: NanOrigin) -> tuple[Evidence, ...]:
     flagged = window.facts.numbers.flagged
     facts = []
     for kind, words in _WORDS.items():
-        steps = [one.first_step for (name, _), one in flagged.items() if name == kind]
+        steps = [flag.first_step for (name, _), flag in flagged.items() if name == kind]
         if steps:
             facts.append(
                 Evidence(f"{capital(words)}: {len(steps)} ranks, first at step {min(steps):,}")

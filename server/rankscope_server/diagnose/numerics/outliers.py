@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import SIGMA_PER_MAD, outlier_cut
 from rankscope_server.diagnose.numerics.spikes import history
@@ -25,10 +24,8 @@ from rankscope_server.findings.finding import (
     skipped,
 )
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median, others_median
-from rankscope_server.findings.text import capital, place_text
+from rankscope_server.findings.statistics import Array, median, others_median
 
-Array = NDArray[Any]
 _NAMES = {"gradient_norm_local": "local gradient norm", "loss": "loss"}
 _MAX_FINDINGS = 8
 
@@ -50,8 +47,6 @@ class Outliers:
     """Finds a rank whose loss or gradient, before the reduction, is unlike those of the others."""
 
     name: ClassVar[str] = "outliers"
-    kinds: ClassVar[tuple[str, ...]] = ("corruption", "corrupt_batch")
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ranks that stood out among their peers."""
@@ -79,7 +74,7 @@ class Outliers:
                     if known is None or len(one.steps) > len(known.steps):
                         found[one.rank] = one
         worst = sorted(found.values(), key=lambda one: (-len(one.steps), -one.z))
-        findings = [_finding(window, one) for one in worst[:_MAX_FINDINGS]]
+        findings = [_finding(window, outlier) for outlier in worst[:_MAX_FINDINGS]]
         checked = () if findings else ("loss and gradients before the reduction: no rank apart",)
         return ran(self, findings, checked)
 
@@ -105,7 +100,7 @@ def outliers_of(window: Window, name: str, rows: list[int]) -> list[Outlier]:
     early, late = (_deviation(numbers.matrix(name, steps)[rows]) for steps in (head, recent))
     usual = median(early) if early.shape[1] else np.full(len(rows), np.nan)
     few = np.sum(~np.isnan(early), axis=1) < policy.outlier_min_history
-    # While the head still fills, the rest of it is what is judged.
+    # While the head still fills, the rest of it is what is compared.
     if not recent:
         early_part = early[:, : policy.outlier_min_history]
         few = np.sum(~np.isnan(early_part), axis=1) < policy.outlier_min_history
@@ -175,47 +170,46 @@ def _job_spiked(window: Window, step: int) -> bool:
     return False
 
 
-def _finding(window: Window, one: Outlier) -> Finding:
-    repeated = len(one.steps) >= window.policy.outlier_repeats
-    spiked = _job_spiked(window, one.steps[0])
+def _finding(window: Window, outlier: Outlier) -> Finding:
+    repeated = len(outlier.steps) >= window.policy.outlier_repeats
+    spiked = _job_spiked(window, outlier.steps[0])
     severity: Severity = "warning" if repeated or spiked else "info"
-    who = capital(place_text((one.rank,), window.hosts((one.rank,))))
-    word, first = _NAMES[one.name], one.steps[0]
+    who = window.who((outlier.rank,))
+    word, first = _NAMES[outlier.name], outlier.steps[0]
     numbers = window.facts.numbers
-    recent = numbers.steps(one.name)[-window.policy.outlier_min_history :]
-    is_open = repeated and one.steps[-1] >= recent[0]
+    recent = numbers.steps(outlier.name)[-window.policy.outlier_min_history :]
+    is_open = repeated and outlier.steps[-1] >= recent[0]
     how = (
-        f"is unlike the others at {len(one.steps)} of its newest samples"
+        f"is unlike the others at {len(outlier.steps)} of its newest samples"
         if repeated
         else f"had an odd batch at step {first:,}"
     )
-    return Finding(
-        key=f"{window.attempt}/outliers/{one.rank}",
-        detector="outliers",
-        kind="corruption" if repeated else "corrupt_batch",
+    return window.finding(
+        "corruption" if repeated else "corrupt_batch",
+        outlier.rank,
         severity=severity,
-        state="open" if is_open else "recovered",
-        attempt=window.attempt,
-        ranks=(one.rank,),
-        hosts=window.hosts((one.rank,)),
+        is_over=not is_open,
+        ranks=(outlier.rank,),
         onset_step=first,
-        onset_ms=window.time_ms(first),
-        ended_step=None if is_open else one.steps[-1],
-        what=f"{who} {how}: its {word} is {one.ratio:.1f} times that of its peers",
-        why=f"{one.z:.0f} sigma from {one.num_peers} peers before the reduction, where "
-        f"{one.cut:.1f} is what chance reaches"
+        ended_step=None if is_open else outlier.steps[-1],
+        what=f"{who} {how}: its {word} is {outlier.ratio:.1f} times that of its peers",
+        why=f"{outlier.z:.0f} sigma from {outlier.num_peers} peers before the reduction, where "
+        f"{outlier.cut:.1f} is what chance reaches"
         + ("; the whole job's gradient or loss rose in the same step" if spiked else ""),
-        next=f"Run the batch of rank {one.rank} at step {first:,} on another rank: the same number "
-        "means the data, another one means the GPU, its memory or the host",
-        confidence=0.8 if repeated or spiked else 0.6,
-        confidence_text=(
-            "medium: it repeats" if repeated
-            else "medium: the whole job felt it" if spiked else "medium: one sample of one rank"
+        next=f"Run the batch of rank {outlier.rank} at step {first:,} on another rank: the same "
+        "number means the data, another one means the GPU, its memory or the host",
+        confidence=(
+            0.8 if repeated or spiked else 0.6,
+            "it repeats"
+            if repeated
+            else "the whole job felt it"
+            if spiked
+            else "one sample of one rank",
         ),
         evidence=tuple(
-            Evidence(f"Step {step:,}", window.link(one.rank, step)) for step in one.steps[:6]
+            Evidence(f"Step {step:,}", window.link(outlier.rank, step))
+            for step in outlier.steps[:6]
         ),
         ruled_out=("A spike of all ranks: the others stay together in these steps",),
-        would_be_wrong_if="The rank is meant to read data unlike that of the others from there on",
-        policy_hash=window.policy.hash,
-    )  # fmt: skip
+        disproof="The rank is meant to read data unlike that of the others from there on",
+    )

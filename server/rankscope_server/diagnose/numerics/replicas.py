@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope_server.diagnose.numerics.skipped_updates import skipped_updates
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     NOT_HERE,
@@ -19,14 +18,16 @@ from rankscope_server.findings.finding import (
     ran,
     skipped,
 )
-from rankscope_server.findings.text import capital, place_text, ranks_text
+from rankscope_server.findings.statistics import median
+from rankscope_server.findings.text import ranks_text
 
 _NUMBER = "replica_checksum"
 _MAX_FINDINGS = 16
+_STEPS_BEHIND = 10  # of an unfinished step that accumulates gradients over some backward passes
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class DriftedReplicas:
     """Ranks of one set of replicas that do not agree; `ranks` is empty where none is in the
     minority."""
 
@@ -40,8 +41,6 @@ class Replicas:
     """Finds replicas of a model whose parameters are not the same bits any more."""
 
     name: ClassVar[str] = "replicas"
-    kinds: ClassVar[tuple[str, ...]] = ("replica_drift",)
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return which ranks drifted apart."""
@@ -59,7 +58,9 @@ class Replicas:
                 "`replica_check_steps` steps; sharded parameters have no replicas",
             )
         odd = drifted(checks, replica_sets(window, checks))
-        findings = _with_memory(window, [_finding(window, one) for one in odd[:_MAX_FINDINGS]])
+        findings = _with_memory(
+            window, [_finding(window, replica) for replica in odd[:_MAX_FINDINGS]]
+        )
         findings = [*idle, *findings]
         checked = () if findings else (f"replicas: equal bits at {len(checks)} checks",)
         return ran(self, findings, checked)
@@ -82,7 +83,7 @@ def replica_sets(window: Window, checks: Mapping[int, Mapping[int, float]]) -> l
 
     All ranks of a pipeline stage, if most of them agree at the first check. Else, as under
     tensor parallelism, a family of process groups of one size that covers the role without
-    overlap, if each of its groups agreed then; a family whose groups differ tells them apart.
+    overlap, if each of its groups agreed then; a family whose groups differ separates them.
     """
     by_role: dict[object, set[int]] = defaultdict(set)
     groups = {frozenset(ranks) for ranks in window.groups.values() if len(ranks) > 1}
@@ -129,7 +130,9 @@ def _largest_class(ranks: set[int] | frozenset[int], values: Mapping[int, float]
     return max(sizes.values(), default=0)
 
 
-def drifted(checks: Mapping[int, Mapping[int, float]], sets: Sequence[frozenset[int]]) -> list[Odd]:
+def drifted(
+    checks: Mapping[int, Mapping[int, float]], sets: Sequence[frozenset[int]]
+) -> list[DriftedReplicas]:
     """Return the ranks in the minority of their set, or that the set has no majority."""
     found = []
     for members in sets:
@@ -155,7 +158,9 @@ def drifted(checks: Mapping[int, Mapping[int, float]], sets: Sequence[frozenset[
     return found
 
 
-def _odd(members: frozenset[int], steps_of: Mapping[int | None, list[int]], last: int) -> list[Odd]:
+def _odd(
+    members: frozenset[int], steps_of: Mapping[int | None, list[int]], last: int
+) -> list[DriftedReplicas]:
     """Return one entry for ranks that differed at the same checks."""
     together: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank, steps in steps_of.items():
@@ -163,44 +168,40 @@ def _odd(members: frozenset[int], steps_of: Mapping[int | None, list[int]], last
             together[tuple(steps)].append(rank)
     everyone = tuple(sorted(members))
     found = [
-        Odd(everyone, tuple(sorted(ranks)), steps, steps[-1] == last)
+        DriftedReplicas(everyone, tuple(sorted(ranks)), steps, steps[-1] == last)
         for steps, ranks in together.items()
     ]
     undecided = tuple(steps_of.get(None, ()))
     if undecided and not found:
-        found.append(Odd(everyone, (), undecided, undecided[-1] == last))
+        found.append(DriftedReplicas(everyone, (), undecided, undecided[-1] == last))
     return sorted(found, key=lambda one: one.steps[0])
 
 
-def _finding(window: Window, one: Odd) -> Finding:
-    first, last = one.steps[0], one.steps[-1]
-    count, who = len(one.steps), one.ranks or one.members
-    named = bool(one.ranks)
-    others = len(one.members) - len(one.ranks)
-    hosts = window.hosts(one.ranks)
-    tag = "+".join(str(rank) for rank in who[:8])
+def _finding(window: Window, replicas: DriftedReplicas) -> Finding:
+    first, last = replicas.steps[0], replicas.steps[-1]
+    count, who = len(replicas.steps), replicas.ranks or replicas.members
+    named = bool(replicas.ranks)
+    others = len(replicas.members) - len(replicas.ranks)
+    hosts = window.hosts(replicas.ranks)
+    tag, is_one = "+".join(str(rank) for rank in who[:8]), len(replicas.ranks) == 1
     what = (
-        f"{capital(place_text(one.ranks, hosts))} no longer hold{'s' * (len(one.ranks) == 1)} the "
-        f"parameters of {'its' if len(one.ranks) == 1 else 'their'} {others} replicas"
+        f"{window.who(replicas.ranks)} no longer {'holds' if is_one else 'hold'} the parameters of "
+        f"{'its' if is_one else 'their'} {others} replicas"
         if named
-        else f"The replicas on {ranks_text(one.members)} no longer hold the same parameters"
+        else f"The replicas on {ranks_text(replicas.members)} no longer hold the same parameters"
     )
-    since = f"since step {first:,}" if one.is_open else f"from step {first:,} to step {last:,}"
+    since = f"since step {first:,}" if replicas.is_open else f"from step {first:,} to step {last:,}"
     confidence = 0.95 if named and count > 1 else 0.85 if named else 0.7
-    steps = " and ".join(f"{step:,}" for step in one.steps[:3]) + " ..." * (count > 3)
+    steps = " and ".join(f"{step:,}" for step in replicas.steps[:3]) + " ..." * (count > 3)
     minority = "in the minority" if named else "no value has a majority"
-    return Finding(
-        key=f"{window.attempt}/replicas/{tag}",
-        detector="replicas",
-        kind="replica_drift",
-        severity="critical",
-        state="open" if one.is_open else "recovered",
-        attempt=window.attempt,
-        ranks=one.ranks,
+    return window.finding(
+        "replica_drift",
+        tag,
+        is_over=not replicas.is_open,
+        ranks=replicas.ranks,
         hosts=hosts,
         onset_step=first,
-        onset_ms=window.time_ms(first),
-        ended_step=None if one.is_open else last,
+        ended_step=None if replicas.is_open else last,
         what=f"{what} {since}",
         why=f"The checksum over the bits of all parameters is {minority} at {count} "
         f"check{'s' * (count > 1)} (step{'s' * (count > 1)} {steps}); equal replicas have equal "
@@ -209,21 +210,24 @@ def _finding(window: Window, one: Odd) -> Finding:
         f"step {first:,}, then test memory and matrix products"
         f"{' on ' + hosts[0] if len(hosts) == 1 else ' on these hosts'}; each checkpoint since "
         "then may hold the damage",
-        next_command="rankscope doctor",
-        confidence=confidence,
-        confidence_text=(
-            "high: exact comparison, a majority agrees" if named
-            else "medium: exact comparison, but no majority says who is right"
-        ) + (f", at {count} checks" if count > 1 else ", at one check so far"),
+        command="rankscope doctor",
+        confidence=(
+            confidence,
+            (
+                "exact comparison, a majority agrees"
+                if named
+                else "exact comparison, but no majority says who is right"
+            )
+            + (f", at {count} checks" if count > 1 else ", at one check so far"),
+        ),
         evidence=tuple(
             Evidence(f"Step {step:,}: {minority}", window.link(who[0], step))
-            for step in one.steps[:4]
+            for step in replicas.steps[:4]
         ),
         ruled_out=("Rounding: the sum is over bits read as integers, in any order the same",),
-        would_be_wrong_if="These ranks are not replicas of each other, or hold parameters that "
+        disproof="These ranks are not replicas of each other, or hold parameters that "
         "are meant to differ",
-        policy_hash=window.policy.hash,
-    )  # fmt: skip
+    )
 
 
 def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
@@ -238,3 +242,68 @@ def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
             finding = replace(finding, onset_step=old.onset_step, onset_ms=old.onset_ms, what=what)
         kept.append(finding)
     return kept
+
+
+def skipped_updates(window: Window) -> list[Finding]:
+    """Return one finding for each rank whose steps do not end though its collectives go on.
+
+    A step ends with the optimizer. A rank that calls the same collectives as its group while its
+    step does not end leaves its updates out: its copy of the weights stays behind, checked or not.
+    """
+    states = window.states
+    if len(states) < window.policy.min_role_size:
+        return []
+    newest = max(state.step for state in states.values())
+    behind = [rank for rank, state in states.items() if newest - state.step > _STEPS_BEHIND]
+    level = [rank for rank in states if rank not in behind]
+    if not behind or 2 * len(behind) >= len(states):
+        return []
+    return [
+        _skipped_finding(window, rank, newest)
+        for rank in sorted(behind)
+        if any(_goes_along(window, rank, other) for other in level)
+    ]
+
+
+def _goes_along(window: Window, rank: int, other: int) -> bool:
+    """Return whether two ranks of one role made as many calls in a group of theirs."""
+    mine, theirs = window.ranks.get(rank), window.ranks.get(other)
+    if mine is None or theirs is None or (mine.role, mine.stage) != (theirs.role, theirs.stage):
+        return False
+    issued = {group.group: group.issued for group in window.states[other].groups}
+    per_step = _calls_per_step(window, other)
+    return any(
+        group.issued and abs(group.issued - issued.get(group.group, 0)) <= max(2.0, 2 * per_step)
+        and issued.get(group.group, 0) > _STEPS_BEHIND * per_step
+        for group in window.states[rank].groups
+    )  # fmt: skip
+
+
+def _calls_per_step(window: Window, rank: int) -> float:
+    state = window.states[rank]
+    most = max((group.issued for group in state.groups), default=0)
+    return most / max(state.step, 1)
+
+
+def _skipped_finding(window: Window, rank: int, newest: int) -> Finding:
+    since = window.states[rank].step
+    who = window.who((rank,))
+    confidence = 0.85
+    usual = median(window.steps.get("duration"), 1) if window.steps.num_steps else None
+    pace = "" if usual is None or not len(usual) else f", {newest - since:,} steps by now"
+    return window.finding(
+        "replica_drift",
+        f"updates/{rank}",
+        ranks=(rank,),
+        onset_step=since,
+        confidence=(confidence, "its collectives are counted, and no optimizer step"),
+        what=f"{who} has not updated its weights since step {since:,}; the others are in step "
+        f"{newest:,}",
+        why=f"It calls the collectives that the others call{pace}, and its optimizer takes no "
+        "step: its weights stay as they were while it adds its gradients to theirs",
+        next=f"Find the condition under which rank {rank} leaves optimizer.step() out; restart it "
+        "from a checkpoint of another replica",
+        evidence=(Evidence(f"Rank {rank}, its last step", window.link(rank, since)),),
+        ruled_out=("A rank that hangs: it calls what the others call",),
+        disproof=f"Rank {rank} has no optimizer by design, or calls rankscope.step() more rarely",
+    )

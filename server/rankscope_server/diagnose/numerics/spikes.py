@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import SIGMA_PER_MAD
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, ran, skipped
+from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.observe.number_table import NumberTable
 
-Array = NDArray[Any]
 _MAX_FINDINGS = 8
 _LAGS = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """Values of one number that lie far above those before, `first` to `last` step."""
+    """Values of one number that are far above those before, `first` to `last` step."""
 
     name: str
     first: int
@@ -39,8 +37,6 @@ class Spikes:
     """Finds spikes of loss and gradient norm, and losses that do not come back from one."""
 
     name: ClassVar[str] = "spikes"
-    kinds: ClassVar[tuple[str, ...]] = ("loss_spike", "divergence")
-    needs: ClassVar[frozenset[str]] = frozenset({"metrics"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the spikes of an attempt; those that passed are info."""
@@ -79,10 +75,10 @@ def spikes_of(numbers: NumberTable, name: str, policy: Policy) -> list[Spike]:
 
 
 def find_spikes(name: str, steps: Array, values: Array, policy: Policy) -> list[Spike]:
-    """Return the stretches in which values lie far above the history before them.
+    """Return the stretches in which values are far above the history before them.
 
     The history of a stretch is frozen at its first value; it ends when as many values as it took
-    to begin lie below half the level.
+    to begin are below half the level.
     """
     is_loss = name == "loss"
     limit = policy.spike_loss_z if is_loss else policy.spike_norm_z
@@ -90,7 +86,7 @@ def find_spikes(name: str, steps: Array, values: Array, policy: Policy) -> list[
     centre, sigma = history(values, policy, is_loss=is_loss)
     with np.errstate(invalid="ignore"):
         high = values > centre + limit * sigma
-    found: list[Spike] = []
+    spikes: list[Spike] = []
     at = 0
     while at < len(values):
         if not high[at : at + needed].all() or at + needed > len(values):
@@ -103,12 +99,12 @@ def find_spikes(name: str, steps: Array, values: Array, policy: Policy) -> list[
         is_over = bool(len(quiet))
         stop = at + int(quiet[0]) - policy.spike_loss_values + 1 if is_over else len(values)
         stop = max(stop, at + 1)
-        found.append(
+        spikes.append(
             Spike(name, int(steps[at]), int(steps[stop - 1]), float(values[at:stop].max()),
                   float(centre[at]), float(sigma[at]), stop - at, is_over)
         )  # fmt: skip
         at = stop + policy.spike_loss_values
-    return found
+    return spikes
 
 
 def history(values: Array, policy: Policy, *, is_loss: bool) -> tuple[Array, Array]:
@@ -167,45 +163,42 @@ def _finding(window: Window, spike: Spike, other: Spike | None) -> Finding:
         name = "gradient norm" if other.name != "loss" else "loss"
         why += f"; the {name} rises with it, to {_shown(other.name, other.peak)}"
     confidence = 0.9 if lasting and other is not None else 0.8 if lasting else 0.7
-    return Finding(
-        key=f"{window.attempt}/spikes/{spike.first}",
-        detector="spikes",
-        kind="divergence" if lasting else "loss_spike",
+    return window.finding(
+        "divergence" if lasting else "loss_spike",
+        spike.first,
         severity="critical" if lasting and not alternates else "info",
-        state="recovered" if spike.is_over else "open",
-        attempt=window.attempt,
+        is_over=spike.is_over,
         onset_step=spike.first,
-        onset_ms=window.time_ms(spike.first),
         ended_step=spike.last if spike.is_over else None,
         what=what,
         why=why,
         next="Nothing, if they train against each other: what one gains the other loses. Look at "
-        "the loss of each" if alternates
+        "the loss of each"
+        if alternates
         else f"Go on from a checkpoint saved before step {spike.first:,} with a lower learning "
-        "rate or without the batches of these steps" if lasting
+        "rate or without the batches of these steps"
+        if lasting
         else "Nothing, if it stays rare; look at the batches of these steps if it returns",
-        confidence=confidence,
-        confidence_text=(
-            "high: loss and gradient norm agree" if confidence >= 0.85
-            else f"medium: one number, {spike.num_values} values of it"
+        confidence=(
+            confidence,
+            "loss and gradient norm agree"
+            if confidence >= 0.85
+            else f"one number, {spike.num_values} values of it",
         ),
-        evidence=(
-            Evidence(f"Step {spike.first:,} to {spike.last:,}: up to {peak}, before {centre}"),
-        ),
-        would_be_wrong_if="The data or the loss function changed there on purpose",
-        policy_hash=window.policy.hash,
-    )  # fmt: skip
+        evidence=(f"Step {spike.first:,} to {spike.last:,}: up to {peak}, before {centre}",),
+        disproof="The data or the loss function changed there on purpose",
+    )
 
 
-def _with_memory(window: Window, found: list[Finding]) -> list[Finding]:
+def _with_memory(window: Window, findings: list[Finding]) -> list[Finding]:
     """Keep a divergence whose onset has left the table: its history is diverged values now."""
     steps = window.facts.numbers.steps("loss")
     horizon = steps[min(len(steps) - 1, window.policy.spike_min_history)] if steps else 0
-    now = {finding.key for finding in found}
+    now = {finding.key for finding in findings}
     kept = [
         replace(old)
         for key, old in window.before.items()
         if old.detector == "spikes" and old.kind == "divergence" and old.state == "open"
         and key not in now and (old.onset_step or 0) <= horizon
     ]  # fmt: skip
-    return [*kept, *found]
+    return [*kept, *findings]

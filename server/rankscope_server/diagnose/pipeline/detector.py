@@ -7,24 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.wire.formulas import rank_hours_per_day, throughput_loss
-from rankscope_server.diagnose.pipeline.layer_split import best_split
+from rankscope.wire.formulas import throughput_loss
 from rankscope_server.diagnose.pipeline.shortcut import bubble_finding, stages_of, uneven_finding
-from rankscope_server.diagnose.pipeline.split import Split, split_of
+from rankscope_server.diagnose.pipeline.split import Split, best_split, split_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import (
     NOT_HERE,
     DetectorResult,
-    DetectorStatus,
-    Evidence,
     Finding,
+    ran,
+    skipped,
 )
 from rankscope_server.findings.statistics import median
 from rankscope_server.findings.text import (
-    confidence_word,
     ms_text,
     percent_text,
     ranks_text,
+    ratio_text,
     times_text,
 )
 from rankscope_server.replay.recorded_program import NoReplay, Program
@@ -38,13 +37,11 @@ class Pipeline:
     """Finds stages that compute longer than the others, and splits what a pipeline idles."""
 
     name: ClassVar[str] = "pipeline"
-    kinds: ClassVar[tuple[str, ...]] = ("stage_imbalance", "pipeline_bubble")
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps", "collectives"})
 
     def look(self, window: Window) -> DetectorResult:
-        """Return the uneven stage, if any; what the pipeline idles is told as checked."""
+        """Return the uneven stage, if any; what the pipeline idles is reported as checked."""
         if all(known.num_stages < 2 for known in window.ranks.values()):
-            return self._skipped("no rank owns a stage of a pipeline", NOT_HERE)
+            return skipped(self, "no rank owns a stage of a pipeline", NOT_HERE)
         try:
             replay, programs = window.replays.newest(
                 window.steps, window.ranks, window.groups, window.policy
@@ -53,40 +50,33 @@ class Pipeline:
             return self._without_replay(window, str(error))
         counts = _microbatches(window, replay, programs)
         if counts is None:
-            return self._skipped(
-                "the number of microbatches is not known", "use torch.distributed.pipelining"
+            return skipped(
+                self, "the number of microbatches is not known", "use torch.distributed.pipelining"
             )
         if replay.stage.max() == 0:
-            return self._skipped("only one stage reports", "attach the agent to all ranks")
+            return skipped(self, "only one stage reports", "attach the agent to all ranks")
         columns = np.searchsorted(window.steps.steps, replay.steps)
         cells = {name: window.steps.get(name)[:, columns].astype(float) for name in _PHASES}
         try:
             split = split_of(replay, cells, *counts)
         except NoReplay as error:
-            return self._skipped(str(error), "use one optimizer, or rankscope.phase()")
-        status = DetectorStatus(self.name, str(self.__doc__), "ran")
+            return skipped(self, str(error), "use one optimizer, or rankscope.phase()")
         stages = stages_of(window, counts[0])
         bubble = None if stages is None or counts[1] > 1 else bubble_finding(window, stages)
         found = () if bubble is None else (bubble,)
         if split.imbalance < window.policy.imbalance_ratio:
-            return DetectorResult(status, found, (f"pipeline: {_idle_text(split)}",))
+            return ran(self, found, (f"pipeline: {_idle_text(split)}",))
         steady = _steadiness(replay, cells, split)
-        return DetectorResult(status, (_finding(window, replay, split, steady), *found))
+        return ran(self, (_finding(window, replay, split, steady), *found))
 
     def _without_replay(self, window: Window, reason: str) -> DetectorResult:
-        """Return what own work alone tells (1.5: the stated shortcut)."""
+        """Return what self time alone shows."""
         stages = stages_of(window, 0)
         if stages is None:
-            return self._skipped(reason, "record collectives on all ranks, or wait")
+            return skipped(self, reason, "record collectives on all ranks, or wait")
         found = (uneven_finding(window, stages), bubble_finding(window, stages))
-        note = f"by own work alone: {reason}"
-        status = DetectorStatus(self.name, str(self.__doc__), "ran", note)
-        return DetectorResult(status, tuple(one for one in found if one is not None))
-
-    def _skipped(self, reason: str, remedy: str) -> DetectorResult:
-        return DetectorResult(
-            DetectorStatus(self.name, str(self.__doc__), "skipped", reason, remedy)
-        )
+        findings = [finding for finding in found if finding is not None]
+        return ran(self, findings, note=f"by self time alone: {reason}")
 
 
 def _microbatches(
@@ -141,41 +131,34 @@ def _finding(window: Window, replay: Replay, split: Split, steady: float) -> Fin
     cost = throughput_loss(split.step_ms, split.balanced_step_ms)
     confidence = 0.6 + 0.2 * (steady >= _STEADY_SHARE) + 0.1 * (abs(replay.error_ratio()) < 0.005)
     enough = split.enough_microbatches()
-    return Finding(
-        key=f"{window.attempt}/pipeline/stage_imbalance/{stage}",
-        detector="pipeline",
-        kind="stage_imbalance",
-        severity="info",  # advice: the job runs as it was written
-        attempt=window.attempt,
+    return window.finding(
+        "stage_imbalance",
+        f"stage_imbalance/{stage}",
         ranks=ranks,
-        hosts=window.hosts(ranks),
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+        cost=cost,
         what=f"The pipeline idles {percent_text(split.bubble)} of each step, "
         f"{percent_text(split.schedule)} by its schedule and {percent_text(split.imbalance)} by "
         f"stage {stage}",
-        why=f"Stage {stage} ({ranks_text(ranks)}) computes {times_text(split.slowest_ratio)} as "
-        f"long as the mean of the others: {ms_text(split.stage_ms[stage])} a step, the others "
+        why=f"Stage {stage} ({ranks_text(ranks)}) is {ratio_text(split.slowest_ratio)} slower than "
+        f"the mean of the others: {ms_text(split.stage_ms[stage])} a step, the others "
         f"{', '.join(ms_text(ms) for s, ms in enumerate(split.stage_ms) if s != stage)}",
         next=_advice(window, split),
-        confidence=round(confidence, 2),
-        confidence_text=f"{confidence_word(confidence)}: stage {stage} is the slowest in "
-        f"{percent_text(steady)} of {len(replay.steps)} steps, and a replay gives back their times "
-        f"within {100 * abs(replay.error_ratio()):.1f} %",
+        confidence=(
+            round(confidence, 2),
+            f"stage {stage} is the slowest in {percent_text(steady)} of {len(replay.steps)} "
+            "steps, and a replay gives back their times within "
+            f"{100 * abs(replay.error_ratio()):.1f} %",
+        ),
         evidence=(
-            Evidence(_idle_text(split)),
-            Evidence(
-                f"Replay with all stages at their mean: {ms_text(split.balanced_step_ms)} a step "
-                f"in place of {ms_text(split.step_ms)}"
-            ),
-            Evidence(
-                f"{enough} microbatches or more bring the schedule's share to 5 %: "
-                f"{percent_text(split.gain_of_microbatches(enough))} more throughput at the same "
-                "batch, less what smaller microbatches lose in the kernels; they hold no more "
-                "activations"
-            )
+            _idle_text(split),
+            f"Replay with all stages at their mean: {ms_text(split.balanced_step_ms)} a step "
+            f"in place of {ms_text(split.step_ms)}",
+            f"{enough} microbatches or more bring the schedule's share to 5 %: "
+            f"{percent_text(split.gain_of_microbatches(enough))} more throughput at the same "
+            "batch, less what smaller microbatches lose in the kernels; they hold no more "
+            "activations"
             if enough > split.num_microbatches
-            else Evidence(f"{split.num_microbatches} microbatches are enough"),
+            else f"{split.num_microbatches} microbatches are enough",
         ),
         ruled_out=(
             "One slow rank: the stage's median over its replicas counts"
@@ -184,9 +167,8 @@ def _finding(window: Window, replay: Replay, split: Split, steady: float) -> Fin
             f"Transfers between stages: without them {percent_text(split.transfer)} of the span "
             "would be saved",
         ),
-        would_be_wrong_if=f"Stage {stage} became slow at some step while its work stayed the same: "
+        disproof=f"Stage {stage} became slow at some step while its work stayed the same: "
         "then it is a slow rank, not an uneven split",
-        policy_hash=window.policy.hash,
     )
 
 

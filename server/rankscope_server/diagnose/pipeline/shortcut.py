@@ -1,6 +1,6 @@
 """What a pipeline idles and which stage is uneven, where its steps cannot be replayed.
 
-Own work of the stages stands for their compute, and the schedule's idle share is that of even
+Self time of the stages is taken for their compute, and the schedule's idle share is that of even
 stages: (p - 1) / (m + p - 1) for p stages and m microbatches (GPipe, arXiv 1811.06965, section
 2.3; 1F1B idles as much). Transfers and overlap are not seen.
 """
@@ -8,31 +8,26 @@ stages: (p - 1) / (m + p - 1) for p stages and m microbatches (GPipe, arXiv 1811
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import Evidence, Finding
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.finding import Finding
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import (
-    confidence_word,
     ms_text,
     percent_text,
     ranks_text,
-    times_text,
+    ratio_text,
 )
-from rankscope_server.observe.deviation import warmup_columns
+from rankscope_server.observe.deviation import usual_steps
 
-Array = NDArray[Any]
 _STEADY_SHARE = 0.8  # of the steps in which the same stage is the slowest
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Own work of each stage, ms a step, over the newest steps."""
+    """Self time of each stage, ms a step, over the newest steps."""
 
     ranks: tuple[tuple[int, ...], ...]  # by stage
     own_ms: Array  # stages x steps
@@ -61,10 +56,12 @@ class Stages:
 def stages_of(window: Window, microbatches: int) -> Stages | None:
     """Return the stages over the newest steps; None for too few of them."""
     table, policy = window.steps, window.policy
-    usable = ~table.special()
-    usable[: max(0, warmup_columns(table.head("duration"), policy) - table.dropped_steps)] = False
-    columns = np.flatnonzero(usable)[-policy.stall_steps :]
-    known = {rank: one.stage for rank, one in window.ranks.items() if one.num_stages > 1}
+    columns = np.flatnonzero(usual_steps(table, policy))[-policy.stall_steps :]
+    known = {
+        rank: registered.stage
+        for rank, registered in window.ranks.items()
+        if registered.num_stages > 1
+    }
     stages = sorted({stage for stage in known.values() if stage >= 0})
     if len(columns) < policy.min_steps or len(stages) < 2:
         return None
@@ -97,28 +94,25 @@ def uneven_finding(window: Window, stages: Stages) -> Finding | None:
     cost = 1.0 - float(np.mean(usual)) / float(usual[stage])
     ranks = stages.ranks[stage]
     confidence = 0.6
-    return Finding(
-        key=f"{window.attempt}/pipeline/stage_imbalance/{stage}",
-        detector="pipeline",
-        kind="stage_imbalance",
-        severity="info",  # advice: the job runs as it was written
-        attempt=window.attempt,
-        cost_throughput_ratio=cost,  # nobody is named: a rank that was always slow looks alike
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
-        what=f"Stage {stage} of the pipeline works {times_text(ratio)} as long as the others",
+    return window.finding(
+        "stage_imbalance",
+        f"stage_imbalance/{stage}",
+        cost=cost,
+        what=f"Stage {stage} of the pipeline is {ratio_text(ratio)} slower than the others",
         why=f"Stage {stage} ({ranks_text(ranks)}) works {ms_text(float(usual[stage]))} a step, the "
         f"others {', '.join(ms_text(float(ms)) for ms in others)}; even stages would save up to "
-        f"{percent_text(cost)} of each step (by own work: the steps could not be replayed)",
+        f"{percent_text(cost)} of each step (by self time: the steps could not be replayed)",
         next=f"Move layers from stage {stage} to stage {int(np.argmin(usual))}; time the layers "
         "first: log_metrics(step, layer_ms_0=...) lets Rankscope say how many",
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: stage {stage} is the slowest in "
-        f"{percent_text(steady)} of the steps; what transfers hide is not known",
-        evidence=(Evidence(_idle_text(stages)),),
+        confidence=(
+            confidence,
+            f"stage {stage} is the slowest in "
+            f"{percent_text(steady)} of the steps; what transfers hide is not known",
+        ),
+        evidence=(_idle_text(stages),),
         ruled_out=("The schedule: its idle time is that of even stages",),
-        would_be_wrong_if=f"Stage {stage} holds as many layers as the others: then its rank is "
+        disproof=f"Stage {stage} holds as many layers as the others: then its rank is "
         "slow, and was so from the first step on",
-        policy_hash=policy.hash,
     )
 
 
@@ -132,14 +126,10 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
     # At the same batch a step is as long as all microbatches and the fill: m / (m + p - 1) works.
     cost = 1.0 - (count / (count + extra)) / (enough / (enough + extra))
     confidence = 0.7
-    return Finding(
-        key=f"{window.attempt}/pipeline/pipeline_bubble",
-        detector="pipeline",
-        kind="pipeline_bubble",
-        severity="info",  # advice: the job runs as it was written
-        attempt=window.attempt,
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+    return window.finding(
+        "pipeline_bubble",
+        "pipeline_bubble",
+        cost=cost,
         what=f"The pipeline idles {percent_text(stages.idle)} of each step, "
         f"{percent_text(schedule)} by its schedule: {count} microbatches are few for "
         f"{extra + 1} stages",
@@ -149,19 +139,16 @@ def bubble_finding(window: Window, stages: Stages) -> Finding | None:
         next=f"Cut the batch into {enough} microbatches or more, or interleave several chunks of "
         f"the model on each stage; up to {percent_text(cost)} of the time is to be had, less what "
         "smaller microbatches lose in the kernels",
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: the schedule's share is a formula, idle "
-        "time is measured",
-        evidence=(Evidence(_idle_text(stages)),),
-        would_be_wrong_if="The schedule overlaps steps, as asynchronous pipelines do",
-        policy_hash=policy.hash,
+        confidence=(confidence, "the schedule's share is a formula, idle time is measured"),
+        evidence=(_idle_text(stages),),
+        disproof="The schedule overlaps steps, as asynchronous pipelines do",
     )
 
 
 def _idle_text(stages: Stages) -> str:
     schedule = stages.schedule
-    told = "not known" if schedule is None else percent_text(schedule)
+    share = "not known" if schedule is None else percent_text(schedule)
     return (
         f"idle {percent_text(stages.idle)} of a step of {ms_text(stages.step_ms)}; by the schedule "
-        f"{told} ({len(stages.ranks)} stages, {stages.microbatches or 'unknown'} microbatches)"
+        f"{share} ({len(stages.ranks)} stages, {stages.microbatches or 'unknown'} microbatches)"
     )

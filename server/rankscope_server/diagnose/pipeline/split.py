@@ -1,24 +1,21 @@
 """Where a pipeline's idle time goes: schedule, imbalance, transfers and the rest.
 
-Own work of stages and spans are means over ranks, because one rank's timers can fall below the
+Self time of stages and spans are means over ranks, because one rank's timers can fall below the
 ideal. Each part is the difference of two replays, so the parts add up to the whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.replay.recorded_program import NoReplay
 from rankscope_server.replay.replay import Replay
 
-Array = NDArray[Any]
 _IDEAL_BUBBLE = 0.05
 
 
@@ -76,7 +73,7 @@ def split_of(
     num_microbatches: int,
     num_chunks: int,
 ) -> Split:
-    """Return the split. `cells` are "data", "forward", "backward", "optimizer", "other": own work.
+    """Return the split. `cells` are "data", "forward", "backward", "optimizer", "other": self time.
 
     Ranks x steps in ms, rows and columns those of the replay. Raises NoReplay.
     """
@@ -135,3 +132,41 @@ def _scaled(replay: Replay, factor: Array, fixed: Array) -> Array:
     by_node = np.where(is_work, factor[replay.graph.rank], 1.0)[:, None]
     scaled: Array = (replay.recorded - fixed) * by_node + fixed
     return scaled
+
+
+def best_split(
+    layer_ms: Sequence[float],
+    num_stages: int,
+    *,
+    layer_bytes: Sequence[float] = (),
+    stage_limit_bytes: float = float("inf"),
+) -> tuple[int, ...] | None:
+    """Return how many layers each stage takes so that the slowest stage is as fast as can be.
+
+    Dynamic programme over prefixes: the best slowest stage of the first i layers in k stages is
+    the least over j of max(best of the first j in k - 1, layers j to i). Layers keep their order,
+    so the first (embedding) stays on the first stage and the last (loss) on the last. Every stage
+    takes at least one. None where no split keeps every stage below `stage_limit_bytes`.
+    """
+    count = len(layer_ms)
+    if not 1 <= num_stages <= count:
+        return None
+    times = np.concatenate([[0.0], np.cumsum(layer_ms)])
+    sizes = np.concatenate([[0.0], np.cumsum(layer_bytes or np.zeros(count))])
+    best = np.full((num_stages + 1, count + 1), np.inf)
+    cut = np.zeros((num_stages + 1, count + 1), np.int64)
+    best[0, 0] = 0.0
+    for stage in range(1, num_stages + 1):
+        for stop in range(stage, count + 1):
+            begins = np.arange(stage - 1, stop)
+            fits = sizes[stop] - sizes[begins] <= stage_limit_bytes
+            slowest = np.maximum(best[stage - 1, begins], times[stop] - times[begins])
+            slowest = np.where(fits, slowest, np.inf)
+            cut[stage, stop] = begins[np.argmin(slowest)]
+            best[stage, stop] = slowest.min()
+    if not np.isfinite(best[num_stages, count]):
+        return None
+    bounds = [count]
+    for stage in range(num_stages, 0, -1):
+        bounds.append(int(cut[stage, bounds[-1]]))
+    return tuple(int(size) for size in np.diff(bounds[::-1]))

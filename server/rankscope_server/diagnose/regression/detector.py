@@ -5,24 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.formulas import SIGMA_PER_MAD
-from rankscope_server.diagnose.regression.words import regression_finding, slowdown_finding
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
+from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, ran, skipped
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.statistics import median
-from rankscope_server.findings.text import ms_text, times_text
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.statistics import Array, median
+from rankscope_server.findings.text import (
+    capital,
+    cut,
+    ms_text,
+    percent_text,
+    ranks_text,
+    times_text,
+)
 from rankscope_server.observe.baseline import MAX_TIMES, PHASES, RunSummary, mann_whitney_p
-from rankscope_server.observe.deviation import warmup_columns
+from rankscope_server.observe.deviation import usual_steps
 from rankscope_server.observe.environment_rules import kind_of, level_of
 
-Array = NDArray[Any]
 _LEAST_BLOCKS_BEFORE = 2  # of 40 steps: how the job was
+_STEPS = 200  # on each side of the change that are compared
+_SHOWN = 4  # ranks in the evidence
+_WORDS = {"blocked": "waiting for other ranks and communication", "other": "time outside phases"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class Slower:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
+class StepSlowdown:
     """A change within a run that lasts. `step` is the first slow one."""
 
     step: int
@@ -56,8 +64,6 @@ class Regression:
     """Finds runs that are slower than earlier runs of the same job, or than they were before."""
 
     name: ClassVar[str] = "regression"
-    kinds: ClassVar[tuple[str, ...]] = ("regression", "slowdown")
-    needs: ClassVar[frozenset[str]] = frozenset({"steps"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return whether the run is slower than it should be."""
@@ -71,7 +77,7 @@ class Regression:
         if now is None:
             return ran(self, not_known=(rise,))
         findings: list[Finding] = []
-        earlier = [one for one in window.earlier if one.run_id != window.run_id]
+        earlier = [run for run in window.earlier if run.run_id != window.run_id]
         slower = slower_than(now, earlier, policy)
         if slower is not None:
             findings.append(regression_finding(window, slower))
@@ -86,14 +92,9 @@ class Regression:
 def steady(window: Window) -> tuple[Array, Array]:
     """Return steps and their times in ms, without warm-up and special steps."""
     table = window.steps
-    special = table.special()
-    if special.size and special.mean() > 0.5:
-        special[:] = False
-    if not table.dropped_steps and table.num_steps:
-        special[: warmup_columns(table.head("duration"), window.policy)] = True
     durations = table.get("duration")[table.some_rows()].astype(float)
     times = median(durations, 0) if len(durations) else np.zeros(0)
-    good = ~special & ~np.isnan(times)
+    good = usual_steps(table, window.policy, are_most_special=True) & ~np.isnan(times)
     return table.steps[good], times[good]
 
 
@@ -124,12 +125,12 @@ def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) 
     The rise must exceed 2 %, what chance does to one more run, and what it does to single steps;
     with one earlier run 5 %. Runs with another number of tokens are compared by token.
     """
-    usable = [one for one in earlier if len(one.times_ms) >= policy.steady_steps]
+    usable = [run for run in earlier if len(run.times_ms) >= policy.steady_steps]
     usable = usable[-policy.baseline_runs :]
     if not usable:
         return None
-    scales = [_scale(now, one) for one in usable]
-    medians = np.array([one.step_ms * scale for one, scale in zip(usable, scales, strict=True)])
+    scales = [_scale(now, run) for run in usable]
+    medians = np.array([run.step_ms * scale for run, scale in zip(usable, scales, strict=True)])
     base = float(np.median(medians))
     rise = now.step_ms / base - 1.0
     limit = policy.regression_one_run
@@ -141,7 +142,7 @@ def slower_than(now: RunSummary, earlier: Sequence[RunSummary], policy: Policy) 
     if rise <= limit:
         return None
     times = np.concatenate(
-        [one.times_ms * scale for one, scale in zip(usable, scales, strict=True)]
+        [run.times_ms * scale for run, scale in zip(usable, scales, strict=True)]
     )
     p = mann_whitney_p(times, now.times_ms)
     if p >= policy.regression_p:
@@ -189,11 +190,11 @@ def _other_lengths(window: Window, steps: Array) -> bool:
     return abs(late / max(early, 1e-9) - 1.0) > 0.01
 
 
-def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
+def slowdown_of(steps: Array, times: Array, policy: Policy) -> StepSlowdown | None:
     """Return a lasting change of the step time within a run; None where it is flat.
 
     Medians of blocks of 40 steps as logarithms; one step and one straight line are fitted, the
-    better one tells which it is. The change must stand out of how blocks scatter. A step close to
+    better one says which it is. The change must stand out of how blocks scatter. A step close to
     an end is no line either, even where it is too close to exceed chance.
     """
     size = policy.slowdown_block
@@ -217,7 +218,7 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     size_ln = float(slope * (count - 1)) if gradual else after - before
     best = slope * places + start if gradual else np.where(places < at, before, after)
     rest = blocks - best
-    # Blocks that hang together scatter more than their neighbours tell: both count.
+    # Blocks that hang together scatter more than their neighbours show: both count.
     near = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(rest)))) / np.sqrt(2.0)
     sigma = max(near, float(np.std(rest)), 1e-4)
     strength = size_ln / sigma
@@ -226,18 +227,18 @@ def slowdown_of(steps: Array, times: Array, policy: Policy) -> Slowdown | None:
     if gradual:
         low, high = float(np.exp(start)), float(np.exp(start + size_ln))
         seconds = float(kept.sum()) / 1e3
-        return Slowdown(
+        return StepSlowdown(
             int(first_steps[0]), float(np.expm1(size_ln)), low, high, True, strength, seconds
         )
     turn = _turning_step(np.log(times), skipped_steps + at * size, size, before, after)
-    return Slowdown(
+    return StepSlowdown(
         int(steps[turn]), float(np.expm1(size_ln)), float(np.exp(before)),
         float(np.exp(after)), False, strength, float(times[turn:].sum()) / 1e3,
     )  # fmt: skip
 
 
 def _turning_step(logs: Array, near: int, reach: int, before: float, after: float) -> int:
-    """Return the place within `reach` of `near` from which on times lie at `after`.
+    """Return the place within `reach` of `near` from which on times are at `after`.
 
     Blocks end with the newest step, so where they divide moves with each step; this does not.
     """
@@ -316,3 +317,174 @@ def _best_split(blocks: Array, before: int, after: int) -> tuple[int, float]:
     ]
     best = int(np.argmin(errors))
     return before + best, errors[best]
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What changed with it, and where to look therefore."""
+
+    evidence: tuple[Evidence, ...] = ()
+    next: str = ""
+    command: str = ""
+
+
+def lead_of(window: Window, change: StepSlowdown) -> Lead:
+    """Return which ranks' other threads, or lack of a processor, are most of the rise.
+
+    A lead where no rank is to blame: ranks that share processors slow each other, so that all of
+    them are slower and none stands out.
+    """
+    more_ms = (change.after_ms - change.before_ms) * window.policy.min_explained_share
+    busy = _busier(window, change.step, more_ms)
+    held = _held(window, change, more_ms)
+    evidence = [
+        Evidence(
+            f"Other threads of rank {rank} take {ms_text(after)} of processor time a step since "
+            f"then, {ms_text(before)} before", window.link(rank, change.step)
+        )
+        for rank, (before, after) in list(busy.items())[:_SHOWN]
+    ]  # fmt: skip
+    evidence += [
+        Evidence(
+            f"Rank {rank} was ready to run and had no processor for {percent_text(after)} of the "
+            f"time since then, {percent_text(before)} before"
+        )
+        for rank, (before, after) in list(held.items())[:_SHOWN]
+    ]
+    if busy:
+        known = window.ranks.get(next(iter(busy)))
+        return Lead(
+            tuple(evidence),
+            f"Look first at what the other threads of {ranks_text(sorted(busy))} do since step "
+            f"{change.step:,}: they take the processor, or Python's interpreter lock",
+            f"py-spy dump --pid {known.pid}" if known and known.pid else "",
+        )
+    if held:
+        hosts = window.hosts(tuple(held))
+        return Lead(
+            tuple(evidence),
+            f"{capital(ranks_text(sorted(held)))} had no processor: see what else runs on "
+            f"{', '.join(hosts) or 'their hosts'} since step {change.step:,}",
+            "ps -eo pid,psr,ni,pcpu,comm --sort=-pcpu | head -20",
+        )
+    return Lead()
+
+
+def _busier(window: Window, step: int, more_ms: float) -> dict[int, tuple[float, float]]:
+    """Return ranks whose other threads take so much more a step: ms of CPU before and after.
+
+    The rank with the largest rise first. What is not known is left out.
+    """
+    table = window.steps
+    usual = np.flatnonzero(~table.special() & table.seen())
+    turn = int(np.searchsorted(table.steps[usual], step))
+    sides = usual[max(0, turn - _STEPS) : turn], usual[turn:][-_STEPS:]
+    if not all(map(len, sides)):
+        return {}
+    before, after = (
+        median(table.get("process_cpu")[:, side] - table.get("cpu")[:, side], 1) for side in sides
+    )
+    rows = {rank: (max(float(before[row]), 0.0), float(after[row]))
+            for rank, row in table.row_of.items()}  # fmt: skip
+    found = {rank: pair for rank, pair in rows.items() if pair[1] - pair[0] >= more_ms}
+    return dict(sorted(found.items(), key=lambda one: one[1][0] - one[1][1]))
+
+
+def _held(window: Window, change: StepSlowdown, more_ms: float) -> dict[int, tuple[float, float]]:
+    """Return ranks that wait so much more for a processor: share of the time before and after."""
+    steps = window.steps.steps
+    first_ms, last_ms = window.time_ms(int(steps[0])), window.time_ms(int(steps[-1]))
+    turn_ms = window.time_ms(change.step)
+    if first_ms is None or turn_ms is None or last_ms is None:
+        return {}
+    found = {}
+    for rank in window.steps.row_of:
+        before = window.samples.run_delay_ratio(rank, first_ms * 1e6, turn_ms * 1e6)
+        after = window.samples.run_delay_ratio(rank, turn_ms * 1e6, last_ms * 1e6)
+        if before is None or after is None:
+            continue
+        if after * change.after_ms - before * change.before_ms >= more_ms:
+            found[rank] = (before, after)
+    return found
+
+
+def regression_finding(window: Window, slower: Slower) -> Finding:
+    """Return the finding on a run that is slower than earlier ones."""
+    policy, rise = window.policy, slower.rise
+    cost = 1.0 - 1.0 / (1.0 + rise)
+    total = slower.now.step_ms - slower.base_ms
+    phase, more = max(slower.phases.items(), key=lambda item: item[1], default=("", 0.0))
+    holds = more >= policy.min_explained_share * total
+    many = f"the last {slower.num_runs} runs" if slower.num_runs > 1 else "the run before"
+    where = (
+        f"; {_WORDS.get(phase, phase)} holds {percent_text(min(1.0, more / total))} of it"
+        if holds else "; no single phase holds most of it"
+    )  # fmt: skip
+    changes = [f"{fact.removeprefix('env.')} {cut(old, 40)} -> {cut(new, 40)}"
+               for fact, old, new in slower.changed[:4]]  # fmt: skip
+    what_changed = f"; changed since: {', '.join(changes)}" if changes else ""
+    first = slower.changed[0][0].removeprefix("env.") if slower.changed else ""
+    return window.finding(
+        "regression",
+        "runs",
+        cost=cost,
+        what=f"This run is {percent_text(rise)} slower than {many} with the same command",
+        why=f"Median step {ms_text(slower.now.step_ms)} against {ms_text(slower.base_ms)}"
+        f"{where}{what_changed}",
+        next=f"Run once with the old {first} to confirm"
+        if first
+        else "Compare both runs phase by phase; look at what else runs on these machines",
+        confidence=(
+            0.85 if slower.num_runs >= policy.regression_min_runs else 0.65,
+            f"against {slower.num_runs} earlier run{'s' * (slower.num_runs > 1)}, of which "
+            f"{percent_text(slower.limit)} is the least that counts",
+        ),
+        evidence=tuple(
+            f"{_WORDS.get(name, name)}: {value:+.1f} ms a step"
+            for name, value in sorted(slower.phases.items(), key=lambda item: -item[1])[:4]
+        ),
+        ruled_out=(f"Chance among steps: Mann-Whitney p {_p_text(slower.p)}",),
+        disproof="The run reads other data or a configuration file that has changed",
+    )
+
+
+def _p_text(p: float) -> str:
+    return "< 1e-9" if p < 1e-9 else f"= {p:.1e}"
+
+
+def slowdown_finding(window: Window, change: StepSlowdown) -> Finding:
+    """Return the finding on a run that became slower than it was."""
+    policy = window.policy
+    cost = 1.0 - 1.0 / (1.0 + change.rise)
+    severity = severity_of_cost(cost, policy)
+    if change.strength < policy.slowdown_clear_sigmas or change.seconds < policy.slowdown_seconds:
+        severity = "info"
+    alone = len(window.steps.row_of) < 2
+    absent = "; per-rank data absent" if alone else ""
+    how = "gradually, not at one step" if change.is_gradual else f"at step {change.step:,}"
+    lead = Lead() if change.is_gradual else lead_of(window, change)
+    return window.finding(
+        "slowdown",
+        "within",
+        severity=severity,
+        onset_step=change.step,
+        cost=cost,
+        what=f"The whole job became {percent_text(change.rise)} slower {how}",
+        why=f"Medians of {policy.slowdown_block} steps went from {ms_text(change.before_ms)} to "
+        f"{ms_text(change.after_ms)}, {change.strength:.0f} times their scatter{absent}",
+        next="Look at what all ranks share: storage, network, room temperature; and at what grows "
+        "with the steps: logs, caches, validation"
+        if change.is_gradual
+        else lead.next
+        or f"Look at what all ranks share and changed at step {change.step:,}: "
+        "storage, network, other jobs",
+        command=lead.command,
+        confidence=(
+            0.8 if severity != "info" else 0.5,
+            "the step time alone, without a rank or phase to blame"
+            if severity != "info"
+            else "it is little above the scatter of the time",
+        ),
+        evidence=(f"Step {change.step:,}: from here on", *lead.evidence),
+        disproof="Batches became larger or sequences longer there",
+    )

@@ -23,7 +23,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CallDifference:
     """The first number of a group that was not called alike."""
 
     group: str
@@ -40,7 +40,7 @@ class Difference:
     num_members: int  # 0 not known
 
 
-def differences(window: Window) -> list[Difference]:
+def differences(window: Window) -> list[CallDifference]:
     """Return the first difference of each group that has one and is heard well enough."""
     found = []
     for group, track in window.calls.tracks.items():
@@ -51,7 +51,7 @@ def differences(window: Window) -> list[Difference]:
     return found
 
 
-def _first(window: Window, table: CallTable, group: str, track: Track) -> Difference | None:
+def _first(window: Window, table: CallTable, group: str, track: Track) -> CallDifference | None:
     for number in sorted(track.odd):
         called = _comparable(window, group, track.row(number))
         if len(set(called.values())) < 2:
@@ -62,7 +62,7 @@ def _first(window: Window, table: CallTable, group: str, track: Track) -> Differ
             continue
         if site_only and _is_harmless(table, track, number, called, row):
             continue
-        return _judge(table, group, track, number, row, site_only)
+        return _difference_of(table, group, track, number, row, site_only)
     return None
 
 
@@ -71,10 +71,10 @@ def _comparable(window: Window, group: str, row: Mapping[int, int]) -> dict[int,
 
     A rank whose own word of the group is missing means the one in which others count it.
     """
-    told = Counter(members for (_, name), members in window.groups.items() if name == group)
+    named = Counter(members for (_, name), members in window.groups.items() if name == group)
     meant = {rank: window.groups.get((rank, group)) for rank in row}
     for rank in [rank for rank, members in meant.items() if members is None]:
-        meant[rank] = next((one for one, _ in told.most_common() if rank in one), None)
+        meant[rank] = next((one for one, _ in named.most_common() if rank in one), None)
     if len(set(meant.values())) == 1:
         return dict(row)
     usual = Counter(members for members in meant.values() if members).most_common(1)
@@ -84,12 +84,12 @@ def _comparable(window: Window, group: str, row: Mapping[int, int]) -> dict[int,
 def _is_settled(
     window: Window, group: str, track: Track, row: Mapping[int, int], number: int, site_only: bool
 ) -> bool:
-    """Return whether all who can still tell what they called have done so, or had the time."""
+    """Return whether all who can still report what they called have done so, or had the time."""
     _, first_ns = track.first[number]
     policy = window.policy
     now_ns = max((window.states[r].time_ns for r in row if r in window.states), default=0)
     had_time = (now_ns - first_ns) / _SECOND >= policy.desync_wait_seconds
-    if site_only:  # what a rank calls later tells whether it has a place of its own for it
+    if site_only:  # what a rank calls later shows whether it has a line of its own for it
         return had_time or track.newest - number >= DEPTH
     if had_time:
         return True
@@ -143,10 +143,10 @@ def _majority(row: Mapping[int, int]) -> tuple[int, bool]:
     return (min(tied) if len(tied) > 1 else code), 2 * count > len(row)
 
 
-def _judge(
+def _difference_of(
     table: CallTable, group: str, track: Track, number: int, row: Mapping[int, int],
     site_only: bool,
-) -> Difference:  # fmt: skip
+) -> CallDifference:  # fmt: skip
     usual, is_sure = _majority(row)
     # With whom members agree whose calls never came is not known.
     is_sure = is_sure and 2 * list(row.values()).count(usual) >= track.num_members
@@ -169,13 +169,13 @@ def _judge(
         return a.site == b.site if a.site and b.site else a.operation == b.operation
 
     key = (number, first, tuple(reference), tuple(actual))
-    edits = track.judged.get("edits") if track.judged.get("key") == key else None
+    edits = track.known_edits.get("edits") if track.known_edits.get("key") == key else None
     if edits is None:
         edits = tuple(align([*reference, *foretold], actual, is_alike))
-        track.judged = {"key": key, "edits": edits}
+        track.known_edits = {"key": key, "edits": edits}
     assert isinstance(edits, tuple)
     step, time_ns = track.first[number]
-    return Difference(
+    return CallDifference(
         group=group,
         number=number,
         step=step,

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import NOT_HERE
 from rankscope_server.findings.statistics import median
-from rankscope_server.findings.text import percent_text, ranks_text
+from rankscope_server.findings.text import capital, percent_text, ranks_text
 
 _UNLIKE = 1.1  # sampled steps that take so much longer, or shorter, than the others are unlike them
 _NEAR = 4  # steps around a sampled one
@@ -21,7 +21,7 @@ def lack_of(window: Window) -> tuple[str, str] | None:
     """Return (reason, remedy) if there is too little to compare."""
     table, policy = window.steps, window.policy
     if window.world_size == 1:
-        return "one rank has nobody to be compared with", NOT_HERE
+        return "one rank has no peer to be compared with", NOT_HERE
     if not table.num_steps:
         return "no step has ended yet", "wait, or call rankscope.step() once a step"
     seen = np.flatnonzero(table.seen())
@@ -43,6 +43,18 @@ def lack_of(window: Window) -> tuple[str, str] | None:
             "see the agent page: sources and losses of these ranks",
         )
     return None
+
+
+def unmatched(window: Window) -> tuple[str, str] | None:
+    """Return (reason, remedy) if the calls of some ranks are not recorded like those of others."""
+    ranks = [rank for rank, state in window.states.items() if not state.is_recording]
+    if not ranks:
+        return None
+    return (
+        f"{capital(ranks_text(ranks))} cannot be compared with the others: switched off, or "
+        "switched on alone",
+        "switch recording on in all ranks at once, or restart the run",
+    )
 
 
 def as_devices_report(window: Window) -> Window:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.wire.backends import HOST_WAITS_RATIO
 from rankscope_server.diagnose.shared.comparison import are_typical
 from rankscope_server.diagnose.window import Window
-from rankscope_server.findings.statistics import median
+from rankscope_server.findings.statistics import Array, median
 from rankscope_server.findings.text import capital, percent_text, ranks_text
 from rankscope_server.observe.step_table import SILENCE, StepTable
 
-Array = NDArray[Any]
 _REMEDY = "see the agent page: sources and losses of these ranks"
 _PROFILE = "traces of torch.profiler, of the same steps on all ranks: rankscope import"
 _NEAR_SECONDS, _NEAR_SAMPLES = 10.0, 3  # so far behind may be the newest step that devices report
@@ -122,8 +119,8 @@ def _of_states(window: Window) -> list[Gap]:
     """Return which ranks never said where they are, where others did."""
     silent = set(window.ranks) | set(window.steps.row_of)
     silent -= set(window.states) | set(window.ended)
-    is_told = bool(window.states) and bool(silent)
-    return _grouped(dict.fromkeys(silent, 1.0), "where they are is") if is_told else []
+    is_reported = bool(window.states) and bool(silent)
+    return _grouped(dict.fromkeys(silent, 1.0), "where they are is") if is_reported else []
 
 
 def _of_waits(window: Window, columns: Array) -> list[Gap]:
@@ -176,7 +173,7 @@ def _of_calls(window: Window, columns: Array) -> list[Gap]:
 
 
 def _of_devices(window: Window) -> list[Gap]:
-    """Return the ranks whose devices wait, nobody knows for how long: the hosts do not.
+    """Return the ranks whose devices wait for an unknown time: the hosts do not.
 
     All ranks then take the same time a step, and which of them the others wait for is not known.
     """
@@ -214,10 +211,10 @@ def without_calls(window: Window, ranks: Iterable[int], columns: slice) -> list[
     begin = max(columns.start, columns.stop - window.policy.replay_steps)
     numbers = table.steps[begin : columns.stop]
     seen = {rank: events.is_seen(rank, numbers) for rank in table.ranks}
-    told = np.any(list(seen.values()), axis=0)
-    if not told.any():
+    is_seen = np.any(list(seen.values()), axis=0)
+    if not is_seen.any():
         return []
-    return [rank for rank in ranks if float(np.mean(~seen[rank][told])) > limit]
+    return [rank for rank in ranks if float(np.mean(~seen[rank][is_seen])) > limit]
 
 
 def _grouped(shares: Mapping[int, float], what: str) -> list[Gap]:

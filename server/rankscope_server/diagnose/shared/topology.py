@@ -73,7 +73,7 @@ def _with_hosts(part: Part, under: Mapping[Part, set[str]]) -> Part:
 
 
 def switches_of(window: Window, rank: int) -> tuple[str, ...]:
-    """Return the switches above a rank's host, nearest first; nothing where nobody says."""
+    """Return the switches above a rank's host, nearest first; nothing where it is not known."""
     address = window.facts.environments.fact(rank, _ADDRESS)
     pattern = window.facts.environments.fact(rank, _PATTERN)
     names = address.split(".")

@@ -1,7 +1,7 @@
 """Ranks whose steps stall now and then, while most are as fast as ever.
 
 Medians do not see them, and in a synchronous job each such step is late for all ranks. A stall is
-counted against the counts of the other ranks: what a shared host does to all is nobody's fault.
+counted against the counts of the other ranks: what a shared host does to all is no rank's fault.
 Pauses of Python's collector are measured by the agent and need no guess.
 """
 
@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.wire.formulas import outlier_cut
 from rankscope_server.diagnose.shared.comparison import lack_of, roles_of
-from rankscope_server.diagnose.shared.processor_limit import CPU_LIMIT, limit_of, throttled
-from rankscope_server.diagnose.stalls.words import Stalling, finding_of, key_of
+from rankscope_server.diagnose.shared.processor_limit import limit_of, throttled
+from rankscope_server.diagnose.stalls.words import Stalling, finding_of, name_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Severity, ran, skipped
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.severity import severity_of
-from rankscope_server.findings.statistics import median, scatter
-from rankscope_server.observe.deviation import Deviation, deviation
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.statistics import Array, median, scatter
+from rankscope_server.observe.deviation import Deviation, deviation_of
 from rankscope_server.observe.step_table import OWN_PHASES
 
-Array = NDArray[Any]
 _LONG = 2.0  # times its median: a step that a limit held up
 _PHASES = tuple(phase for phase in OWN_PHASES if phase != "data")  # waiting for data: data-loading
 
@@ -35,28 +34,26 @@ class Stalls:
     """Finds ranks that stall again and again, and collector pauses that hold up the others."""
 
     name: ClassVar[str] = "stalls"
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
-    kinds: ClassVar[tuple[str, ...]] = ("slow_compute", "garbage_collection", CPU_LIMIT)
 
     def look(self, window: Window) -> DetectorResult:
-        """Return ranks whose stalls cost the job more than the gate."""
+        """Return ranks whose stalls cost the job enough."""
         lack = lack_of(window)
         if lack is not None:
             return skipped(self, *lack)
         table, policy = window.steps, window.policy
-        found = deviation(table, roles_of(window), policy)
-        first = max(found.first_column, table.num_steps - policy.stall_steps)
-        columns = first + np.flatnonzero(np.any(~np.isnan(found.own.raw[:, first:]), axis=0))
+        deviation = deviation_of(table, roles_of(window), policy)
+        first = max(deviation.first_column, table.num_steps - policy.stall_steps)
+        columns = first + np.flatnonzero(np.any(~np.isnan(deviation.own.raw[:, first:]), axis=0))
         if len(columns) < policy.min_steps:
             return skipped(self, f"needs {policy.min_steps} steps beyond the warm-up", "wait")
-        work = Work.of(window, found, columns)
+        work = Work.of(window, deviation, columns)
         cases = [_since_before(window, case) for case in _cases(work, policy)]
         return ran(self, [finding_of(window, case) for case in cases])
 
 
 def _since_before(window: Window, case: Stalling) -> Stalling:
     """Return the case with the onset that was seen when it was among the newest steps."""
-    old = window.before.get(key_of(window, case))
+    old = window.before.get(f"{window.attempt}/{Stalls.name}/{name_of(case)}")
     if case.is_over or old is None or old.state != "open" or old.onset_step is None:
         return case
     return replace(case, onset_step=min(case.onset_step, old.onset_step))
@@ -64,7 +61,7 @@ def _since_before(window: Window, case: Stalling) -> Stalling:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Own work without waiting for data, pauses in it, and how far it lies from its reference.
+    """Self time without waiting for data, pauses in it, and how far it is from its reference.
 
     Of steps in which some rank's is known: between those that were recorded whole nothing is calm.
     """
@@ -79,19 +76,19 @@ class Work:
     alone: Mapping[Hashable, Sequence[int]]
 
     @classmethod
-    def of(cls, window: Window, found: Deviation, columns: NDArray[np.intp]) -> Work:
+    def of(cls, window: Window, deviation: Deviation, columns: NDArray[np.intp]) -> Work:
         """Read it from the table."""
         table = window.steps
         own = table.get("own")[:, columns] - np.nan_to_num(table.get("data")[:, columns])
-        data = np.nan_to_num(np.exp(found.views["data"].raw[:, columns]) - 1)
+        data = np.nan_to_num(np.exp(deviation.views["data"].raw[:, columns]) - 1)
         # what is not known stays so: np.fmax would make it calm
-        far = np.log(np.maximum(np.exp(found.own.raw[:, columns]) - data, 0.05))
+        far = np.log(np.maximum(np.exp(deviation.own.raw[:, columns]) - data, 0.05))
         own = np.where(np.isnan(far), np.nan, own)  # special steps are left out
         pauses = np.minimum(np.nan_to_num(table.get("gc")[:, columns]), np.nan_to_num(own))
         durations = np.nan_to_num(table.get("duration")[:, columns])
         alone: dict[Hashable, list[int]] = {}
-        for row in np.flatnonzero(~found.peers).tolist():
-            alone.setdefault(found.roles[row], []).append(row)
+        for row in np.flatnonzero(~deviation.peers).tolist():
+            alone.setdefault(deviation.roles[row], []).append(row)
         return cls(window, columns, own, pauses, far, durations.max(axis=0), alone)
 
     @property
@@ -150,16 +147,16 @@ def _cases(work: Work, policy: Policy) -> Iterator[Stalling]:
             continue
         without = _without(work, found)
         case = _case(work, found, without, policy)
-        is_spell = _is_one_spell(work.own_ms[row] - without, policy)
-        if case is not None and not is_spell and _is_calm_between(work.far[row], hits, case):
+        is_episode = _is_one_episode(work.own_ms[row] - without, policy)
+        if case is not None and not is_episode and _is_calm_between(work.far[row], hits, case):
             yield case
 
 
-def _without(work: Work, found: _Row) -> Array:
-    """Return the row's own work as it would be without its stalls, ms."""
-    own = work.own_ms[found.row]
-    usual = median(np.where(found.hits, np.nan, own))
-    without: Array = np.where(found.hits, np.fmin(own, usual), own)
+def _without(work: Work, row: _Row) -> Array:
+    """Return the row's self time as it would be without its stalls, ms."""
+    own = work.own_ms[row.row]
+    usual = median(np.where(row.hits, np.nan, own))
+    without: Array = np.where(row.hits, np.fmin(own, usual), own)
     return without
 
 
@@ -220,7 +217,7 @@ def _apart(work: Work, hits: NDArray[np.bool_], row: int) -> NDArray[np.bool_]:
 
 
 def _beyond(work: Work, floor: float, sigmas: float) -> NDArray[np.bool_]:
-    """Return which steps lie so many sigma of their row over their reference, and the floor."""
+    """Return which steps are so many sigma of their row over their reference, and the floor."""
     sigma = scatter(work.far)
     level = np.fmax(floor, sigmas * np.fmax(sigma, median(sigma)))
     with np.errstate(invalid="ignore"):
@@ -239,7 +236,7 @@ def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, i
     """Yield (row, stalls of the worst other) of rows that stall more often than chance allows.
 
     Counts of two rows differ by more than chance where (a - b) / sqrt(a + b) exceeds the cut
-    (both Poisson). A fault on more ranks than the global share at once is nobody's.
+    (both Poisson). A fault on more ranks than the global share at once is no rank's.
     """
     times = _times(hits).astype(float)
     cut = outlier_cut(len(times))
@@ -255,7 +252,7 @@ def _stand_out(hits: NDArray[np.bool_], policy: Policy) -> Iterator[tuple[int, i
 
 
 def _case(work: Work, found: _Row, without: Array, policy: Policy) -> Stalling | None:
-    """Return what the stalls of a row amount to; None below the cost gate."""
+    """Return what the stalls of a row amount to; None below the least cost."""
     row, worst, hits, is_clear = found
     begin = _onset(hits)
     last = int(np.flatnonzero(hits)[-1])
@@ -342,7 +339,7 @@ def _of_all(work: Work, pauses: NDArray[np.bool_], policy: Policy) -> Stalling |
 def _onset(hits: NDArray[np.bool_]) -> int:
     """Return the column from which the stalls come as often as they do at the end.
 
-    The largest sum, from there on, of what each step lies above a quarter of the rate, so that a
+    The largest sum, from there on, of what each step is above a quarter of the rate, so that a
     long gap by chance does not end it; twice, because the rate is that since the onset.
     """
     begin = int(np.argmax(hits))
@@ -361,7 +358,7 @@ def _is_calm_between(far: Array, hits: NDArray[np.bool_], case: Stalling) -> boo
     return bool(np.nanmedian(between) < 0.5 * np.nanmedian(far[hits]))
 
 
-def _is_one_spell(excess_ms: Array, policy: Policy) -> bool:
+def _is_one_episode(excess_ms: Array, policy: Policy) -> bool:
     """Return whether most of the stalled time is one stretch of steps: a slow rank, no stalls."""
     excess = np.nan_to_num(excess_ms)
     edges = np.flatnonzero(np.diff(np.r_[False, excess > 0, False]))
@@ -385,4 +382,4 @@ def _phase(work: Work, row: int, hits: NDArray[np.bool_]) -> str:
 
 
 def _severity(cost: float, seconds: float, policy: Policy) -> Severity:
-    return severity_of(cost, policy) if seconds >= policy.clear_seconds else "info"
+    return severity_of_cost(cost, policy) if seconds >= policy.clear_seconds else "info"

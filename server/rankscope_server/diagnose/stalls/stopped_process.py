@@ -1,66 +1,61 @@
 """Ranks whose process is stopped as a whole: by a signal, a debugger, a frozen control group.
 
-Steps tell such a rank from a slow one only where its waits are seen, and not why. The collector
-asks the kernel for the state of each process; the time between two samples counts as the first.
-Where the collector was paused too, the first sample after that counts for the time before it.
+Steps distinguish such a rank from a slow one only where its waits are seen, and not why. The
+collector asks the kernel for the state of each process; the time between two samples counts as the
+first. Where the collector was paused too, the first sample after that counts for the time before
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope.wire.sample_columns import MACHINE_PAUSED
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Evidence, Finding, ran, skipped
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.severity import severity_of
+from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.text import (
-    capital,
     percent_text,
-    place_text,
     ranks_text,
     seconds_text,
 )
 
-Array: TypeAlias = NDArray[Any]
-
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class StopCause:
     """What a finding says about what stopped a process."""
 
     by: str
     next: str
-    confidence: str = "high: the kernel says so; how long is counted in samples"
+    confidence: str = "the kernel says so; how long is counted in samples"
     ruled_out: str = "A slow GPU, processor or disk: a process that works is not in this state"
-    wrong_if: str = "You stopped it yourself, or no other rank waits for this one"
+    disproof: str = "You stopped it yourself, or no other rank waits for this one"
 
 
 _CAUSES = {
-    1: Cause(
+    1: StopCause(
         "a signal (state T)",
         "Find who sends SIGSTOP: a job manager that suspends, a checkpoint tool, a script, Ctrl-Z",
     ),
-    2: Cause("a debugger (state t)", "Find the debugger or tracer that holds it, by TracerPid"),
-    3: Cause(
+    2: StopCause("a debugger (state t)", "Find the debugger or tracer that holds it, by TracerPid"),
+    3: StopCause(
         "a frozen control group",
         "Find who freezes its control group: a paused container, a job manager that suspends",
     ),
-    MACHINE_PAUSED: Cause(
+    MACHINE_PAUSED: StopCause(
         "a pause of the machine or container, in which the collector did not run either",
         "Find what pauses the machine: a paused container, a virtual machine that is migrated or "
         "saved, a computer that sleeps",
-        confidence="high: the collector, asleep, woke so much later than it was meant to, and the "
+        confidence="the collector, asleep, woke so much later than it was meant to, and the "
         "ranks used no processor meanwhile",
         ruled_out="Other work on the machine: time in which the collector was ready to run and "
         "had no processor is not counted",
-        wrong_if="The machine was out of memory and paged (see major faults and memory pressure), "
+        disproof="The machine was out of memory and paged (see major faults and memory pressure), "
         "or no other rank waits for these",
     ),
 }
@@ -92,8 +87,6 @@ class StoppedProcess:
     """Finds ranks whose process is stopped, alone or with all of their machine."""
 
     name: ClassVar[str] = "stopped-process"
-    kinds: ClassVar[tuple[str, ...]] = ("stopped_process",)
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "process"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the ranks that were seen stopped more than once."""
@@ -118,7 +111,7 @@ def stops_of(
 ) -> Stops | None:
     """Return the newest stops of a rank that belong together, None for less than two samples.
 
-    A single sample is enough where it tells of a pause of all: that was measured from both ends.
+    A single sample is enough where it reports a pause of all: that was measured from both ends.
     """
     times, codes = np.asarray(times_ns), np.asarray(by)
     hits = np.flatnonzero(codes > 0)
@@ -177,53 +170,47 @@ def _together(found: Sequence[Stops], policy: Policy) -> list[list[Stops]]:
 def _finding(window: Window, event: Sequence[Stops]) -> Finding:
     worst = max(event, key=lambda one: one.stopped_ns)
     cause = _CAUSES[worst.by]
-    ranks = tuple(sorted(one.rank for one in event))
+    ranks = tuple(sorted(stops.rank for stops in event))
     cost = worst.cost(window.policy)
-    key = f"{window.attempt}/stopped-process/{'+'.join(map(str, ranks[:8]))}"
-    step = _onset_step(window, key, worst.begin_ns)
+    name = "+".join(map(str, ranks[:8]))
+    step = _onset_step(window, f"{window.attempt}/{StoppedProcess.name}/{name}", worst.begin_ns)
     ended = window.step_at(worst.last_ns) if worst.is_over else None
-    return Finding(
-        key=key,
+    return window.finding(
+        "stopped_process",
+        name,
         detector=StoppedProcess.name,
-        kind="stopped_process",
-        severity=severity_of(cost, window.policy),
-        state="recovered" if worst.is_over else "open",
-        attempt=window.attempt,
+        is_over=worst.is_over,
         ranks=ranks,
-        hosts=window.hosts(ranks),
         onset_step=step,
         onset_ms=worst.begin_ns / 1e6,
         ended_step=ended,
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+        cost=cost,
         what=_what(window, ranks, worst, step),
         why=f"{worst.num_stopped} of {worst.num_samples} samples found "
         f"{'it' if len(ranks) == 1 else ranks_text((worst.rank,))} stopped by "
         f"{cause.by}; a stopped process does nothing, and the job loses "
         f"{percent_text(cost)} of its time where all wait for it",
         next=cause.next,
-        next_command=""
+        command=""
         if worst.by == MACHINE_PAUSED
         else f"grep -E 'State|TracerPid' /proc/{window.ranks[worst.rank].pid}/status",
-        confidence=0.95,
-        confidence_text=cause.confidence,
+        confidence=(0.95, cause.confidence),
         evidence=tuple(
             Evidence(
-                f"Rank {one.rank}, process {window.ranks[one.rank].pid}: stopped for about "
-                f"{seconds_text(one.stopped_ns / 1e9)}",
-                window.link(one.rank, step),
+                f"Rank {stops.rank}, process {window.ranks[stops.rank].pid}: stopped for about "
+                f"{seconds_text(stops.stopped_ns / 1e9)}",
+                window.link(stops.rank, step),
             )
-            for one in event[:8]
+            for stops in event[:8]
         ),
         ruled_out=(cause.ruled_out,),
-        would_be_wrong_if=cause.wrong_if,
-        policy_hash=window.policy.hash,
-        victims=tuple(rank for rank in sorted(window.steps.ranks) if rank not in ranks),
+        disproof=cause.disproof,
+        victims=window.others(ranks),
     )
 
 
 def _what(window: Window, ranks: tuple[int, ...], worst: Stops, step: int | None) -> str:
-    who = f"{capital(place_text(ranks, window.hosts(ranks)))}"
+    who = f"{window.who(ranks)}"
     lasted = seconds_text(worst.stopped_ns / 1e9)
     are, were = ("is", "was") if len(ranks) == 1 else ("are", "were")
     since = "" if step is None else f" since step {step:,}"

@@ -9,12 +9,9 @@ from rankscope_server.diagnose.shared.processor_limit import CPU_LIMIT, limit_ne
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding, Severity
 from rankscope_server.findings.text import (
-    capital,
-    confidence_word,
     hours_text,
     ms_text,
     percent_text,
-    place_text,
     times_text,
 )
 
@@ -30,7 +27,7 @@ class Stalling:
     num_stalls: int  # steps, between both
     num_steps: int
     most_of_others: int  # separate stalls of the worst other rank
-    usual_ms: float  # own work of a step that does not stall
+    usual_ms: float  # self time of a step that does not stall
     extra_ms: float  # and what a stall adds
     pause_ms: float  # of Python's collector in a stall; 0: that is not what it is
     phase: str  # that holds most of it
@@ -44,10 +41,9 @@ def kind_of(case: Stalling) -> str:
     return "garbage_collection" if case.pause_ms else CPU_LIMIT if case.limit else "slow_compute"
 
 
-def key_of(window: Window, case: Stalling) -> str:
+def name_of(case: Stalling) -> str:
     """Return by what its finding is known again."""
-    who = "all" if case.rank is None else case.rank
-    return f"{window.attempt}/stalls/{kind_of(case)}/{who}"
+    return f"{kind_of(case)}/{'all' if case.rank is None else case.rank}"
 
 
 def finding_of(window: Window, case: Stalling) -> Finding:
@@ -60,32 +56,24 @@ def finding_of(window: Window, case: Stalling) -> Finding:
         "the agent measured the pauses" if case.pause_ms
         else "the kernel counted for how long" if case.limit else "step times alone"
     )  # fmt: skip
-    return Finding(
-        key=key_of(window, case),
+    return window.finding(
+        kind,
+        name_of(case),
         detector="stalls",
-        kind=kind,
         severity=case.severity,
-        state="recovered" if case.is_over else "open",
-        attempt=window.attempt,
+        is_over=case.is_over,
         ranks=ranks,
-        hosts=window.hosts(ranks),
         onset_step=case.onset_step,
-        onset_ms=window.time_ms(case.onset_step),
         ended_step=case.last_step if case.is_over else None,
-        cost_throughput_ratio=case.cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, case.cost),
-        confidence=confidence,
-        confidence_text=f"{confidence_word(confidence)}: {rule}",
+        cost=case.cost,
+        confidence=(confidence, rule),
         what=_what(window, case),
         why=_why(window, case),
         next=limit_next(window, case.rank) if case.limit and case.rank is not None else _next(case),
         evidence=_evidence(window, case),
         ruled_out=_ruled_out(case),
-        would_be_wrong_if=_wrong_if(case),
-        policy_hash=window.policy.hash,
-        victims=tuple(rank for rank in sorted(window.steps.ranks) if rank not in ranks)
-        if ranks
-        else (),
+        disproof=_disproof(case),
+        victims=window.others(ranks) if ranks else (),
     )
 
 
@@ -99,7 +87,7 @@ def _what(window: Window, case: Stalling) -> str:
             f"Python's collector pauses each rank for {ms_text(case.pause_ms)} in {_often(case)}, "
             "each in other steps, and all wait for each"
         )
-    who = capital(place_text((case.rank,), window.hosts((case.rank,))))
+    who = window.who((case.rank,))
     verb = "stalled" if case.is_over else "stalls"
     since = f"since step {case.onset_step:,}"
     if case.is_over:
@@ -126,7 +114,7 @@ def _why(window: Window, case: Stalling) -> str:
         else case.limit or f"most of it is in {case.phase}"
     )
     return (
-        f"Its other steps take {ms_text(case.usual_ms)} of own work, a stall "
+        f"Its other steps take {ms_text(case.usual_ms)} of self time, a stall "
         f"{ms_text(case.usual_ms + case.extra_ms)}; {cause}. {case.num_stalls} such steps of "
         f"{case.num_steps}, {case.most_of_others} on the worst other rank: {lost}"
     )
@@ -150,10 +138,10 @@ def _evidence(window: Window, case: Stalling) -> tuple[Evidence, ...]:
     return (
         Evidence(f"the last of the stalls, step {case.last_step:,}", link),
         Evidence(
-            f"own work {times_text((case.usual_ms + case.extra_ms) / case.usual_ms)} that of the "
+            f"self time {times_text((case.usual_ms + case.extra_ms) / case.usual_ms)} that of the "
             "rank's other steps"
             if case.usual_ms > 0
-            else "own work of the other steps is not known"
+            else "self time of the other steps is not known"
         ),
     )
 
@@ -168,7 +156,7 @@ def _ruled_out(case: Stalling) -> tuple[str, ...]:
     return tuple(ruled)
 
 
-def _wrong_if(case: Stalling) -> str:
+def _disproof(case: Stalling) -> str:
     if case.rank is None:
         return "the steps are as long with the collector switched off (gc.disable())"
     if case.pause_ms:

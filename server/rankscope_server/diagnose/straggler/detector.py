@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from rankscope.wire.formulas import throughput_loss
 from rankscope_server.diagnose.shared.comparison import as_devices_report, lack_of, roles_of
 from rankscope_server.diagnose.shared.gaps import without_calls
+from rankscope_server.diagnose.straggler.case import Case, finding_of
+from rankscope_server.diagnose.straggler.cause import MORE_WORK, Suspect, cause_of
 from rankscope_server.diagnose.straggler.events import (
     each_proved,
     events_of,
@@ -17,19 +20,20 @@ from rankscope_server.diagnose.straggler.events import (
     seconds_of,
     without_global,
 )
-from rankscope_server.diagnose.straggler.kind import MORE_WORK, Suspect, cause_of
-from rankscope_server.diagnose.straggler.most_ranks import slow_majority
-from rankscope_server.diagnose.straggler.replay_cost import near_rows, replayed
+from rankscope_server.diagnose.straggler.other_references import (
+    is_outdone,
+    slow_from_start,
+    slow_majority,
+)
 from rankscope_server.diagnose.straggler.short_recording import slow_in_most
-from rankscope_server.diagnose.straggler.small_groups import is_outdone, slow_from_start
-from rankscope_server.diagnose.straggler.words import Case, finding_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, Severity, ran, skipped
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.severity import severity_of
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.statistics import middle
 from rankscope_server.findings.text import capital, ranks_text
-from rankscope_server.observe.deviation import Deviation, deviation
-from rankscope_server.observe.episodes import Spell, find_spells, turning_point
+from rankscope_server.observe.deviation import Deviation, deviation_of
+from rankscope_server.observe.episodes import Episode, find_episodes, turning_point
 from rankscope_server.observe.rank_cost import (
     Cost,
     Excess,
@@ -37,11 +41,12 @@ from rankscope_server.observe.rank_cost import (
     cost_of,
     excess_of,
     healthy_columns,
-    middle,
     phase_excess,
 )
-from rankscope_server.observe.stack_samples import Difference, difference
+from rankscope_server.observe.stack_samples import StackDifference, difference
 from rankscope_server.observe.step_table import StepTable
+from rankscope_server.replay.recorded_program import NoReplay
+from rankscope_server.replay.replay_table import begin_of, usable_columns
 
 Kind: TypeAlias = Literal["slow_compute", "slow_data"]
 _MAX_FINDINGS = 32
@@ -50,22 +55,9 @@ _LEAST_WHOLE = 0.25
 
 
 class Straggler:
-    """Finds ranks whose own work takes longer than that of their peers, or than before."""
+    """Finds ranks whose self time is longer than that of their peers, or than before."""
 
     name: ClassVar[str] = "straggler"
-    kinds: ClassVar[tuple[str, ...]] = (
-        "slow_compute",
-        "slow_data",
-        "garbage_collection",
-        "host_contention",
-        "thermal_or_power",
-        "page_cache",
-        "cpu_pinning",
-        "cpu_limit",
-        "busy_thread",
-        "sequence_imbalance",
-    )
-    needs: ClassVar[frozenset[str]] = frozenset({"rank", "steps"})
 
     def look(self, window: Window) -> DetectorResult:
         """Return the slow ranks of an attempt, those that recovered too."""
@@ -76,64 +68,68 @@ class Straggler:
             few = _of_recording(window, [])
             return ran(self, few) if few else skipped(self, *lack)
         roles = roles_of(window)
-        found = deviation(table, roles, policy)
+        deviation = deviation_of(table, roles, policy)
         num_steps = table.num_steps + table.dropped_steps
-        every = find_spells(found, num_steps, policy)
-        spells = [spell for spell in every if _is_covered(table, spell, policy)]
-        unknown = _not_known(table, found, [one for one in every if one not in spells], policy)
-        events, notes = without_global(events_of(spells, found, policy), found, policy)
+        every = find_episodes(deviation, num_steps, policy)
+        episodes = [episode for episode in every if _is_covered(table, episode, policy)]
+        unknown = _not_known(
+            table, deviation, [one for one in every if one not in episodes], policy
+        )
+        events, notes = without_global(events_of(episodes, deviation, policy), deviation, policy)
         cases = [
             case
             for event in events
             for alike in each_proved(table, event, policy)
-            if (case := _case(window, found, alike, spells)) is not None
+            if (case := _case_of_split(window, deviation, alike, episodes)) is not None
         ]
-        cases += _of_other_references(window, found, cases)
+        cases += _of_other_references(window, deviation, cases)
         cases.sort(key=lambda case: -case.cost.ratio)
-        cases, untold = _told(window, cases)
+        cases, unclear = _with_known_calls(window, cases)
         cases = [kept for case in cases[:_MAX_FINDINGS] if (kept := _replayed(window, case))]
-        cases = [_explained(window, found, case) for case in cases]
+        cases = [_explained(window, deviation, case) for case in cases]
         findings = _one_per_key([finding_of(window, case) for case in cases])
         findings = _of_recording(window, _with_memory(window, self.name, findings))
-        return ran(self, findings, _equal(found, findings), "; ".join(notes), unknown + untold)
+        return ran(self, findings, _equal(deviation, findings), "; ".join(notes), unknown + unclear)
 
 
-def _of_other_references(window: Window, found: Deviation, cases: Sequence[Case]) -> list[Case]:
+def _of_other_references(window: Window, deviation: Deviation, cases: Sequence[Case]) -> list[Case]:
     """Return slow ranks that neither their peers nor their own steps before show, beside `cases`.
 
     A case that is info may be noise of a rank that waits: it takes nothing from the others.
     """
     proved = [case for case in cases if case.ended_step is None and case.severity != "info"]
     named = {window.steps.row_of[rank] for case in proved for rank in case.ranks}
-    return [*slow_from_start(window, found, named), *slow_majority(window, found, named)]
+    return [*slow_from_start(window, deviation, named), *slow_majority(window, deviation, named)]
 
 
 def _of_recording(window: Window, findings: list[Finding]) -> list[Finding]:
     """Add what a recording shows of ranks that are slow in most of its steps.
 
-    It is over: that a rank is slow for some seconds only says how long somebody recorded.
+    It is over: that a rank is slow for some seconds only says how long the recording is.
     """
     if not window.facts.is_recording:
         return findings
-    named = {rank for one in findings if one.severity != "info" for rank in one.ranks}
-    added = [one for one in slow_in_most(window) if not named.intersection(one.ranks)]
-    again = {rank for one in added for rank in one.ranks}
-    return [*added, *(one for one in findings if not again.intersection(one.ranks))]
+    named = {rank for finding in findings if finding.severity != "info" for rank in finding.ranks}
+    added = [other for other in slow_in_most(window) if not named.intersection(other.ranks)]
+    again = {rank for other in added for rank in other.ranks}
+    return [*added, *(finding for finding in findings if not again.intersection(finding.ranks))]
 
 
-def _is_covered(table: StepTable, spell: Spell, policy: Policy) -> bool:
-    missing = np.isnan(table.get("own")[spell.row, spell.columns][table.seen()[spell.columns]])
+def _is_covered(table: StepTable, episode: Episode, policy: Policy) -> bool:
+    missing = np.isnan(
+        table.get("own")[episode.row, episode.columns][table.seen()[episode.columns]]
+    )
     return bool(len(missing)) and float(missing.mean()) <= policy.max_missing_share
 
 
 def _not_known(
-    table: StepTable, found: Deviation, uncovered: Sequence[Spell], policy: Policy
+    table: StepTable, deviation: Deviation, uncovered: Sequence[Episode], policy: Policy
 ) -> list[str]:
     """Return of which ranks too little is known to say that they are not slow."""
-    rows = {spell.row for spell in uncovered}
+    rows = {episode.row for episode in uncovered}
     usual = np.flatnonzero(~table.special() & table.seen())
-    usual = usual[usual >= found.first_column][-policy.recent_steps :]
-    apart = np.isnan(found.own.raw[:, usual])
+    usual = usual[usual >= deviation.first_column][-policy.recent_steps :]
+    apart = np.isnan(deviation.own.raw[:, usual])
     if len(usual) >= policy.min_steps:
         # Where all lack a reference it is early; else their peers or first steps are missing.
         lack = apart.mean(axis=1) > policy.max_missing_share
@@ -145,10 +141,10 @@ def _not_known(
     return [f"{capital(ranks_text(ranks))} cannot be compared: too little is known of their steps"]
 
 
-def _told(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+def _with_known_calls(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """Leave out ranks whose collectives are unknown while those of others are known.
 
-    What looks like work may be waiting that nobody saw.
+    What looks like work may be waiting that was not seen.
     """
     kept, unknown = [], []
     for case in cases:
@@ -163,36 +159,36 @@ def _told(window: Window, cases: Sequence[Case]) -> tuple[list[Case], list[str]]
     return kept, unknown
 
 
-def _case(
-    window: Window, found: Deviation, event: list[Spell], spells: Sequence[Spell]
+def _case_of_split(
+    window: Window, deviation: Deviation, event: list[Episode], episodes: Sequence[Episode]
 ) -> Case | None:
-    """Return what an event amounts to; None below the cost gate or without a phase to blame."""
+    """Return what an event amounts to; None below the least cost or without a phase to blame."""
     table, policy = window.steps, window.policy
-    calm = calm_columns(table, spells)
-    excess = excess_of(table, found, max(event, key=lambda spell: spell.size), calm, policy)
+    calm = calm_columns(table, episodes)
+    excess = excess_of(table, deviation, max(event, key=lambda episode: episode.size), calm, policy)
     kind = _kind(excess, policy)
-    slow = {spell.row for spell in (*event, *_company(event, spells))}
-    if kind is None or is_outdone(table, found, max(event, key=lambda one: one.size), slow):
+    slow = {episode.row for episode in (*event, *_company(event, episodes))}
+    if kind is None or is_outdone(table, deviation, max(event, key=lambda one: one.size), slow):
         return None
-    event = [_sharpen(table, found, spell, excess, policy) for spell in event]
+    event = [_sharpen(table, deviation, episode, excess, policy) for episode in event]
     columns = slice(min(s.first for s in event), max(s.last for s in event) + 1)
-    near = near_rows(window, [spell.row for spell in event])
-    cost = cost_of(table, found, event, columns, calm, near, policy)
-    worst, is_shared = max(event, key=lambda spell: spell.size), False
-    whole = middle(found.own.raw[worst.row, worst.columns])
+    near = near_rows(window, [episode.row for episode in event])
+    cost = cost_of(table, deviation, event, columns, calm, near, policy)
+    worst, is_shared = max(event, key=lambda episode: episode.size), False
+    whole = middle(deviation.own.raw[worst.row, worst.columns])
     if not whole >= _LEAST_WHOLE * worst.size:
         return None  # longer in one phase and shorter in another: the rank is no slower
     company = [
-        spell
-        for spell in _company(event, spells)
-        if _lately(found, spell.row, columns) >= np.log(policy.company_ratio)
+        episode
+        for episode in _company(event, episodes)
+        if _lately(deviation, episode.row, columns) >= np.log(policy.company_ratio)
     ]
-    share = _share(found, event, company, columns)
+    share = _share(deviation, event, company, columns)
     if share < 1.0 and excess.own_ms >= policy.company_ratio * excess.reference_ms:
-        # Slow ranks hide behind each other: mended alone, none of them gains much.
+        # Slow ranks hide behind each other: repaired alone, none of them gains much.
         together = [*event, *company]
-        near = near_rows(window, [spell.row for spell in together])
-        joint = cost_of(table, found, together, columns, calm, near, policy)
+        near = near_rows(window, [episode.row for episode in together])
+        joint = cost_of(table, deviation, together, columns, calm, near, policy)
         is_shared = joint.sure * share > cost.sure
         if is_shared:
             cost = replace(joint, ratio=joint.ratio * share, sure=joint.sure * share)
@@ -201,77 +197,79 @@ def _case(
     is_lasting = lasts(table, worst, policy)
     return Case(
         kind=kind,
-        ranks=tuple(sorted(table.ranks[spell.row] for spell in event)),
+        ranks=tuple(sorted(table.ranks[episode.row] for episode in event)),
         worst_rank=table.ranks[worst.row],
-        spell=worst,
+        episode=worst,
         columns=columns,
         onset_step=int(table.steps[columns.start]),
-        is_throughout=window.facts.is_recording and columns.start <= found.first_column,
+        is_throughout=window.facts.is_recording and columns.start <= deviation.first_column,
         ended_step=int(table.steps[columns.stop - 1]) if all(s.ended for s in event) else None,
         seconds=seconds_of(table, columns),
         is_lasting=is_lasting,
-        has_peers=bool(found.peers[worst.row]),
-        num_peers=sum(role == found.roles[worst.row] for role in found.roles) - 1,
+        has_peers=bool(deviation.peers[worst.row]),
+        num_peers=sum(role == deviation.roles[worst.row] for role in deviation.roles) - 1,
         excess=excess,
         ratio=float(np.exp(whole)),
-        ratios=_ratios(table, found, event),
+        ratios=_ratios(table, deviation, event),
         cost=cost,
         company={
-            table.ranks[spell.row]: float(np.exp(-_lately(found, spell.row, columns)))
-            for spell in company
+            table.ranks[episode.row]: float(np.exp(-_lately(deviation, episode.row, columns)))
+            for episode in company
         },
         share=share if is_shared else 1.0,
         severity=_severity(cost, is_lasting, policy),
     )
 
 
-def _ratios(table: StepTable, found: Deviation, event: Sequence[Spell]) -> dict[int, float]:
+def _ratios(table: StepTable, deviation: Deviation, event: Sequence[Episode]) -> dict[int, float]:
     """Return by how much each rank of an event is slower."""
-    sizes = {spell.row: middle(found.own.raw[spell.row, spell.columns]) for spell in event}
+    sizes = {
+        episode.row: middle(deviation.own.raw[episode.row, episode.columns]) for episode in event
+    }
     return {table.ranks[row]: float(np.exp(size)) for row, size in sizes.items()}
 
 
 def _share(
-    found: Deviation, event: Sequence[Spell], company: Sequence[Spell], columns: slice
+    deviation: Deviation, event: Sequence[Episode], company: Sequence[Episode], columns: slice
 ) -> float:
-    """Return which part of what all these spells cost together is that of an event."""
+    """Return which part of what all these episodes cost together is that of an event."""
 
-    def excess(spells: Sequence[Spell]) -> float:
-        rows = {spell.row for spell in spells}
-        return sum(max(0.0, float(np.expm1(_lately(found, row, columns)))) for row in rows)
+    def excess(episodes: Sequence[Episode]) -> float:
+        rows = {episode.row for episode in episodes}
+        return sum(max(0.0, float(np.expm1(_lately(deviation, row, columns)))) for row in rows)
 
     mine, theirs = excess(event), excess(company)
     return mine / (mine + theirs) if mine > 0 and theirs > 0 else 1.0
 
 
-def _lately(found: Deviation, row: int, columns: slice) -> float:
-    """Return by which logarithm a row lies above its reference over these columns."""
-    size = middle(found.own.raw[row, columns])
+def _lately(deviation: Deviation, row: int, columns: slice) -> float:
+    """Return by which logarithm a row is above its reference over these columns."""
+    size = middle(deviation.own.raw[row, columns])
     return size if np.isfinite(size) else 0.0
 
 
 def _sharpen(
-    table: StepTable, found: Deviation, spell: Spell, excess: Excess, policy: Policy
-) -> Spell:
+    table: StepTable, deviation: Deviation, episode: Episode, excess: Excess, policy: Policy
+) -> Episode:
     """Read the onset from the phase that holds most of the excess: the others only add noise."""
     phase = max(excess.by_phase, key=lambda name: excess.by_phase[name])
-    begin = max(found.first_column, spell.first - policy.short_window)
-    stop = min(spell.last, spell.first + policy.long_window) + 1
-    raw = phase_excess(table, found, spell.row, phase, slice(begin, stop))
-    calm = middle(raw[: spell.first - begin]) if spell.first > begin else 0.0
-    size = middle(raw[spell.first - begin :])
+    begin = max(deviation.first_column, episode.first - policy.short_window)
+    stop = min(episode.last, episode.first + policy.long_window) + 1
+    raw = phase_excess(table, deviation, episode.row, phase, slice(begin, stop))
+    calm = middle(raw[: episode.first - begin]) if episode.first > begin else 0.0
+    size = middle(raw[episode.first - begin :])
     if not size > calm:
-        return spell
-    return replace(spell, first=begin + turning_point(raw, calm, size))
+        return episode
+    return replace(episode, first=begin + turning_point(raw, calm, size))
 
 
-def _company(event: list[Spell], spells: Sequence[Spell]) -> list[Spell]:
-    """Return the spells of other ranks that cover most of this one."""
-    rows = {spell.row for spell in event}
+def _company(event: list[Episode], episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes of other ranks that cover most of this one."""
+    rows = {episode.row for episode in event}
     first, last = event[0].first, event[0].last
     return [
         other
-        for other in spells
+        for other in episodes
         if other.row not in rows
         and min(last, other.last) - max(first, other.first) >= 0.5 * (last - first)
     ]
@@ -289,7 +287,7 @@ def _kind(excess: Excess, policy: Policy) -> Kind | None:
 
 
 def _replayed(window: Window, case: Case) -> Case | None:
-    """Return the case with the cost that a replay tells; None if that is too small to speak of.
+    """Return the case with the cost by a replay; None if that is too small to report.
 
     The severity stays that of the smaller estimate: a replay knows what an excess costs, the
     comparison with the steps before knows whether the job became slower at all.
@@ -313,18 +311,18 @@ def _replayed(window: Window, case: Case) -> Case | None:
     )
 
 
-def _explained(window: Window, found: Deviation, case: Case) -> Case:
+def _explained(window: Window, deviation: Deviation, case: Case) -> Case:
     """Return the case with its cause, where a second signal proves one."""
-    row = case.spell.row
-    role = found.roles[row]
-    peers = [r for r, other in enumerate(found.roles) if other == role and r != row]
-    calm = calm_columns(window.steps, [case.spell])
+    row = case.episode.row
+    role = deviation.roles[row]
+    peers = [r for r, other in enumerate(deviation.roles) if other == role and r != row]
+    calm = calm_columns(window.steps, [case.episode])
     suspect = Suspect(
         rank=case.worst_rank,
         row=row,
         columns=case.columns,
         peers=tuple(peers) if case.has_peers else (),
-        healthy=healthy_columns(calm, case.columns.start, found.first_column, window.policy),
+        healthy=healthy_columns(calm, case.columns.start, deviation.first_column, window.policy),
         excess=case.excess,
         ratio=case.ratio,
         is_data=case.kind == "slow_data",
@@ -336,7 +334,7 @@ def _explained(window: Window, found: Deviation, case: Case) -> Case:
     return replace(case, cause=cause, severity=severity, apart=suspect.apart)
 
 
-def _apart(window: Window, case: Case) -> tuple[int, Difference] | None:
+def _apart(window: Window, case: Case) -> tuple[int, StackDifference] | None:
     """Return where its worst rank is and one that is not slow is not, by stacks of both."""
     slow = {*case.ranks, *case.company}
     onset_ns = (window.time_ms(case.onset_step) or 0.0) * 1e6
@@ -346,11 +344,11 @@ def _apart(window: Window, case: Case) -> tuple[int, Difference] | None:
 
 def _severity(cost: Cost, is_lasting: bool, policy: Policy) -> Severity:
     """Return info for what is small, short (in steps and seconds) or not in every step."""
-    return severity_of(cost.sure, policy) if is_lasting else "info"
+    return severity_of_cost(cost.sure, policy) if is_lasting else "info"
 
 
 def _one_per_key(findings: list[Finding]) -> list[Finding]:
-    """Keep one spell of the same ranks and kind: an open one, else the costliest."""
+    """Keep one episode of the same ranks and kind: an open one, else the costliest."""
     kept: dict[str, Finding] = {}
     for finding in findings:  # costliest first
         known = kept.get(finding.key)
@@ -360,7 +358,7 @@ def _one_per_key(findings: list[Finding]) -> list[Finding]:
 
 
 def _with_memory(window: Window, name: str, findings: list[Finding]) -> list[Finding]:
-    """Keep what the table has forgotten: an onset, or a whole spell, before its first column."""
+    """Keep what the table has forgotten: an onset, or a whole episode, before its first column."""
     if not window.steps.dropped_steps:
         return findings
     first_step = int(window.steps.steps[0])
@@ -377,15 +375,67 @@ def _with_memory(window: Window, name: str, findings: list[Finding]) -> list[Fin
     return list(now.values())
 
 
-def _equal(found: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:
+def _equal(deviation: Deviation, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Return what was compared and found equal, for the verdict of another detector."""
     if any(finding.state == "open" for finding in findings):
         return ()
-    last = found.own.long[:, -1] if found.own.long.size else np.zeros(0)
+    last = deviation.own.long[:, -1] if deviation.own.long.size else np.zeros(0)
     known = last[~np.isnan(last)]
     if not len(known):
         return ()
     spread = float(np.exp(np.max(np.abs(known))) - 1)
     return (
-        f"own work per step: {len(known)} ranks within {100 * spread:.0f} % of their reference",
+        f"self time per step: {len(known)} ranks within {100 * spread:.0f} % of their reference",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCost:
+    """The share of throughput that ranks take, or why there is no replay."""
+
+    ratio: float | None
+    text: str
+
+
+def near_rows(window: Window, rows: Sequence[int]) -> list[int]:
+    """Return the other rows of the step table whose ranks share a host with these."""
+    table = window.steps
+    hosts = set(window.hosts([table.ranks[row] for row in rows]))
+    return [
+        row
+        for row, rank in enumerate(table.ranks)
+        if row not in rows and window.host(rank) in hosts
+    ]
+
+
+def replayed(
+    window: Window, scales: Mapping[int, float], columns: slice, near_change: float
+) -> ReplayedCost:
+    """Return what some rows of the step table cost in the last of these columns.
+
+    `scales` says by row by what its work is multiplied where it has no peers. Without these rows
+    the ranks of their hosts would work as long as before: 1 / `near_change` times.
+    """
+    policy, table = window.policy, window.steps
+    stride = policy.replay_steps // 2
+    stop = columns.stop
+    if (
+        begin_of(table, stop, policy.replay_steps) > columns.start
+    ):  # else every look would need another replay
+        stop -= (stop + table.dropped_steps) % stride
+    begin = max(columns.start, begin_of(table, stop, policy.replay_steps))
+    chosen = usable_columns(table, begin, stop, policy)
+    try:
+        replay, _ = window.replays.of(chosen, table, window.ranks, window.groups, policy)
+    except NoReplay as error:
+        return ReplayedCost(None, str(error))
+    rows = list(scales)
+    with_ms = replay.mean_step_ms()
+    slower = dict.fromkeys([*rows, *near_rows(window, rows)], 1.0 / near_change)
+    without_ms = replay.step_without_ms(rows, scales, slower)
+    ratio = throughput_loss(with_ms, without_ms)
+    return ReplayedCost(
+        ratio,
+        f"a replay of {len(replay.steps)} steps that gives back the recorded ones within "
+        f"{100 * abs(replay.error_ratio()):.1f} %",
     )

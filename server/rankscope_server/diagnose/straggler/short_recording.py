@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.wire.formulas import rank_hours_per_day
 from rankscope_server.diagnose.shared.comparison import roles_of
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import Evidence, Finding
 from rankscope_server.findings.policy import Policy
-from rankscope_server.findings.severity import severity_of
+from rankscope_server.findings.severity import severity_of_cost
+from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.text import (
     capital,
     ms_text,
     percent_text,
-    place_text,
     ranks_text,
     ratio_text,
 )
 from rankscope_server.observe.step_table import OWN_PHASES
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +114,23 @@ def _finding(window: Window, apart: _Apart) -> Finding:
     phase = max(excess, key=lambda name: excess[name])
     kind = "slow_data" if phase == "data" else "slow_compute"
     ratio = float(np.median(np.median(mine, axis=0) / np.median(theirs, axis=0)))
-    return Finding(
-        key=f"{window.attempt}/straggler/{kind}/{'+'.join(map(str, ranks))}",
-        detector="straggler",
-        kind=kind,
-        severity=severity_of(cost, policy),
-        attempt=window.attempt,
+    return window.finding(
+        kind,
+        f"{kind}/{'+'.join(map(str, ranks))}",
+        severity=severity_of_cost(cost, policy),
         ranks=ranks,
-        hosts=window.hosts(ranks),
-        cost_throughput_ratio=cost,
-        cost_rank_hours_per_day=rank_hours_per_day(window.world_size, cost),
+        cost=cost,
         what=_what(window, apart, ranks, ratio) + ", waiting for data" * (phase == "data"),
         why=_why(ranks, apart, mine, theirs, "waiting for data" if phase == "data" else phase)
         + lost,
         next=f"See in the recording what {ranks_text(ranks)} "
         f"{'do' if len(ranks) > 1 else 'does'} in that phase and the others do not; record some "
         "minutes to know whether it lasts",
-        confidence=0.7,
-        confidence_text=f"medium: {len(columns)} steps; without a slow rank one in "
-        f"{_one_in(apart.chance)} recordings looks so. Since when, and whether it lasts, is not "
-        "known",
+        confidence=(
+            0.7,
+            f"{len(columns)} steps; without a slow rank one in {_one_in(apart.chance)} recordings "
+            "looks so. Since when, and whether it lasts, is not known",
+        ),
         evidence=(
             Evidence(
                 f"Self time of {ranks_text(ranks)}: {_range(mine)}; of {_peers(apart, ranks)}: "
@@ -147,15 +139,14 @@ def _finding(window: Window, apart: _Apart) -> Finding:
             ),
         ),
         ruled_out=("Waiting for other ranks: what collectives waited is not in these times",),
-        would_be_wrong_if="These steps are not like others, for example "
+        disproof="These steps are not like others, for example "
         f"{'they' if len(ranks) > 1 else 'it'} alone saved or evaluated in them",
-        policy_hash=policy.hash,
-        victims=tuple(other for other in sorted(table.ranks) if other not in ranks),
+        victims=window.others(ranks),
     )
 
 
 def _what(window: Window, apart: _Apart, ranks: tuple[int, ...], ratio: float) -> str:
-    who = capital(place_text(ranks, window.hosts(ranks)))
+    who = window.who(ranks)
     steps = len(apart.columns)
     every = "each" if apart.num_slowest == steps else f"{apart.num_slowest}"
     return (

@@ -1,0 +1,74 @@
+"""Stored log lines that may report a fault: for an analysis that begins anew, and what is usual.
+
+Only the newest blocks that hold a warning are read, so that a long log costs a second, not minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import sqlalchemy as sa
+
+from rankscope.wire.schema import LogLine
+from rankscope_server.observe.baseline import RunSummary
+from rankscope_server.observe.line_table import key_of
+from rankscope_server.store import tables
+from rankscope_server.store.lines import read_body, read_head
+
+_WARNING = 30
+_MAX_BLOCKS = 128  # of 512 lines
+_MAX_USUAL_BLOCKS = 32
+# what a program said; events and ends of ranks are stored beside it
+_OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
+    "logging": "logging", "stdout": "stdout", "stderr": "stderr",
+}  # fmt: skip
+_LAST_BLOCKS = 2  # a program may say in a plain line why it leaves
+_MAX_USUAL_RUNS = 3
+
+
+def notable_lines(
+    connection: sa.Connection, run_id: str, max_blocks: int = _MAX_BLOCKS
+) -> Iterator[LogLine]:
+    """Yield the lines in the newest blocks that hold a warning, and those said last."""
+    table = tables.log_block.c
+    blocks = (
+        sa.select(table.head, table.body)
+        .where(table.run_id == run_id)
+        .order_by(table.time_hi_ns.desc())
+    )
+    warned = connection.execute(blocks.where(table.level_hi >= _WARNING).limit(max_blocks))
+    newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(_LAST_BLOCKS))
+    for row in itertools.chain(warned, newest):
+        head = read_head(row.head)
+        for index, (message, _) in enumerate(read_body(row.body)):
+            said_by = _OUTPUT.get(head.streams[head.stream[index]])
+            if said_by is None and head.level[index] < _WARNING:
+                continue  # an event
+            yield LogLine(
+                attempt=int(head.attempt[index]),
+                rank=int(head.rank[index]),
+                time_ns=int(head.time_ns[index]),
+                level=int(head.level[index]),
+                message=message,
+                step=int(head.step[index]),
+                stream=said_by or "agent",
+            )
+
+
+def usual_lines(connection: sa.Connection, earlier: Sequence[RunSummary]) -> frozenset[str]:
+    """Return what the newest of some earlier runs said although they ended well."""
+    table = tables.run.c
+    ended = connection.scalars(
+        sa.select(table.run_id)
+        .where(table.run_id.in_([run.run_id for run in earlier]), table.status == "ended")
+        .order_by(table.started_ns.desc())
+        .limit(_MAX_USUAL_RUNS)
+    ).all()
+    keys = (
+        key_of(line.level, line.message)
+        for run_id in ended
+        for line in notable_lines(connection, run_id, _MAX_USUAL_BLOCKS)
+    )
+    return frozenset(key for key in keys if key is not None)
