@@ -1,4 +1,4 @@
-"""`rankscope serve`: reads the settings, listens, says where, ends on a signal."""
+"""`rankscope serve`: reads the settings, listens, prints where, ends on a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.settings import Settings, SettingsError, parse
-from rankscope_server.store.engine import StoreInUseError, only_server, open_engines
+from rankscope_server.store.engine import (
+    StoreInUseError,
+    StoreVersionError,
+    only_server,
+    open_engines,
+)
 
 BACKLOG = 2048
 EXIT_USAGE = 2
@@ -35,7 +40,7 @@ class Server(uvicorn.Server):
         self._settings, self._url = settings, url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept requests, then say so."""
+        """Accept requests, then print the address."""
         await super().startup(sockets)
         if self.started:
             announce(self._settings, self._url)
@@ -60,8 +65,12 @@ def serve(argv: Sequence[str] | None = None) -> int:
     _forget_ready_file(settings)  # of a server that was killed
     try:
         listener = listen(settings)
-        _check_store(settings)
-    except (OSError, SQLAlchemyError, StoreInUseError) as error:
+        try:
+            _check_store(settings)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, SQLAlchemyError, StoreInUseError, StoreVersionError) as error:
         return _refuse(str(error), EXIT_CANNOT_START)
     app = create_app(settings)
     config = uvicorn.Config(
@@ -111,14 +120,14 @@ def url_of(host: str, port: int) -> str:
 
 
 def announce(settings: Settings, url: str) -> None:
-    """Say on standard output and in the ready file that requests are accepted."""
+    """Write to standard output and to the ready file that requests are accepted."""
     sys.stdout.write(f"Rankscope is at {url} (data in {settings.address_of_database()})\n")
     sys.stdout.flush()
     if settings.ready_file:
         path = Path(settings.ready_file)
         part = path.with_name(path.name + ".part")
         part.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-        part.replace(path)  # whoever waits for the file never reads half of it
+        part.replace(path)  # what waits for the file never reads half of it
 
 
 def _check_store(settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """The settings of the server, each written once: name, default, sentence.
 
 The flags of `rankscope serve`, the environment variables RANKSCOPE_SERVER_*, docs/api.md and
-`GET /api/v1/settings` all come from the table `SETTINGS`.
+`GET /api/v1/settings` all come from the fields of `Settings`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import argparse
 import ipaddress
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
@@ -28,7 +29,8 @@ class Setting:
     name: str
     default: str | int | float | bool
     text: str
-    secret: bool = False
+    is_secret: bool = False
+    bounds: tuple[float, float] | None = None  # the least and the greatest value of a number
 
     @property
     def flag(self) -> str:
@@ -42,54 +44,81 @@ class Setting:
 
 
 MIB = 1 << 20
-SETTINGS: tuple[Setting, ...] = (
-    Setting("host", "127.0.0.1", "Address to listen on; another than loopback needs a token."),
-    Setting("port", 8787, "Port to listen on; 0 picks a free one."),
-    Setting("data_dir", "", "Folder of the embedded database; default: the user's data folder."),
-    Setting("database_url", "", "SQLAlchemy address of the store; default is SQLite in data_dir."),
-    Setting("ready_file", "", "File that receives {url, pid} as JSON once requests are accepted."),
-    Setting("token", "", "Secret that requests must carry, as a bearer token or by sign-in.", True),
-    Setting("insecure_bind", False, "Listen on another address than loopback without a token."),
-    Setting("allowed_hosts", "", "More host names to answer to, separated by commas."),
-    Setting("max_batch_bytes", 16 * MIB, "Largest request body that ingest takes, in bytes."),
-    Setting("max_unpacked_bytes", 64 * MIB, "Largest batch after decompression, in bytes."),
-    Setting("synchronous", "normal", "normal survives a killed server, full also a loss of power."),
-    Setting("group_commit_batches", 64, "Most batches that one transaction takes."),
-    Setting("look_seconds", 1.0, "Pause between two looks of the detectors at a live run."),
-    Setting("silent_after_seconds", 10.0, "A rank without news for so long is called silent."),
-    Setting("forget_after_seconds", 3600.0, "A run without news for so long leaves memory."),
-    Setting("replay_hours", 6.0, "How far back dense events are read when a run is taken up."),
-    Setting("heartbeat_seconds", 15.0, "Pause between two heartbeats of the event stream."),
-    Setting("preflight_networks", "", "Networks that preflight may dial; default: joined nodes."),
-    Setting("shutdown_seconds", 3, "How long open requests may finish after a signal to stop."),
-    Setting("log_level", "warning", "Least level of the own log: debug, info, warning, error."),
-)  # fmt: skip
+_SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+_SIZES = (1024, 1 << 40)  # bytes
+_PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
+_AGES = (0.1, 366 * 86_400.0)  # seconds
+_Value = TypeVar("_Value", str, int, float, bool)
+
+
+def _setting(
+    default: _Value,
+    text: str,
+    bounds: tuple[float, float] | None = None,
+    *,
+    is_secret: bool = False,
+) -> _Value:
+    return field(default=default, metadata={"text": text, "bounds": bounds, "is_secret": is_secret})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The values in force; field by field the table `SETTINGS`."""
+    """The values in force."""
 
-    host: str = "127.0.0.1"
-    port: int = 8787
-    data_dir: str = ""
-    database_url: str = ""
-    ready_file: str = ""
-    token: str = ""
-    insecure_bind: bool = False
-    allowed_hosts: str = ""
-    max_batch_bytes: int = 16 * MIB
-    max_unpacked_bytes: int = 64 * MIB
-    synchronous: str = "normal"
-    group_commit_batches: int = 64
-    look_seconds: float = 1.0
-    silent_after_seconds: float = 10.0
-    forget_after_seconds: float = 3600.0
-    replay_hours: float = 6.0
-    heartbeat_seconds: float = 15.0
-    preflight_networks: str = ""
-    shutdown_seconds: int = 3
-    log_level: str = "warning"
+    host: str = _setting("127.0.0.1", "Address to listen on; another than loopback needs a token.")
+    port: int = _setting(8787, "Port to listen on; 0 picks a free one.", (0, 65_535))
+    data_dir: str = _setting(
+        "", "Folder of the embedded database; default: the user's data folder."
+    )
+    database_url: str = _setting(
+        "", "SQLAlchemy address of the store; default is SQLite in data_dir."
+    )
+    ready_file: str = _setting(
+        "", "File that receives {url, pid} as JSON once requests are accepted."
+    )
+    token: str = _setting(
+        "", "Secret that requests must carry, as a bearer token or by sign-in.", is_secret=True
+    )
+    insecure_bind: bool = _setting(
+        False, "Listen on another address than loopback without a token."
+    )
+    allowed_hosts: str = _setting("", "More host names to answer to, separated by commas.")
+    max_batch_bytes: int = _setting(
+        16 * MIB, "Largest request body that ingest takes, in bytes.", _SIZES
+    )
+    max_unpacked_bytes: int = _setting(
+        64 * MIB, "Largest batch after decompression, in bytes.", _SIZES
+    )
+    synchronous: str = _setting(
+        "normal", "normal survives a killed server, full also a loss of power."
+    )
+    group_commit_batches: int = _setting(
+        64, "Most batches that one transaction takes.", (1, 100_000)
+    )
+    look_seconds: float = _setting(
+        1.0, "Pause between two looks of the detectors at a live run.", _PAUSES
+    )
+    silent_after_seconds: float = _setting(
+        10.0, "A rank without news for so long is called silent.", _AGES
+    )
+    forget_after_seconds: float = _setting(
+        3600.0, "A run without news for so long leaves memory.", _AGES
+    )
+    replay_hours: float = _setting(
+        6.0, "How far back dense events are read when a run is taken up.", (0, 366 * 24)
+    )
+    heartbeat_seconds: float = _setting(
+        15.0, "Pause between two heartbeats of the event stream.", _PAUSES
+    )
+    preflight_networks: str = _setting(
+        "", "Networks that preflight may dial; default: joined nodes."
+    )
+    shutdown_seconds: int = _setting(
+        3, "How long open requests may finish after a signal to stop.", (0, 3_600)
+    )
+    log_level: str = _setting("warning", "Least level of the own log: debug, info, warning, error.")
 
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
@@ -108,13 +137,20 @@ class Settings:
         return self.database_url or f"sqlite:///{self.directory() / 'rankscope.db'}"
 
 
+SETTINGS = tuple(
+    Setting(each.name, getattr(Settings(), each.name), **each.metadata) for each in fields(Settings)
+)
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Return settings from flags, then environment, then defaults.
 
     Raises SettingsError on a value that cannot work; argparse exits on unknown flags.
     """
     parser = argparse.ArgumentParser(
-        prog="rankscope serve", description="Store, diagnose and show runs."
+        prog="rankscope serve",
+        description="Store, diagnose and show runs.",
+        allow_abbrev=False,
     )
     for setting in SETTINGS:
         _add_flag(parser, setting)
@@ -131,8 +167,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError where the settings would be unsafe or cannot work."""
-    if not 0 <= settings.port <= 65535:
-        raise SettingsError(f"port {settings.port} is outside 0..65535")
     if settings.synchronous not in {"normal", "full"}:
         raise SettingsError(f"synchronous is {settings.synchronous!r}; use normal or full")
     if settings.log_level not in {"debug", "info", "warning", "error"}:
@@ -144,13 +178,20 @@ def check(settings: Settings) -> None:
     except ValueError as error:
         raise SettingsError(f"preflight_networks: {error}; say 10.0.0.0/8,fd00::/8") from error
     for setting in SETTINGS:
-        value = getattr(settings, setting.name)
-        if setting.name != "port" and isinstance(value, int | float) and value < 0:
-            raise SettingsError(f"{setting.name} is {value}; it cannot be negative")
+        if setting.bounds is not None:
+            _check_bounds(setting, getattr(settings, setting.name), *setting.bounds)
     if not (is_loopback(settings.host) or settings.token or settings.insecure_bind):
         raise SettingsError(
             f"{settings.host} can be reached from other machines and no token is set: "
             f"set {TOKEN_VARIABLE}, or say --insecure-bind if the network is trusted"
+        )
+
+
+def _check_bounds(setting: Setting, value: float, least: float, greatest: float) -> None:
+    if not least <= value <= greatest:  # "not a number" is between no two
+        raise SettingsError(
+            f"{setting.name} {value} is outside {least:.12g}..{greatest:.12g}: "
+            f"set {setting.flag} or {setting.variable} to a number in that range"
         )
 
 
@@ -162,42 +203,29 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def public_values(settings: Settings) -> list[dict[str, str | int | float | bool]]:
-    """Return name, value, default and sentence of each setting; secrets only as set or not."""
-    rows: list[dict[str, str | int | float | bool]] = []
-    for setting in SETTINGS:
-        value = getattr(settings, setting.name)
-        if setting.secret:
-            value = "(set)" if value else ""
-        rows.append(
-            {
-                "name": setting.name,
-                "value": value,
-                "default": setting.default,
-                "flag": setting.flag,
-                "variable": setting.variable,
-                "text": setting.text,
-            }
-        )
-    return rows
+def public_value(settings: Settings, setting: Setting) -> str | int | float | bool:
+    """Return the value in force; of a secret only whether it is set."""
+    value: str | int | float | bool = getattr(settings, setting.name)
+    return ("(set)" if value else "") if setting.is_secret else value
 
 
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
     text = f"{setting.text} (default: {setting.default or 'none'})".replace("%", "%%")
     if isinstance(setting.default, bool):
         parser.add_argument(setting.flag, action="store_true", default=None, help=text)
-    elif not setting.secret:  # a secret on a command line is seen by every user of the machine
+    elif not setting.is_secret:  # a secret on a command line is seen by every user of the machine
         parser.add_argument(setting.flag, type=type(setting.default), default=None, help=text)
 
 
 def _convert(setting: Setting, text: str) -> str | int | float | bool:
     kind = type(setting.default)
     if kind is bool:
-        return text.strip().lower() in {"1", "true", "yes", "on"}
+        if text.strip().lower() not in _SWITCH:
+            raise SettingsError(f"{setting.variable}={text!r} is neither yes nor no: say 1 or 0")
+        return _SWITCH[text.strip().lower()]
     try:
         return kind(text)
     except ValueError as error:
-        raise SettingsError(f"{setting.variable}={text!r} is not {kind.__name__}") from error
-
-
-assert [setting.name for setting in SETTINGS] == [field.name for field in fields(Settings)]
+        raise SettingsError(
+            f"{setting.variable}={text!r} is not {kind.__name__}: say for example {setting.default}"
+        ) from error

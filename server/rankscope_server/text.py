@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from typing import Any
 
-from rankscope_server.findings.text import percent_text
+LEVEL_BOUNDS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "TRACE": 0}
+LEVELS = tuple(LEVEL_BOUNDS)
 
 
 def level_name(level: int) -> str:
     """Return the name of a logging level; levels between two take the lower one's name."""
-    for bound, name in (
-        (logging.CRITICAL, "CRITICAL"),
-        (logging.ERROR, "ERROR"),
-        (logging.WARNING, "WARNING"),
-        (logging.INFO, "INFO"),
-        (logging.DEBUG, "DEBUG"),
-    ):
-        if level >= bound:
-            return name
-    return "TRACE"
-
-
-LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE")
-LEVEL_BOUNDS = {"CRITICAL": 50, "ERROR": 40, "WARNING": 30, "INFO": 20, "DEBUG": 10, "TRACE": 0}
+    return next((name for name, bound in LEVEL_BOUNDS.items() if level >= bound), "TRACE")
 
 
 def exit_text(row: Any) -> str:
@@ -34,7 +21,7 @@ def exit_text(row: Any) -> str:
     if row.end_reason == "clean":
         return "ended cleanly"
     if row.end_reason == "lost":
-        return "lost: nobody saw it end"
+        return "lost: its end was not seen"
     if row.exit_signal is not None:
         return f"killed by {signal_name(row.exit_signal)}"
     if row.end_reason == "exception":
@@ -64,11 +51,6 @@ def duration_text(ms: float) -> str:
     if 0 < ms < 0.1:
         return f"{1e3 * ms:.3g} us"
     return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
-
-
-def percent(ratio: float) -> str:
-    """Return a share or change as a percentage."""
-    return percent_text(ratio)
 
 
 def rank_list(ranks: list[int], most: int = 8) -> str:

@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import zstandard
 
-from rankscope.wire import schema
+from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import Column, encode_chunk
 
 MS = 1_000_000
@@ -156,7 +155,7 @@ def make_nodes(plan: Plan) -> list[Node]:
 
 
 def make_steps(plan: Plan) -> Steps:
-    """Simulate the run: own work per phase, then everybody meets in the collectives."""
+    """Simulate the run: self time per phase, then everybody meets in the collectives."""
     rng = np.random.default_rng(plan.seed)
     shape = (plan.ranks, plan.steps)
 
@@ -571,7 +570,7 @@ def next_batch(run_id: str, node: Node) -> bytes:
         )
     )  # fmt: skip
     node.records, node.chunks = [], []
-    return zstandard.ZstdCompressor().compress(body)
+    return zstd.pack(body)
 
 
 def post_body(base_url: str, body: bytes, token: str = "") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 from rankscope.wire import schema
 from rankscope_server.analysis import loop as analysis_loop
 from rankscope_server.api.app import create_app
+from rankscope_server.api.findings import schema as schema_of_findings
 from rankscope_server.findings.finding import Finding
 from rankscope_server.settings import Settings
-from rankscope_server.verdict.answers import Answer, Coverage, Folded, Look, Verdict
+from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster
 from tests.server.seed import seed_with
 
@@ -174,7 +175,7 @@ def test_the_verdict_names_findings_by_their_ids(
     victim = make_finding("b", what="the effect", ranks=(), explained_by="a")
     script.findings = [culprit, victim]
     values = {field.name: getattr(culprit, field.name) for field in dataclasses.fields(culprit)}
-    script.verdict = Verdict(**values, folded=(Folded("b", "the effect"),))
+    script.verdict = Verdict(**values, folded=(GroupedFinding("b", "the effect"),))
     look()
     ids = {item["what"]: item["id"] for item in run.get("/findings")["open"]}
     page = run.get("")
@@ -298,14 +299,10 @@ def test_a_run_that_fell_behind_is_read_again(
     assert [record.name for record in script.states[-1].records] == [f"e{n}" for n in range(9)]
 
 
-@pytest.fixture(autouse=True)
-def every_field_of_a_finding_is_shown() -> Iterator[None]:
+def test_every_field_of_a_finding_is_shown() -> None:
     """A field that a detector learns to fill must not be lost on its way to the page."""
-    from rankscope_server.api import schema as shapes
-
-    yield
     missing = {field.name for field in dataclasses.fields(Finding)} - {"key"}
-    assert missing <= set(shapes.Finding.__struct_fields__)
+    assert missing <= set(schema_of_findings.ShownFinding.__struct_fields__)
 
 
 def test_data_folder_is_private(settings: Settings, client: TestClient) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rankscope.wire import schema
-from rankscope_server.analysis.looks import Known
+from rankscope_server.analysis.asking import STACK_SAMPLES, ask_for_stacks, ask_of_the_slow
+from rankscope_server.analysis.stored_findings import StoredFinding
 from rankscope_server.api.service import Service
 from rankscope_server.store import commands
-from rankscope_server.store.commands import STACK_SAMPLES, ask_for_stacks, ask_of_the_slow
 from tests.server.conftest import Sender, TestClient, msgspec
 
 HEADERS = {schema.COMMANDS_HEADER: "1"}
@@ -213,7 +213,7 @@ def test_a_slow_rank_and_one_that_waits_for_it_are_sampled_some_times(
         clock[0] += after_seconds * 10**9
         body = {"detector": "straggler", "severity": "critical", "ranks": [2], "victims": [0, 1]}
         number, is_open = changes.pop("key", 7), changes.pop("state", "open")
-        known = {(0, "key"): Known(number, is_open, body | changes, 0)}
+        known = {(0, "key"): StoredFinding(number, is_open, body | changes, 0)}
 
         def work(unit: Any) -> bool:
             unit.now_ns = clock[0]

@@ -13,7 +13,7 @@ from rankscope.wire.chunk import encode_chunk
 from rankscope_server.analysis.baselines import _summary
 from rankscope_server.api.steps.cells import Held
 from rankscope_server.findings.policy import POLICY
-from rankscope_server.store.tiles import known_to_host, metrics_of_device
+from rankscope_server.ingest.step_metrics import known_to_host, metrics_of_device
 from tests.server.conftest import Sender, TestClient
 
 NOW = 1_700_000_000 * 10**9

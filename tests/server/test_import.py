@@ -13,8 +13,9 @@ import pytest
 
 from rankscope import cli
 from rankscope.importers.flight_dumps import read_dumps
-from tests.agent.test_flight_dumps import dump, entry
+from tests.agent.dumps import dump, entry
 from tests.server.conftest import ServerProcess
+from tests.server.seed import wait_until_judged
 from tests.shared_data import SHARED_DATA, named
 
 DATA = SHARED_DATA / "flight_recorder" / "gpu_error_2nd"
@@ -97,7 +98,7 @@ def test_a_benchmark_becomes_a_run(
     )
     lines = [line["message"] for line in fetch(server, "b/logs")["lines"]]
     assert any("bus bandwidth 69.91 GB/s" in line for line in lines)
-    time.sleep(1.0)
+    wait_until_judged(server.url)
     assert fetch(server, "b/findings")["open"] == []  # nobody is accused by a benchmark
     (tmp_path / "torn.txt").write_text(BENCHMARK[:400])
     assert cli.main(["import", str(tmp_path / "torn.txt"), "--server", server.url]) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import threading
 import time
@@ -16,16 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.preflight.exchange.base import CarrierError
-from rankscope.preflight.exchange.http import HttpBoard, Meeting
+from rankscope.preflight.exchange.carrier import CarrierError
+from rankscope.preflight.exchange.http import Meeting, ServerCarrier
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.model import Facts, Listening, NodeReport, Verdict
+from rankscope.preflight.model import Facts, LaunchVerdict, Listening, NodeReport
 from rankscope_server.preflight.live import FULL_UP_TO_NODES
 from tests.server.conftest import ServerProcess
+from tests.server.preflights import Start, get
 
-Start = Callable[..., ServerProcess]
 RUNS = "/api/v1/preflight/runs"
 NODES = ("node0", "node1", "node2")
 
@@ -51,21 +50,13 @@ def report(node: str, version: int = 1, stage: Any = "done", **more: Any) -> Nod
     return NodeReport(node=node, version=version, stage=stage, **(values | more))
 
 
-def get(server: ServerProcess, path: str, token: str = "") -> Any:
-    request = urllib.request.Request(server.url + path)
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
-
-
 class Boards:
     """Boards of nodes, all of which end with the test."""
 
     def __init__(self) -> None:
-        self.made: list[HttpBoard] = []
+        self.made: list[ServerCarrier] = []
 
-    def of(self, server: ServerProcess, node: str, **environ: str) -> HttpBoard:
+    def of(self, server: ServerProcess, node: str, **environ: str) -> ServerCarrier:
         return self.at(
             server.url,
             Meeting(
@@ -75,8 +66,8 @@ class Boards:
             environ=environ,
         )  # fmt: skip
 
-    def at(self, url: str, meeting: Meeting, token: str = "", **more: Any) -> HttpBoard:
-        self.made.append(HttpBoard(url, meeting, token, **({"environ": {}} | more)))
+    def at(self, url: str, meeting: Meeting, token: str = "", **more: Any) -> ServerCarrier:
+        self.made.append(ServerCarrier(url, meeting, token, **({"environ": {}} | more)))
         return self.made[-1]
 
 
@@ -104,7 +95,7 @@ def soon(look: Callable[[], Any]) -> Any:
     return found
 
 
-def heard_by(board: HttpBoard, mine: NodeReport) -> list[NodeReport]:
+def heard_by(board: ServerCarrier, mine: NodeReport) -> list[NodeReport]:
     """Return the first reports that a board brings."""
     return list(soon(lambda: asyncio.run(board.exchange(mine, {}))))
 
@@ -112,7 +103,7 @@ def heard_by(board: HttpBoard, mine: NodeReport) -> list[NodeReport]:
 class Agent:
     """The side of a node: a board, and what it heard."""
 
-    def __init__(self, board: HttpBoard, node: str, **more: Any) -> None:
+    def __init__(self, board: ServerCarrier, node: str, **more: Any) -> None:
         self.board, self.mine = board, report(node, **more)
         self.heard: dict[str, NodeReport] = {}
 
@@ -125,7 +116,7 @@ class Agent:
 def test_three_agents_meet_by_key_and_all_say_the_same(start_server: Start, boards: Boards) -> None:
     server = start_server()
 
-    async def work() -> list[Verdict | None]:
+    async def work() -> list[LaunchVerdict | None]:
         agents = [Agent(boards.of(server, node), node, stage="pairs") for node in NODES]
 
         async def turns() -> None:
@@ -139,7 +130,7 @@ def test_three_agents_meet_by_key_and_all_say_the_same(start_server: Start, boar
             lambda: all(o.stage == "done" for agent in agents for o in agent.heard.values()), turns
         )
         found = await asyncio.gather(*(agent.board.verdict(10.0) for agent in agents))
-        assert not any(agent.board.is_judge for agent in agents)
+        assert not any(agent.board.is_evaluator for agent in agents)
         return list(found)
 
     first, *others = asyncio.run(work())
@@ -158,7 +149,8 @@ def test_a_server_that_is_killed_goes_on_where_it_was(start_server: Start, board
     agent = Agent(boards.of(first, "node0"), "node0", stage="pairs")
     asyncio.run(agent.turn())
     id = agent.board.id
-    time.sleep(2.5)  # two pauses of saving
+    saved = "/api/v1/preflight/nodes/node0.example"  # its report names this host
+    soon(lambda: get(first, saved)["preflights"])
     first.end(signal.SIGKILL)
     second = start_server()
     shown = get(second, f"{RUNS}/{id}/roster")
@@ -178,7 +170,7 @@ def test_of_many_nodes_the_reports_are_brief_and_the_server_judges(
     server = start_server()
     names = tuple(f"node{number}" for number in range(FULL_UP_TO_NODES + 1))
 
-    async def work() -> Verdict | None:
+    async def work() -> LaunchVerdict | None:
         found = [boards.at(server.url, Meeting(run="big", node=n, nodes=names)) for n in names[:2]]
         last = [report(name, stage="pairs") for name in names[:2]]
         heard: list[NodeReport] = []
@@ -189,7 +181,7 @@ def test_of_many_nodes_the_reports_are_brief_and_the_server_judges(
         assert {one.node for one in heard} <= set(names[:2])
         assert heard[0].facts == Facts()
         assert heard[0].listening.master == 29500
-        assert all(one.is_judge for one in found)
+        assert all(one.is_evaluator for one in found)
         for one, mine in zip(found, last, strict=True):
             await one.exchange(msgspec.structs.replace(mine, version=2, stage="done"), {})
         return await found[0].verdict(10.0)
@@ -248,6 +240,7 @@ class Proxy(BaseHTTPRequestHandler):
     """A forward proxy as firms have them: absolute addresses, and it wants a password."""
 
     seen: list[tuple[str, str, str]]
+    target: str  # the server that every name leads to
 
     def _pass_on(self) -> None:
         size = int(self.headers.get("Content-Length", 0))
@@ -255,7 +248,8 @@ class Proxy(BaseHTTPRequestHandler):
         self.seen.append((self.command, self.path, self.headers.get("Proxy-Authorization", "")))
         names = ("Authorization", "Content-Type")
         headers = {name: self.headers[name] for name in names if name in self.headers}
-        request = urllib.request.Request(self.path, body, headers, method=self.command)
+        address = self.target + self.path.removeprefix("http://scope.example:8787")
+        request = urllib.request.Request(address, body, headers, method=self.command)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=10) as reply:
             data = reply.read()
@@ -272,21 +266,22 @@ class Proxy(BaseHTTPRequestHandler):
 
 def test_a_proxy_of_the_environment_is_used_and_shown(start_server: Start, boards: Boards) -> None:
     server = start_server()
-    Proxy.seen = []
+    Proxy.seen, Proxy.target = [], server.url
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, daemon=True)
         thread.start()
         environ = {"http_proxy": f"http://me:p%40ss@127.0.0.1:{proxy.server_port}"}
-        through = boards.of(server, "node0", **environ)
+        meeting = Meeting(run="job", node="node0", num_nodes=3)
+        through = boards.at("scope.example:8787", meeting, environ=environ)
         asyncio.run(through.exchange(report("node0"), {}))
-        assert "through the proxy 127.0.0.1" in through.way
-        assert "p@ss" not in through.way
-        direct = boards.of(server, "node1", **environ, no_proxy="localhost,127.0.0.1")
+        assert "through the proxy 127.0.0.1" in through.route
+        assert "p@ss" not in through.route
+        direct = boards.of(server, "node1", **environ)  # loopback
         asyncio.run(direct.exchange(report("node1"), {}))
         proxy.shutdown()
         thread.join()
     assert [command for command, _, _ in Proxy.seen] == ["POST", "POST", "POST"]
-    assert all(path.startswith(server.url) for _, path, _ in Proxy.seen)
+    assert all(path.startswith("http://scope.example:8787/") for _, path, _ in Proxy.seen)
     assert {basic for _, _, basic in Proxy.seen} == {"Basic bWU6cEBzcw=="}  # me:p@ss
 
 

@@ -163,7 +163,7 @@ def test_the_first_screen_holds_everything(
     assert done.returncode == 0, done.stderr
     screen = done.stdout.splitlines()[:24]
     text = "\n".join(screen)
-    for label in ("What", "Why", "Cost", "Next", "Command", "Sure", "Wrong if", "Ruled out"):
+    for label in ("What", "Why", "Cost", "Next", "Command", "Sure", "Disproved if", "Ruled out"):
         assert f"{side} {label} " in text, label
     assert screen[0].startswith(f"{top} Culprit found")
     assert any(line.startswith(bottom) for line in screen)

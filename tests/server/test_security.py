@@ -13,7 +13,7 @@ import pytest
 from rankscope_server.api import web
 from rankscope_server.api.app import create_app
 from rankscope_server.api.security import allowed_hosts, host_name
-from rankscope_server.settings import Settings, SettingsError, check, parse
+from rankscope_server.settings import SETTINGS, Settings, SettingsError, check, parse
 from tests.server.conftest import Sender, TestClient, log_line
 
 TOKEN = "correct horse battery staple"
@@ -116,6 +116,35 @@ def test_settings_come_from_flags_then_environment_then_defaults(tmp_path: Path)
         parse(["--synchronous", "off"], {})
 
 
+@pytest.mark.parametrize("word", ["nan", "0", "inf", "-1", "1e9"])
+def test_a_number_that_makes_no_sense_is_refused_with_field_and_remedy(word: str) -> None:
+    with pytest.raises(SettingsError, match=r"look_seconds .* outside 0\.05\.\.86400: set --look-"):
+        parse(["--look-seconds", word], {})
+    with pytest.raises(SettingsError, match="or RANKSCOPE_SERVER_LOOK_SECONDS to a number"):
+        parse([], {"RANKSCOPE_SERVER_LOOK_SECONDS": word})
+
+
+def test_every_number_of_the_settings_has_a_range_that_holds_its_default() -> None:
+    check(Settings())
+    for setting in SETTINGS:
+        assert (setting.bounds is not None) == (type(setting.default) in (int, float))
+
+
+def test_an_abbreviated_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--insecure"], {})
+    assert "unrecognized arguments: --insecure" in capsys.readouterr().err
+
+
+def test_yes_or_no_is_a_word_that_means_one_of_them() -> None:
+    name = "RANKSCOPE_SERVER_INSECURE_BIND"
+    for word, value in {"1": True, "On": True, "yes": True, "TRUE": True, "0": False, "off": False,
+                        "no": False, "false": False}.items():  # fmt: skip
+        assert parse([], {name: word}).insecure_bind is value
+    with pytest.raises(SettingsError, match=f"{name}='enabled' is neither yes nor no: say 1 or 0"):
+        parse([], {name: "enabled"})
+
+
 def test_every_answer_carries_the_safety_headers(client: TestClient) -> None:
     for path in ("/", "/api/v1/runs", "/api/v1/nothing", "/static/x/y"):
         headers = client.get(path).headers
@@ -157,6 +186,17 @@ def test_the_page_knows_its_depth(client: TestClient, assets: Path, path: str, b
     assert "{version}" not in reply.text
 
 
+def test_heads_of_pages_and_assets_are_answered(client: TestClient, assets: Path) -> None:
+    for path in ("/", "/runs/x", f"/static/{web.assets_version(assets)}/app/a.js"):
+        reply, whole = client.head(path), client.get(path)
+        assert reply.status_code == 200
+        assert reply.content == b""
+        assert reply.headers["content-type"] == whole.headers["content-type"]
+        assert reply.headers["cache-control"] == whole.headers["cache-control"]
+    assert client.head("/static/v/no.js").status_code == 404
+    assert client.head("/api/v1/runs").status_code == 405
+
+
 def test_assets_live_for_ever_under_their_version(client: TestClient, assets: Path) -> None:
     version = web.assets_version(assets)
     reply = client.get(f"/static/{version}/app/a.js")
@@ -176,7 +216,7 @@ def test_assets_live_for_ever_under_their_version(client: TestClient, assets: Pa
      "/etc/passwd", "%00", "app/a.js/x", "a" * 5_000],
 )  # fmt: skip
 def test_nothing_else_is_served(client: TestClient, assets: Path, path: str) -> None:
-    assert client.get(f"/static/v/{path}").status_code in {400, 404}
+    assert client.get(f"/static/v/{path}").status_code == 404
 
 
 def test_missing_assets_give_a_clear_page(client: TestClient, tmp_path: Path) -> None:

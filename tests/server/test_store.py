@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from rankscope_server.cli import serve
 from rankscope_server.store import tables
 from rankscope_server.store.engine import (
     StoreInUseError,
@@ -49,6 +50,20 @@ def test_opening_twice_changes_nothing(tmp_path: Path) -> None:
         for engine in open_engines(f"sqlite:///{tmp_path / 'x.db'}", "full"):
             engine.dispose()
     assert (tmp_path / "x.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_database_of_another_version_is_refused_with_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sqlite3.connect(tmp_path / "rankscope.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('0002')")
+    database.close()
+    assert serve(["--data-dir", str(tmp_path), "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("rankscope serve: another version of Rankscope made the tables of ")
+    assert "version 0002" in said
+    assert "choose another --data-dir" in said
 
 
 def test_one_server_for_one_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.wire.schema import STEP_COLUMNS, STEP_THINNED, STEP_WAITS_UNKNOWN
-from rankscope_server.store.tiles import metrics_of_steps
+from rankscope_server.ingest.step_metrics import metrics_of_steps
 
 
 def test_work_is_unknown_where_the_waits_were_not_seen() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from rankscope.wire import schema
 from tests.server.seed import seed_run
+from tests.web.accessibility import violations
 from tests.web.conftest import Site, Watched
-from tests.web.test_pages import violations
 
 pytestmark = pytest.mark.browser
 TRACE = gzip.compress(json.dumps({"traceEvents": []}).encode())

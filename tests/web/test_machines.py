@@ -68,7 +68,7 @@ def test_the_worst_event_and_the_state_of_each_source(
     watched.check()
 
 
-def test_missing_samples_are_a_gap_and_what_is_not_told_is_named(
+def test_missing_samples_are_a_gap_and_what_is_not_reported_is_named(
     broken: str, site: Site, open_page: Callable[..., Watched]
 ) -> None:
     (series,) = site.ask(f"runs/{broken}/samples?kind=host&names=runnable")["series"]
@@ -77,7 +77,7 @@ def test_missing_samples_are_a_gap_and_what_is_not_told_is_named(
     page = watched.page
     chart = page.locator("figure.series", has_text="Runnable")
     chart.wait_for()
-    assert "Not told by this machine: CPU user" in page.locator("main").inner_text()
+    assert "Not reported by this machine: CPU user" in page.locator("main").inner_text()
     assert drawn_columns(chart) == pytest.approx(120 / 180, abs=0.12)
     watched.check()
 

@@ -6,16 +6,13 @@ import gzip
 import re
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.web.accessibility import violations
 from tests.web.conftest import CRASH, FRESH, HEALTHY, SLOW, Site, Watched
 
 pytestmark = pytest.mark.browser
-AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WIDTHS = (720, 1024, 1280, 1440, 1920)  # 720: 1440 at 200 % zoom
 PAGES = {
     "runs": "runs",
@@ -71,19 +68,6 @@ def test_page_is_whole_and_accessible_in_both_themes(
     watched.settled()
     assert violations(page) == []
     watched.check()
-
-
-def violations(page: Any) -> list[str]:
-    if not page.evaluate("Boolean(window.axe)"):
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate(
-        "rules => axe.run(document, {runOnly: rules}).then(result => result.violations)", RULES
-    )
-    return [
-        f"{one['id']}: {node['html'][:160]} ({node['failureSummary'][:300]})"
-        for one in found
-        for node in one["nodes"][:3]
-    ]
 
 
 @pytest.mark.parametrize("run", [SLOW, HEALTHY, CRASH, FRESH])

@@ -182,8 +182,13 @@ function signed(text) {
   return text.replace('-', MINUS);
 }
 
-/** What kinds of findings are called; `tests/server/test_docs.py` holds it against the detectors.
- * @type {Record<string, string>} */
+/** A kind of finding in words. @param {string} kind */
+export function kindWords(kind) {
+  return KINDS[kind] ?? words(kind);
+}
+
+/** What kinds of findings are called. @type {Record<string, string>} */
+// labels of kinds: made by .ci/docs_tables.py
 const KINDS = {
   slow_compute: 'Straggler: slow compute',
   slow_data: 'Waiting for data',
@@ -221,7 +226,7 @@ const KINDS = {
   slow_epoch_start: 'Slow start of every epoch',
   bad_shard: 'Some batches come late',
   xid: 'Xid error',
-  gpu_error: 'GPU error told by the driver',
+  gpu_error: 'GPU error reported by the driver',
   throttle: 'GPU held down by heat or power',
   power_cap: 'GPU held down by its power limit',
   ecc: 'Memory errors of a GPU',
@@ -237,8 +242,4 @@ const KINDS = {
   regression: 'Slower than earlier runs',
   slowdown: 'Slower than it was',
 };
-
-/** A kind of finding in words. @param {string} kind */
-export function kindWords(kind) {
-  return KINDS[kind] ?? words(kind);
-}
+// end of labels

@@ -4,7 +4,7 @@ import { signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { singleKeys } from './page.js';
 
-/** `keys` as typed: "n", "g o", "Shift+ArrowLeft". `where` set: only told by the help, handled there.
+/** `keys` as typed: "n", "g o", "Shift+ArrowLeft". `where` set: only shown in the help, handled there.
  * @typedef {{keys: string, text: string, run?: () => void, where?: string}} Binding */
 
 /** @type {import('@preact/signals').Signal<Binding[][]>} */
@@ -31,7 +31,7 @@ let prefix = '';
 let forget;
 
 /** How a key press is written in a binding. @param {KeyboardEvent} event */
-export function spell(event) {
+export function keyName(event) {
   const held = [];
   if (event.ctrlKey || event.metaKey) held.push('Ctrl');
   if (event.shiftKey && event.key.length > 1) held.push('Shift');
@@ -49,7 +49,7 @@ function isField(target) {
 /** @param {KeyboardEvent} event */
 function onKey(event) {
   if (event.defaultPrevented || event.isComposing || event.altKey) return;
-  const key = spell(event);
+  const key = keyName(event);
   if (isField(event.target)) {
     if (key === 'Escape') /** @type {HTMLElement} */ (event.target).blur();
     if (key !== 'Ctrl+k') return;

@@ -60,7 +60,7 @@ export function setSingleKeys(on) {
   remember(KEYS_KEY, on ? null : 'off');
 }
 
-/** The time, once a second while somebody looks. */
+/** The time, once a second while the page is visible. */
 export const now = signal(Date.now());
 setInterval(() => {
   if (!document.hidden) now.value = Date.now();

@@ -48,16 +48,16 @@ function follow() {
   source = null;
   if (!topics) return;
   source = new EventSource(`${root}api/v1/stream?topics=${encodeURIComponent(topics)}`);
-  source.onopen = () => tell({ state: 'open' });
-  source.onerror = () => tell({ state: 'lost' });
+  source.onopen = () => announce({ state: 'open' });
+  source.onerror = () => announce({ state: 'lost' });
   source.addEventListener('change', (event) => {
     const change = JSON.parse(event.data);
     for (const [port, tab] of tabs) if (tab.topics.includes(change.topic)) port.postMessage({ change });
   });
-  source.addEventListener('reload', () => tell({ reload: true }));
+  source.addEventListener('reload', () => announce({ reload: true }));
 }
 
 /** @param {object} message */
-function tell(message) {
+function announce(message) {
   for (const port of tabs.keys()) port.postMessage(message);
 }

@@ -9,14 +9,38 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
-from rankscope_server import problems
-from rankscope_server.api import openapi, web
-from rankscope_server.api.routes import ROUTERS
+from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.commands import routes as commands
+from rankscope_server.api.findings import routes as findings
+from rankscope_server.api.logs import routes as logs
+from rankscope_server.api.machines import routes as machines
+from rankscope_server.api.operations import routes as operations
+from rankscope_server.api.overview import routes as overview
+from rankscope_server.api.preflight import network as preflight_network
+from rankscope_server.api.preflight import results as preflight_results
+from rankscope_server.api.preflight import routes as preflight
+from rankscope_server.api.ranks import routes as ranks
+from rankscope_server.api.report import routes as report
+from rankscope_server.api.runs import routes as runs
 from rankscope_server.api.security import Guard
 from rankscope_server.api.service import Service, open_service
+from rankscope_server.api.steps import routes as steps
 from rankscope_server.settings import Settings
 
 GZIP_FROM_BYTES = 1_000
+# Paths are tried in order; of preflight a thousand agents ask at a time.
+ROUTERS = (
+    operations.router,
+    operations.metrics_router,
+    ingest.router,
+    preflight.router,
+    *(part.router for part in (runs, overview, report, findings, steps, ranks, machines, logs)),
+    commands.router,
+    preflight_results.router,
+    preflight_network.router,
+    stream.router,
+    web.router,  # last: it answers every other path
+)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -43,11 +67,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
     app.add_middleware(Guard, settings=settings)  # outermost: refuses before anything is read
-    problems.install(app)
+    failures.install(app)
     openapi.install(app)
     for router in ROUTERS:
         app.include_router(router)
-    app.include_router(web.router)  # last: it answers every other path
     return app
 
 

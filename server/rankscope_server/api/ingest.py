@@ -8,21 +8,31 @@ import time
 import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 
-from rankscope.wire.schema import COMMANDS_HEADER
-from rankscope_server.api.operations.schema import IngestAnswer
+from rankscope.wire.schema import COMMANDS_HEADER, Command
+from rankscope_server.answers import Schema
+from rankscope_server.api.bodies import read_body
 from rankscope_server.api.replies import documented
 from rankscope_server.api.service import Service, service_of
-from rankscope_server.ingest.chunks import judge_chunks
-from rankscope_server.ingest.envelope import read_envelope, unpack_body
-from rankscope_server.ingest.records import judge_records
+from rankscope_server.ingest.batch import ValidatedBatch, validate_batch
+from rankscope_server.ingest.records import Refused
 from rankscope_server.problems import Problem, request_id
-from rankscope_server.store.batches import JudgedBatch, Stored, pack_journal, store_batch
+from rankscope_server.store.batches import Stored, pack_journal, store_batch
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1", tags=["ingest"])
 _encode = msgspec.json.Encoder().encode
+
+
+class IngestAnswer(Schema, frozen=True):
+    """What was stored of a batch."""
+
+    accepted_records: int
+    accepted_chunks: int
+    duplicate: bool
+    refused: list[Refused] = msgspec.field(default_factory=list)
+    # for the ranks whose states the batch brought; only to a sender that says it takes them
+    commands: list[Command] = msgspec.field(default_factory=list)
 
 
 _BODY = {
@@ -44,10 +54,10 @@ async def ingest(request: Request) -> Response:
     body = await read_body(request, service.settings.max_batch_bytes)
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
-    batch = await run_in_threadpool(judge, service, body, encoding, takes_commands)
+    batch, journal = await run_in_threadpool(validate, service, body, encoding, takes_commands)
 
     def work(unit: Unit) -> Stored:
-        return store_batch(unit, batch)
+        return store_batch(unit, batch, journal)
 
     def after_commit(stored: Stored) -> None:
         announce(service, batch, stored)
@@ -65,54 +75,21 @@ async def ingest(request: Request) -> Response:
     return Response(_encode(answer), 200, headers, media_type="application/json")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the request's body. Raises Problem 413 as soon as it is known to be too large."""
-    too_large = Problem(
-        413, f"the body is larger than {max_bytes} bytes", "body",
-        "send smaller batches, or raise max_batch_bytes of the server",
-    )  # fmt: skip
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large
-    parts, size = [], 0
+def validate(
+    service: Service, body: bytes, encoding: str, takes_commands: bool
+) -> tuple[ValidatedBatch, bytes | None]:
+    """Return the batch and its journal. Raises Problem where it is not a batch at all."""
+    most = service.settings.max_unpacked_bytes
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > max_bytes:
-                raise too_large
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise Problem(400, "the sender went away before the end", "body", "send again") from error
-    return b"".join(parts)
-
-
-def judge(
-    service: Service, body: bytes, encoding: str, takes_commands: bool = False
-) -> JudgedBatch:
-    """Decode and check a body. Raises Problem where it is not a batch at all."""
-    try:
-        envelope = read_envelope(unpack_body(body, encoding, service.settings.max_unpacked_bytes))
+        batch = validate_batch(body, encoding, most, takes_commands)
     except Problem:
         service.counters.add("batches_rejected")
         raise
-    records, refused = judge_records(envelope.records)
-    chunks, refused_chunks = judge_chunks(envelope.chunks)
-    return JudgedBatch(
-        run_id=envelope.run_id,
-        producer=envelope.producer,
-        sequence=envelope.sequence,
-        host=envelope.host,
-        num_bytes=len(body),
-        records=records,
-        chunks=chunks,
-        refused=refused + refused_chunks,
-        journal=pack_journal(records),
-        takes_commands=takes_commands,
-    )
+    return batch, pack_journal(batch.records)
 
 
-def announce(service: Service, batch: JudgedBatch, stored: Stored) -> None:
-    """Tell the analysis and the stream of a batch that is durable."""
+def announce(service: Service, batch: ValidatedBatch, stored: Stored) -> None:
+    """Hand a durable batch to the analysis, and hint at it on the stream."""
     if stored.duplicate:
         return
     service.analysis.feed(batch.run_id, stored.batch_id, batch.records, batch.chunks)
@@ -120,7 +97,7 @@ def announce(service: Service, batch: JudgedBatch, stored: Stored) -> None:
     service.broker.publish("runs", {"runs"}, None)
 
 
-def count(service: Service, batch: JudgedBatch, stored: Stored, seconds: float) -> None:
+def count(service: Service, batch: ValidatedBatch, stored: Stored, seconds: float) -> None:
     """Add a batch to the counters."""
     counters = service.counters
     counters.add("batches_duplicate" if stored.duplicate else "batches")
@@ -128,6 +105,6 @@ def count(service: Service, batch: JudgedBatch, stored: Stored, seconds: float) 
     if not stored.duplicate:
         counters.add("records", len(batch.records))
         counters.add("chunks", len(batch.chunks))
-        counters.add("events", sum(judged.chunk.count for judged in batch.chunks))
+        counters.add("events", sum(part.chunk.count for part in batch.chunks))
         counters.add("refused", len(batch.refused))
         counters.add("bytes", batch.num_bytes)

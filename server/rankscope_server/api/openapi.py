@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI knows the paths, msgspec the shapes."""
+"""The OpenAPI document: FastAPI knows the paths, msgspec the answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 import rankscope
-from rankscope_server.api import schema as shapes
-from rankscope_server.problems import ErrorAnswer
+from rankscope_server.api.replies import documented_answers
 
 _TEMPLATE = "#/components/schemas/{name}"
 
@@ -31,11 +30,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
         title="Rankscope", version=rankscope.__version__, routes=app.routes,
         description="Observability and diagnostics for distributed PyTorch.",
     )  # fmt: skip
-    answers = [
-        value
-        for value in vars(shapes).values()
-        if isinstance(value, type) and issubclass(value, shapes.Shape) and value is not shapes.Shape
-    ]
-    _, components = msgspec.json.schema_components([*answers, ErrorAnswer], ref_template=_TEMPLATE)
+    _, components = msgspec.json.schema_components(documented_answers(), ref_template=_TEMPLATE)
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     return document

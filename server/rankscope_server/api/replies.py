@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from rankscope_server.problems import ErrorAnswer, Problem, request_id
 
 _encoder = msgspec.json.Encoder()
+_documented: dict[str, type[msgspec.Struct]] = {}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -40,18 +41,24 @@ def to_csv(rows: Iterable[msgspec.Struct]) -> str:
     return out.getvalue()
 
 
-def documented(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return what a route says to OpenAPI: the shape of its answer and of its errors."""
+def documented(schema: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return what a route declares to OpenAPI: the schema of its answer and of its errors."""
+    _documented[schema.__name__] = schema
     return {
         "responses": {
-            200: {"description": (shape.__doc__ or "").strip(), **_content(shape)},
+            200: {"description": (schema.__doc__ or "").strip(), **_content(schema)},
             "4XX": {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)},
         }
     }
 
 
-def _content(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    reference = {"$ref": f"#/components/schemas/{shape.__name__}"}
+def documented_answers() -> list[type[msgspec.Struct]]:
+    """Return the answers of all routes that were declared by now, and that of errors."""
+    return [*_documented.values(), ErrorAnswer]
+
+
+def _content(schema: type[msgspec.Struct]) -> dict[str, Any]:
+    reference = {"$ref": f"#/components/schemas/{schema.__name__}"}
     return {"content": {"application/json": {"schema": reference}}}
 
 

@@ -1,4 +1,4 @@
-"""Who may ask: the Host header, the token, and the headers that every answer carries."""
+"""Access: the Host header, the token, and the headers that every answer carries."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Guard:
     def _problem(self, request: Request) -> Problem | None:
         host = host_name(request.headers.get("host", ""))
         if self._hosts is not None and host not in self._hosts:
-            # A page of somebody else may have its name point here (DNS rebinding).
+            # A page of another site may have its name point here (DNS rebinding).
             return Problem(
                 421, f"this server does not answer to the name {host[:100]!r}", "Host",
                 "name it in --allowed-hosts, or use the address that the server prints",
             )  # fmt: skip
         if request.method not in _SAFE_METHODS and self._is_foreign(request, host):
-            # A page of somebody else may send requests here, though it cannot read the answers.
+            # A page of another site may send requests here, though it cannot read the answers.
             return Problem(
                 403, "this request comes from a page of another site", "Origin",
                 "use the dashboard of this server",
@@ -106,7 +106,7 @@ def opened_by_preflight(request: Request) -> bool:
 
 
 def is_token(given: str, token: str) -> bool:
-    """Compare in a time that does not tell how much was right."""
+    """Compare in a time that does not depend on how much was right."""
     return secrets.compare_digest(given.encode(), token.encode())
 
 
@@ -118,7 +118,7 @@ def session_value(token: str) -> str:
 def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     """Return the names to answer to; None for any, where the server listens to every address.
 
-    With a wildcard address no name is known beforehand; there the token stands guard.
+    With a wildcard address no name is known beforehand; there the token protects.
     """
     more = {name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()}
     if settings.host in {"0.0.0.0", "::", ""} and not more:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -58,12 +59,16 @@ class Service:
         with self.reader.connect() as connection:
             yield connection
 
+    def silent_before_ns(self) -> int:
+        """Return since when a rank must have sent something, or it is silent."""
+        return time.time_ns() - int(self.settings.silent_after_seconds * 1e9)
+
 
 @contextmanager
 def open_service(settings: Settings) -> Iterator[Service]:
     """Open the store and start the threads; at the end stop them in order.
 
-    Raises StoreInUseError, SQLAlchemyError, OSError.
+    Raises StoreInUseError, StoreVersionError, SQLAlchemyError, OSError.
     """
     url = settings.address_of_database()
     with ExitStack() as stack:

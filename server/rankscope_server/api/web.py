@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from rankscope_server.problems import not_found
 
@@ -53,7 +53,7 @@ class Assets:
 
 
 def assets_directory() -> Path | None:
-    """Return where the dashboard's files lie: in the wheel, else in the checkout."""
+    """Return the folder of the dashboard's files: in the wheel, else in the checkout."""
     for path in (Path(__file__).parents[1] / "web", Path(__file__).parents[3] / "web"):
         if path.is_dir():
             return path
@@ -92,7 +92,7 @@ def base_of(path: str) -> str:
     return "../" * (path.lstrip("/").count("/")) or "./"
 
 
-@router.get("/static/{version}/{path:path}")
+@router.api_route("/static/{version}/{path:path}", methods=["GET", "HEAD"])
 def static(request: Request, version: str, path: str) -> Response:
     """Return an asset."""
     assets: Assets = request.app.state.assets
@@ -110,9 +110,11 @@ def static(request: Request, version: str, path: str) -> Response:
     return Response(file.read_bytes(), 200, headers, media_type=kind)
 
 
-@router.get("/{path:path}")
+@router.api_route("/{path:path}", methods=["GET", "HEAD"])
 def page(request: Request, path: str) -> Response:
     """Return the page for any address that is neither data nor an asset."""
+    if request.method == "HEAD" and path.startswith("api/"):
+        raise HTTPException(405)
     if path.startswith(("api/", "static/")) or path in {"api", "static"}:
         raise not_found(f"no address /{path[:200]}", "see /api/v1/openapi.json for the paths")
     assets: Assets = request.app.state.assets

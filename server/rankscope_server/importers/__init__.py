@@ -1,1 +1,1 @@
-"""Readers of what other tools wrote: each turns one kind of file into what detectors look at."""
+"""Importers of what other tools wrote: each turns one kind of file into what detectors look at."""

@@ -1,7 +1,7 @@
 """Logs that NCCL writes with NCCL_DEBUG=INFO (also GRAPH, TUNING), as records of their ranks.
 
 A line is `host:pid:thread [device] NCCL INFO text`, with a time before it in newer versions. The
-rank of a process and device is what its largest communicator says; names of algorithms and
+rank of a process and device is the one in its largest communicator; names of algorithms and
 protocols are those of NCCL's own table (nccl_common.h). What should agree among ranks becomes a
 fact; what differs by design (rings, trees, peers) an event.
 """
@@ -21,16 +21,16 @@ from typing import Any, TypeAlias
 from rankscope.importers.flight_records import Imported
 from rankscope.wire import schema
 from rankscope.wire.redaction import clean
-from rankscope_server.known_errors.load import Book, book
-from rankscope_server.known_errors.places import rank_of_path
+from rankscope_server.known_errors.line_owner import rank_of_path
+from rankscope_server.known_errors.load import KnownErrors, known_errors
 
-Key: TypeAlias = tuple[str, int, int]  # host (or the file, where lines tell none), pid, device
+Key: TypeAlias = tuple[str, int, int]  # host (or the file, where lines name none), pid, device
 _GZIP = b"\x1f\x8b"
 _MAX_LINES = 5_000  # kept of one rank
 _MAX_LINE = 8_000
 _MAX_PARTS = 64  # rings, trees and transports of one rank
 _MAX_RANK = 1 << 20
-_STEP_NS = 1_000  # between lines that tell no time: they keep their order
+_STEP_NS = 1_000  # between lines without a time: they stay in order
 _INFO, _WARNING = 20, 30
 _LINE = re.compile(
     r"(?:(?P<host>[A-Za-z0-9_.<>-]+):(?P<pid>\d+):\d+ )?\[(?P<device>-?\d+)\] "
@@ -48,7 +48,7 @@ _TIMINGS = re.compile(r"Init timings.*?: rank \d+ nranks \d+ total ([\d.]+) \((.
 _RETURN = re.compile(r"\S+:\d+ -> \d+")
 _ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 _PROTOCOLS = ("LL", "LL128", "Simple")
-# What should be the same on all ranks: fact, and how the line tells it.
+# What should be the same on all ranks: fact, and the line that holds it.
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl.version", _VERSION),
     ("nccl.network", re.compile(r"Using network (.+)")),
@@ -70,7 +70,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Process:
-    """What the lines of one process and device say."""
+    """What the lines of one process and device show."""
 
     host: str
     pid: int
@@ -105,9 +105,9 @@ class NcclLogs:
                 continue
             found += 1
             stamp = _TIME.search(line)
-            said_ns = 0 if stamp is None else _ns(stamp)
-            now = max(said_ns, now + _STEP_NS) if said_ns else now + _STEP_NS
-            self._take(path, match, said_ns or now, named)
+            stamp_ns = 0 if stamp is None else _ns(stamp)
+            now = max(stamp_ns, now + _STEP_NS) if stamp_ns else now + _STEP_NS
+            self._take(path, match, stamp_ns or now, named)
         if not found:
             raise ValueError("no line of NCCL in it; run with NCCL_DEBUG=INFO")
 
@@ -147,18 +147,20 @@ class NcclLogs:
             else:
                 _join(ranks[process.rank], process)
         if nameless:
-            self.left_out.append(f"{nameless} processes whose rank no line and no file name tells")
+            self.left_out.append(f"{nameless} processes whose rank is in no line and no file name")
         if not ranks:
             raise ValueError(
-                "no line tells a rank; give the log from its begin (Init COMPLETE names them), or "
+                "no line names a rank; give the log from its begin (Init COMPLETE names them), or "
                 "call the file of rank 3 rank_3.log"
             )
-        found = Imported(max(max(ranks) + 1, *(one.num_ranks for one in ranks.values())))
-        known = book()
+        found = Imported(
+            max(max(ranks) + 1, *(rank_trace.num_ranks for rank_trace in ranks.values()))
+        )
+        known = known_errors()
         for rank, process in sorted(ranks.items()):
             if self._version and rank == 0:  # which prints it, for itself
                 process.facts.setdefault("nccl.version", self._version)
-            _tell(found, rank, process, known, self._time_ns)
+            _add_rank(found, rank, process, known, self._time_ns)
         return found
 
 
@@ -179,7 +181,7 @@ def _lines(path: Path, on_bytes: Callable[[int], None]) -> Iterator[str]:
 
 
 def _ns(stamp: re.Match[str]) -> int:
-    """Return a time that a line tells, taken for UTC: NCCL prints local time without its zone."""
+    """Return the time in a line, taken for UTC: NCCL prints local time without its zone."""
     try:
         at = datetime.fromisoformat(f"{stamp[1]} {stamp[2]}").replace(tzinfo=UTC)
     except ValueError:
@@ -188,7 +190,7 @@ def _ns(stamp: re.Match[str]) -> int:
 
 
 def _is_topology(process: _Process, text: str) -> bool:
-    """Take what tells rings, trees, transports and algorithms; return whether it was that."""
+    """Take a line about rings, trees, transports or algorithms; return whether it was one."""
     channel, ring = _CHANNEL.match(text), _RING.match(text)
     if channel is not None:
         _count(process, "transports", re.sub(r"/\d+(?=/|$)", "", channel[1]))
@@ -237,7 +239,9 @@ def _join(one: _Process, other: _Process) -> None:
     one.num_ranks = max(one.num_ranks, other.num_ranks)
 
 
-def _tell(found: Imported, rank: int, process: _Process, known: Book, time_ns: int) -> None:
+def _add_rank(
+    found: Imported, rank: int, process: _Process, known: KnownErrors, time_ns: int
+) -> None:
     first = min((line.time_ns for line in process.lines), default=time_ns)
     who: dict[str, Any] = {"attempt": 0, "rank": rank, "time_ns": first}
     found.records.append(

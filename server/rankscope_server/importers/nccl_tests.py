@@ -1,6 +1,6 @@
 """The text of NVIDIA's nccl-tests (and of RCCL's): sizes, times and bandwidths, checked.
 
-A bandwidth is taken from size and time, and what is printed is held against it. Some versions and
+A bandwidth is taken from size and time, and compared with what is printed. Some versions and
 forks print an algorithm bandwidth that already holds the factor of the bus bandwidth: that is
 recognised and never applied twice.
 """
@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from rankscope.importers.flight_records import Imported
+from rankscope.wire import schema
 from rankscope.wire.formulas import bus_factor
+from rankscope_server.importers.columns import chunk_of, collective_columns
 
 _AGREE = 0.05  # printed with two or three digits, small ones are rounded by that much
 _TEST = re.compile(
@@ -34,7 +40,7 @@ class BenchmarkRow:
     algbw_bytes_per_second: float  # size / time
     busbw_bytes_per_second: float
     printed_busbw_bytes_per_second: float
-    held_factor: bool  # the printed algorithm bandwidth was already the bus bandwidth
+    has_factor: bool  # the printed algorithm bandwidth was already the bus bandwidth
     agrees: bool  # what is printed follows from size and time
 
 
@@ -95,7 +101,7 @@ def _row(
     printed = busbw * 1e9
     if factor is None:
         factor = printed / true_algbw if true_algbw else 1.0
-    held = _near(algbw * 1e9, true_algbw * factor) and not _near(algbw * 1e9, true_algbw)
+    has_factor = _near(algbw * 1e9, true_algbw * factor) and not _near(algbw * 1e9, true_algbw)
     return BenchmarkRow(
         operation,
         num_ranks,
@@ -104,7 +110,7 @@ def _row(
         true_algbw,
         true_algbw * factor,
         printed,
-        held,
+        has_factor,
         _near(printed, true_algbw * factor),
     )
 
@@ -112,3 +118,106 @@ def _row(
 def _near(one: float, other: float) -> bool:
     # Bandwidths are printed with two digits after the point of a GB/s.
     return abs(one - other) <= max(_AGREE * other, 0.006e9)
+
+
+SOURCE = "nccl-tests"
+GROUP = "world"
+_MAX_RANKS = 1 << 16
+# "#  Rank  0 Group  0 Pid  1234 on  node-a device  0 [0x07] NVIDIA H100"
+_RANK = re.compile(r"#?\s+Rank\s+(\d+)\s.*?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s*(.*)", re.I)
+_VERSION = re.compile(r"(?:NCCL version|nccl-headers=|nccl-library=)\s*([\d.]+)", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    host: str
+    pid: int
+    device: int
+    model: str
+
+
+def import_nccl_tests(text: str, time_ns: int) -> Imported:
+    """Return the records of a benchmark that ended at `time_ns`. Raises ValueError."""
+    rows = read_nccl_tests(text)
+    if not rows:
+        raise ValueError("no row of results; give what the benchmark printed, whole")
+    ranks = _ranks(text)
+    num_ranks = max(rows[0].num_ranks, len(ranks))
+    if not 0 < num_ranks <= _MAX_RANKS:
+        raise ValueError("it does not say how many ranks took part; give its head too")
+    took_ns = [max(1, round(row.took_us * 1e3)) for row in rows]
+    began = time_ns - sum(took_ns) + np.concatenate([[0], np.cumsum(took_ns)[:-1]]).astype(np.int64)
+    found = Imported(num_ranks)
+    version = _VERSION.search(text)
+    for rank in range(num_ranks):
+        known = ranks.get(rank, _Rank("", 0, rank, ""))
+        who: dict[str, Any] = {"attempt": 0, "rank": rank, "time_ns": int(began[0])}
+        found.records += [
+            schema.RankRegistered(
+                **who, world_size=num_ranks, local_rank=known.device, local_world_size=1,
+                node_rank=-1, host=known.host, pid=known.pid, backend="nccl",
+                sources={"collectives": SOURCE},
+            ),
+            schema.GroupDefined(**who, group=GROUP, ranks=list(range(num_ranks)), backend="nccl"),
+        ]  # fmt: skip
+        facts = {"gpu.model": known.model, "nccl": version[1] if version else ""}
+        facts = {name: value for name, value in facts.items() if value}
+        if facts:
+            found.records.append(schema.Environment(**who, facts=facts))
+        found.chunks.append(_chunk(rank, known.host, rows, began, np.array(took_ns)))
+    for number, row in enumerate(rows, 1):
+        found.records += _measurement(row, number, int(began[number - 1]))
+    return found
+
+
+def _ranks(text: str) -> dict[int, _Rank]:
+    found = {}
+    for line in text.splitlines():
+        match = _RANK.match(line)
+        if match is not None:
+            model = re.sub(r"^\[\S+\]\s*", "", match[5]).strip()
+            found[int(match[1])] = _Rank(match[3], int(match[2]), int(match[4]), model[:200])
+    return found
+
+
+def _measurement(row: BenchmarkRow, number: int, time_ns: int) -> list[schema.Record]:
+    who: dict[str, Any] = {"attempt": 0, "rank": 0, "time_ns": time_ns, "step": number}
+    values = {
+        "size_bytes": float(row.size_bytes), "took_us": row.took_us,
+        "algbw_bytes_per_second": row.algbw_bytes_per_second,
+        "busbw_bytes_per_second": row.busbw_bytes_per_second,
+    }  # fmt: skip
+    text = (
+        f"{row.operation or 'operation'} of {row.size_bytes:,} bytes: {row.took_us:g} us, "
+        f"bus bandwidth {row.busbw_bytes_per_second / 1e9:.2f} GB/s"
+    )
+    if not row.agrees:
+        text += (
+            f"; printed is {row.printed_busbw_bytes_per_second / 1e9:.2f}, which does not follow"
+        )
+    level = 20 if row.agrees else 30
+    return [
+        schema.Metrics(**who, values=values),
+        schema.LogLine(**who, level=level, message=text, logger=SOURCE, stream="stdout"),
+    ]
+
+
+def _chunk(
+    rank: int, host: str, rows: list[BenchmarkRow], began: Any, took_ns: Any
+) -> schema.Chunk:
+    count = len(rows)
+    sizes = np.array([row.size_bytes for row in rows], np.int64)
+    columns = collective_columns(count)
+    columns |= {
+        "arrived_ns": began, "duration_ns": took_ns, "device_duration_ns": took_ns,
+        "blocked_ns": np.zeros(count, np.int64), "sequence": np.arange(1, count + 1),
+        "step": np.arange(1, count + 1), "size_bytes": sizes, "input_bytes": sizes,
+        "num_tensors": np.ones(count, np.int64), "state": np.full(count, schema.ENDED),
+        "flags": np.zeros(count, np.int64), "group": [GROUP] * count,
+        "operation": [_operation(row.operation) for row in rows], "dtype": ["other"] * count,
+    }  # fmt: skip
+    return chunk_of("collectives", rank, columns, host)
+
+
+def _operation(name: str) -> str:
+    return name if name in schema.OPERATIONS else "other"

@@ -1,6 +1,6 @@
 """Traces of PyTorch's profiler, one of each rank, as the steps and collectives of an agent.
 
-Ranks are matched in the steps that all of them have; who waited says `profiler_waits`.
+Ranks are matched in the steps that all of them have; `profiler_waits` finds which rank waited.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from rankscope.importers.flight_records import OPERATIONS, Imported
 from rankscope.wire import schema
-from rankscope.wire.chunk import Column, encode_chunk
+from rankscope.wire.chunk import Column
+from rankscope_server.importers.columns import chunk_of, collective_columns
 from rankscope_server.importers.profiler_trace import Operation, RankTrace, Span
 from rankscope_server.importers.profiler_waits import (
     UNKNOWN_GROUP,
@@ -58,14 +59,14 @@ def import_traces(traces: Mapping[int, RankTrace]) -> Imported:
         rank: _Rank(trace, {number: span for number, span in trace.steps if number in steps})
         for rank, trace in sorted(traces.items())
     }
-    for one in ranks.values():
-        _place(one, groups[one.trace.rank])
-    match({rank: one.placed for rank, one in ranks.items()})
-    said = [int(one.info.get("world_size") or 0) for one in traces.values()]
+    for rank_trace in ranks.values():
+        _place(rank_trace, groups[rank_trace.trace.rank])
+    match({rank: rank_trace.placed for rank, rank_trace in ranks.items()})
+    sizes = [int(one.info.get("world_size") or 0) for one in traces.values()]
     members = [rank for named in groups.values() for ranks_ in named.values() for rank in ranks_]
-    found = Imported(min(max([*said, max(traces) + 1, *(m + 1 for m in members)]), _MAX_RANK))
-    for rank, one in ranks.items():
-        _tell(found, rank, one, groups[rank])
+    found = Imported(min(max([*sizes, max(traces) + 1, *(m + 1 for m in members)]), _MAX_RANK))
+    for rank, rank_trace in ranks.items():
+        _add_rank(found, rank, rank_trace, groups[rank])
     return found
 
 
@@ -91,7 +92,7 @@ def _groups(traces: Mapping[int, RankTrace]) -> dict[int, dict[str, tuple[int, .
                     mine[name] = _members(
                         args.get("Process Group Ranks"), args.get("Group size"), trace
                     )
-    if len(traces) > 1 and not any(found.values()):  # before PyTorch 2.2 no trace tells of groups
+    if len(traces) > 1 and not any(found.values()):  # before PyTorch 2.2 no trace names groups
         return {rank: {_ALL: tuple(sorted(traces))} for rank in traces}
     return found
 
@@ -102,11 +103,11 @@ def _label(name: Any, description: Any) -> str:
 
 
 def _members(ranks: Any, size: Any, trace: RankTrace) -> tuple[int, ...]:
-    numbers = tuple(int(one) for one in _NUMBERS.findall(str(ranks)) if len(one) < 8)
+    numbers = tuple(int(number) for number in _NUMBERS.findall(str(ranks)) if len(number) < 8)
     world = trace.info.get("world_size")
     if isinstance(size, int) and len(numbers) != size:  # long lists are cut in a trace
         return tuple(range(size)) if size == world and size < _MAX_RANK else ()
-    return numbers if all(one < _MAX_RANK for one in numbers) else ()
+    return numbers if all(number < _MAX_RANK for number in numbers) else ()
 
 
 def _group_of(operation: Operation, groups: Mapping[str, tuple[int, ...]]) -> str:
@@ -166,25 +167,25 @@ def _kind(name: str) -> str:
 
 
 def _inside(spans: Sequence[Span], step: Span) -> list[Span]:
-    return [one for one in spans if step.start_us <= one.start_us < step.end_us]
+    return [span for span in spans if step.start_us <= span.start_us < step.end_us]
 
 
 def _phases(trace: RankTrace, step: Span) -> dict[str, Span | float]:
-    """Return data in us, and where forward, backward and optimizer lie."""
+    """Return data in us, and when forward, backward and optimizer ran."""
     data = _inside(trace.data, step)
     optimizer = _inside(trace.optimizer, step)
     backward = _inside(trace.backward, step)
     forward = _inside(trace.forward, step)
-    found: dict[str, Span | float] = {"data": sum(one.end_us - one.start_us for one in data)}
+    found: dict[str, Span | float] = {"data": sum(span.end_us - span.start_us for span in data)}
     if optimizer:
-        found["optimizer"] = Span(optimizer[0].start_us, max(one.end_us for one in optimizer))
+        found["optimizer"] = Span(optimizer[0].start_us, max(span.end_us for span in optimizer))
     if backward:
-        begin = min(one.start_us for one in backward)
-        end = max(one.end_us for one in backward)
+        begin = min(span.start_us for span in backward)
+        end = max(span.end_us for span in backward)
         if optimizer and optimizer[0].start_us > begin:
-            end = optimizer[0].start_us  # the wait for the last bucket lies between
+            end = optimizer[0].start_us  # the wait for the last bucket is between
         found["backward"] = Span(begin, max(begin, end))
-        loaded = max((one.end_us for one in data if one.end_us <= begin), default=step.start_us)
+        loaded = max((span.end_us for span in data if span.end_us <= begin), default=step.start_us)
         first = forward[0].start_us if forward and forward[0].start_us < begin else loaded
         found["forward"] = Span(first, begin)
     elif forward:
@@ -240,7 +241,9 @@ def _block(columns: Mapping[str, Array], row: int, phase: str, blocked_ns: int) 
 # --- records --------------------------------------------------------------------------------
 
 
-def _tell(found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int, ...]]) -> None:
+def _add_rank(
+    found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int, ...]]
+) -> None:
     trace = one.trace
     host = str(trace.head.get("host_name") or "")[:200]
     began = min(span.start_us for span in one.steps.values())
@@ -268,20 +271,17 @@ def _tell(found: Imported, rank: int, one: _Rank, groups: Mapping[str, tuple[int
     if trace.loads_itself:
         loader = {"num_workers": "0"}
         found.records.append(schema.Event(**who, name="data loader", fields=loader))
-    found.chunks.append(_chunk("steps", rank, host, _step_columns(one), "started_ns"))
+    found.chunks.append(chunk_of("steps", rank, _step_columns(one), host))
     for begin in range(0, len(one.placed), _EVENTS_PER_CHUNK):
         columns = _event_columns(one.placed[begin : begin + _EVENTS_PER_CHUNK], trace.base_ns)
-        found.chunks.append(_chunk("collectives", rank, host, columns, "arrived_ns"))
+        found.chunks.append(chunk_of("collectives", rank, columns, host))
 
 
 def _event_columns(placed: Sequence[Placed], base: int) -> dict[str, Column]:
     count = len(placed)
     sizes = [bytes_of(item.operation.args) for item in placed]
     durations = np.array([int(item.operation.duration_us * 1e3) for item in placed])
-    columns: dict[str, Column] = {
-        name: [""] * count if name in schema.STRING_COLUMNS else np.full(count, -1, np.int64)
-        for name in schema.COLLECTIVE_COLUMNS
-    }
+    columns = collective_columns(count)
     is_p2p = [item.kind in schema.P2P_OPERATIONS for item in placed]
     columns |= {
         "arrived_ns": np.array([base + int(item.operation.start_us * 1e3) for item in placed]),
@@ -301,14 +301,3 @@ def _event_columns(placed: Sequence[Placed], base: int) -> dict[str, Column]:
         "dtype": [size[2] for size in sizes],
     }
     return columns
-
-
-def _chunk(
-    kind: schema.ChunkKind, rank: int, host: str, columns: dict[str, Column], time: str
-) -> schema.Chunk:
-    times, steps = np.asarray(columns[time]), np.asarray(columns["step"])
-    return schema.Chunk(
-        kind=kind, attempt=0, rank=rank, host=host, count=len(times),
-        time_lo_ns=int(times.min()), time_hi_ns=int(times.max()), data=encode_chunk(columns),
-        step_lo=int(steps.min()), step_hi=int(steps.max()),
-    )  # fmt: skip

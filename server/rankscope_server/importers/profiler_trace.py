@@ -78,7 +78,7 @@ class RankTrace:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return what torch.distributed said of itself."""
+        """Return what torch.distributed wrote about itself."""
         found = self.head.get("distributedInfo")
         return found if isinstance(found, dict) else {}
 
@@ -125,7 +125,7 @@ def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) 
 
 
 class _Counted(io.RawIOBase):
-    """Passes bytes on and tells how many."""
+    """Passes bytes on and counts them."""
 
     def __init__(self, file: BinaryIO, on_bytes: Callable[[int], None]) -> None:
         self._file, self._on_bytes = file, on_bytes
@@ -142,7 +142,7 @@ class _Counted(io.RawIOBase):
 
 
 def _events(raw: _Counted, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events; `head` gets what stands before and behind them."""
+    """Yield the events; `head` gets what is before and after them."""
     packed = io.BufferedReader(raw, 1 << 20)
     plain: Any = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == _GZIP else packed
     text = io.TextIOWrapper(plain, errors="replace")
@@ -219,7 +219,7 @@ class _Reader:
 
     def _kernel(self, name: str, span: Span, args: dict[str, Any]) -> None:
         if "nccl" not in name.lower():
-            self._keep(self._trace.kernels, span)
+            self._add(self._trace.kernels, span)
         elif "Collective name" in args:
             self._operation(str(args["Collective name"]), span, args, is_device=True)
         else:  # before PyTorch 2.2
@@ -246,13 +246,13 @@ class _Reader:
         elif name.startswith("aten::"):
             work = self._trace.host_work
             if not work or span.start_us >= work[-1] or span.end_us > work[-1]:
-                self._keep(work, span)  # what lies inside another one tells nothing new
+                self._add(work, span)  # what is inside of another one adds nothing
 
     def _operation(self, name: str, span: Span, args: dict[str, Any], *, is_device: bool) -> None:
         duration = span.end_us - span.start_us
         self._trace.operations.append(Operation(name, span.start_us, duration, args, is_device))
 
-    def _keep(self, intervals: array[float], span: Span) -> None:
+    def _add(self, intervals: array[float], span: Span) -> None:
         if len(intervals) >= 2 * _MAX_INTERVALS:
             raise TraceError(f"more than {_MAX_INTERVALS:,} operations; profile fewer steps")
         intervals.append(span.start_us)
@@ -264,9 +264,9 @@ def _rank(path: Path, trace: RankTrace) -> int:
 
     There it is the number behind "rank" or "worker", else the last one, which may be a time.
     """
-    said = trace.info.get("rank")
-    if isinstance(said, int) and said >= 0:
-        return said
+    rank = trace.info.get("rank")
+    if isinstance(rank, int) and rank >= 0:
+        return rank
     name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
     number = _NAMED_NUMBER.search(name) or _LAST_NUMBER.search(name)
     if number is None or len(number[1]) > 7:

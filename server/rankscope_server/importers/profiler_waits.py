@@ -1,4 +1,4 @@
-"""Who waited for whom, and when, from the same collective in the traces of several ranks.
+"""Which rank waited for which, and when, from the same collective in the traces of several ranks.
 
 No clocks of two ranks are compared: of one collective, the rank that arrives last has the shortest
 time, and what others take longer they waited, from its begin on. Waits of operations that are open
@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.importers.flight_records import DTYPES
 from rankscope.wire.formulas import item_bytes
-from rankscope.wire.schema import P2P_OPERATIONS
+from rankscope.wire.schema import C10_DTYPES, P2P_OPERATIONS
 from rankscope_server.importers.profiler_trace import Operation
 
 Array = NDArray[Any]
@@ -42,7 +41,7 @@ class Placed:
 
     @property
     def call(self) -> Call:
-        """Return what tells an operation from another one of its group."""
+        """Return what distinguishes an operation from another one of its group."""
         size, _, dtype = bytes_of(self.operation.args)
         return self.kind, size, dtype
 
@@ -50,7 +49,7 @@ class Placed:
 def bytes_of(args: Mapping[str, Any]) -> tuple[int, int, str]:
     """Return input bytes, output bytes, dtype; -1 where they are not recorded."""
     if "In msg nelems" in args:
-        dtype = DTYPES.get(str(args.get("dtype")), "other")
+        dtype = C10_DTYPES.get(str(args.get("dtype")), "other")
         sizes = [args.get("In msg nelems"), args.get("Out msg nelems", args.get("In msg nelems"))]
         known = [one * item_bytes(dtype) if isinstance(one, int) else -1 for one in sizes]
         return known[0], known[1], dtype

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from rankscope.importers.flight_dumps import OUR_COPY, DumpError, rank_of, read_dumps
+from rankscope.files.flight_recorder import DumpError
+from rankscope.importers.flight_dumps import OUR_COPY, rank_of, read_dumps
 from rankscope.importers.flight_records import Imported, convert
 from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.schema import IMPORTED, NODE_RANK, AnyRecord, RunStarted
 from rankscope_server.analysis.state import RunState
 from rankscope_server.importers.nccl_log import NcclLogs
-from rankscope_server.importers.nccl_tests_records import import_nccl_tests
-from rankscope_server.importers.open_trace import NotATrace, read_open_trace, replay_of
-from rankscope_server.importers.open_trace_records import records_of
+from rankscope_server.importers.nccl_tests import import_nccl_tests
+from rankscope_server.importers.open_trace import NotATrace, read_open_trace, records_of, replay_of
 from rankscope_server.importers.profiler_records import import_traces
 from rankscope_server.importers.profiler_trace import RankTrace, TraceError, read_trace
 from rankscope_server.verdict.answers import Look
@@ -128,7 +128,7 @@ def read_recordings(
     parts: list[Imported] = []
     formats: dict[Format, int] = {}
     for kind, files in by_format.items():
-        found, errors = _READERS[kind](files, on_bytes)
+        found, errors = _IMPORTERS[kind](files, on_bytes)
         left_out += errors
         if found is not None:
             parts.append(found)
@@ -139,7 +139,7 @@ def read_recordings(
 
 
 def look_at(recording: Recording, run_id: str = "imported") -> Look:
-    """Return what the detectors say of it, as of a moment after its newest record."""
+    """Return what the detectors find in it, as of a moment after its newest record."""
     state = RunState(run_id)
     state.apply_record(
         RunStarted(
@@ -193,7 +193,7 @@ def _flight_dumps(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None
 
 
 def _open_trace(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
-    """Read one trace: it holds all ranks, and its times tell no date, so the file's counts."""
+    """Read one trace: it holds all ranks; its times have no date, so that of the file counts."""
     left_out = [f"{path}: one open trace makes a run; import it alone" for path in files[1:]]
     path = files[0]
     try:
@@ -203,7 +203,7 @@ def _open_trace(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, 
     except NotATrace as error:
         text = str(error)
         return None, [text if str(path) in text else f"{path}: {text}", *left_out]
-    found = Imported(len(trace.ranks), list(records), [chunk for chunk, _ in chunks])
+    found = Imported(len(trace.ranks), list(records), chunks)
     return found, left_out
 
 
@@ -248,7 +248,7 @@ def _nccl_tests(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, 
 
 
 def _nccl_logs(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, list[str]]:
-    """Read logs of one job together: where they tell no time, all end with the newest of them."""
+    """Read logs of one job together: where they have no time, all end with the newest of them."""
     logs = NcclLogs(max(int(path.stat().st_mtime_ns) for path in files))
     left_out = []
     for path in files:
@@ -263,7 +263,7 @@ def _nccl_logs(files: list[Path], on_bytes: OnBytes) -> tuple[Imported | None, l
     return found, [*left_out, *logs.left_out]
 
 
-_READERS: dict[Format, Callable[[list[Path], OnBytes], tuple[Imported | None, list[str]]]] = {
+_IMPORTERS: dict[Format, Callable[[list[Path], OnBytes], tuple[Imported | None, list[str]]]] = {
     "flight-recorder": _flight_dumps,
     "open-trace": _open_trace,
     "profiler": _profiler,

@@ -1,1 +1,1 @@
-"""From the bytes of a request to rows: every record judged alone, good ones kept."""
+"""From the bytes of a request to rows: every record validated alone, valid ones stored."""

@@ -1,4 +1,4 @@
-"""Judges chunks: decoded and checked column by column before a byte of them is stored."""
+"""Validates chunks: decoded and checked column by column before a byte of them is stored."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rankscope.wire import schema
 from rankscope.wire.chunk import ChunkError, Column, chunk_count, decode_chunk
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
+from rankscope_server.ingest.operations import OperationKey, OperationSum, sum_collectives
 from rankscope_server.ingest.records import (
     MAX_RANK,
     MAX_STEP,
@@ -21,12 +22,7 @@ from rankscope_server.ingest.records import (
     clean_text,
     place_of,
 )
-from rankscope_server.store.operations import OperationKey, OperationSum, sum_collectives
-from rankscope_server.store.tiles import (
-    BLOCK_STEPS,
-    MAX_BLOCKS_PER_CHUNK,
-    metrics_of_steps,
-)
+from rankscope_server.ingest.step_metrics import BLOCK_STEPS, MAX_BLOCKS_PER_CHUNK, metrics_of_steps
 
 MAX_EVENTS_PER_BATCH = 2_000_000  # a quarter of a gigabyte when decoded
 _WORD_LENGTHS = {"group": 256, "call_site": 4_096, "cgroup": 4_096, "device": 256,
@@ -43,10 +39,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedChunk:
+class ValidatedChunk:
     """A chunk that can be stored, decoded once, with what its rollups need."""
 
-    chunk: Chunk  # its index fields computed from the columns, whatever the sender said
+    chunk: Chunk  # its index fields computed from the columns, whatever the sender gave
     columns: dict[str, Column]
     max_duration_ns: int
     steps: Array | None = None
@@ -54,9 +50,9 @@ class JudgedChunk:
     operations: dict[OperationKey, OperationSum] | None = None
 
 
-def judge_chunks(raw: list[msgspec.Raw]) -> tuple[list[JudgedChunk], list[Refused]]:
+def validate_chunks(raw: list[msgspec.Raw]) -> tuple[list[ValidatedChunk], list[Refused]]:
     """Return the chunks that can be stored and the refused ones with the reason."""
-    kept: list[JudgedChunk] = []
+    valid: list[ValidatedChunk] = []
     refused: list[Refused] = []
     events = 0
     for index, data in enumerate(raw):
@@ -70,7 +66,7 @@ def judge_chunks(raw: list[msgspec.Raw]) -> tuple[list[JudgedChunk], list[Refuse
                     "chunks", f"the batch holds more than {MAX_EVENTS_PER_BATCH} events",
                     "send smaller batches",
                 )  # fmt: skip
-            kept.append(judge_chunk(chunk))
+            valid.append(validate_chunk(chunk))
         except RefusalError as error:
             refused.append(_refused(index, kind, error.field, error.reason, error.remedy))
         except ChunkError as error:
@@ -79,10 +75,10 @@ def judge_chunks(raw: list[msgspec.Raw]) -> tuple[list[JudgedChunk], list[Refuse
             field = place_of(error) or "chunk"
             remedy = "update the server" if field == "kind" else "send it as the schema says"
             refused.append(_refused(index, kind, field, str(error)[:300], remedy))
-    return kept, refused
+    return valid, refused
 
 
-def judge_chunk(chunk: Chunk) -> JudgedChunk:
+def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     """Return the chunk fit for storing. Raises RefusalError, ChunkError."""
     node_level = chunk.kind in SAMPLE_KINDS
     _within("rank", chunk.rank, schema.NODE_RANK if node_level else 0, MAX_RANK)
@@ -131,7 +127,7 @@ def _check_words(name: str, column: Column) -> None:
         raise RefusalError(name, "holds a word that is too long or has NUL", f"use {limit} at most")
 
 
-def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> JudgedChunk:
+def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> ValidatedChunk:
     times = np.asarray(columns[_TIME_COLUMNS[chunk.kind]])
     durations = (
         np.maximum(np.asarray(columns["duration_ns"]), 0) if "duration_ns" in columns else None
@@ -147,13 +143,13 @@ def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> JudgedChunk:
     )
     longest = -1 if durations is None else int(durations.max())
     if chunk.kind == "collectives":
-        return JudgedChunk(chunk, columns, longest, operations=sum_collectives(columns))
+        return ValidatedChunk(chunk, columns, longest, operations=sum_collectives(columns))
     if chunk.kind != "steps" or steps is None:
-        return JudgedChunk(chunk, columns, longest)
+        return ValidatedChunk(chunk, columns, longest)
     _within("step", int(steps.min()), 1, MAX_STEP)
     if len(np.unique(steps // BLOCK_STEPS)) > MAX_BLOCKS_PER_CHUNK:
-        raise RefusalError("step", "the steps lie too far apart", "send steps in their order")
-    return JudgedChunk(chunk, columns, longest, steps=steps, values=metrics_of_steps(columns))
+        raise RefusalError("step", "the steps are too far apart", "send steps in their order")
+    return ValidatedChunk(chunk, columns, longest, steps=steps, values=metrics_of_steps(columns))
 
 
 def _within(field: str, value: int, lo: int, hi: int) -> None:

@@ -1,13 +1,12 @@
-"""Unpacks a request body and reads the envelope of a batch; what it holds is judged elsewhere."""
+"""Unpacks a request body and reads the envelope of a batch; its parts are validated elsewhere."""
 
 from __future__ import annotations
 
 import re
-import threading
 
 import msgspec
-import zstandard
 
+from rankscope.wire import zstd
 from rankscope.wire.schema import SCHEMA_VERSION
 from rankscope_server.problems import Problem
 
@@ -17,7 +16,6 @@ MAX_SEQUENCE = 1 << 62
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _PLACE = re.compile(r"`\$\.?([^`]*)`")
-_local = threading.local()
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,21 +52,16 @@ def unpack_body(body: bytes, encoding: str, max_bytes: int) -> bytes:
             415, f"content encoding {encoding[:40]!r} is not known", "Content-Encoding",
             "send zstd or no encoding",
         )  # fmt: skip
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     try:
-        with _local.decompressor.stream_reader(body, read_across_frames=False) as reader:
-            # One byte more than allowed tells "too large" from "just fits"; a bomb stops here.
-            unpacked: bytes = reader.read(max_bytes + 1)
-    except zstandard.ZstdError as error:
+        return zstd.unpack(body, max_bytes)
+    except zstd.ZstdError as error:
         raise Problem(
             400, f"the body is not a zstd frame: {error}", "body", "compress it again"
         ) from error
-    if len(unpacked) > max_bytes:
+    except zstd.UnpackedTooLargeError as error:
         raise Problem(
             413, f"the batch unpacks to more than {max_bytes} bytes", "body", "send smaller batches"
-        )
-    return unpacked
+        ) from error
 
 
 def read_envelope(body: bytes) -> Envelope:

@@ -2,7 +2,7 @@
 
 `iter 120: loss 4.1034`, `Epoch: 1 [640/60000] Loss: 2.29`, `{'train_loss': 2.1}`: the word `loss`,
 alone or of training, and one number with a fraction behind it. A line that speaks of validation,
-a loss with another name before it (`kl loss`, `avg_loss`) and two numbers in a line tell nothing.
+a loss with another name before it (`kl loss`, `avg_loss`) and two numbers in a line give none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankscope.wire.schema import LogLine
 _STREAMS = ("stdout", "stderr", "logging")
 _MAX_TEXT = 2_000
 _MAX_STEP = 1 << 47
-# Behind it may stand what tensors, dictionaries and tables put around a number.
+# After it may come what tensors, dictionaries and tables put around a number.
 _LOSS = re.compile(
     r"""(?P<before>[A-Za-z]{0,20})(?P<glue>[^A-Za-z0-9]{0,3})(?<![A-Za-z])loss(?:/train)?"""
     r"""["']?\s{0,4}[:=|]?\s{0,4}"""
@@ -54,7 +54,7 @@ def printed_loss(line: LogLine) -> PrintedLoss | None:
 
 
 def _values(text: str) -> list[float]:
-    """Return the numbers that may be the loss: those said to be of training, else plain ones."""
+    """Return the numbers that may be the loss: those named as of training, else plain ones."""
     plain: list[float] = []
     of_training: list[float] = []
     for found in _LOSS.finditer(text):

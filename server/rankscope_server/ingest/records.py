@@ -1,4 +1,4 @@
-"""Judges records one by one: decodes, checks ranges, cuts what is too long.
+"""Validates records one by one: decodes, checks ranges, cuts what is too long.
 
 What comes out fits the database as it is: numbers within 64 bits, text without NUL, bounded.
 """
@@ -37,7 +37,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "p2p_peer": (-1, MAX_RANK),
     "self_ns": (-1, MAX_TIME_NS),
 }
-# Characters kept; longer text is cut with a mark. Others keep 4,096.
+# Most characters; longer text is cut with a mark. Of others 4,096.
 _LENGTHS = {"message": 65_536, "detail": 65_536, "traceback": 262_144, "text": 262_144}
 _LENGTH = 4_096
 _IDENTITIES = {"group": 256, "host": 255, "name": 256, "source": 64, "reason": 256}
@@ -73,18 +73,18 @@ _decode_kind = msgspec.msgpack.Decoder(_Kind).decode
 _KNOWN = {record.__struct_config__.tag for record in schema.RECORD_KINDS}
 
 
-def judge_records(raw: list[msgspec.Raw]) -> tuple[list[AnyRecord], list[Refused]]:
+def validate_records(raw: list[msgspec.Raw]) -> tuple[list[AnyRecord], list[Refused]]:
     """Return the records that can be stored, cleaned, and the refused ones with the reason."""
-    kept: list[AnyRecord] = []
+    valid: list[AnyRecord] = []
     refused: list[Refused] = []
     for index, data in enumerate(raw):
         try:
-            kept.append(clean(schema.decode_record(data)))
+            valid.append(clean(schema.decode_record(data)))
         except RefusalError as error:
             refused.append(_refused(index, data, error))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             refused.append(_refused(index, data, _undecodable(data, error)))
-    return kept, refused
+    return valid, refused
 
 
 def clean(record: AnyRecord) -> AnyRecord:

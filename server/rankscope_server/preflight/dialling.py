@@ -1,7 +1,7 @@
-"""Connects back to a node: whom, how often, and what may be told of it.
+"""Connects back to a node: which one, how often, and what the answer may show.
 
 The server is no port scanner. It dials an address only where a member of that preflight declared
-the port. Of the address from which the member came, how it ended is told; of one that it merely
+the port. Of the address from which the member came, the outcome is shown; of one that it merely
 claims, only whether its agent answered with the preflight's proof, after the same time always.
 """
 
@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 
 from rankscope.preflight.probe.dial import Caller, dial
+from rankscope_server.answers import Schema
 from rankscope_server.preflight import targets
 from rankscope_server.preflight.limits import Buckets
 from rankscope_server.preflight.live import Live, Member
-from rankscope_server.preflight.schema import Dialled
 from rankscope_server.problems import Problem
 
 LIMIT_S = 1.5  # of one connection
@@ -31,7 +31,7 @@ NAME = "rankscope-server"  # who calls, in the words of the agents
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to dial; `is_proven`: the node came to us from this very address."""
+    """A node to dial; `is_proven`: the node came to us from this very address."""
 
     member: Member
     address: str
@@ -70,7 +70,7 @@ class Dialler:
             raise Problem(429, "too many dials", None, f"try again in {wait_s + 0.5:.0f} s")
 
     async def dial(self, live: Live, target: Target) -> Dialled:
-        """Connect once and say hello; nothing that was heard is told."""
+        """Connect once and say hello; nothing that was received is shown."""
         self.spend(live, target.address)
         started = time.monotonic()
         caller = Caller(target.member.hello_token or live.token, NAME)
@@ -85,10 +85,10 @@ class Dialler:
         except TimeoutError:
             outcome, elapsed_ms = "drop", SILENT_S * 1e3
         if outcome == "ok" or target.is_proven:
-            return _told(target, outcome, elapsed_ms)
-        # How long it took would tell a closed port from a silent one.
+            return _answer(target, outcome, elapsed_ms)
+        # How long it took would distinguish a closed port from a silent one.
         await asyncio.sleep(max(0.0, started + SILENT_S - time.monotonic()))
-        return _told(target, "no-answer", SILENT_S * 1e3)
+        return _answer(target, "no-answer", SILENT_S * 1e3)
 
 
 async def resolved(name: str) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ async def resolved(name: str) -> tuple[str, ...]:
 
 _WHY = {
     "ok": "the agent of the node answered with the proof of this preflight",
-    "no-answer": "its agent did not answer; how it failed is told only of the address it came from",
+    "no-answer": "its agent did not answer; the reason is shown only of the address it came from",
     "not-us": "something else answered there",
     "wrong-host": "the agent of another node answered there",
     "drop": "no answer: a firewall drops, or a route is missing",
@@ -111,8 +111,18 @@ _WHY = {
 }
 
 
-def _told(target: Target, outcome: str, elapsed_ms: float) -> Dialled:
+def _answer(target: Target, outcome: str, elapsed_ms: float) -> Dialled:
     return Dialled(
         outcome=outcome, address=target.address, port=target.port,
         elapsed_ms=round(elapsed_ms, 3), why=_WHY.get(outcome, ""),
     )  # fmt: skip
+
+
+class Dialled(Schema, frozen=True):
+    """How a connection from the server ended; what was received over it is never shown."""
+
+    outcome: str  # ok, refused, drop ...; no-answer: of an address that no member came from
+    address: str
+    port: int
+    elapsed_ms: float
+    why: str

@@ -1,4 +1,4 @@
-"""All preflights that are under way: made, found, told, judged, saved, forgotten."""
+"""All preflights that are under way: made, found, evaluated, saved, forgotten."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
 from rankscope.preflight.checks.base import Run
-from rankscope.preflight.model import NodeReport, Verdict
+from rankscope.preflight.model import LaunchVerdict, NodeReport
 from rankscope.preflight.probe.schedule import coverage
-from rankscope.preflight.verdict.engine import judge
+from rankscope.preflight.verdict.engine import evaluate
 from rankscope_server.broker import Broker
 from rankscope_server.preflight import store
 from rankscope_server.preflight.limits import Buckets
@@ -30,13 +30,13 @@ from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
 LIFETIME_NS = 3600 * 10**9  # of a preflight and its token
-REUSED_NS = 600 * 10**9  # who comes later with the same key begins a new one
+REUSED_NS = 600 * 10**9  # later, the same key begins a new one
 MAX_LIVE = 256
 CREATED_SIZE, CREATED_PER_S = 30, 0.5  # new preflights of one address
 KEPT_AFTER_END_NS = 300 * 10**9  # in memory, for those who ask again
 TICK_S = 0.05
 SAVE_PAUSE_S = 1.0
-JUDGE_PAUSE_S = 1.0  # a verdict that is asked for again and again is not made anew each time
+VERDICT_PAUSE_S = 1.0  # a verdict that is asked for again and again is not made anew each time
 PATH = "/api/v1/preflight/runs/"
 
 
@@ -47,13 +47,13 @@ class Hub:
         self._writer, self._reader, self._broker = writer, reader, broker
         self._runs: dict[str, Live] = {}
         self._task: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[Verdict]] = set()
+        self._jobs: set[asyncio.Task[LaunchVerdict]] = set()
         self._saving: dict[str, Future[None]] = {}
         self._saved_s = 0.0
         self.limits = Buckets()
 
     async def start(self) -> None:
-        """Take up what was under way, and begin to tell."""
+        """Load what was under way, and begin to hint at changes."""
         self._runs = await run_in_threadpool(self._load_open)
         self._task = asyncio.create_task(self._work())
 
@@ -66,7 +66,7 @@ class Hub:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the server ends; nobody should wait any more."""
+        """Return whether the server ends; no client should wait any more."""
         return self._broker.closed
 
     def under_way(self, key: str) -> Live | None:
@@ -122,27 +122,27 @@ class Hub:
         """Return the preflight whose token this is."""
         return next((live for live in self._runs.values() if is_token_of(live, token)), None)
 
-    async def verdict(self, live: Live) -> Verdict:
+    async def verdict(self, live: Live) -> LaunchVerdict:
         """Return the verdict over what has been reported by now; made once for all who ask."""
-        async with live.judging:
+        async with live.evaluating:
             is_early = time.monotonic() < live.next_verdict_s and not live.is_settled
-            if live.verdict is not None and (is_early or live.judged_number == live.number):
+            if live.verdict is not None and (is_early or live.evaluated_number == live.number):
                 return live.verdict
             number, run, started = live.number, live.as_run(), time.monotonic()
             live.has_failed = True  # until it has not: it is not tried again at each tick
-            verdict = await run_in_threadpool(_judge, run, live.created_ns)
-            live.judged(verdict, number)
+            verdict = await run_in_threadpool(_evaluate, run, live.created_ns)
+            live.evaluated(verdict, number)
             ended = time.monotonic()
-            live.next_verdict_s = ended + max(JUDGE_PAUSE_S, 3 * (ended - started))
+            live.next_verdict_s = ended + max(VERDICT_PAUSE_S, 3 * (ended - started))
         self._broker.publish(f"preflight:{live.id}", {"verdict"}, None)
         return verdict
 
-    def told(self, live: Live, changed: set[str]) -> None:
-        """Say on the event stream that something changed."""
+    def announce(self, live: Live, changed: set[str]) -> None:
+        """Hint on the event stream that something changed."""
         self._broker.publish(f"preflight:{live.id}", changed, None)
 
     def upload(self, live: Live) -> None:
-        """Keep a preflight that was coordinated otherwise; wait for the commit."""
+        """Store a preflight that was coordinated otherwise; wait for the commit."""
         rows = store.rows_of(live, live.members)
         self._writer.run(lambda unit: rows.save(unit.connection))
         self._broker.publish("preflights", {"preflights"}, None)
@@ -168,18 +168,18 @@ class Hub:
             await asyncio.sleep(TICK_S)
             now_s, now_ns = time.monotonic(), time.time_ns()
             for live in tuple(self._runs.values()):
-                if live.tell(now_s, self.is_closed):
-                    self.told(live, {"reports"})
+                if live.wake(now_s, self.is_closed):
+                    self.announce(live, {"reports"})
                 self._end(live, now_ns)
             if now_s - self._saved_s >= SAVE_PAUSE_S:
                 self._saved_s = now_s
                 self._save_all()
 
     def _end(self, live: Live, now_ns: int) -> None:
-        """Judge a preflight that has ended, and forget it a while later: it is in the store."""
+        """Make the verdict of a preflight that has ended; forget it a while later: it is stored."""
         is_over = live.is_settled or (live.is_calm and live.stored)
-        is_due = is_over and live.judged_number != live.number and not live.has_failed
-        if is_due and not live.judging.locked():
+        is_due = is_over and live.evaluated_number != live.number and not live.has_failed
+        if is_due and not live.evaluating.locked():
             job = asyncio.create_task(self.verdict(live))
             self._jobs.add(job)
             job.add_done_callback(self._ended)
@@ -189,10 +189,10 @@ class Hub:
         if is_old or now_ns > live.expires_ns:
             del self._runs[live.id]
 
-    def _ended(self, job: asyncio.Task[Verdict]) -> None:
+    def _ended(self, job: asyncio.Task[LaunchVerdict]) -> None:
         self._jobs.discard(job)
         if not job.cancelled() and job.exception() is not None:
-            log.error("a preflight could not be judged", exc_info=job.exception())
+            log.error("the verdict of a preflight could not be made", exc_info=job.exception())
 
     def _save_all(self) -> None:
         """Hand to the writer what changed; what it refuses is tried again."""
@@ -227,13 +227,13 @@ def is_token_of(live: Live, token: str) -> bool:
 
 def reports_of(live: Live) -> dict[str, NodeReport]:
     """Return the reports of a preflight by node."""
-    return {node: one.report for node, one in live.stored.items()}
+    return {node: stored.report for node, stored in live.stored.items()}
 
 
-def _judge(run: Run, created_ns: int) -> Verdict:
+def _evaluate(run: Run, created_ns: int) -> LaunchVerdict:
     elapsed_ms = (time.time_ns() - created_ns) / 1e6
-    told = {"coverage": coverage(run.expected), "elapsed_ms": elapsed_ms}
-    return msgspec.structs.replace(judge(run), **told)
+    added = {"coverage": coverage(run.expected), "elapsed_ms": elapsed_ms}
+    return msgspec.structs.replace(evaluate(run), **added)
 
 
 def _saving(rows: store.Rows) -> Callable[[Unit], None]:

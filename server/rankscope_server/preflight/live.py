@@ -19,12 +19,14 @@ import msgspec
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts
-from rankscope.preflight.model import NodeReport, Verdict, encode
+from rankscope.preflight.model import LaunchVerdict, NodeReport, encode
 
-FULL_UP_TO_NODES = 64  # beyond, agents get each other's reports without facts: the server judges
+FULL_UP_TO_NODES = (
+    64  # beyond, agents get each other's reports without facts: the server evaluates them
+)
 LEAST_PAUSE_S = 0.1  # between two deltas
 NODES_PER_PAUSE_SECOND = 500  # 1,000 nodes: a delta each 2 s, 1,500 requests a second at most
-CALM_S = 60.0  # nobody reports for so long: what there is gets judged
+CALM_S = 60.0  # without a report for so long, the verdict is made of what is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,34 +76,34 @@ class Live:
     number: int = 0
     shown: int = 0  # the newest number that readers get
     num_bytes: int = 0
-    verdict: Verdict | None = None
-    judged_number: int = -1
+    verdict: LaunchVerdict | None = None
+    evaluated_number: int = -1
     next_verdict_s: float = 0.0  # not before, unless all have ended
-    has_failed: bool = False  # to be judged: told by who asks, not tried by itself again
+    has_failed: bool = False  # to make the verdict: not tried again before a client asks
     finished_ns: int = 0
     unsaved: set[str] = field(default_factory=set)  # nodes
     is_unsaved: bool = True  # anything at all
     last_news_s: float = field(default_factory=time.monotonic)
-    judging: asyncio.Lock = field(default_factory=asyncio.Lock)
+    evaluating: asyncio.Lock = field(default_factory=asyncio.Lock)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _has_news: bool = False
-    _told_s: float = 0.0
+    _woken_s: float = 0.0
     _packed: dict[object, bytes] = field(default_factory=dict)
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """Return all names, node rank 0 first; "node-rank-2" for one that nobody named."""
-        placed = [(_place(one.node_rank), one.node) for one in self.members.values()]
+        """Return all names, node rank 0 first; "node-rank-2" for one without a name."""
+        by_rank = [(_order_of(member.node_rank), member.node) for member in self.members.values()]
         if self.nodes:
-            joined = (name for _, name in sorted(placed) if name not in self.nodes)
+            joined = (name for _, name in sorted(by_rank) if name not in self.nodes)
             return self.nodes + tuple(joined)
-        ranks = {one.node_rank for one in self.members.values()}
-        missing = max(0, self.num_nodes - len(placed))
+        ranks = {member.node_rank for member in self.members.values()}
+        missing = max(0, self.num_nodes - len(by_rank))
         free = [rank for rank in range(self.num_nodes) if rank not in ranks]
         absent = free[len(free) - missing :] if missing else []
         is_ranked = any(rank >= 0 for rank in ranks)
-        placed += [(rank if is_ranked else math.inf, f"node-rank-{rank}") for rank in absent]
-        return tuple(name for _, name in sorted(placed))
+        by_rank += [(rank if is_ranked else math.inf, f"node-rank-{rank}") for rank in absent]
+        return tuple(name for _, name in sorted(by_rank))
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
@@ -125,7 +127,7 @@ class Live:
 
     @property
     def pause_s(self) -> float:
-        """Return how long news are gathered before they are told."""
+        """Return how long news are collected before they are sent."""
         return max(LEAST_PAUSE_S, len(self.members) / NODES_PER_PAUSE_SECOND)
 
     def join(self, member: Member) -> None:
@@ -134,7 +136,7 @@ class Live:
         self._news(member.node)
 
     def put(self, report: NodeReport, full: bytes) -> bool:
-        """Keep a report unless a newer one is there; return whether it was kept."""
+        """Store a report unless a newer one is there; return whether it was stored."""
         before = self.stored.get(report.node)
         if before is not None:
             old = (before.report.started_unix_s, before.report.version)
@@ -151,8 +153,10 @@ class Live:
         """Return the shown reports newer than number `since` as JSON, gzipped."""
 
         def make() -> bytes:
-            newer = [one for one in self.stored.values() if since < one.number <= self.shown]
-            parts = b",".join(one.full if is_full else one.brief for one in newer)
+            newer = [
+                stored for stored in self.stored.values() if since < stored.number <= self.shown
+            ]
+            parts = b",".join(report.full if is_full else report.brief for report in newer)
             head = {"number": self.shown, "pause_ms": self.pause_s * 1e3, "is_brief": not is_full}
             return msgspec.json.encode(head)[:-1] + b',"reports":[' + parts + b"]}"
 
@@ -171,24 +175,24 @@ class Live:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), left)
 
-    def tell(self, now_s: float, is_ending: bool = False) -> bool:
+    def wake(self, now_s: float, is_ending: bool = False) -> bool:
         """Wake those who wait, if there are news and the pause is over; return whether."""
-        if not is_ending and (not self._has_news or now_s - self._told_s < self.pause_s):
+        if not is_ending and (not self._has_news or now_s - self._woken_s < self.pause_s):
             return False
-        self._has_news, self._told_s, self.shown = False, now_s, self.number
+        self._has_news, self._woken_s, self.shown = False, now_s, self.number
         self._packed.clear()
         self._wake.set()
         self._wake = asyncio.Event()
         return True
 
     def as_run(self) -> Run:
-        """Return what the checks judge."""
-        reports = {node: one.report for node, one in self.stored.items()}
+        """Return what the checks evaluate."""
+        reports = {node: stored.report for node, stored in self.stored.items()}
         return run_of(self.id, self.expected, reports)
 
-    def judged(self, verdict: Verdict, number: int) -> None:
+    def evaluated(self, verdict: LaunchVerdict, number: int) -> None:
         """Take the verdict over the reports up to `number`."""
-        self.verdict, self.judged_number, self.has_failed = verdict, number, False
+        self.verdict, self.evaluated_number, self.has_failed = verdict, number, False
         if (self.is_settled or self.is_calm) and not self.finished_ns:
             self.finished_ns = time.time_ns()
         self.is_unsaved = self._has_news = True
@@ -204,12 +208,12 @@ class Live:
         self.last_news_s = time.monotonic()
 
 
-def _place(node_rank: int) -> float:
+def _order_of(node_rank: int) -> float:
     return node_rank if node_rank >= 0 else math.inf
 
 
 def run_of(id: str, expected: tuple[str, ...], reports: dict[str, NodeReport]) -> Run:
-    """Return the run that the checks judge; its options are those of the first node."""
+    """Return the run that the checks evaluate; its options are those of the first node."""
     first = next((reports[name] for name in expected if name in reports), None)
     run = Run(id, expected, reports)
     return run if first is None else Run(id, expected, reports, first.options)

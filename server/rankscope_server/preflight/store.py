@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-import zstandard
 
 from rankscope.preflight.model import (
-    Finding,
+    CheckFinding,
+    LaunchVerdict,
     NodeReport,
-    Verdict,
     decode_report,
     decode_verdict,
     encode,
 )
+from rankscope.wire import zstd
 from rankscope_server.preflight.live import Live, Member
-from rankscope_server.preflight.tables import preflight, preflight_node
 from rankscope_server.store.engine import upsert
+from rankscope_server.store.tables import preflight, preflight_node
 
 PREFLIGHTS_KEPT = 1_000  # the oldest go
 MAX_UNPACKED_BYTES = 64 << 20
@@ -84,14 +84,14 @@ def load_live(connection: sa.Connection, row: sa.Row[Any]) -> Live:
             Member(
                 node=one.node, observed=one.observed, node_rank=one.node_rank,
                 addresses=addresses, ports=listening, joined_ns=one.joined_ns,
-                is_proxied=True,  # nobody kept whether it was: proven once it joins again
+                is_proxied=True,  # not stored: proven once it joins again
             )
         )  # fmt: skip
         if report is not None:
             live.put(report, encode(report))
     live.verdict = read_verdict(row.verdict)
     live.finished_ns = row.finished_ns
-    live.judged_number = live.number if live.verdict is not None else -1
+    live.evaluated_number = live.number if live.verdict is not None else -1
     live.shown, live.is_unsaved = live.number, False
     live.unsaved.clear()
     return live
@@ -130,41 +130,41 @@ def declared(report: NodeReport) -> tuple[int, ...]:
 
 def pack(data: bytes | None) -> bytes | None:
     """Return `data` compressed."""
-    return None if data is None else zstandard.ZstdCompressor(level=3).compress(data)
+    return None if data is None else zstd.pack(data)
 
 
 def read_report(data: bytes | None) -> NodeReport | None:
-    """Return a kept report; None where there is none, or none that this version understands."""
+    """Return a stored report; None where there is none, or none that this version understands."""
     try:
         return None if data is None else decode_report(_unpack(data))
     except msgspec.MsgspecError:
         return None
 
 
-def read_verdict(data: bytes | None) -> Verdict | None:
-    """Return a kept verdict; None where there is none, or none that this version understands."""
+def read_verdict(data: bytes | None) -> LaunchVerdict | None:
+    """Return a stored verdict; None where there is none, or none that this version understands."""
     try:
         return None if data is None else decode_verdict(_unpack(data))
     except msgspec.MsgspecError:
         return None
 
 
-def status_of(verdict: Verdict | None) -> str:
-    """Return the worst that a verdict says; what was judged in part only is not ok."""
+def status_of(verdict: LaunchVerdict | None) -> str:
+    """Return the worst status of a verdict; what was evaluated in part only is not ok."""
     if verdict is None:
         return "unknown"
     statuses = {finding.status for finding in verdict.findings}
-    worst = next((one for one in ("fail", "warn") if one in statuses), "")
-    has_judged = any(result.status == "ok" for result in verdict.results)
-    return worst or ("ok" if has_judged and not verdict.is_partial else "unknown")
+    worst = next((status for status in ("fail", "warn") if status in statuses), "")
+    is_evaluated = any(result.status == "ok" for result in verdict.results)
+    return worst or ("ok" if is_evaluated and not verdict.is_partial else "unknown")
 
 
 def _unpack(data: bytes) -> bytes:
-    return zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_UNPACKED_BYTES)
+    return zstd.unpack(data, MAX_UNPACKED_BYTES)
 
 
-def _findings_by_node(verdict: Verdict | None) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+def _findings_by_node(verdict: LaunchVerdict | None) -> dict[str, list[CheckFinding]]:
+    found: dict[str, list[CheckFinding]] = {}
     for finding in verdict.findings if verdict is not None else ():
         ends = {node for edge in finding.edges for node in edge}
         for node in finding.nodes or sorted(ends):
@@ -172,19 +172,19 @@ def _findings_by_node(verdict: Verdict | None) -> dict[str, list[Finding]]:
     return found
 
 
-def _node_row(live: Live, node: str, named: dict[str, list[Finding]]) -> dict[str, Any]:
+def _node_row(live: Live, node: str, named: dict[str, list[CheckFinding]]) -> dict[str, Any]:
     member, stored = live.members[node], live.stored.get(node)
     mine = named.get(node, [])
     status = "unknown" if live.verdict is None or stored is None else "ok"
     if mine:
-        status = "fail" if any(one.status == "fail" for one in mine) else "warn"
+        status = "fail" if any(finding.status == "fail" for finding in mine) else "warn"
     facts = stored.report.facts.host if stored is not None else None
     host = facts.hostname[:255].replace("\x00", "") if facts is not None else ""
     return {
         "preflight_id": live.id, "node": node, "host": host,
         "node_rank": member.node_rank, "observed": member.observed,
         "joined_ns": member.joined_ns, "status": status,
-        "findings": msgspec.json.encode([one.id for one in mine]).decode(),
+        "findings": msgspec.json.encode([finding.id for finding in mine]).decode(),
         "report": None if stored is None else stored.full,
     }  # fmt: skip
 

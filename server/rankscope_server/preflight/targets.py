@@ -21,7 +21,7 @@ _METADATA = frozenset(
         "fd20:ce::254",  # Google Cloud
     )
 )
-# Addresses that hold another one: what lies behind cannot be judged.
+# Addresses that hold another one, which is not known.
 _TUNNELS: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
@@ -38,7 +38,7 @@ class Policy:
 
 
 def address_of(text: str) -> Address | None:
-    """Return the address that a text says, IPv4 in IPv6 unpacked; None for names and zones."""
+    """Return the address in a text, IPv4 in IPv6 unpacked; None for names and zones."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -68,7 +68,7 @@ def refusal(text: str, policy: Policy) -> str:
     if any(address in network for network in _TUNNELS):
         return "this address holds another one"
     if policy.networks and not is_listed(address, policy):
-        return "it lies outside preflight_networks of the server"
+        return "it is outside of preflight_networks of the server"
     return ""
 
 

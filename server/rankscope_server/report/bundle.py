@@ -64,19 +64,19 @@ def _readme(report: Report) -> str:
 
 def _lines(report: Report) -> str:
     rows = [
-        f"{time_text(one.time_ms)}\trank {','.join(map(str, one.ranks))}\t{one.host}\t{one.level}\t"
-        f"{one.message}"
-        for one in report.lines
+        f"{time_text(line.time_ms)}\trank {','.join(map(str, line.ranks))}\t{line.host}\t"
+        f"{line.level}\t{line.message}"
+        for line in report.lines
     ]
     return "\n".join(rows) + "\n" * bool(rows)
 
 
 def _versions(report: Report) -> dict[str, Any]:
-    facts = {one.fact: one.value for one in report.environment.common}
+    facts = {fact.fact: fact.value for fact in report.environment.common}
     return {
         "report": {"made_by": report.made_by, "format": report.format,
                    "python": platform.python_version()},
         "run": {name: value for name, value in facts.items()
                 if name.partition(".")[0] in _LIBRARIES or name.startswith("torch")},
-        "policy": sorted({one.policy_hash for one in report.findings if one.policy_hash}),
+        "policy": sorted({finding.policy_hash for finding in report.findings} - {""}),
     }  # fmt: skip

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 
 from rankscope_server.answers import Capped
+from rankscope_server.api.findings.schema import ShownFinding
 from rankscope_server.api.report.parts import cost_text
 from rankscope_server.api.report.schema import Report
-from rankscope_server.api.runs.schema import Finding
 from rankscope_server.api.steps.schema import Budget
 from rankscope_server.findings.text import ms_text, percent_text, ranks_text, si_text
 from rankscope_server.report.words import finding_note, run_text, time_text, title
@@ -68,23 +68,27 @@ def _first(report: Report) -> str:
 
 def _numbers(report: Report) -> str:
     rows = []
-    for one in report.numbers:
-        if one.value is None:
+    for number in report.numbers:
+        if number.value is None:
             continue
-        value = percent_text(one.value) if one.unit == "ratio" else si_text(one.value, one.unit)
-        if one.change_ratio is not None and abs(one.change_ratio) >= 0.005:
-            value += f" ({100 * one.change_ratio:+.0f} %)"
-        rows.append((one.label, value, one.reference_text))
+        value = (
+            percent_text(number.value)
+            if number.unit == "ratio"
+            else si_text(number.value, number.unit)
+        )
+        if number.change_ratio is not None and abs(number.change_ratio) >= 0.005:
+            value += f" ({100 * number.change_ratio:+.0f} %)"
+        rows.append((number.label, value, number.reference_text))
     return _table("Numbers", ("", "", ""), rows)
 
 
 def _findings(report: Report) -> str:
     if not report.findings:
         return ""
-    return "<h2>Findings</h2>" + "".join(_finding(report, one) for one in report.findings)
+    return "<h2>Findings</h2>" + "".join(_finding(report, finding) for finding in report.findings)
 
 
-def _finding(report: Report, one: Finding) -> str:
+def _finding(report: Report, one: ShownFinding) -> str:
     note = finding_note(report, one)
     facts = [
         ("Why", one.why),
@@ -95,7 +99,7 @@ def _finding(report: Report, one: Finding) -> str:
         ("Since", f"step {one.onset_step:,}" if one.onset_step else time_text(one.onset_ms)),
         ("Waiting", ranks_text(one.victims) if one.victims else ""),
         ("Sure", one.confidence_text),
-        ("Wrong if", one.would_be_wrong_if),
+        ("Disproved if", one.would_be_wrong_if),
         ("Ruled out", "; ".join(one.ruled_out)),
         ("Evidence", "; ".join(evidence.text for evidence in one.evidence)),
         ("Policy", one.policy_hash),
@@ -145,9 +149,9 @@ def _coverage(report: Report) -> str:
     rows = "".join(f"<li>{_text(row)}</li>" for row in report.not_measured)
     body = f"<ul>{rows}</ul>" if rows else "<p>Every detector had its input.</p>"
     ran = "; ".join(
-        f"{one.name}{f' ({one.reason})' if one.reason else ''}"
-        for one in report.detectors
-        if one.state == "ran"
+        f"{detector.name}{f' ({detector.reason})' if detector.reason else ''}"
+        for detector in report.detectors
+        if detector.state == "ran"
     )
     looked = f'<p class="faint">Looked: {_text(ran)}.</p>' if ran else ""
     return f"<h2>Not measured</h2><p>{_text(report.coverage.text)}.</p>{body}{looked}"
@@ -156,10 +160,10 @@ def _coverage(report: Report) -> str:
 def _ranks(report: Report) -> str:
     rows = [
         (
-            str(one.rank), one.host, one.exit_text or one.state, f"{one.step:,}", one.phase or "",
-            time_text(one.last_seen_ms),
+            str(row.rank), row.host, row.exit_text or row.state, f"{row.step:,}", row.phase or "",
+            time_text(row.last_seen_ms),
         )
-        for one in report.ranks
+        for row in report.ranks
     ]  # fmt: skip
     heads = ("rank", "host", "state", "step", "phase", "last seen")
     return _table(f"Ranks{_cut(report.ranks_capped)}", heads, rows)
@@ -169,10 +173,11 @@ def _errors(report: Report) -> str:
     if not report.errors:
         return ""
     rows = "".join(
-        f"<details><summary>{_text(one.role)}: {_text(ranks_text(one.ranks))}: {_text(one.type)}: "
-        f"{_text(one.message)}</summary><p>{_text(one.why_role)}; {_text(one.why_grouped)}</p>"
-        f"<pre>{_text(one.traceback)}</pre></details>"
-        for one in report.errors
+        f"<details><summary>{_text(error.role)}: {_text(ranks_text(error.ranks))}: "
+        f"{_text(error.type)}: {_text(error.message)}</summary>"
+        f"<p>{_text(error.why_role)}; {_text(error.why_grouped)}</p>"
+        f"<pre>{_text(error.traceback)}</pre></details>"
+        for error in report.errors
     )
     return f"<h2>Errors, the first one first</h2>{rows}"
 
@@ -180,15 +185,20 @@ def _errors(report: Report) -> str:
 def _environment(report: Report) -> str:
     found = report.environment
     rows = [
-        (one.severity, one.fact, f"{value.value or 'not set'}", ranks_text(value.ranks))
-        for one in found.differences
-        for value in one.values
+        (
+            difference.severity,
+            difference.fact,
+            f"{value.value or 'not set'}",
+            ranks_text(value.ranks),
+        )
+        for difference in found.differences
+        for value in difference.values
     ]
     text = _table("Environment", ("severity", "fact", "value", "ranks"), rows)
     if not rows:
         text = "<h2>Environment</h2>"
     common = "".join(
-        f"<tr><td>{_text(one.fact)}</td><td>{_text(one.value)}</td></tr>" for one in found.common
+        f"<tr><td>{_text(fact.fact)}</td><td>{_text(fact.value)}</td></tr>" for fact in found.common
     )
     shared = f"<details><summary>Same on all ranks</summary><table>{common}</table></details>"
     return f"{text}<p>{_text(found.text)}</p>{shared if common else ''}"
@@ -198,9 +208,9 @@ def _lines(report: Report) -> str:
     if not report.lines:
         return ""
     rows = "\n".join(
-        f"{time_text(one.time_ms)[:19]} {ranks_text(one.ranks) if one.rank >= 0 else 'node'} "
-        f"{one.level} {one.message}"
-        for one in report.lines
+        f"{time_text(line.time_ms)[:19]} {ranks_text(line.ranks) if line.rank >= 0 else 'node'} "
+        f"{line.level} {line.message}"
+        for line in report.lines
     )
     return f"<h2>Last log lines{_cut(report.lines_capped)}</h2><pre>{_text(rows)}</pre>"
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +11,9 @@ from urllib.parse import quote
 import msgspec
 from rich.console import Console
 
+from rankscope.address import AddressError, read_address
 from rankscope.files.run_directory import clean_run_id
+from rankscope.http import HttpAnswer, HttpError, get
 from rankscope.node.offline import OfflineRun, is_run_directory
 from rankscope_server.api.report.parts import Origin
 from rankscope_server.api.report.schema import Report
@@ -80,32 +78,32 @@ def read_report(wanted: Wanted) -> Report:
 
 
 def _from_server(wanted: Wanted) -> Report:
-    url = (wanted.server if "//" in wanted.server else f"http://{wanted.server}").rstrip("/")
-    address = f"{url}/api/v1/runs/{quote(wanted.targets[0], safe='')}/report"
-    headers = {"Authorization": f"Bearer {wanted.token}"} if wanted.token else {}
+    path = f"/api/v1/runs/{quote(wanted.targets[0], safe='')}/report"
     try:
-        request = urllib.request.Request(address, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as reply:
-            body = reply.read(_MAX_ANSWER_BYTES)
-        report = msgspec.json.decode(body, type=Report)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ReportError(f"{url}: {_told(error)}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        url = read_address(wanted.server).url
+        answer = get(
+            wanted.server, path, wanted.token,
+            timeout_seconds=_TIMEOUT_SECONDS, max_answer_bytes=_MAX_ANSWER_BYTES,
+        )  # fmt: skip
+    except AddressError as error:
+        raise ReportError(str(error)) from error
+    except HttpError as error:
         raise ReportError(
             f"{url} does not answer: {error}; is the server up, or did you mean a directory?"
         ) from error
-    except msgspec.MsgspecError as error:
+    if answer.status != 200:
+        raise ReportError(f"{url}: {_refusal(answer)}")
+    try:
+        report = msgspec.json.decode(answer.body, type=Report)
+    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: not UTF-8
         raise ReportError(f"{url}: the answer is no report of this version: {error}") from error
     return msgspec.structs.replace(report, source=url)
 
 
-def _told(error: urllib.error.HTTPError) -> str:
-    try:
-        body = json.loads(error.read(65_536))["error"]
-        return f"{body['what']}; {body['remedy']}" if body["remedy"] else str(body["what"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {error.code}; a server of an older version has no reports"
+def _refusal(answer: HttpAnswer) -> str:
+    if "error" in answer.fields:
+        return answer.why()
+    return f"status {answer.status}; a server of an older version has no reports"
 
 
 def _from_folders(folders: Sequence[Path], wanted: Wanted) -> Report:
@@ -171,15 +169,15 @@ def _run_directories(folders: Sequence[Path], run_id: str) -> tuple[list[Path], 
     """Return the directories of one run, none where there is no run; of several the newest."""
     if all(is_run_directory(folder) for folder in folders):
         return list(folders), []
-    inside = [one for folder in folders if folder.is_dir() for one in folder.iterdir()]
+    inside = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
     runs = sorted(
-        (one for one in inside if is_run_directory(one)), key=lambda one: one.stat().st_mtime
+        (path for path in inside if is_run_directory(path)), key=lambda path: path.stat().st_mtime
     )
     if not runs:
         return [], []
     name = run_id or runs[-1].name
-    chosen = [one for one in runs if one.name == name]
-    names = list(dict.fromkeys(one.name for one in reversed(runs)))
+    chosen = [run for run in runs if run.name == name]
+    names = list(dict.fromkeys(run.name for run in reversed(runs)))
     if not chosen:
         raise ReportError(f"{folders[0]}: no run {name!r}; it holds {', '.join(names[:8])}")
     notes = []

@@ -1,4 +1,4 @@
-"""The report in a terminal: the verdict on the first screen, then what lies beneath."""
+"""The report in a terminal: the verdict on the first screen, then the details."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def show(report: Report, console: Console) -> None:
         console,
         "Errors, the first one first",
         [
-            f"{one.role}: {ranks_text(one.ranks)}: {one.type}: {one.message}"
-            for one in report.errors
+            f"{error.role}: {ranks_text(error.ranks)}: {error.type}: {error.message}"
+            for error in report.errors
         ],
     )
     _section(
@@ -45,15 +45,17 @@ def show(report: Report, console: Console) -> None:
         [
             report.environment.text,
             *(
-                f"{one.fact}: "
-                + "; ".join(f"{v.value or 'not set'} on {ranks_text(v.ranks)}" for v in one.values)
-                for one in report.environment.differences
-                if one.severity != "info"
+                f"{difference.fact}: "
+                + "; ".join(
+                    f"{v.value or 'not set'} on {ranks_text(v.ranks)}" for v in difference.values
+                )
+                for difference in report.environment.differences
+                if difference.severity != "info"
             ),
         ],
     )
-    lines = [f"{time_text(one.time_ms)[11:19]} {_of(one.ranks)} {one.message}"
-             for one in report.lines]  # fmt: skip
+    lines = [f"{time_text(line.time_ms)[11:19]} {_of(line.ranks)} {line.message}"
+             for line in report.lines]  # fmt: skip
     _section(console, "Last log lines", lines[-_MAX_LINES:])
 
 
@@ -76,7 +78,9 @@ def _first(report: Report, width: int) -> Panel:
 
 def _findings(report: Report, console: Console) -> None:
     others = [
-        one for one in report.findings if report.verdict is None or one.id != report.verdict.id
+        finding
+        for finding in report.findings
+        if report.verdict is None or finding.id != report.verdict.id
     ]
     if not others:
         return
@@ -84,11 +88,11 @@ def _findings(report: Report, console: Console) -> None:
     table = Table(box=None, padding=(0, 1), show_header=False, show_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for one in others[:_MAX_FINDINGS]:
-        note = finding_note(report, one)
+    for finding in others[:_MAX_FINDINGS]:
+        note = finding_note(report, finding)
         table.add_row(
-            Text(one.severity, style=_STYLE.get(one.severity, "")),
-            Text(one.what + (f" ({note})" if note else "")),
+            Text(finding.severity, style=_STYLE.get(finding.severity, "")),
+            Text(finding.what + (f" ({note})" if note else "")),
         )
     console.print(table)
     if len(others) > _MAX_FINDINGS:

@@ -12,18 +12,18 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from rankscope.wire import schema
-from rankscope_server.analysis.looks import Outcome, keep_look
 from rankscope_server.analysis.state import RunState
-from rankscope_server.api.ingest import judge
+from rankscope_server.analysis.stored_findings import Outcome, store_look
 from rankscope_server.api.report.parts import Origin
 from rankscope_server.api.report.queries import report
 from rankscope_server.api.report.schema import Report
 from rankscope_server.api.runs.queries import list_runs
 from rankscope_server.api.service import Service, open_service
+from rankscope_server.ingest.batch import validate_batch
 from rankscope_server.problems import Problem
 from rankscope_server.report.errors import ReportError
 from rankscope_server.settings import Settings
-from rankscope_server.store.batches import Stored, store_batch
+from rankscope_server.store.batches import Stored, pack_journal, store_batch
 from rankscope_server.store.unit import Unit
 from rankscope_server.verdict.answers import Look
 
@@ -49,13 +49,13 @@ def report_of_batches(
             refused += _take(service, state, batch)
         look = state.look(now_ns())
         service.writer.run(lambda unit: _keep(unit, run_id, look))
-        told = origin()
+        source = origin()
         if refused:
-            notes = (*told.notes, f"{refused:,} records could not be read")
-            told = dataclasses.replace(told, notes=notes)
+            notes = (*source.notes, f"{refused:,} records could not be read")
+            source = dataclasses.replace(source, notes=notes)
         with service.read() as connection:
-            silent_after = 0.0 if told.is_open_ended else _NEVER_SECONDS
-            return report(connection, run_id, time.time_ns(), silent_after, told)
+            silent_after = 0.0 if source.is_open_ended else _NEVER_SECONDS
+            return report(connection, run_id, time.time_ns(), silent_after, source)
 
 
 def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -> Report:
@@ -75,12 +75,12 @@ def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -
             chosen = run_id or known.runs[0].run_id
             notes = []
             if not run_id and known.total > 1:
-                others = ", ".join(one.run_id for one in known.runs[1:])
+                others = ", ".join(run.run_id for run in known.runs[1:])
                 notes.append(f"the newest of {known.total} runs; --run takes another: {others}")
             origin = Origin(f"data folder {folder}", tuple(notes))
             return report(connection, chosen, time.time_ns(), silent_after_seconds, origin)
     except Problem as problem:
-        runs = ", ".join(one.run_id for one in known.runs)
+        runs = ", ".join(run.run_id for run in known.runs)
         raise ReportError(f"{folder}: {problem.what}; its newest runs: {runs}") from problem
     except sa.exc.SQLAlchemyError as error:
         reason = str(getattr(error, "orig", error))
@@ -104,18 +104,18 @@ def _service() -> Iterator[Service]:
 
 def _take(service: Service, state: RunState, batch: schema.Batch) -> int:
     """Store a batch as ingest does, give it to the analysis; return how much was refused."""
-    judged = judge(service, schema.encode(batch), "")
+    validated = validate_batch(schema.encode(batch), "", service.settings.max_unpacked_bytes)
 
     def work(unit: Unit) -> Stored:
-        return store_batch(unit, judged)
+        return store_batch(unit, validated, pack_journal(validated.records))
 
     if not service.writer.run(work).duplicate:
-        for record in judged.records:
+        for record in validated.records:
             state.apply_record(record)
-        for one in judged.chunks:
-            state.apply_chunk(one.chunk, one.columns)
-    return len(judged.refused)
+        for chunk in validated.chunks:
+            state.apply_chunk(chunk.chunk, chunk.columns)
+    return len(validated.refused)
 
 
 def _keep(unit: Unit, run_id: str, look: Look) -> Outcome:
-    return keep_look(unit, run_id, look, Outcome())
+    return store_look(unit, run_id, look, Outcome())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from rankscope_server.api.findings.schema import ShownFinding
 from rankscope_server.api.report.schema import Report
-from rankscope_server.api.runs.schema import Finding
 from rankscope_server.findings.text import percent_text, ranks_text, span_text
 
 TITLES = {
@@ -47,8 +47,8 @@ def run_text(report: Report) -> str:
     return ", ".join(parts)
 
 
-def finding_note(report: Report, finding: Finding) -> str:
-    """Return what stands beside a finding: cost, state, and what it is folded under."""
+def finding_note(report: Report, finding: ShownFinding) -> str:
+    """Return the note beside a finding: cost, state, and what explains it."""
     parts = []
     if finding.cost_throughput_ratio is not None:
         parts.append(f"{percent_text(finding.cost_throughput_ratio)} of throughput")

@@ -13,18 +13,17 @@ import sqlalchemy as sa
 from rankscope.wire import schema
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope.wire.schema import AnyRecord
-from rankscope_server.ingest.chunks import JudgedChunk
-from rankscope_server.ingest.records import Refused
+from rankscope_server.ingest.batch import ValidatedBatch
+from rankscope_server.ingest.step_metrics import known_to_host
 from rankscope_server.store import tables
 from rankscope_server.store.commands import hand_out
 from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows
 from rankscope_server.store.records import store_records
 from rankscope_server.store.spans import add_spans
-from rankscope_server.store.tiles import known_to_host
 from rankscope_server.store.unit import Unit
 
-# Not in the journal of a batch: logs lie in their blocks, of states only the newest counts.
+# Not in the journal of a batch: logs are stored in their blocks, of states only the newest counts.
 _NOT_JOURNALLED = (schema.LogLine, schema.RankState)
 _encode = msgspec.msgpack.Encoder().encode
 # Built once: to build a statement costs more than to run it.
@@ -36,22 +35,6 @@ _SELECT_PRODUCER = sa.select(tables.producer.c.id).where(
     tables.producer.c.run_id == sa.bindparam("run_id"),
     tables.producer.c.producer == sa.bindparam("producer"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedBatch:
-    """What of a request can be stored, and what cannot."""
-
-    run_id: str
-    producer: str
-    sequence: int
-    host: str
-    num_bytes: int
-    records: list[AnyRecord]
-    chunks: list[JudgedChunk]
-    refused: list[Refused]
-    journal: bytes | None = None
-    takes_commands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +50,12 @@ class Stored:
 
 def pack_journal(records: list[AnyRecord]) -> bytes | None:
     """Return the records that a restarted server replays, packed."""
-    kept = [record for record in records if not isinstance(record, _NOT_JOURNALLED)]
-    return pack(_encode(kept)) if kept else None
+    records = [record for record in records if not isinstance(record, _NOT_JOURNALLED)]
+    return pack(_encode(records)) if records else None
 
 
-def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
-    """Store a batch, or find that it was stored before."""
+def store_batch(unit: Unit, batch: ValidatedBatch, journal: bytes | None) -> Stored:
+    """Store a batch with its journal, or find that it was stored before."""
     connection = unit.connection
     producer_id = _producer(connection, batch)
     known = connection.scalar(
@@ -86,14 +69,14 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
             sequence=batch.sequence,
             run_id=batch.run_id,
             received_ns=unit.now_ns,
-            records=batch.journal,
+            records=journal,
         )
     )
     batch_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
     ranks = RankRows(connection, batch.run_id, unit.now_ns)
     ranks.load(
         {(record.attempt, record.rank) for record in batch.records if record.rank >= 0}
-        | {(judged.chunk.attempt, judged.chunk.rank) for judged in batch.chunks}
+        | {(validated.chunk.attempt, validated.chunk.rank) for validated in batch.chunks}
     )
     changed, num_lines = store_records(unit, batch, producer_id, ranks)
     changed |= _store_chunks(unit, batch, batch_id, ranks)
@@ -106,7 +89,7 @@ def store_batch(unit: Unit, batch: JudgedBatch) -> Stored:
     return Stored(False, batch_id, frozenset(changed), ranks.step, commands)
 
 
-def _producer(connection: sa.Connection, batch: JudgedBatch) -> int:
+def _producer(connection: sa.Connection, batch: ValidatedBatch) -> int:
     table = tables.producer
     known = connection.scalar(
         _SELECT_PRODUCER, {"run_id": batch.run_id, "producer": batch.producer}
@@ -124,7 +107,7 @@ def _producer(connection: sa.Connection, batch: JudgedBatch) -> int:
     return int(inserted.inserted_primary_key[0])  # type: ignore[index]
 
 
-def _update_producer(unit: Unit, batch: JudgedBatch, producer_id: int) -> None:
+def _update_producer(unit: Unit, batch: ValidatedBatch, producer_id: int) -> None:
     table = tables.producer.c
     last = sa.case(
         (table.last_sequence > batch.sequence, table.last_sequence), else_=batch.sequence
@@ -142,45 +125,45 @@ def _update_producer(unit: Unit, batch: JudgedBatch, producer_id: int) -> None:
     )
 
 
-def _store_chunks(unit: Unit, batch: JudgedBatch, batch_id: int, ranks: RankRows) -> set[str]:
+def _store_chunks(unit: Unit, batch: ValidatedBatch, batch_id: int, ranks: RankRows) -> set[str]:
     changed: set[str] = set()
     rows = []
-    for judged in batch.chunks:
-        chunk = judged.chunk
+    for validated in batch.chunks:
+        chunk = validated.chunk
         rows.append(
             {
                 "run_id": batch.run_id, "batch_id": batch_id, "kind": chunk.kind,
                 "attempt": chunk.attempt, "rank": chunk.rank, "host": chunk.host,
                 "step_lo": chunk.step_lo, "step_hi": chunk.step_hi, "count": chunk.count,
                 "time_lo_ns": chunk.time_lo_ns, "time_hi_ns": chunk.time_hi_ns,
-                "max_duration_ns": judged.max_duration_ns, "data": chunk.data,
+                "max_duration_ns": validated.max_duration_ns, "data": chunk.data,
             }
         )  # fmt: skip
-        if judged.steps is not None and judged.values is not None:
-            values = judged.values
+        if validated.steps is not None and validated.values is not None:
+            values = validated.values
             if ranks.is_on_device(chunk.attempt, chunk.rank):
                 values = known_to_host(values)
-            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, judged.steps, values)
-        if judged.operations is not None:
-            unit.operations.add(batch.run_id, chunk.attempt, judged.operations)
+            unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, validated.steps, values)
+        if validated.operations is not None:
+            unit.operations.add(batch.run_id, chunk.attempt, validated.operations)
         if chunk.rank >= 0:
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_lo_ns, chunk.step_lo, chunk.host)
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_hi_ns, chunk.step_hi, chunk.host)
         changed.add("samples" if chunk.kind in SAMPLE_KINDS else chunk.kind)
     if rows:
         unit.connection.execute(sa.insert(tables.chunk), rows)
-    add_spans(unit.connection, batch.run_id, (judged.chunk for judged in batch.chunks))
+    add_spans(unit.connection, batch.run_id, (validated.chunk for validated in batch.chunks))
     return changed
 
 
-def _update_run(unit: Unit, batch: JudgedBatch, ranks: RankRows, num_lines: int) -> None:
+def _update_run(unit: Unit, batch: ValidatedBatch, ranks: RankRows, num_lines: int) -> None:
     connection, table = unit.connection, tables.run
     row = connection.execute(sa.select(table).where(table.c.run_id == batch.run_id)).first()
     if row is None:
         connection.execute(sa.insert(table).values(run_id=batch.run_id, received_ns=unit.now_ns))
         row = connection.execute(sa.select(table).where(table.c.run_id == batch.run_id)).one()
     times = [record.time_ns for record in batch.records]
-    times += [judged.chunk.time_hi_ns for judged in batch.chunks]
+    times += [validated.chunk.time_hi_ns for validated in batch.chunks]
     values: dict[str, Any] = {
         "received_ns": unit.now_ns,
         "last_seen_ns": max([row.last_seen_ns, *times]),
@@ -208,7 +191,7 @@ def _update_run(unit: Unit, batch: JudgedBatch, ranks: RankRows, num_lines: int)
     _update_attempts(unit, batch, ranks)
 
 
-def _update_attempts(unit: Unit, batch: JudgedBatch, ranks: RankRows) -> None:
+def _update_attempts(unit: Unit, batch: ValidatedBatch, ranks: RankRows) -> None:
     table = tables.attempt
     sizes: dict[int, int] = defaultdict(int)
     for record in batch.records:

@@ -6,8 +6,6 @@ no harm: collectors know each by its id.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +14,12 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.schema import AnyRecord, CommandKind
-from rankscope_server.analysis.looks import Known
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.unit import Unit
 
 OPEN_STATES = ("pending", "sent", "running")
 MAX_OPEN = 8  # commands of people in one run at a time
-MAX_PER_INCIDENT = 3  # stacks that a finding asks for, of each rank
-INCIDENT_PAUSES_NS = (0, 10 * 10**9, 30 * 10**9)  # before the first, second, third
-MAX_INCIDENT_RANKS = 16
-_MOST_SAMPLED = 4  # slow ranks of one finding
-STACK_SAMPLES, SAMPLE_PAUSE_NS = 16, 3 * 10**9  # of a slow rank and of one that waits for it
 TRACES_KEPT = 20  # of each run
 _LIFETIMES_NS: dict[CommandKind, int] = {
     "stacks": 60 * 10**9,
@@ -36,7 +28,6 @@ _LIFETIMES_NS: dict[CommandKind, int] = {
     "agent_on": 600 * 10**9,
     "thin": 30 * 10**9,
 }
-_THINNING_PAUSE_NS = 15 * 10**9  # for the states of the ranks to say that it was done
 _MOST_RANKS: dict[CommandKind, int] = {"stacks": 64, "profile": 16}
 _LEAST_MARGIN_STEPS = 2
 _MARGIN_SECONDS = 6.0  # a command needs 1 to 2 s to every rank, what we know of it is as old
@@ -53,7 +44,7 @@ class CommandRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody asks for. No ranks: all; for a profile the first one of each node."""
+    """A request to ranks. No ranks: all; for a profile the first one of each node."""
 
     kind: CommandKind
     ranks: list[int] = field(default_factory=list)
@@ -63,17 +54,17 @@ class Asked:
 
 
 def create(unit: Unit, run_id: str, asked: Asked) -> int:
-    """Keep a command and return its id. Raises CommandRefusedError."""
+    """Store a command and return its id. Raises CommandRefusedError."""
     connection = unit.connection
     run = connection.execute(sa.select(tables.run).where(tables.run.c.run_id == run_id)).one()
     if run.launcher == schema.IMPORTED:
         raise CommandRefusedError(
-            "this run was imported, nothing of it lives", "run", "ask a run that is recorded live"
+            "this run was imported: no process of it runs", "run", "ask a run that is recorded live"
         )
     known = _ranks(connection, run_id, run.attempt)
     alive = [rank for rank, row in known.items() if row.ended_ns is None]
     if not alive:
-        raise CommandRefusedError("no rank of this run lives", "ranks", "commands need a live run")
+        raise CommandRefusedError("no rank of this run is alive", "ranks", "ask a live run")
     is_users = asked.finding_id is None and asked.kind != "thin"
     if is_users and _num_open(unit, run_id) >= MAX_OPEN:
         raise CommandRefusedError(
@@ -128,7 +119,7 @@ def hand_out(unit: Unit, run_id: str, records: list[AnyRecord]) -> list[schema.C
     ).all()
     if not commands:
         return []
-    told = {
+    reporting = {
         (record.attempt, record.rank) for record in records if isinstance(record, schema.RankState)
     }
     found = []
@@ -138,7 +129,7 @@ def hand_out(unit: Unit, run_id: str, records: list[AnyRecord]) -> list[schema.C
                 parts.c.command_id == command.id, parts.c.state.in_(OPEN_STATES)
             )
         ).all()
-        rows = [row for row in rows if (command.attempt, row.rank) in told]
+        rows = [row for row in rows if (command.attempt, row.rank) in reporting]
         fresh = [row.rank for row in rows if row.state == "pending"]
         for at in range(0, len(fresh), 500):
             unit.connection.execute(
@@ -151,8 +142,8 @@ def hand_out(unit: Unit, run_id: str, records: list[AnyRecord]) -> list[schema.C
     return found
 
 
-def keep_answer(connection: sa.Connection, run_id: str, answer: schema.CommandAnswer) -> bool:
-    """Keep what a rank says of a command; return whether there is such a command."""
+def store_answer(connection: sa.Connection, run_id: str, answer: schema.CommandAnswer) -> bool:
+    """Store the answer of a rank to a command; return whether there is such a command."""
     parts = tables.command_rank.c
     if not _belongs(connection, run_id, answer.command):
         return False
@@ -172,114 +163,10 @@ def keep_answer(connection: sa.Connection, run_id: str, answer: schema.CommandAn
     return bool(done.rowcount)
 
 
-def ask_in_hangs(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
-    """Ask for stacks of the ranks that open findings of hangs name; return whether any was."""
-    asked = [
-        ask_for_stacks(unit, run_id, one.id, one.body.get("ranks") or one.body.get("victims", []))
-        for one in _open_now(unit, run_id, known, "hang")
-    ]
-    return any(number is not None for number in asked)
-
-
-def _open_now(
-    unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known], detector: str
-) -> list[Known]:
-    """Return the open findings above info of a detector on the newest attempt."""
-    found = [
-        (attempt, one)
-        for (attempt, _), one in known.items()
-        if one.body.get("detector") == detector
-        and one.state != "recovered"
-        and one.body.get("severity") in ("critical", "warning")
-    ]
-    if not found:
-        return []
-    newest = unit.connection.scalar(
-        sa.select(tables.run.c.attempt).where(tables.run.c.run_id == run_id)
-    )
-    return [one for attempt, one in found if attempt == newest]
-
-
-def ask_of_the_slow(unit: Unit, run_id: str, known: Mapping[tuple[int, str], Known]) -> bool:
-    """Sample the stacks of slow ranks and of one that waits for them; return whether any was asked.
-
-    What only a slow one is in, stack after stack, is what it does instead.
-    """
-    table, has_asked = tables.command.c, False
-    for one in _open_now(unit, run_id, known, "straggler"):
-        ranks, victims = one.body.get("ranks"), one.body.get("victims")
-        number, last = unit.connection.execute(
-            sa.select(sa.func.count(), sa.func.max(table.created_ns)).where(
-                table.run_id == run_id, table.finding_id == one.id
-            )
-        ).one()
-        is_due = number < STACK_SAMPLES and unit.now_ns - (last or 0) >= SAMPLE_PAUSE_NS
-        if not (ranks and victims and is_due):
-            continue
-        asked_by = f"{schema.SAMPLING} of finding {one.id}"
-        with contextlib.suppress(CommandRefusedError):  # one of them is gone meanwhile
-            some = [*ranks[:_MOST_SAMPLED], victims[0]]
-            asked = Asked("stacks", some, asked_by=asked_by, finding_id=one.id)
-            create(unit, run_id, asked)
-            has_asked = True
-    return has_asked
-
-
-def ask_to_thin(unit: Unit, run_id: str, level: int) -> bool:
-    """Ask all ranks for a level of thinning, unless that has just been done."""
-    table = tables.command.c
-    newest = unit.connection.scalar(
-        sa.select(sa.func.max(table.created_ns)).where(table.run_id == run_id, table.kind == "thin")
-    )
-    if newest is not None and unit.now_ns - newest < _THINNING_PAUSE_NS:
-        return False
-    try:
-        create(unit, run_id, Asked("thin", num_steps=level, asked_by="budget"))
-    except CommandRefusedError:  # the run has just ended
-        return False
-    return True
-
-
-def ask_for_stacks(unit: Unit, run_id: str, finding_id: int, ranks: list[int]) -> int | None:
-    """Ask for stacks of the ranks that a hang names, up to three times; return the command."""
-    table, parts = tables.command, tables.command_rank
-    rows = unit.connection.execute(
-        sa.select(parts.c.rank, sa.func.count(), sa.func.max(table.c.created_ns))
-        .join(table, table.c.id == parts.c.command_id)
-        .where(table.c.run_id == run_id, table.c.finding_id == finding_id)
-        .group_by(parts.c.rank)
-    )
-    before = {rank: (int(number), int(last)) for rank, number, last in rows}
-    taken = unit.connection.scalars(  # the collector took as many by itself, and said so
-        sa.select(parts.c.rank)
-        .join(table, table.c.id == parts.c.command_id)
-        .where(
-            table.c.run_id == run_id,
-            table.c.finding_id == finding_id,
-            parts.c.state == "done",
-            parts.c.reason != "",
-        )
-    ).all()
-    due = []
-    for rank in ranks[:MAX_INCIDENT_RANKS]:
-        number, last = before.get(rank, (0, 0))
-        if rank in taken:
-            continue
-        if number < MAX_PER_INCIDENT and unit.now_ns - last >= INCIDENT_PAUSES_NS[number]:
-            due.append(rank)
-    if not due:
-        return None
-    asked = Asked("stacks", due, asked_by=f"finding {finding_id}", finding_id=finding_id)
-    try:
-        return create(unit, run_id, asked)
-    except CommandRefusedError:
-        return None  # all of them are gone meanwhile
-
-
-def keep_part(
+def store_part(
     unit: Unit, run_id: str, command_id: int, rank: int, offset: int, total: int, data: bytes
 ) -> int | None:
-    """Keep a part of a trace; return how many bytes are there, None if nobody asked for it."""
+    """Store a part of a trace; return how many bytes are there, None if it was not asked for."""
     parts, table = tables.command_rank.c, tables.trace_part
     asked = _belongs(unit.connection, run_id, command_id, "profile") and unit.connection.scalar(
         sa.select(parts.rank).where(parts.command_id == command_id, parts.rank == rank)
@@ -299,13 +186,13 @@ def keep_part(
 def _forget_old_traces(unit: Unit, run_id: str, command_id: int) -> None:
     """Make room for one more trace: the oldest ones go."""
     table, parts = tables.command.c, tables.trace_part
-    kept = unit.connection.execute(
+    stored = unit.connection.execute(
         sa.select(parts.c.command_id, parts.c.rank)
         .where(parts.c.command_id.in_(sa.select(table.id).where(table.run_id == run_id)))
         .distinct()
         .order_by(parts.c.command_id, parts.c.rank)
     ).all()
-    for old in kept[: max(0, len(kept) - TRACES_KEPT + 1)]:
+    for old in stored[: max(0, len(stored) - TRACES_KEPT + 1)]:
         if old.command_id == command_id:
             return
         unit.connection.execute(

@@ -13,6 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy.dialects import postgresql, sqlite
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -32,10 +34,15 @@ class StoreInUseError(RuntimeError):
     """Another server process owns this database file."""
 
 
+class StoreVersionError(RuntimeError):
+    """Another version of Rankscope made the tables of this database."""
+
+
 def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
     """Return (writer, reader) engines, the tables migrated to the newest version.
 
-    Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot.
+    Raises SQLAlchemyError where the database cannot be opened, OSError where its folder cannot,
+    StoreVersionError where another version made its tables.
     """
     address = sa.make_url(url)
     if address.get_backend_name() != "sqlite":
@@ -45,7 +52,7 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
     else:
         path = Path(str(address.database))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Log lines and stacks of somebody's training: for the owner only.
+        # Log lines and stacks of a training program: for the owner only.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         writer = _sqlite(address, synchronous, "BEGIN IMMEDIATE", pool_size=1)
         reader = _sqlite(address, synchronous, "BEGIN", pool_size=NUM_READERS)
@@ -54,13 +61,26 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
 
 
 def migrate(engine: sa.Engine) -> None:
-    """Bring the tables to the newest version. Raises SQLAlchemyError."""
+    """Bring the tables to the newest version. Raises SQLAlchemyError, StoreVersionError."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
+        _check_version(connection, ScriptDirectory.from_config(config))
         command.upgrade(config, "head")
         connection.commit()
+
+
+def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> None:
+    stored = MigrationContext.configure(connection).get_current_revision()
+    if stored is not None and stored not in {
+        script.revision for script in scripts.walk_revisions()
+    }:
+        raise StoreVersionError(
+            f"another version of Rankscope made the tables of {connection.engine.url} (version "
+            f"{stored} of them); choose another --data-dir or --database-url, or serve it with "
+            "the version that made it"
+        )
 
 
 @contextmanager

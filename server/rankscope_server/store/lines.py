@@ -8,7 +8,7 @@ a text; the block itself is searched for the rest, so any substring of any word 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,23 +39,13 @@ class Line(NamedTuple):
     fields: dict[str, str]
 
 
-class _Head(msgspec.Struct, array_like=True):
-    time_ns: bytes
-    level: bytes
-    attempt: bytes
-    rank: bytes
-    step: bytes
-    host: bytes
-    logger: bytes
-    stream: bytes
-    hosts: list[str]
-    loggers: list[str]
-    streams: list[str]
-
-
 _NUMBERS = {"time_ns": "<i8", "level": "<i4", "attempt": "<i4", "rank": "<i4", "step": "<i8"}
 _WORDS = ("host", "logger", "stream")
 _encode = msgspec.msgpack.Encoder().encode
+# times and numbers, positions of words, then the words
+_Head: TypeAlias = tuple[
+    bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, list[str], list[str], list[str]
+]
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_body = msgspec.msgpack.Decoder(list[tuple[str, dict[str, str]]]).decode
 
@@ -78,26 +68,26 @@ class Head(NamedTuple):
 
 def pack_block(lines: list[Line]) -> tuple[bytes, bytes]:
     """Return (head, body) of a block."""
-    values: dict[str, Any] = {
-        name: np.array([getattr(line, name) for line in lines], dtype).tobytes()
+    columns = [
+        np.array([getattr(line, name) for line in lines], dtype).tobytes()
         for name, dtype in _NUMBERS.items()
-    }
+    ]
+    words = []
     for name in _WORDS:
         places: dict[str, int] = {}
         at = [places.setdefault(getattr(line, name), len(places)) for line in lines]
-        values[name] = np.array(at, "<u2").tobytes()
-        values[name + "s"] = list(places)
-    head = _Head(**values)
+        columns.append(np.array(at, "<u2").tobytes())
+        words.append(list(places))
     body = [(line.message, line.fields) for line in lines]
-    return pack(_encode(head)), pack(_encode(body))
+    return pack(_encode([*columns, *words])), pack(_encode(body))
 
 
 def read_head(data: bytes) -> Head:
     """Return the columns of a block."""
-    head = _decode_head(unpack(data))
-    arrays = {name: np.frombuffer(getattr(head, name), dtype) for name, dtype in _NUMBERS.items()}
-    arrays |= {name: np.frombuffer(getattr(head, name), "<u2") for name in _WORDS}
-    return Head(**arrays, hosts=head.hosts, loggers=head.loggers, streams=head.streams)
+    *columns, hosts, loggers, streams = _decode_head(unpack(data))
+    types = (*_NUMBERS.values(), *("<u2" for _ in _WORDS))
+    arrays = [np.frombuffer(column, dtype) for column, dtype in zip(columns, types, strict=True)]
+    return Head._make([*arrays, hosts, loggers, streams])
 
 
 def read_body(data: bytes) -> list[tuple[str, dict[str, str]]]:
@@ -129,7 +119,7 @@ def searchable(message: str, fields: dict[str, str], host: str, logger: str) -> 
 
 
 class LineWriter:
-    """Gathers lines for one transaction."""
+    """Collects lines for one transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection

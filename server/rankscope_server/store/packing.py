@@ -1,31 +1,25 @@
-"""Compressed blobs: zstd around arrays, JSON and msgpack, one codec object per thread."""
+"""Compressed blobs: zstd around arrays, JSON and msgpack."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
-import zstandard
+
+from rankscope.wire import zstd
 
 _LEVEL = 1  # blobs are rewritten while they grow; level 3 costs twice as much for 5 % less
-_local = threading.local()  # zstandard objects must not be shared between threads
+_MAX_BYTES = 1 << 30  # a blob of this server is far smaller; a damaged one stops here
 
 
 def pack(data: bytes) -> bytes:
     """Compress."""
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    packed: bytes = _local.compressor.compress(data)
-    return packed
+    return zstd.pack(data, _LEVEL)
 
 
 def unpack(data: bytes) -> bytes:
     """Decompress a blob that this server wrote."""
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    unpacked: bytes = _local.decompressor.decompress(data)
-    return unpacked
+    return zstd.unpack(data, _MAX_BYTES)
 
 
 def pack_array(values: np.ndarray[Any, Any]) -> bytes:

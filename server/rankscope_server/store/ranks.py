@@ -26,14 +26,14 @@ _encode_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Seen:
-    """What one batch says of one attempt."""
+    """What one batch shows of one attempt."""
 
     steps: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
 
 
 class RankRows:
-    """Merges what a batch says about ranks into their rows; `load` first those it speaks of."""
+    """Merges the records of a batch about ranks into their rows; `load` those rows first."""
 
     def __init__(self, connection: sa.Connection, run_id: str, now_ns: int) -> None:
         self._connection, self._run_id, self._now_ns = connection, run_id, now_ns

@@ -8,25 +8,23 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.metric_names import PRINTED_LOSS
+from rankscope_server.ingest.batch import ValidatedBatch
 from rankscope_server.ingest.printed_loss import printed_loss
+from rankscope_server.ingest.step_metrics import metrics_of_device
 from rankscope_server.store import tables
-from rankscope_server.store.commands import keep_answer
+from rankscope_server.store.commands import store_answer
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.lines import Line
 from rankscope_server.store.packing import pack
 from rankscope_server.store.ranks import RankRows
-from rankscope_server.store.tiles import metrics_of_device
-
-if TYPE_CHECKING:
-    from rankscope_server.store.batches import JudgedBatch
-    from rankscope_server.store.unit import Unit
+from rankscope_server.store.unit import Unit
 
 # Numbers, addresses and quoted names differ between ranks that failed in the same way.
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b\d+(?:\.\d+)*\b|(['\"]).{1,200}?\1")
@@ -37,7 +35,9 @@ FINGERPRINT_RULE = "same exception type, message without numbers and names, inne
 class _Sink:
     """What the handlers of one batch share."""
 
-    def __init__(self, unit: Unit, batch: JudgedBatch, producer_id: int, ranks: RankRows) -> None:
+    def __init__(
+        self, unit: Unit, batch: ValidatedBatch, producer_id: int, ranks: RankRows
+    ) -> None:
         self.connection, self.tiles = unit.connection, unit.tiles
         self.run_id, self.host, self.producer_id = batch.run_id, batch.host, producer_id
         self.ranks = ranks
@@ -45,14 +45,18 @@ class _Sink:
         self.rows: dict[sa.Table, list[dict[str, Any]]] = {}
         self.changed: set[str] = set()
 
+    def add(self, table: sa.Table, **values: Any) -> None:
+        """Add a row of this run."""
+        self.rows.setdefault(table, []).append({"run_id": self.run_id, **values})
+
     def row(self, table: sa.Table, record: schema.Record, **values: Any) -> None:
         """Add a row that begins with run, attempt, rank and time."""
-        base = {"run_id": self.run_id, "attempt": record.attempt, "rank": record.rank}
-        self.rows.setdefault(table, []).append(base | {"time_ns": record.time_ns} | values)
+        base = {"attempt": record.attempt, "rank": record.rank, "time_ns": record.time_ns}
+        self.add(table, **base, **values)
 
 
 def store_records(
-    unit: Unit, batch: JudgedBatch, producer_id: int, ranks: RankRows
+    unit: Unit, batch: ValidatedBatch, producer_id: int, ranks: RankRows
 ) -> tuple[set[str], int]:
     """Store the records of a batch; return the topics that changed and how many lines it had."""
     sink = _Sink(unit, batch, producer_id, ranks)
@@ -131,14 +135,16 @@ def _log(sink: _Sink, record: schema.LogLine) -> None:
 
 
 def _error(sink: _Sink, record: schema.ErrorRaised) -> None:
-    sink.rows.setdefault(tables.error_event, []).append(
-        {
-            "run_id": sink.run_id, "fingerprint": fingerprint(record), "attempt": record.attempt,
-            "rank": record.rank, "time_ns": record.time_ns, "step": record.step,
-            "type": record.type, "message": record.message, "traceback": record.traceback,
-            "place": record.where,
-        }
-    )  # fmt: skip
+    sink.row(
+        tables.error_event,
+        record,
+        fingerprint=fingerprint(record),
+        step=record.step,
+        type=record.type,
+        message=record.message,
+        traceback=record.traceback,
+        place=record.where,
+    )
     text = f"{record.type}: {record.message}\n{record.traceback}".rstrip()
     _line(sink, record, logging.ERROR, "error", "rankscope", text, record.step)
     sink.changed.add("errors")
@@ -173,28 +179,32 @@ def _stacks(sink: _Sink, record: schema.Stacks) -> None:
 
 
 def _command(sink: _Sink, record: schema.CommandAnswer) -> None:
-    if keep_answer(sink.connection, sink.run_id, record):
+    if store_answer(sink.connection, sink.run_id, record):
         sink.changed.add("commands")
 
 
 def _loss(sink: _Sink, record: schema.Loss) -> None:
-    sink.rows.setdefault(tables.loss, []).append(
-        {
-            "run_id": sink.run_id, "producer_id": sink.producer_id, "rank": record.rank,
-            "source": record.source, "reason": record.reason, "host": sink.host,
-            "count": record.count, "time_ns": record.time_ns,
-        }
-    )  # fmt: skip
+    sink.add(
+        tables.loss,
+        producer_id=sink.producer_id,
+        rank=record.rank,
+        source=record.source,
+        reason=record.reason,
+        host=sink.host,
+        count=record.count,
+        time_ns=record.time_ns,
+    )
     sink.changed.add("ranks")
 
 
 def _clock(sink: _Sink, record: schema.ClockOffset) -> None:
-    sink.rows.setdefault(tables.clock_offset, []).append(
-        {
-            "run_id": sink.run_id, "host": sink.host, "time_ns": record.time_ns,
-            "offset_ns": record.offset_ns, "band_ns": record.band_ns,
-        }
-    )  # fmt: skip
+    sink.add(
+        tables.clock_offset,
+        host=sink.host,
+        time_ns=record.time_ns,
+        offset_ns=record.offset_ns,
+        band_ns=record.band_ns,
+    )
 
 
 def _line(

@@ -41,8 +41,8 @@ def replay(
 
     Stops at the batch `newest`: later ones are on their way in memory.
 
-    Log lines are not replayed (see `telling_lines`); of the states of a rank only the newest was
-    kept.
+    Log lines are not replayed (see `notable_lines`); of the states of a rank only the newest is
+    stored.
     """
     batches = tables.batch.c
     rows = connection.execute(

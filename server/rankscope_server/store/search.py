@@ -57,12 +57,11 @@ class Matches:
     times: Array
     levels: Array
     facets: dict[str, dict[Any, int]]
-    last_id: int
     is_cut: bool = False  # older blocks were not looked at
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _Columns:
     ids: list[Array] = field(default_factory=list)
     times: list[Array] = field(default_factory=list)
     levels: list[Array] = field(default_factory=list)
@@ -76,15 +75,14 @@ def words_of(text: str) -> tuple[str, ...]:
 
 def find(connection: sa.Connection, run_id: str | None, query: LogQuery) -> Matches:
     """Return all matching lines of a run, or of all runs."""
-    gathered = _Gathered()
+    columns = _Columns()
     facets: dict[str, dict[Any, int]] = {name: {} for name in DIMENSIONS}
-    looked, last_id = 0, 0
+    looked = 0
     most = MAX_BODIES if query.words else MAX_BLOCKS
-    for block_id, count, head_data, body in _blocks(connection, run_id, query, most + 1):
+    for block_id, head_data, body in _blocks(connection, run_id, query, most + 1):
         looked += 1
         if looked > most:
             break
-        last_id = max(last_id, block_id * LINES_PER_BLOCK + count - 1)
         head = read_head(head_data)
         base = _text_and_time(query, block_id, head, body)
         if not base.any():
@@ -92,15 +90,14 @@ def find(connection: sa.Connection, run_id: str | None, query: LogQuery) -> Matc
         masks = _masks(query, head)
         _count_facets(facets, head, base, masks)
         chosen = np.flatnonzero(base & np.logical_and.reduce(list(masks.values())))
-        gathered.ids.append(block_id * LINES_PER_BLOCK + chosen)
-        gathered.times.append(head.time_ns[chosen])
-        gathered.levels.append(head.level[chosen])
+        columns.ids.append(block_id * LINES_PER_BLOCK + chosen)
+        columns.times.append(head.time_ns[chosen])
+        columns.levels.append(head.level[chosen])
     return Matches(
-        ids=_joined(gathered.ids),
-        times=_joined(gathered.times),
-        levels=_joined(gathered.levels),
+        ids=_joined(columns.ids),
+        times=_joined(columns.times),
+        levels=_joined(columns.levels),
         facets=facets,
-        last_id=last_id,
         is_cut=looked > most,
     )
 
@@ -142,7 +139,7 @@ def fetch(connection: sa.Connection, ids: list[int]) -> dict[int, tuple[str, Lin
 
 def _blocks(
     connection: sa.Connection, run_id: str | None, query: LogQuery, limit: int
-) -> Iterator[tuple[int, int, bytes, bytes | None]]:
+) -> Iterator[tuple[int, bytes, bytes | None]]:
     table = tables.log_block.c
     where: list[sa.ColumnElement[bool]] = []
     if run_id is not None:
@@ -161,13 +158,13 @@ def _blocks(
         where.append(sa.or_(table.sealed == 0, table.id.in_(candidates)))
     body = table.body if query.words else sa.null()
     rows = connection.execute(
-        sa.select(table.id, table["count"], table.head, body)
+        sa.select(table.id, table.head, body)
         .where(*where)
         .order_by(table.time_hi_ns.desc())
         .limit(limit)
     )
     for row in rows:
-        yield int(row[0]), int(row[1]), row[2], row[3]
+        yield int(row[0]), row[1], row[2]
 
 
 def _trigrams(words: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
 """The tables, in SQLAlchemy Core; the migrations in `migrations/` build exactly these.
 
-Times are nanoseconds since the epoch. Dense data lies in blobs with index columns beside them,
+Times are nanoseconds since the epoch. Dense data is in blobs with index columns beside them,
 so that reading a page touches few rows.
 """
 
@@ -157,7 +157,7 @@ batch = sa.Table(
     _number("sequence"),
     _run(),
     _number("received_ns"),
-    # zstd of the kept records, one msgpack list, to rebuild the analysis; no logs, no states
+    # zstd of the records, one msgpack list, to rebuild the analysis; no logs, no states
     sa.Column("records", sa.LargeBinary),
     sa.UniqueConstraint("producer_id", "sequence"),
     sa.Index("ix_batch_run_id_id", "run_id", "id"),
@@ -270,7 +270,7 @@ finding = sa.Table(
     _number("opened_ns"),
     _number("updated_ns"),
     _number("recovered_ns", None),
-    _text("body"),  # JSON of the finding as the detector gave it
+    _text("body"),  # JSON of the finding as the detector returned it
     sa.Index("ix_finding_run_id_key", "run_id", "key"),
     sqlite_autoincrement=True,
 )
@@ -387,4 +387,41 @@ trace_part = sa.Table(
     _number("offset", key=True),
     _number("total"),  # bytes of the whole trace
     sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+preflight = sa.Table(
+    "preflight",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    # the training run that followed, or empty
+    sa.Column("run_id", sa.String(128), nullable=False, server_default=""),
+    _text("key"),  # agents that start with the same key meet in the same preflight
+    _text("token"),  # of this preflight alone, void once it expires
+    _text("coordinated"),  # server, or upload: it was coordinated otherwise
+    _text("nodes", "[]"),  # JSON, names that were announced
+    _number("num_nodes"),
+    _number("created_ns"),
+    _number("expires_ns"),
+    _number("finished_ns"),  # 0: not yet
+    _text("status", "unknown"),  # ok, warn, fail; unknown: no verdict, or only in part
+    _number("num_failures"),
+    _number("num_warnings"),
+    sa.Column("verdict", sa.LargeBinary),
+    sa.Index("ix_preflight_run_id", "run_id"),
+    sa.Index("ix_preflight_created_ns", "created_ns"),
+)
+preflight_node = sa.Table(
+    "preflight_node",
+    metadata,
+    sa.Column("preflight_id", sa.String(64), primary_key=True),
+    sa.Column("node", sa.String(255), primary_key=True),
+    sa.Column("host", sa.String(255), nullable=False, server_default=""),  # its own host name
+    _number("node_rank", -1),
+    _text("observed"),  # address from which it joined
+    _number("joined_ns"),
+    _text("status", "unknown"),
+    _text("findings", "[]"),  # JSON, ids of those that name it
+    sa.Column("report", sa.LargeBinary),
+    sa.Index("ix_preflight_node_node", "node"),
+    sa.Index("ix_preflight_node_host", "host"),
 )

@@ -1,4 +1,4 @@
-"""One transaction of the writer: the connection, and what is gathered and written once at its end.
+"""One transaction of the writer: the connection, and what is collected and written once at its end.
 
 Several batches of one transaction often touch the same tile, rollup or block of log lines; each
 is read once, changed in memory and written once.
@@ -27,7 +27,7 @@ class Unit:
         self.lines = LineWriter(connection)
 
     def flush(self) -> None:
-        """Write what was gathered; the last act before the commit."""
+        """Write what was collected; the last act before the commit."""
         self.tiles.flush()
         self.operations.flush()
         self.lines.flush()

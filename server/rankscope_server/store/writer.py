@@ -89,7 +89,7 @@ class Writer:
                     last = True
                 else:
                     group.append(following)
-            # A sender that went away takes its job with it; from here on nobody can cancel.
+            # The job of a sender that went away is dropped; from here on none can be cancelled.
             group = [job for job in group if job.future.set_running_or_notify_cancel()]
             if group:
                 self._commit(group)

@@ -159,7 +159,7 @@ function Exact({ run, rank, step }) {
   return t.span(
     { class: 'exact' },
     known
-      ? `${duration(cell.own_work_ms)} of own work${cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`}`
+      ? `${duration(cell.own_work_ms)} of self time${cell.reference_ms === null ? '' : `, peers ${duration(cell.reference_ms)}`}`
       : ' ',
   );
 }

@@ -1,4 +1,4 @@
-/** How tall each level stands in one slice of time. Pure. */
+/** How tall each level is in one slice of time. Pure. */
 
 /** @typedef {import('../../types/api.js').LogHistogram} LogHistogram */
 

@@ -24,7 +24,7 @@ export function Histogram({ data }) {
     return Math.max(0, Math.min(1, (event.clientX - area.left) / area.width));
   };
   const timeAt = (/** @type {number} */ share) => data.from_ms + share * (data.to_ms - data.from_ms);
-  const told = Object.entries(data.levels).map(
+  const counts = Object.entries(data.levels).map(
     ([level, counts]) => `${count(counts.reduce((a, b) => a + b, 0))} ${level}`,
   );
   return t.div(
@@ -34,7 +34,7 @@ export function Histogram({ data }) {
         class: 'histbars',
         ref: box,
         role: 'img',
-        'aria-label': `Lines from ${timeOfDay(data.from_ms)} to ${timeOfDay(data.to_ms)}: ${told.join(', ') || 'none'}`,
+        'aria-label': `Lines from ${timeOfDay(data.from_ms)} to ${timeOfDay(data.to_ms)}: ${counts.join(', ') || 'none'}`,
         onPointerDown: (event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
           const at = shareAt(event);

@@ -121,7 +121,7 @@ function paintStrip(context, scene, strip, top, height) {
   context.moveTo(0, top + height - 0.5);
   context.lineTo(width, top + height - 0.5);
   context.stroke();
-  // The band of slowest and fastest step stands behind the median line.
+  // The band of slowest and fastest step is drawn behind the median line.
   context.fillStyle = colours.line;
   for (let i = 0; i < strip.step.length; i += 1) {
     const [slow, fast] = [strip.step_max_ms[i], strip.step_min_ms[i]];

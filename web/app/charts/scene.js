@@ -37,7 +37,7 @@ const DIVERGING = {
   ],
 };
 
-/** Durations: one hue, more always stands out more. @type {Record<Theme, [number, string][]>} */
+/** Durations: one hue, more is always more visible. @type {Record<Theme, [number, string][]>} */
 const SEQUENTIAL = {
   light: [
     [0, '#eef2f7'],
@@ -67,7 +67,7 @@ export function ratioOf(level) {
   return level === MISSING ? null : 2 ** ((level - NEUTRAL) / 127);
 }
 
-/** Whether a level lies in the dead band. @param {number} level */
+/** Whether a level is in the dead band. @param {number} level */
 export function isNeutral(level) {
   return level !== MISSING && Math.abs(2 ** ((level - NEUTRAL) / 127) - 1) <= DEAD_BAND;
 }
@@ -112,7 +112,7 @@ export function palette(theme, unit) {
 }
 
 /**
- * Which column stands at each pixel. Bins are never finer than pixels, so this only enlarges; the
+ * Which column is drawn at each pixel. Bins are never finer than pixels, so this only enlarges; the
  * last, ragged bin keeps at least one pixel.
  * @param {{step_lo: number, step_hi: number, bin: number, columns: number}} map
  * @param {number} width pixels
@@ -185,7 +185,7 @@ const PIN_HEIGHT = 18;
 const PIN_GAP = 3;
 
 /**
- * Where each lane stands, from the top of the plot.
+ * Where each lane begins, from the top of the plot.
  * @param {{rows: number, pins: number, strip: boolean, maxHeight: number}} wish
  * @returns {Layout}
  */

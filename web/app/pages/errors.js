@@ -1,4 +1,4 @@
-/** Errors grouped by cause, the first in time first: the one that started it stands on top. */
+/** Errors grouped by cause, the first in time first: the one that started it on top. */
 
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';

@@ -187,7 +187,7 @@ function Stacks({ finding, run }) {
 
 /** What a share of certainty means. @param {number | null} confidence */
 function sureWords(confidence) {
-  if (confidence === null) return 'not said';
+  if (confidence === null) return 'not stated';
   const share = Math.round(confidence * 100);
   if (confidence >= 0.85) return `${share} %: high, a second signal agrees`;
   return confidence >= 0.6 ? `${share} %: medium, one signal says so` : `${share} %: low, a hint`;

@@ -61,7 +61,7 @@ function Span() {
 function Events({ data }) {
   return el(
     Card,
-    { title: 'What happened', note: 'newest first, as the driver, the kernel or the control group told it' },
+    { title: 'What happened', note: 'newest first, as the driver, the kernel or the control group reported it' },
     t.div(
       { class: 'scroll short', tabIndex: 0, role: 'region', 'aria-label': 'What happened' },
       t.table(
@@ -70,7 +70,7 @@ function Events({ data }) {
           null,
           t.tr(
             null,
-            ['When', 'Machine', 'What', 'Rank', 'Told by'].map((name) => t.th({ key: name }, name)),
+            ['When', 'Machine', 'What', 'Rank', 'Reported by'].map((name) => t.th({ key: name }, name)),
           ),
         ),
         t.tbody(
@@ -144,7 +144,7 @@ function slowedWords(machine) {
 
 /** @param {MachineSource[]} sources */
 function sourcesWords(sources) {
-  if (sources.length === 0) return 'not told';
+  if (sources.length === 0) return 'not reported';
   const working = sources.filter((one) => one.state === 'works' || one.state === 'slowed').length;
   return `${working} of ${sources.length} work`;
 }
@@ -193,8 +193,8 @@ function Gpus({ machine }) {
             t.tr(
               { key: gpu.gpu },
               t.td(null, String(gpu.gpu)),
-              t.td({ title: gpu.uuid }, gpu.name || 'not told'),
-              t.td(null, t.code(null, gpu.bus_id || 'not told')),
+              t.td({ title: gpu.uuid }, gpu.name || 'not reported'),
+              t.td(null, t.code(null, gpu.bus_id || 'not reported')),
               t.td(
                 { class: 'wide' },
                 Object.entries(gpu.slowed)
@@ -218,7 +218,7 @@ function Sources({ machine }) {
     Card,
     { title: `Where the samples of ${machine.host} come from`, note: 'skipped is not healthy: it is not known' },
     machine.sources.length === 0
-      ? t.p({ class: 'note padded' }, 'Its collector has not told yet.')
+      ? t.p({ class: 'note padded' }, 'Its collector has not reported yet.')
       : t.div(
           { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Sources' },
           t.table(

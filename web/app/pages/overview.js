@@ -204,7 +204,7 @@ export function MapCard({ run, topic, maxHeight, ranks, metric, tools }) {
 
 /** @param {string | undefined} metric */
 function metricWords(metric) {
-  return words(metric ?? 'own_work');
+  return metric && metric !== 'own_work' ? words(metric) : 'Self time';
 }
 
 /** @param {{map: MapData | null}} props */
@@ -279,7 +279,7 @@ export function BudgetCard({ run, topic }) {
               budget.rows.length > BUDGET_SHOWN
                 ? t.button(
                     { type: 'button', class: 'link more', onClick: () => setAll(!all) },
-                    all ? 'Show fewer' : `Show ${budget.rows.length - BUDGET_SHOWN} more, from most own work to least`,
+                    all ? 'Show fewer' : `Show ${budget.rows.length - BUDGET_SHOWN} more, from most self time to least`,
                   )
                 : null,
               t.ul(
@@ -299,7 +299,7 @@ export function BudgetCard({ run, topic }) {
 
 /** @param {{row: BudgetRow, parts: string[], most: number, run: string}} props */
 function BudgetBar({ row, parts, most, run }) {
-  const told = parts
+  const shown = parts
     .filter((part) => row.parts[part] > 0)
     .map((part) => `${look(part)[1]} ${duration(row.parts[part])}`);
   return t.div(
@@ -309,7 +309,7 @@ function BudgetBar({ row, parts, most, run }) {
       row.rank === null ? row.label : t.a({ class: 'quiet', href: runPath(run, 'ranks', String(row.rank)) }, row.label),
     ),
     t.span(
-      { class: 'bartrack', role: 'img', 'aria-label': `${row.label}: ${told.join(', ')}` },
+      { class: 'bartrack', role: 'img', 'aria-label': `${row.label}: ${shown.join(', ')}` },
       parts.map((part) => {
         const share = (row.parts[part] ?? 0) / most;
         if (!(share > 0)) return null;

@@ -1,4 +1,4 @@
-/** One rank: how it differs from its peers in a sentence, where it stands in each group, its stacks, its host. */
+/** One rank: how it differs from its peers in a sentence, where it is in each group, its stacks, its host. */
 
 import { useEffect } from 'preact/hooks';
 import { csvHref, useApi } from '../api.js';

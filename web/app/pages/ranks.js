@@ -15,7 +15,7 @@ import { MapCard } from './overview.js';
 
 /** What the map can show. @type {[string, string][]} */
 const METRICS = [
-  ['own_work', 'Own work'],
+  ['own_work', 'Self time'],
   ['step', 'Whole step'],
   ['data', 'Data'],
   ['forward', 'Forward'],

@@ -21,7 +21,7 @@ const PATHS = {
 };
 const FILLED = new Set(['critical', 'warning']);
 
-/** A mark; its meaning stands beside it in words. @param {{name: string, size?: number}} props */
+/** A mark; its meaning is beside it in words. @param {{name: string, size?: number}} props */
 export function Icon({ name, size = 12 }) {
   const kind = FILLED.has(name) ? 'filled' : 'drawn';
   return t.svg(

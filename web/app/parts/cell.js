@@ -35,7 +35,7 @@ export function CellPanel({ run, cell }) {
       ? t.dl(
           { class: 'facts' },
           fact('Against peers', data.ratio === null ? 'no peers' : deviation(data.ratio)),
-          fact('Own work', duration(data.own_work_ms)),
+          fact('Self time', duration(data.own_work_ms)),
           fact('Peers’ median', duration(data.reference_ms)),
           fact('Step', duration(data.step_ms)),
           fact('Blocked on peers', duration(data.blocked_ms)),

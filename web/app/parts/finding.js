@@ -9,14 +9,14 @@ import { el, t } from '../tags.js';
 import { carried, runPath, withQuery } from '../url.js';
 import { Ago, Command, CopyButton, Icon, Severity } from './bits.js';
 
-/** @typedef {import('../../types/api.js').Finding} Finding */
-/** @typedef {import('../../types/api.js').Verdict} Verdict */
-/** @typedef {import('../../types/api.js').Answer} Answer */
+/** @typedef {import('../../types/api.js').ShownFinding} Finding */
+/** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
+/** @typedef {import('../../types/api.js').ShownAnswer} Answer */
 /** @typedef {import('../../types/api.js').Coverage} Coverage */
 
 const ANSWER_MARK = { culprit: 'critical', healthy: 'ok', waiting: 'info', unknown: 'unknown' };
 
-/** The first sentence where no verdict stands. @param {{answer: Answer, coverage: Coverage, run: string, ended: boolean}} props */
+/** The first sentence where there is no verdict. @param {{answer: Answer, coverage: Coverage, run: string, ended: boolean}} props */
 export function AnswerCard({ answer, coverage, run }) {
   return t.section(
     { class: `verdict card is-${answer.state}` },
@@ -143,7 +143,7 @@ export function VerdictCard({ verdict, coverage, run, ended, changed }) {
   );
 }
 
-/** What a finding explains, folded under it. @param {{folded: {id: number | null, what: string}[], run: string}} props */
+/** What a finding explains, grouped under it. @param {{folded: {id: number | null, what: string}[], run: string}} props */
 export function Explains({ folded, run }) {
   if (folded.length === 0) return null;
   return t.p(
@@ -198,7 +198,7 @@ const MOST = 150; // characters of a fact, so that four of them leave room on th
 /** One fact, with the way to its view; a traceback folds to its last line. @param {{one: Finding['evidence'][0]}} props */
 function EvidenceText({ one }) {
   const lines = one.text.trimEnd().split('\n');
-  // The last line of a traceback says what failed; the first of stacks says where it stands.
+  // The last line of a traceback says what failed; the first of stacks says where the thread is.
   const short = one.text.includes('Traceback') ? lines[lines.length - 1] : lines[0];
   const cut = short.length > MOST ? `${short.slice(0, MOST - 1)}…` : short;
   const line = one.link ? t.a({ href: one.link }, cut) : cut;
@@ -246,7 +246,7 @@ export function Reasons({ finding, deciding = [] }) {
       finding.next_command ? el(Command, { text: finding.next_command }) : null,
       el(Sure, { finding }),
       finding.would_be_wrong_if
-        ? t.p({ class: 'wrongif' }, t.b(null, 'Wrong if '), sentenceEnd(lowerFirst(finding.would_be_wrong_if)))
+        ? t.p({ class: 'wrongif' }, t.b(null, 'Disproved if '), sentenceEnd(lowerFirst(finding.would_be_wrong_if)))
         : null,
       el(Deciding, { measurements: deciding }),
     ),
@@ -287,7 +287,7 @@ export function report(finding, run) {
     finding.next ? `Next: ${finding.next}` : '',
     finding.next_command ? `  ${finding.next_command}` : '',
     finding.confidence === null ? '' : `${Math.round(finding.confidence * 100)} % sure, ${finding.confidence_text}`,
-    finding.would_be_wrong_if ? `Wrong if: ${finding.would_be_wrong_if}` : '',
+    finding.would_be_wrong_if ? `Disproved if: ${finding.would_be_wrong_if}` : '',
     location.href,
   ]
     .filter(Boolean)
@@ -317,7 +317,7 @@ export function spanWords(finding) {
   return finding.state === 'recovered' ? `from ${since}` : `${since} – now`;
 }
 
-/** Findings as rows, victims folded under their culprit. @param {{findings: Finding[], run: string}} props */
+/** Findings as rows, victims grouped under their culprit. @param {{findings: Finding[], run: string}} props */
 export function FindingsTable({ findings, run }) {
   const culprits = findings.filter(
     (one) => one.explained_by === null || !findings.some((other) => other.id === one.explained_by),

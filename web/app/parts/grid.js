@@ -6,7 +6,7 @@ import { el, t } from '../tags.js';
 import { runPath } from '../url.js';
 import { Card, Icon } from './bits.js';
 
-/** @typedef {import('../../types/api.js').Verdict} Verdict */
+/** @typedef {import('../../types/api.js').ShownVerdict} Verdict */
 /** @typedef {import('../../types/api.js').Ranks} Ranks */
 /** @typedef {import('../../types/api.js').RankRow} RankRow */
 /** @typedef {'culprit' | 'victim' | 'failed' | 'silent' | 'ended' | 'other'} Role */
@@ -43,11 +43,11 @@ export function RankGrid({ run, verdict, topic }) {
   );
   const ranks = answer.data?.ranks ?? [];
   if (ranks.length === 0 || ranks.length > MOST) return null;
-  const told = names(verdict.kind);
+  const labels = names(verdict.kind);
   /** @type {Map<string, RankRow[]>} */
   const nodes = new Map();
   for (const rank of ranks) nodes.set(rank.host, [...(nodes.get(rank.host) ?? []), rank]);
-  const roles = /** @type {Role[]} */ (Object.keys(told))
+  const roles = /** @type {Role[]} */ (Object.keys(labels))
     .map((role) => ({ role, ranks: ranks.filter((rank) => roleOf(rank, verdict) === role) }))
     .filter((one) => one.ranks.length > 0);
   return el(
@@ -62,7 +62,7 @@ export function RankGrid({ run, verdict, topic }) {
             { class: `gridcell is-${role}`, 'aria-hidden': 'true' },
             MARKS[role] ? el(Icon, { name: MARKS[role], size: 10 }) : null,
           ),
-          told[role],
+          labels[role],
           t.b(null, ` ${count(members.length)}`),
         ),
       ),
@@ -74,7 +74,7 @@ export function RankGrid({ run, verdict, topic }) {
           { key: host, class: 'gridnode' },
           members.map((rank) => {
             const role = roleOf(rank, verdict);
-            const text = `Rank ${rank.rank} on ${host}: ${told[role].toLowerCase()}, step ${count(rank.step)}${rank.phase ? `, ${words(rank.phase).toLowerCase()}` : ''}`;
+            const text = `Rank ${rank.rank} on ${host}: ${labels[role].toLowerCase()}, step ${count(rank.step)}${rank.phase ? `, ${words(rank.phase).toLowerCase()}` : ''}`;
             return t.a(
               {
                 key: rank.rank,

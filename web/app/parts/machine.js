@@ -1,4 +1,4 @@
-/** The samples of one machine over time, in groups; what it does not tell is named, never drawn as zero. */
+/** The samples of one machine over time, in groups; what it does not report is named, never drawn as zero. */
 
 import { csvHref, useApi } from '../api.js';
 import { Series } from '../charts/series.js';
@@ -13,7 +13,7 @@ import { CappedNote, Card, Loaded } from './bits.js';
 
 const WIDTH = 480;
 const MOST = 24;
-const EVERY_MS = 10_000; // samples come each second from every machine: nobody reads charts that fast
+const EVERY_MS = 10_000; // samples come each second from every machine: no reader follows charts that fast
 
 /** Which columns of which kind stand together. @type {Group[]} */
 export const GROUPS = [
@@ -60,7 +60,7 @@ export const GROUPS = [
       'temperature_celsius',
       'memory_temperature_celsius',
     ],
-    note: 'as the driver tells',
+    note: 'as the driver reports',
   },
   { title: 'GPU activity', kind: 'gpu_activity', names: [], note: 'what the parts of a GPU were doing' },
   {
@@ -182,13 +182,13 @@ export function SampleGroup({ run, host, group, fromMs, ended }) {
 
 /** @param {{data: Samples}} props */
 function Charts({ data }) {
-  const told = data.series.filter((one) => one.max.some((value) => value !== null));
-  const untold = [...new Set(data.series.filter((one) => !told.includes(one)).map(title))];
+  const reported = data.series.filter((one) => one.max.some((value) => value !== null));
+  const missing = [...new Set(data.series.filter((one) => !reported.includes(one)).map(title))];
   return t.div(
     null,
     t.div(
       { class: 'charts' },
-      told.slice(0, MOST).map((one) =>
+      reported.slice(0, MOST).map((one) =>
         el(Series, {
           key: `${one.label} ${one.name}`,
           title: title(one),
@@ -201,12 +201,12 @@ function Charts({ data }) {
         }),
       ),
     ),
-    told.length === 0 ? t.p({ class: 'note padded' }, 'No values yet: a rate needs two samples.') : null,
-    untold.length > 0 && told.length > 0
-      ? t.p({ class: 'note padded' }, `Not told by this machine: ${untold.join(', ')}.`)
+    reported.length === 0 ? t.p({ class: 'note padded' }, 'No values yet: a rate needs two samples.') : null,
+    missing.length > 0 && reported.length > 0
+      ? t.p({ class: 'note padded' }, `Not reported by this machine: ${missing.join(', ')}.`)
       : null,
-    told.length > MOST
-      ? el(CappedNote, { capped: { shown: MOST, total: told.length }, noun: 'charts; the CSV has all' })
+    reported.length > MOST
+      ? el(CappedNote, { capped: { shown: MOST, total: reported.length }, noun: 'charts; the CSV has all' })
       : el(CappedNote, { capped: data.capped, noun: 'parts' }),
   );
 }

@@ -1,4 +1,4 @@
-"""What the agent of a run says of itself: sources, what it skipped, what it lost."""
+"""What the agent of a run reports of itself: sources, what it skipped, what it lost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import msgspec
 import sqlalchemy as sa
 
 from rankscope.wire import schema, thinning
-from rankscope_server.api.commands.agent_schema import (
-    AgentAnswer,
-    SourceChange,
-    SourceRow,
-    SourceState,
-)
-from rankscope_server.api.runs.overview import losses, rank_rows
+from rankscope_server.answers import of_row
+from rankscope_server.api.commands.schema import AgentAnswer, SourceChange, SourceRow, SourceState
+from rankscope_server.api.runs.queries import losses, rank_rows
 from rankscope_server.store import tables
 from rankscope_server.text import plural, rank_list
 
@@ -30,7 +26,7 @@ _PREFIXES: tuple[tuple[str, SourceState], ...] = (
 
 
 def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
-    """Return what the agents of the newest attempt say."""
+    """Return what the agents of the newest attempt report."""
     rows = [
         row
         for row in rank_rows(connection, run.run_id, run.attempt)
@@ -53,7 +49,7 @@ def agent(connection: sa.Connection, run: sa.Row[Any]) -> AgentAnswer:
 
 
 def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
-    """Fold equal sources of all ranks into one row each, in the order of the hooks."""
+    """Group equal sources of all ranks into one row each, in the order of the hooks."""
     ranks: dict[tuple[str, str], list[int]] = {}
     order: dict[str, int] = {}
     for row in rows:
@@ -62,18 +58,18 @@ def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
             ranks.setdefault((hook, source), []).append(row.rank)
     found = []
 
-    def place(row: tuple[tuple[str, str], list[int]]) -> tuple[int, str]:
-        hook = row[0][0]  # "collectives/probe" stands behind "collectives"
+    def order_of(row: tuple[tuple[str, str], list[int]]) -> tuple[int, str]:
+        hook = row[0][0]  # "collectives/probe" comes after "collectives"
         return order.get(hook.partition("/")[0], order[hook]), hook
 
-    for (hook, said), members in sorted(ranks.items(), key=place):
-        state = _state(said)
-        reason = said.partition(":")[2].strip() if state == "skipped" else ""
+    for (hook, text), members in sorted(ranks.items(), key=order_of):
+        state = _state(text)
+        reason = text.partition(":")[2].strip() if state == "skipped" else ""
         found.append(
             SourceRow(
                 hook=hook,
                 state=state,
-                source="" if reason else said,
+                source="" if reason else text,
                 reason=reason,
                 ranks=members,
                 ranks_text=_who(members, len(rows)),
@@ -82,8 +78,8 @@ def _sources(rows: list[sa.Row[Any]]) -> list[SourceRow]:
     return found
 
 
-def _state(said: str) -> SourceState:
-    return next((state for prefix, state in _PREFIXES if said.startswith(prefix)), "used")
+def _state(text: str) -> SourceState:
+    return next((state for prefix, state in _PREFIXES if text.startswith(prefix)), "used")
 
 
 def _who(members: list[int], total: int) -> str:
@@ -104,22 +100,19 @@ def _changes(connection: sa.Connection, run: sa.Row[Any]) -> list[SourceChange]:
         .order_by(table.c.time_ns.desc(), table.c.id.desc())
         .limit(MAX_CHANGES)
     )
-    found = []
-    for row in rows:
-        fields = json.loads(row.fields)
-        found.append(
-            SourceChange(
-                time_ms=row.time_ns / 1e6,
-                rank=row.rank,
-                step=row.step,
-                old=_level(fields.get("from_level")),
-                new=_level(fields.get("level")),
-                why=_why(fields),
-                overhead_ratio=_ratio(fields.get("overhead_ratio")),
-                budget_ratio=_ratio(fields.get("budget_ratio")),
-            )
-        )
-    return found
+    return [_change(row, json.loads(row.fields)) for row in rows]
+
+
+def _change(row: sa.Row[Any], fields: dict[str, str]) -> SourceChange:
+    return of_row(
+        SourceChange,
+        row,
+        old=_level(fields.get("from_level")),
+        new=_level(fields.get("level")),
+        why=_why(fields),
+        overhead_ratio=_ratio(fields.get("overhead_ratio")),
+        budget_ratio=_ratio(fields.get("budget_ratio")),
+    )
 
 
 def _level(text: Any) -> str:
@@ -141,7 +134,7 @@ def _ratio(text: Any) -> float | None:
 
 
 def _text(rows: list[sa.Row[Any]], sources: list[SourceRow], off: list[int], recording: str) -> str:
-    """Say in one sentence how the agent is."""
+    """Return in one sentence how the agent is."""
     if not rows:
         return "No rank has registered yet"
     if len(off) == len(rows):

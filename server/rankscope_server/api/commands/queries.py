@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import thinning
 from rankscope.wire.schema import OperatorTime
-from rankscope_server.answers import Capped, to_ms
+from rankscope_server.answers import capped, of_row
 from rankscope_server.api.commands.schema import CommandRank, CommandRow, Commands, OperatorRow
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
@@ -32,8 +32,7 @@ def commands(connection: sa.Connection, run_id: str, now_ns: int) -> Commands:
         sa.select(table).where(mine).order_by(table.c.id.desc()).limit(MAX_COMMANDS)
     ).all()
     found = _rows(connection, rows, now_ns)
-    capped = Capped(shown=len(found), total=total) if total > len(found) else None
-    return Commands(commands=found, capped=capped)
+    return Commands(commands=found, capped=capped(len(found), total))
 
 
 def command(connection: sa.Connection, run_id: str, command_id: int, now_ns: int) -> CommandRow:
@@ -95,7 +94,7 @@ def _rows(connection: sa.Connection, commands: Any, now_ns: int) -> list[Command
     ):
         members.setdefault(part.command_id, []).append(part)
     parts_of_traces = tables.trace_part.c
-    kept = {
+    traced = {
         (part.command_id, part.rank)
         for part in connection.execute(
             sa.select(parts_of_traces.command_id, parts_of_traces.rank)
@@ -103,21 +102,16 @@ def _rows(connection: sa.Connection, commands: Any, now_ns: int) -> list[Command
             .distinct()
         )
     }
-    return [_row(row, members.get(row.id, []), kept, now_ns) for row in commands]
+    return [_row(row, members.get(row.id, []), traced, now_ns) for row in commands]
 
 
 def _row(
-    row: sa.Row[Any], parts: list[sa.Row[Any]], kept: set[tuple[int, int]], now_ns: int
+    row: sa.Row[Any], parts: list[sa.Row[Any]], traced: set[tuple[int, int]], now_ns: int
 ) -> CommandRow:
-    ranks = [_rank(row, part, kept, now_ns) for part in parts]
-    return CommandRow(
-        id=row.id,
-        kind=row.kind,
-        attempt=row.attempt,
-        asked_by=row.asked_by,
-        finding_id=row.finding_id,
-        created_ms=row.created_ns / 1e6,
-        expires_ms=row.expires_ns / 1e6,
+    ranks = [_rank(row, part, traced, now_ns) for part in parts]
+    return of_row(
+        CommandRow,
+        row,
         num_steps=row.num_steps or None,
         at_step=row.at_step or None,
         is_open=any(rank.state in OPEN_STATES for rank in ranks),
@@ -127,33 +121,27 @@ def _row(
 
 
 def _rank(
-    row: sa.Row[Any], part: sa.Row[Any], kept: set[tuple[int, int]], now_ns: int
+    row: sa.Row[Any], part: sa.Row[Any], traced: set[tuple[int, int]], now_ns: int
 ) -> CommandRank:
     is_late = part.state in ("pending", "sent") and now_ns > row.expires_ns
-    has_trace = part.trace_bytes > 0 and (row.id, part.rank) in kept
+    has_trace = part.trace_bytes > 0 and (row.id, part.rank) in traced
     path = f"api/v1/runs/{quote(row.run_id, safe='')}/commands/{row.id}/ranks/{part.rank}/trace"
-    return CommandRank(
-        rank=part.rank,
+    return of_row(
+        CommandRank,
+        part,
         state="expired" if is_late else part.state,
         reason=_EXPIRED if is_late else part.reason,
-        updated_ms=to_ms(part.updated_ns),
         trace_bytes=part.trace_bytes or None,
         trace=path if has_trace else None,
         operators=[
-            OperatorRow(
-                name=one.name,
-                category=one.category,
-                count=one.count,
-                total_ms=one.total_ns / 1e6,
-                self_ms=one.self_ns / 1e6 if one.self_ns >= 0 else None,
-            )
-            for one in _decode_operators(part.operators)
+            of_row(OperatorRow, time, self_ms=time.self_ns / 1e6 if time.self_ns >= 0 else None)
+            for time in _decode_operators(part.operators)
         ],
     )
 
 
 def _text(row: sa.Row[Any], ranks: list[CommandRank]) -> str:
-    """Say in one sentence what was asked."""
+    """Return in one sentence what was asked."""
     who = rank_list([rank.rank for rank in ranks])
     if row.is_everyone:
         who = f"all {plural(len(ranks), 'rank')}" if len(ranks) > 1 else who

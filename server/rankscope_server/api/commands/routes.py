@@ -1,4 +1,4 @@
-"""The agent of a run: what it says of itself, and what is asked of it."""
+"""The agent of a run: what it reports of itself, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
-from rankscope_server.api.commands import agent as agent_views
-from rankscope_server.api.commands import queries as command_views
-from rankscope_server.api.commands.agent_schema import AgentAnswer
-from rankscope_server.api.commands.schema import CommandRow, Commands, PartAnswer
-from rankscope_server.api.ingest import read_body
+from rankscope_server.api.bodies import read_body, takes
+from rankscope_server.api.commands import agent as agent_queries
+from rankscope_server.api.commands import queries as command_queries
+from rankscope_server.api.commands.schema import AgentAnswer, CommandRow, Commands, PartAnswer
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.runs.queries import run_row
+from rankscope_server.api.runs.queries import reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem, not_found, request_id
-from rankscope_server.store.commands import Asked, CommandRefusedError, create, keep_part
+from rankscope_server.store.commands import Asked, CommandRefusedError, create, store_part
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["agent"])
@@ -39,10 +38,6 @@ class Ask(msgspec.Struct):
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROFILE_STEPS)] = 3
 
 
-_ASK = {
-    "required": True,
-    "content": {"application/json": {"schema": msgspec.json.schema(Ask)["$defs"]["Ask"]}},
-}
 _PART = {
     "required": True,
     "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
@@ -51,18 +46,17 @@ _PART = {
 
 @router.get("/agent", **documented(AgentAnswer))
 def agent(request: Request, run: str) -> Response:
-    """Return what the agent says of itself: sources, what it skipped, what it lost."""
-    with service_of(request).read() as connection:
-        body = agent_views.agent(connection, run_row(connection, run))
+    """Return what the agent reports of itself: sources, what it skipped, what it lost."""
+    with reading(request, run) as (connection, row):
+        body = agent_queries.agent(connection, row)
     return send(request, body, body.sources)
 
 
 @router.get("/commands", **documented(Commands))
 def commands(request: Request, run: str) -> Response:
     """List what was asked of the ranks, newest first."""
-    with service_of(request).read() as connection:
-        run_row(connection, run)
-        body = command_views.commands(connection, run, time.time_ns())
+    with reading(request, run) as (connection, _):
+        body = command_queries.commands(connection, run, time.time_ns())
     return send(request, body, body.commands)
 
 
@@ -70,11 +64,11 @@ def commands(request: Request, run: str) -> Response:
 def command(request: Request, run: str, id: CommandId) -> Response:
     """Return one command."""
     with service_of(request).read() as connection:
-        body = command_views.command(connection, run, id, time.time_ns())
+        body = command_queries.command(connection, run, id, time.time_ns())
     return send(request, body, [body])
 
 
-@router.post("/commands", openapi_extra={"requestBody": _ASK}, **documented(CommandRow))
+@router.post("/commands", openapi_extra=takes(Ask), **documented(CommandRow))
 async def ask(request: Request, run: str) -> Response:
     """Ask ranks for stacks or a profile, or switch their recording off or on."""
     body = await read_body(request, MAX_ASK_BYTES)
@@ -98,7 +92,7 @@ def _ask(request: Request, run: str, asked: Ask) -> Response:
         raise Problem(409, str(made), made.field, made.remedy)
     service.broker.publish(f"run:{run}", {"commands"}, None)
     with service.read() as connection:
-        body = command_views.command(connection, run, made, time.time_ns())
+        body = command_queries.command(connection, run, made, time.time_ns())
     return send(request, body, [body])
 
 
@@ -125,15 +119,15 @@ async def put_trace(
     """Take a part of a trace that this server asked for, in order from offset 0."""
     data = await read_body(request, MAX_PART_BYTES)
     if not data or offset + len(data) > total:
-        raise Problem(422, "the part lies outside the trace", "offset", "send it as it is")
-    kept = await run_in_threadpool(
+        raise Problem(422, "the part is outside of the trace", "offset", "send it as it is")
+    received = await run_in_threadpool(
         lambda: service_of(request).writer.run(
-            lambda unit: keep_part(unit, run, id, rank, offset, total, data)
+            lambda unit: store_part(unit, run, id, rank, offset, total, data)
         )
     )
-    if kept is None:
-        raise not_found("nobody asked for this trace", f"see /api/v1/runs/{run}/commands", "id")
-    return send(request, PartAnswer(received_bytes=kept))
+    if received is None:
+        raise not_found("this trace was not asked for", f"see /api/v1/runs/{run}/commands", "id")
+    return send(request, PartAnswer(received_bytes=received))
 
 
 @router.get("/commands/{id}/ranks/{rank}/trace", response_class=StreamingResponse)
@@ -141,8 +135,8 @@ def trace(request: Request, run: str, id: CommandId, rank: Rank) -> Response:
     """Return a trace as gzipped Chrome JSON, for Perfetto."""
     service = service_of(request)
     with service.read() as connection:
-        command_views.command(connection, run, id, time.time_ns())
-        size = command_views.trace_size(connection, id, rank)
+        command_queries.command(connection, run, id, time.time_ns())
+        size = command_queries.trace_size(connection, id, rank)
     if size is None:
         raise not_found(
             f"no trace of rank {rank}", "it has not arrived yet, or newer ones took its place"
@@ -154,5 +148,5 @@ def trace(request: Request, run: str, id: CommandId, rank: Rank) -> Response:
         "Cache-Control": "no-store",
         "X-Request-Id": request_id(request),
     }
-    parts = command_views.trace_parts(service.reader, id, rank)
+    parts = command_queries.trace_parts(service.reader, id, rank)
     return StreamingResponse(parts, 200, headers, media_type="application/gzip")

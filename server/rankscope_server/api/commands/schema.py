@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from rankscope.wire.schema import CommandKind
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
+from rankscope_server.api.runs.schema import LossRow
 
 CommandState: TypeAlias = Literal["pending", "sent", "running", "done", "refused", "expired"]
 
 
-class OperatorRow(Shape, frozen=True):
+class OperatorRow(Schema, frozen=True):
     """One operator, kernel or range of a trace; self time is without what it called."""
 
     name: str
@@ -20,7 +21,7 @@ class OperatorRow(Shape, frozen=True):
     self_ms: float | None
 
 
-class CommandRank(Shape, frozen=True):
+class CommandRank(Schema, frozen=True):
     """What became of a command in one rank."""
 
     rank: int
@@ -32,7 +33,7 @@ class CommandRank(Shape, frozen=True):
     operators: list[OperatorRow]
 
 
-class CommandRow(Shape, frozen=True):
+class CommandRow(Schema, frozen=True):
     """What was asked of ranks, by whom, and what became of it."""
 
     id: int
@@ -49,14 +50,54 @@ class CommandRow(Shape, frozen=True):
     ranks: list[CommandRank]
 
 
-class Commands(Shape, frozen=True):
+class Commands(Schema, frozen=True):
     """The commands of a run, newest first."""
 
     commands: list[CommandRow]
     capped: Capped | None = None
 
 
-class PartAnswer(Shape, frozen=True):
+class PartAnswer(Schema, frozen=True):
     """How much of a trace is there."""
 
     received_bytes: int
+
+
+SourceState: TypeAlias = Literal["used", "waits", "skipped", "off", "failed"]
+
+
+class SourceRow(Schema, frozen=True):
+    """What one hook of the agent uses, and in which ranks."""
+
+    hook: str
+    state: SourceState
+    source: str
+    reason: str
+    ranks: list[int]
+    ranks_text: str
+
+
+class SourceChange(Schema, frozen=True):
+    """One rank began to record less of its collectives, or more, and why."""
+
+    time_ms: float
+    rank: int
+    step: int
+    old: str
+    new: str
+    why: str
+    overhead_ratio: float | None
+    budget_ratio: float | None
+
+
+class AgentAnswer(Schema, frozen=True):
+    """What the agent of a run reports of itself."""
+
+    text: str
+    num_ranks: int
+    off: list[int]  # ranks that record nothing
+    alone: list[int]  # ranks whose collectives are not matched with those of their peers
+    sources: list[SourceRow]
+    changes: list[SourceChange]
+    losses: list[LossRow]
+    is_live: bool

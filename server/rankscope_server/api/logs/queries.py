@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.answers import Capped
+from rankscope_server.answers import Capped, of_row
 from rankscope_server.api.logs.schema import LogFacets, LogHistogram, LogRow, Logs, SearchAnswer
+from rankscope_server.api.parameters import items, to_ns
 from rankscope_server.ingest.records import MAX_RANK
 from rankscope_server.problems import Problem
 from rankscope_server.store.lines import Line
@@ -20,26 +22,9 @@ MAX_LIMIT = 5_000
 MAX_FACET_VALUES = 100
 HISTOGRAM_BUCKETS = 60
 FOLD_WITHIN_NS = 2_000_000_000
-_BUCKETS_MS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1e3,
-    2e3,
-    5e3,
-    1e4,
-    3e4,
-    6e4,
-    3e5,
-    6e5,
-    18e5,
-    36e5,
+_BUCKETS_MS = tuple(
+    float(size)
+    for size in "1 2 5 10 20 50 100 200 500 1e3 2e3 5e3 1e4 3e4 6e4 3e5 6e5 18e5 36e5".split()
 )
 
 
@@ -57,7 +42,7 @@ def logs(
     newest = newest_line_id(connection, run_id)
     if query.after_id is not None:
         ids = np.sort(matches.ids)[:limit].tolist()
-        # A full page may leave lines behind: the reader goes on from the last one it got.
+        # A full page may leave lines out: the reader continues from the last one it got.
         last_id = ids[-1] if len(ids) == limit else max(newest, query.after_id)
         rows = _rows(connection, ids)
         return Logs(
@@ -103,12 +88,12 @@ def parse_query(
     query = LogQuery(
         words=words_of(q),
         ranks=_parse_ranks(rank),
-        levels=tuple(_level_range(name) for name in _items(level)),
-        hosts=_items(host),
-        loggers=_items(logger),
-        streams=_items(stream),
-        from_ns=_ns(from_ms),
-        to_ns=_ns(to_ms),
+        levels=tuple(_level_range(name) for name in items(level)),
+        hosts=tuple(items(host)),
+        loggers=tuple(items(logger)),
+        streams=tuple(items(stream)),
+        from_ns=to_ns(from_ms),
+        to_ns=to_ns(to_ms),
         after_id=after,
     )
     if min_level:
@@ -135,8 +120,8 @@ def fold_rows(rows: list[LogRow]) -> list[LogRow]:
 
 
 def _joined(first: LogRow, row: LogRow) -> LogRow:
-    values = {name: getattr(first, name) for name in first.__struct_fields__}
-    return LogRow(**values | {"count": first.count + 1, "ranks": sorted([*first.ranks, row.rank])})
+    ranks = sorted([*first.ranks, row.rank])
+    return msgspec.structs.replace(first, count=first.count + 1, ranks=ranks)
 
 
 def _page(matches: Matches, limit: int, cursor: str | None) -> tuple[list[int], str | None]:
@@ -165,12 +150,15 @@ def _rows(connection: sa.Connection, ids: list[int]) -> list[LogRow]:
 
 
 def _row(line_id: int, run_id: str, line: Line) -> LogRow:
-    return LogRow(
-        id=line_id, time_ms=line.time_ns / 1e6, run_id=run_id, attempt=line.attempt,
-        rank=line.rank, host=line.host, level=level_name(line.level), logger=line.logger,
-        stream=line.stream, message=line.message, step=line.step, fields=line.fields, count=1,
+    return of_row(
+        LogRow,
+        line,
+        id=line_id,
+        run_id=run_id,
+        level=level_name(line.level),
+        count=1,
         ranks=[line.rank],
-    )  # fmt: skip
+    )
 
 
 def _histogram(matches: Matches, query: LogQuery) -> LogHistogram | None:
@@ -214,7 +202,7 @@ def _top(counts: dict[Any, int]) -> list[tuple[Any, int]]:
 
 
 def _capped(matches: Matches) -> Capped | None:
-    # How many lines lie in blocks that were not looked at is not known: at least one more.
+    # How many lines are in blocks that were not searched is not known: at least one more.
     total = len(matches.ids)
     return Capped(shown=total, total=total + 1) if matches.is_cut else None
 
@@ -231,7 +219,7 @@ def _level_range(name: str) -> tuple[int, int]:
 
 def _parse_ranks(text: str) -> tuple[tuple[int, int], ...]:
     ranges = []
-    for item in _items(text):
+    for item in items(text):
         lo, dash, hi = item.partition("-") if not item.startswith("-") else (item, "", "")
         try:
             ends = int(lo), int(hi) if dash else int(lo)
@@ -241,11 +229,3 @@ def _parse_ranks(text: str) -> tuple[tuple[int, int], ...]:
             raise Problem(422, f"rank {item[:20]} is out of range", "rank", f"use 0 to {MAX_RANK}")
         ranges.append(ends)
     return tuple(ranges)
-
-
-def _items(text: str) -> tuple[str, ...]:
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-def _ns(ms: float | None) -> int | None:
-    return None if ms is None else int(ms * 1e6)

@@ -6,16 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from rankscope_server.api.logs import queries as log_views
+from rankscope_server.api.logs import queries as log_queries
 from rankscope_server.api.logs.schema import Logs, SearchAnswer
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.runs.queries import run_row
+from rankscope_server.api.runs.queries import reading
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
 Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)]
-Limit = Annotated[int, Query(ge=1, le=log_views.MAX_LIMIT)]
+Limit = Annotated[int, Query(ge=1, le=log_queries.MAX_LIMIT)]
 
 
 @router.get("/runs/{run}/logs", **documented(Logs))
@@ -37,12 +37,11 @@ def logs(
     fold: bool = True,
 ) -> Response:
     """Return a page of lines, newest first; with `after` only newer ones, oldest first."""
-    query = log_views.parse_query(
+    query = log_queries.parse_query(
         q, rank, host, level, min_level, stream, logger, from_ms, to_ms, after
     )
-    with service_of(request).read() as connection:
-        run_row(connection, run)
-        body = log_views.logs(connection, run, query, limit, cursor, fold)
+    with reading(request, run) as (connection, _):
+        body = log_queries.logs(connection, run, query, limit, cursor, fold)
     return send(request, body, body.lines)
 
 
@@ -52,5 +51,5 @@ def search(request: Request, q: str = "", limit: Limit = 100) -> Response:
     if not q.strip():
         raise Problem(422, "nothing to search for", "q", "give at least one word")
     with service_of(request).read() as connection:
-        body = log_views.search(connection, q, limit)
+        body = log_queries.search(connection, q, limit)
     return send(request, body, body.lines)

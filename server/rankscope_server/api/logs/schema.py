@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
 
 
-class LogRow(Shape, frozen=True):
+class LogRow(Schema, frozen=True):
     """One line, or one that several ranks wrote alike."""
 
     id: int
@@ -24,7 +24,7 @@ class LogRow(Shape, frozen=True):
     ranks: list[int]
 
 
-class LogHistogram(Shape, frozen=True):
+class LogHistogram(Schema, frozen=True):
     """Lines per level and slice of time."""
 
     from_ms: float
@@ -33,7 +33,7 @@ class LogHistogram(Shape, frozen=True):
     levels: dict[str, list[int]]
 
 
-class LogFacets(Shape, frozen=True):
+class LogFacets(Schema, frozen=True):
     """How many lines each value would give, its own filter left out."""
 
     rank: list[tuple[int, int]]
@@ -43,7 +43,7 @@ class LogFacets(Shape, frozen=True):
     stream: list[tuple[str, int]]
 
 
-class Logs(Shape, frozen=True):
+class Logs(Schema, frozen=True):
     """A page of lines, newest first; with `after` oldest first."""
 
     total: int
@@ -55,7 +55,7 @@ class Logs(Shape, frozen=True):
     capped: Capped | None = None
 
 
-class SearchAnswer(Shape, frozen=True):
+class SearchAnswer(Schema, frozen=True):
     """Lines of all runs, newest first."""
 
     total: int

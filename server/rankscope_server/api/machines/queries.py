@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.chunk import decode_chunk
 from rankscope.wire.nvidia_codes import THROTTLE_SLOWDOWNS, throttle_words
-from rankscope_server.answers import Capped, json_object, to_ms
+from rankscope_server.answers import capped, json_object, of_row, to_ms
 from rankscope_server.api.machines.schema import (
     Machine,
     MachineEvent,
     MachineGpu,
     Machines,
     MachineSource,
+    SourceState,
 )
 from rankscope_server.store import tables
 from rankscope_server.text import plural
@@ -24,7 +25,7 @@ from rankscope_server.text import plural
 HOST_FIELD = "host"  # events of a machine say which
 SOURCE_FIELD = "source."  # and then the name: what state it is in
 SOURCES_EVENT, GPUS_EVENT = "machine sources", "gpus"
-# what happened to a machine -> how much it tells for the first sentence, least first
+# what happened to a machine -> its place in the first sentence, the worst first
 EVENTS: dict[str, int] = {
     "xid": 0,
     "gpu does not answer": 0,
@@ -39,7 +40,7 @@ EVENTS: dict[str, int] = {
 }
 MAX_EVENTS = 500
 MAX_GPU_CHUNKS = 64  # of each machine: the newest minutes
-_STATES = ("works", "slowed", "skipped", "fails", "stuck", "starting")
+_STATES: tuple[SourceState, ...] = get_args(SourceState)
 
 
 def machines(connection: sa.Connection, run: sa.Row[Any]) -> Machines:
@@ -66,7 +67,7 @@ def machines(connection: sa.Connection, run: sa.Row[Any]) -> Machines:
         text=_text(rows, events),
         machines=rows,
         events=events,
-        capped=Capped(shown=len(events), total=total) if total > len(events) else None,
+        capped=capped(len(events), total),
     )
 
 
@@ -151,11 +152,11 @@ def _events(connection: sa.Connection, run_id: str) -> tuple[list[MachineEvent],
 
 def _event(row: sa.Row[Any]) -> MachineEvent:
     fields: dict[str, str] = json_object(row.fields) or {}
-    return MachineEvent(
-        time_ms=to_ms(row.time_ns),
+    return of_row(
+        MachineEvent,
+        row,
         host=fields.get(HOST_FIELD, ""),
         rank=row.rank if row.rank >= 0 else None,
-        name=row.name,
         text=_event_text(row.name, fields),
         fields=fields,
     )
@@ -194,11 +195,11 @@ def _slowdowns(connection: sa.Connection, run_id: str, host: str) -> dict[int, d
             reasons[gpu].append(value)
     found: dict[int, dict[str, float]] = {}
     for gpu, values in reasons.items():
-        told = [value for value in values if value >= 0]
+        known = [value for value in values if value >= 0]
         shares: dict[str, float] = defaultdict(float)
-        for value in told:
+        for value in known:
             for word in throttle_words(value & THROTTLE_SLOWDOWNS):
-                shares[word] += 1 / len(told)
+                shares[word] += 1 / len(known)
         found[gpu] = {word: round(share, 4) for word, share in shares.items()}
     return found
 

@@ -1,4 +1,4 @@
-"""Samples of machines over time: rates from counters, and what is missing told as missing."""
+"""Samples of machines over time: rates of counters, and gaps shown as gaps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rankscope.wire.sample_columns import (
     is_counter,
 )
 from rankscope_server.answers import Capped
-from rankscope_server.api.steps.schema import Samples, SampleSeries
+from rankscope_server.api.machines.schema import Samples, SampleSeries
 from rankscope_server.problems import Problem
 from rankscope_server.store import tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Key: TypeAlias = tuple[str, tuple[int | str, ...]]  # host, and what tells its rows apart
+Key: TypeAlias = tuple[str, tuple[int | str, ...]]  # host, and what distinguishes its rows
 MAX_CHUNKS = 5_000
 MAX_SERIES = 256
 _GAP_INTERVALS, _GAP_SECONDS = 2.5, 1.0  # a row that comes later than this was missed
@@ -72,7 +72,7 @@ def samples(
     if len(series) > MAX_SERIES:
         capped = Capped(shown=MAX_SERIES, total=len(series))
     return Samples(
-        hosts=sorted({one.host for one in series}), names=known, series=series[:MAX_SERIES],
+        hosts=sorted({each.host for each in series}), names=known, series=series[:MAX_SERIES],
         capped=capped,
     )  # fmt: skip
 
@@ -122,13 +122,13 @@ class _Reader:
         found: list[tuple[Key, dict[str, Array]]] = []
         for host, columns in sorted(parts.items()):
             whole = {name: np.concatenate(values) for name, values in columns.items()}
-            found += [((host, key), one) for key, one in self._split(whole, keys)]
+            found += [((host, key), part) for key, part in self._split(whole, keys)]
         return found
 
     def _split(
         self, columns: dict[str, Array], keys: tuple[str, ...]
     ) -> list[tuple[tuple[int | str, ...], dict[str, Array]]]:
-        """Return the rows of each thing apart, in the order of time; a time stands once."""
+        """Return the rows of each sampled thing, in the order of time; each time once."""
         times = columns["time_ns"]
         inside = (times >= self._between[0]) & (times <= self._between[1])
         columns = {name: values[inside] for name, values in columns.items()}
@@ -137,8 +137,8 @@ class _Reader:
             words, places = np.unique(columns[key], return_inverse=True)
             code = code * len(words) + places
         found = []
-        for one in np.unique(code):
-            rows = np.flatnonzero(code == one)
+        for number in np.unique(code):
+            rows = np.flatnonzero(code == number)
             _, first = np.unique(columns["time_ns"][rows], return_index=True)
             mine = {name: values[rows[first]] for name, values in columns.items()}
             found.append((tuple(mine[key][0].item() for key in keys), mine))

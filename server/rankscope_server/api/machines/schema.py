@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
+
+SourceState: TypeAlias = Literal[
+    "works", "slowed", "skipped", "fails", "stuck", "starting", "unknown"
+]
 
 
-class MachineSource(Shape, frozen=True):
+class MachineSource(Schema, frozen=True):
     """One source of samples on one machine. `skipped` is not healthy: it is not known."""
 
     source: str
-    state: Literal["works", "slowed", "skipped", "fails", "stuck", "starting", "unknown"]
+    state: SourceState
     reason: str
 
 
-class MachineGpu(Shape, frozen=True):
+class MachineGpu(Schema, frozen=True):
     """One GPU; `slowed` is the share of the newest samples by reason for lower clocks."""
 
     gpu: int
@@ -25,7 +29,7 @@ class MachineGpu(Shape, frozen=True):
     slowed: dict[str, float]
 
 
-class MachineEvent(Shape, frozen=True):
+class MachineEvent(Schema, frozen=True):
     """Something that happened to a machine: an Xid, a process killed for memory, a link down."""
 
     time_ms: float | None
@@ -36,7 +40,7 @@ class MachineEvent(Shape, frozen=True):
     fields: dict[str, str]
 
 
-class Machine(Shape, frozen=True):
+class Machine(Schema, frozen=True):
     """One machine of a run."""
 
     host: str
@@ -49,10 +53,35 @@ class Machine(Shape, frozen=True):
     gpus: list[MachineGpu]
 
 
-class Machines(Shape, frozen=True):
+class Machines(Schema, frozen=True):
     """The machines of a run, and what happened to them, newest first."""
 
     text: str
     machines: list[Machine]
     events: list[MachineEvent]
+    capped: Capped | None = None
+
+
+class SampleSeries(Schema, frozen=True):
+    """Least and largest value per slice of time; what is missing is null.
+
+    A counter is shown as its rate. `label` says which device, interface or process it is.
+    """
+
+    host: str
+    gpu: int | None
+    label: str
+    name: str
+    unit: str
+    time_ms: list[float]
+    min: list[float | None]
+    max: list[float | None]
+
+
+class Samples(Schema, frozen=True):
+    """Samples of one kind, of the machines of a run."""
+
+    hosts: list[str]
+    names: list[str]
+    series: list[SampleSeries]
     capped: Capped | None = None

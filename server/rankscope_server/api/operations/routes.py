@@ -9,12 +9,20 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
 import rankscope
-from rankscope_server.api.operations.schema import Clock, Health, Session, SettingsAnswer
+from rankscope_server.answers import of_row
+from rankscope_server.api.bodies import takes
+from rankscope_server.api.operations.schema import (
+    Clock,
+    Health,
+    Session,
+    SettingsAnswer,
+    SettingValue,
+)
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.security import COOKIE, is_token, session_value, signed_in
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem
-from rankscope_server.settings import public_values
+from rankscope_server.settings import SETTINGS, public_value
 
 router = APIRouter(prefix="/api/v1", tags=["operations"])
 metrics_router = APIRouter(include_in_schema=False)
@@ -65,8 +73,10 @@ def ready(request: Request) -> Response:
 @router.get("/settings", **documented(SettingsAnswer))
 def settings(request: Request) -> Response:
     """Return the settings in force."""
-    values = public_values(service_of(request).settings)
-    body = msgspec.convert({"settings": values}, SettingsAnswer)
+    chosen = service_of(request).settings
+    body = SettingsAnswer(
+        settings=[of_row(SettingValue, each, value=public_value(chosen, each)) for each in SETTINGS]
+    )
     return send(request, body, body.settings)
 
 
@@ -78,13 +88,7 @@ def session(request: Request) -> Response:
     return send(request, Session(required=bool(token), signed_in=carried))
 
 
-_SIGN_IN = {
-    "required": True,
-    "content": {"application/json": {"schema": msgspec.json.schema(SignIn)["$defs"]["SignIn"]}},
-}
-
-
-@router.post("/session", openapi_extra={"requestBody": _SIGN_IN}, **documented(Session))
+@router.post("/session", openapi_extra=takes(SignIn), **documented(Session))
 async def sign_in(request: Request) -> Response:
     """Trade the token for a cookie that no script can read."""
     token = service_of(request).settings.token
@@ -128,7 +132,7 @@ def metrics(request: Request) -> Response:
         lines += [
             f"# HELP {full} {text}",
             f"# TYPE {full} counter",
-            f"{full} {values.get(name, 0):g}",
+            f"{full} {_number(values.get(name, 0))}",
         ]
     gauges = {
         "rankscope_runs_live": (
@@ -142,6 +146,11 @@ def metrics(request: Request) -> Response:
         "rankscope_streams_open": ("Open event streams.", service.broker.subscribers),
     }
     for full, (text, value) in gauges.items():
-        lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value:g}"]
+        lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
     text = "\n".join(lines) + "\n"
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _number(value: float) -> str:
+    """Return all digits: rounded, a counter stops for a while and then jumps."""
+    return str(int(value)) if value == int(value) else repr(value)

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
-from rankscope.wire.schema import Command
-from rankscope_server.answers import Shape
-from rankscope_server.ingest.records import Refused
+from rankscope_server.answers import Schema
 
 
-class IngestAnswer(Shape, frozen=True):
-    """What was stored of a batch."""
-
-    accepted_records: int
-    accepted_chunks: int
-    duplicate: bool
-    refused: list[Refused] = msgspec.field(default_factory=list)
-    # for the ranks whose states the batch brought; only to a sender that says it takes them
-    commands: list[Command] = msgspec.field(default_factory=list)
-
-
-class Health(Shape, frozen=True):
+class Health(Schema, frozen=True):
     """The server answers."""
 
     status: Literal["ok"]
     version: str
 
 
-class Clock(Shape, frozen=True):
+class Clock(Schema, frozen=True):
     """When a request came and when it was answered, by the server's wall clock."""
 
     received_ns: int
     sent_ns: int
 
 
-class SettingValue(Shape, frozen=True):
+class SettingValue(Schema, frozen=True):
     """One setting in force."""
 
     name: str
@@ -47,13 +32,13 @@ class SettingValue(Shape, frozen=True):
     text: str
 
 
-class SettingsAnswer(Shape, frozen=True):
+class SettingsAnswer(Schema, frozen=True):
     """All settings; secrets say only whether they are set."""
 
     settings: list[SettingValue]
 
 
-class Session(Shape, frozen=True):
+class Session(Schema, frozen=True):
     """Whether this server wants a token, and whether this request carried it."""
 
     required: bool

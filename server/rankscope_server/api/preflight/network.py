@@ -14,20 +14,20 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from rankscope_server.api.bodies import read, takes
 from rankscope_server.api.preflight.routes import (
     NodeName,
     Port,
     caller,
     is_proxied,
     member_of,
-    read,
 )
+from rankscope_server.api.preflight.schema import BlobTaken, NetTime, Whoami
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.security import bearer
 from rankscope_server.api.service import service_of
-from rankscope_server.preflight.dialling import Target, resolved
+from rankscope_server.preflight.dialling import Dialled, Target, resolved
 from rankscope_server.preflight.live import Live, Member
-from rankscope_server.preflight.schema import BlobTaken, Dialled, NetTime, Whoami
 from rankscope_server.problems import Problem, not_found
 
 router = APIRouter(prefix="/api/v1/net", tags=["net"])
@@ -53,11 +53,6 @@ class CheckNode(msgspec.Struct):
     port: Port
 
 
-def _takes(shape: type[msgspec.Struct]) -> dict[str, object]:
-    schema = msgspec.json.schema(shape)["$defs"][shape.__name__]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 @router.get("/whoami", **documented(Whoami))
 def whoami(request: Request) -> Response:
     """Return the address that the server sees: another than the caller's own is NAT."""
@@ -71,7 +66,7 @@ def clock(request: Request) -> Response:
     return _fresh(send(request, NetTime(received_ns=received_ns, sent_ns=time.time_ns())))
 
 
-@router.post("/dialback", openapi_extra=_takes(Dialback), **documented(Dialled))
+@router.post("/dialback", openapi_extra=takes(Dialback), **documented(Dialled))
 async def dialback(request: Request) -> Response:
     """Dial the caller's own address, on a port that it declared."""
     service = service_of(request)
@@ -79,7 +74,7 @@ async def dialback(request: Request) -> Response:
     asked = await read(request, Dialback, MAX_ASK_BYTES)
     if is_proxied(request):
         raise Problem(
-            403, "a proxy stands between: your own address is not known", "X-Forwarded-For",
+            403, "a proxy is between: your own address is not known", "X-Forwarded-For",
             "ask the server directly, without the proxy",
         )  # fmt: skip
     member = _member(live, asked.node)
@@ -89,7 +84,7 @@ async def dialback(request: Request) -> Response:
     return _fresh(send(request, await service.dialler.dial(live, target)))
 
 
-@router.post("/check", openapi_extra=_takes(CheckNode), **documented(Dialled))
+@router.post("/check", openapi_extra=takes(CheckNode), **documented(Dialled))
 async def check(request: Request) -> Response:
     """Resolve a node's name once, and dial the address if it is the node's."""
     service = service_of(request)

@@ -7,19 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from rankscope_server.api.preflight import matrix as matrices
+from rankscope_server.api.preflight import queries
 from rankscope_server.api.preflight.routes import Node, PreflightId
-from rankscope_server.api.replies import documented, send
-from rankscope_server.api.service import service_of
-from rankscope_server.preflight import matrix as matrices
-from rankscope_server.preflight import queries as views
-from rankscope_server.preflight.hub import reports_of
-from rankscope_server.preflight.schema import (
+from rankscope_server.api.preflight.schema import (
     NodeHistory,
     PreflightComparison,
     PreflightMatrix,
     PreflightMetric,
     Preflights,
 )
+from rankscope_server.api.replies import documented, send
+from rankscope_server.api.service import service_of
+from rankscope_server.preflight.hub import reports_of
 
 router = APIRouter(prefix="/api/v1/preflight", tags=["preflight"])
 MAX_LIMIT = 500
@@ -34,7 +34,7 @@ def listing(
 ) -> Response:
     """List preflights, newest first; with `run` those that precede this training run."""
     with service_of(request).read() as connection:
-        body = views.listing(connection, run, limit, offset)
+        body = queries.listing(connection, run, limit, offset)
     return send(request, body, body.preflights)
 
 
@@ -62,7 +62,7 @@ async def compare(
     """Return what differs from the preflight `before`."""
     hub = service_of(request).preflights
     old, new = await hub.find(before), await hub.find(id)
-    body = await run_in_threadpool(views.comparison, old, new)
+    body = await run_in_threadpool(queries.comparison, old, new)
     return send(request, body, body.pairs)
 
 
@@ -70,5 +70,5 @@ async def compare(
 def history(request: Request, node: Node) -> Response:
     """Return the preflights of a node, by its name there or its host name, newest first."""
     with service_of(request).read() as connection:
-        body = views.history(connection, node)
+        body = queries.history(connection, node)
     return send(request, body, body.preflights)

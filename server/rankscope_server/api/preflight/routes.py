@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import re
 import time
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -14,26 +14,26 @@ from starlette.concurrency import run_in_threadpool
 
 from rankscope.preflight.model import (
     SCHEMA_VERSION,
+    LaunchVerdict,
     NodeReport,
-    Verdict,
     decode_report,
     encode,
 )
-from rankscope_server.api.ingest import read_body
-from rankscope_server.api.replies import documented, send
-from rankscope_server.api.security import bearer
-from rankscope_server.api.service import Service, service_of
-from rankscope_server.preflight import queries as views
-from rankscope_server.preflight import store
-from rankscope_server.preflight.hub import LIFETIME_NS, is_token_of
-from rankscope_server.preflight.live import Live, Member
-from rankscope_server.preflight.schema import (
+from rankscope_server.api.bodies import read, read_body, takes, unreadable
+from rankscope_server.api.preflight import queries
+from rankscope_server.api.preflight.schema import (
     PreflightAnswer,
     PreflightInvitation,
     PreflightJoined,
     PreflightReports,
     PreflightRoster,
 )
+from rankscope_server.api.replies import documented, send
+from rankscope_server.api.security import bearer
+from rankscope_server.api.service import Service, service_of
+from rankscope_server.preflight import store
+from rankscope_server.preflight.hub import LIFETIME_NS, is_token_of
+from rankscope_server.preflight.live import Live, Member
 from rankscope_server.problems import Problem, not_found, request_id
 
 router = APIRouter(prefix="/api/v1/preflight/runs", tags=["preflight"])
@@ -52,7 +52,6 @@ PreflightId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Node = Annotated[str, Path(pattern=NODE_NAME)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)]
 Since = Annotated[int, Query(ge=0, le=1 << 60)]
-Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class NewPreflight(msgspec.Struct):
@@ -71,26 +70,19 @@ class Join(msgspec.Struct):
     node_rank: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)] = -1
     addresses: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     ports: Annotated[tuple[Port, ...], msgspec.Meta(max_length=16)] = ()
-    # what the agent's listener wants to hear from us: never stored, never told
+    # what the agent's listener wants to hear from us: never stored, never shown
     hello_token: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class Upload(msgspec.Struct):
-    """A preflight that was coordinated otherwise, with all that its nodes said."""
+    """A preflight that was coordinated otherwise, with the reports of its nodes."""
 
-    verdict: Verdict
+    verdict: LaunchVerdict
     reports: Annotated[tuple[NodeReport, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
     run_id: RunId = ""
 
 
-def _takes(shape: type[msgspec.Struct]) -> dict[str, object]:
-    """Return what OpenAPI says of a body whose parts are not all of this module."""
-    text = " ".join((shape.__doc__ or "").split())
-    content = {"application/json": {"schema": {"type": "object", "description": text}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("", openapi_extra=_takes(NewPreflight), **documented(PreflightInvitation))
+@router.post("", openapi_extra=takes(NewPreflight), **documented(PreflightInvitation))
 async def create(request: Request) -> Response:
     """Make a preflight, or return the one under way that has the same key."""
     service = service_of(request)
@@ -113,7 +105,7 @@ async def create(request: Request) -> Response:
     return answer
 
 
-@router.post("/{id}/join", openapi_extra=_takes(Join), **documented(PreflightJoined))
+@router.post("/{id}/join", openapi_extra=takes(Join), **documented(PreflightJoined))
 async def join(request: Request, id: PreflightId) -> Response:
     """Take part; a node that joins again takes the place of the one before."""
     live = member_of(request, id)
@@ -148,18 +140,18 @@ async def roster(request: Request, id: PreflightId, wait: Wait = 0.0) -> Respons
     is_full = bool(live.members) and not any(name not in known for name in live.expected)
     if not is_full:
         await live.wait(is_news, wait)
-    body = views.roster(live)
+    body = queries.roster(live)
     return send(request, body, body.nodes)
 
 
 @router.post(
-    "/{id}/reports/{node}", openapi_extra=_takes(NodeReport), **documented(PreflightReports)
+    "/{id}/reports/{node}", openapi_extra=takes(NodeReport), **documented(PreflightReports)
 )
 async def report(request: Request, id: PreflightId, node: Node, since: Since = 0) -> Response:
     """Take a node's newest report and return what is newer than `since`."""
     live = member_of(request, id)
     data = await read_body(request, MAX_REPORT_BYTES)
-    told = read_report(data, node)
+    node_report = read_report(data, node)
     member = live.members.get(node)
     if member is None:
         raise Problem(
@@ -167,11 +159,11 @@ async def report(request: Request, id: PreflightId, node: Node, since: Since = 0
         )
     if live.num_bytes + len(data) > MAX_BYTES:
         raise Problem(413, f"the reports are larger than {MAX_BYTES} bytes", "body", "test fewer")
-    if live.put(told, encode(told)):  # encoded anew: what we pass on is what we understood
+    if live.put(node_report, encode(node_report)):  # encoded anew: only what is understood
         live.members[node] = dataclasses.replace(
-            member, addresses=told.addresses or member.addresses,
-            ports=store.declared(told) or member.ports,
-            node_rank=told.node_rank if told.node_rank >= 0 else member.node_rank,
+            member, addresses=node_report.addresses or member.addresses,
+            ports=store.declared(node_report) or member.ports,
+            node_rank=node_report.node_rank if node_report.node_rank >= 0 else member.node_rank,
         )  # fmt: skip
     return _packed(request, live.delta(since, not live.is_brief))
 
@@ -201,20 +193,20 @@ async def verdict(request: Request, id: PreflightId, wait: Wait = 0.0) -> Respon
     if live.stored and live.coordinated == "server" and not hub.is_closed:
         found = await hub.verdict(live)
     is_json = request.query_params.get("format", "json") == "json"
-    if live.is_settled and live.judged_number == live.number and is_json:
-        data = live.packed("verdict", lambda: msgspec.json.encode(views.answer(live, found)))
+    if live.is_settled and live.evaluated_number == live.number and is_json:
+        data = live.packed("verdict", lambda: msgspec.json.encode(queries.answer(live, found)))
         return _packed(request, data)  # made once for the thousand that ask at the same moment
-    body = await run_in_threadpool(views.answer, live, found)
+    body = await run_in_threadpool(queries.answer, live, found)
     return send(request, body, body.verdict.findings if body.verdict is not None else [])
 
 
-@router.put("/{id}", openapi_extra=_takes(Upload), **documented(PreflightAnswer))
+@router.put("/{id}", openapi_extra=takes(Upload), **documented(PreflightAnswer))
 async def upload(request: Request, id: PreflightId) -> Response:
     """Keep a preflight that was coordinated otherwise; a repeat takes the place of the first."""
     service = service_of(request)
     asked = await read(request, Upload, MAX_UPLOAD_BYTES)
     live = await run_in_threadpool(_keep, service, id, asked, caller(request))
-    return send(request, views.answer(live, live.verdict))
+    return send(request, queries.answer(live, live.verdict))
 
 
 def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
@@ -224,48 +216,48 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
     if is_ours or service.preflights.live(id) is not None:
         raise Problem(409, f"preflight {id} was coordinated here", "id", "upload under another id")
     now = time.time_ns()
-    begun = min((one.started_unix_s for one in asked.reports), default=0.0)
+    begun = min((report.started_unix_s for report in asked.reports), default=0.0)
     live = Live(
         id=id, token="", expires_ns=now, finished_ns=now,
         created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now,
         run_id=asked.run_id, coordinated="upload", nodes=asked.verdict.expected,
         verdict=asked.verdict,
     )  # fmt: skip
-    for one in asked.reports:
-        if not re.fullmatch(NODE_NAME, one.node):
-            raise Problem(422, f"{one.node[:100]!r} is no name of a node", "reports", "rename it")
+    for report in asked.reports:
+        if not re.fullmatch(NODE_NAME, report.node):
+            raise Problem(
+                422, f"{report.node[:100]!r} is no name of a node", "reports", "rename it"
+            )
         live.join(
-            Member(node=one.node, observed="", node_rank=one.node_rank, addresses=one.addresses)
+            Member(
+                node=report.node,
+                observed="",
+                node_rank=report.node_rank,
+                addresses=report.addresses,
+            )
         )
-        live.put(one, encode(one))
-    live.judged_number = live.number
+        live.put(report, encode(report))
+    live.evaluated_number = live.number
     service.preflights.upload(live)
     return live
-
-
-async def read(request: Request, shape: type[Asked], max_bytes: int) -> Asked:
-    """Return the request's body as `shape`. Raises Problem, which names the field."""
-    body = await read_body(request, max_bytes)
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise _unreadable(error, shape.__name__) from error
 
 
 def read_report(data: bytes, node: str) -> NodeReport:
     """Return a node's report. Raises Problem, which names the field."""
     try:
-        told = decode_report(data)
+        node_report = decode_report(data)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise _unreadable(error, "NodeReport") from error
-    if told.node != node:
-        raise Problem(422, f"the report is of {told.node[:100]!r}", "node", f"send it as {node}")
-    if told.schema_version > SCHEMA_VERSION:
+        raise unreadable(error, NodeReport) from error
+    if node_report.node != node:
         raise Problem(
-            422, f"schema version {told.schema_version} is newer than this server's",
+            422, f"the report is of {node_report.node[:100]!r}", "node", f"send it as {node}"
+        )
+    if node_report.schema_version > SCHEMA_VERSION:
+        raise Problem(
+            422, f"schema version {node_report.schema_version} is newer than this server's",
             "schema_version", "bring the server up to date",
         )  # fmt: skip
-    return told
+    return node_report
 
 
 def member_of(request: Request, id: str) -> Live:
@@ -310,9 +302,3 @@ def _packed(request: Request, data: bytes) -> Response:
     else:
         data = gzip.decompress(data)
     return Response(data, 200, headers, media_type="application/json")
-
-
-def _unreadable(error: Exception, shape: str) -> Problem:
-    text = str(error)[:300]
-    place = text.rpartition("`$")[2].rstrip("`").lstrip(".") if "`$" in text else ""
-    return Problem(422, f"not a {shape}: {text}", place or "body", "see docs/api.md, Preflight")

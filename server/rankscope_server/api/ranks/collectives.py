@@ -12,25 +12,23 @@ import sqlalchemy as sa
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.chunk import Column, decode_chunk
 from rankscope.wire.schema import FLAG_ASYNC, FLAG_END_IS_UPPER_BOUND, FLAG_P2P, STATES
-from rankscope_server.answers import Capped
+from rankscope_server.answers import capped
 from rankscope_server.api.ranks.schema import (
     CollectiveRecord,
     CollectiveRecords,
     CollectiveRow,
     Collectives,
 )
+from rankscope_server.ingest.operations import OperationKey, OperationSum, sum_collectives
 from rankscope_server.store import tables
-from rankscope_server.store.operations import (
-    OperationKey,
-    OperationSum,
-    sum_collectives,
-    sum_of_row,
-)
+from rankscope_server.store.operations import sum_of_row
 from rankscope_server.text import duration_text
 
 MAX_ROWS = 500
 MAX_CHUNKS = 400  # about two million events; a wider range is answered from the rollup
 MAX_RECORDS = 5_000
+_COUNTS = ("step", "sequence", "size_bytes", "num_tensors")
+_WORDS = ("group", "operation", "dtype", "ended_by", "call_site")
 _ENQUEUED_NS = 100_000  # a wait that a host enqueues for its device returns sooner
 
 
@@ -69,8 +67,9 @@ def collectives(
             )
         )
     rows.sort(key=lambda row: (-(row.exposed_ms_per_step or 0), -row.count))
-    capped = Capped(shown=MAX_ROWS, total=len(rows)) if len(rows) > MAX_ROWS else None
-    return Collectives(rows=rows[:MAX_ROWS], text=_text(rows, run), capped=capped)
+    return Collectives(
+        rows=rows[:MAX_ROWS], text=_text(rows, run), capped=capped(MAX_ROWS, len(rows))
+    )
 
 
 def records(
@@ -92,8 +91,7 @@ def records(
             rows += [_record(chunk, columns, index) for index in chosen[::-1][:limit].tolist()]
             rows.sort(key=lambda row: -row.arrived_ms)
             rows = rows[:limit]
-    capped = Capped(shown=len(rows), total=total) if total > len(rows) else None
-    return CollectiveRecords(rows=rows, capped=capped)
+    return CollectiveRecords(rows=rows, capped=capped(len(rows), total))
 
 
 def _rollup(connection: sa.Connection, run: sa.Row[Any]) -> dict[OperationKey, OperationSum]:
@@ -162,19 +160,15 @@ def _record(chunk: sa.Row[Any], columns: dict[str, Column], index: int) -> Colle
         value = int(columns[name][index])
         return None if value < 0 else value / 1e6
 
+    plain: dict[str, Any] = {name: int(columns[name][index]) for name in _COUNTS}
+    plain |= {name: str(columns[name][index]) for name in _WORDS}
     flags = int(columns["flags"][index])
     state = int(columns["state"][index])
     peer = int(columns["peer_rank"][index])
     return CollectiveRecord(
         attempt=chunk.attempt,
         rank=chunk.rank,
-        step=int(columns["step"][index]),
-        group=str(columns["group"][index]),
-        sequence=int(columns["sequence"][index]),
-        operation=str(columns["operation"][index]),
-        dtype=str(columns["dtype"][index]),
-        size_bytes=int(columns["size_bytes"][index]),
-        num_tensors=int(columns["num_tensors"][index]),
+        **plain,
         peer_rank=peer if peer >= 0 else None,
         arrived_ms=int(columns["arrived_ns"][index]) / 1e6,
         started_ms=ms("started_ns"),
@@ -183,11 +177,9 @@ def _record(chunk: sa.Row[Any], columns: dict[str, Column], index: int) -> Colle
         returned_ms=ms("returned_ns"),
         blocked_ms=ms("blocked_ns"),
         state=STATES[state] if 0 <= state < len(STATES) else STATES[0],
-        ended_by=str(columns["ended_by"][index]),
         is_async=bool(flags & FLAG_ASYNC),
         is_p2p=bool(flags & FLAG_P2P),
         end_is_upper_bound=bool(flags & FLAG_END_IS_UPPER_BOUND),
-        call_site=str(columns["call_site"][index]),
     )
 
 

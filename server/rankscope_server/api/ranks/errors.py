@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from rankscope_server.answers import of_row
 from rankscope_server.api.ranks.schema import ErrorGroup, Errors
 from rankscope_server.store import tables
 from rankscope_server.store.records import FINGERPRINT_RULE
@@ -43,17 +44,15 @@ def _group(rows: list[sa.Row[Any]], initiating: str | None) -> ErrorGroup:
     first = rows[0]
     role, why = _role(first, initiating)
     ranks = sorted({row.rank for row in rows})
-    return ErrorGroup(
+    return of_row(
+        ErrorGroup,
+        first,
         id=first.fingerprint,
-        type=first.type,
-        message=first.message,
         ranks=ranks,
         count=len(rows),
         first_ms=first.time_ns / 1e6,
         last_ms=rows[-1].time_ns / 1e6,
-        step=first.step,
         role=role,
-        traceback=first.traceback,
         why_grouped=f"{plural(len(rows), 'error')} with the {FINGERPRINT_RULE} (rule 1)",
         why_role=why,
     )

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from rankscope.wire import schema
 from rankscope.wire.backends import is_of_device
-from rankscope_server.answers import json_object, to_ms
+from rankscope_server.answers import json_object, of_row, to_ms
 from rankscope_server.api.ranks.collectives import records
 from rankscope_server.api.ranks.schema import (
     GroupRow,
@@ -20,7 +20,7 @@ from rankscope_server.api.ranks.schema import (
     RankStatus,
     StackRow,
 )
-from rankscope_server.api.runs.overview import is_silent, rank_rows
+from rankscope_server.api.runs.queries import is_silent, rank_rows
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 from rankscope_server.text import exit_text
@@ -34,21 +34,19 @@ def ranks(
     connection: sa.Connection,
     run: sa.Row[Any],
     attempt: int | None,
-    now_ns: int,
-    silent_after_seconds: float,
+    silent_before_ns: int,
 ) -> Ranks:
     """Return the ranks of an attempt, by default the newest."""
     rows = rank_rows(connection, run.run_id, run.attempt if attempt is None else attempt)
     stuck = _stuck(connection, run.run_id)
-    return Ranks(ranks=[_rank_row(row, run, stuck, now_ns, silent_after_seconds) for row in rows])
+    return Ranks(ranks=[_rank_row(row, run, stuck, silent_before_ns) for row in rows])
 
 
 def rank(
     connection: sa.Connection,
     run: sa.Row[Any],
     number: int,
-    now_ns: int,
-    silent_after_seconds: float,
+    silent_before_ns: int,
 ) -> RankDetail:
     """Return one rank of the newest attempt. Raises Problem 404."""
     rows = rank_rows(connection, run.run_id, run.attempt)
@@ -57,22 +55,13 @@ def rank(
         raise not_found(
             f"no rank {number} in run {run.run_id}", f"ranks are 0 to {run.world_size - 1}", "rank"
         )
-    base = _rank_row(row, run, _stuck(connection, run.run_id), now_ns, silent_after_seconds)
-    return RankDetail(
+    base = _rank_row(row, run, _stuck(connection, run.run_id), silent_before_ns)
+    return of_row(
+        RankDetail,
+        row,
         **msgspec.structs.asdict(base),
-        role=row.role,
-        backend=row.backend,
-        local_world_size=row.local_world_size,
-        world_size=row.world_size,
         num_stages=row.num_stages or None,
         num_microbatches=row.num_microbatches or None,
-        schedule=row.schedule,
-        registered_ms=to_ms(row.registered_ns),
-        ended_ms=to_ms(row.ended_ns),
-        end_reason=row.end_reason,
-        exit_code=row.exit_code,
-        exit_signal=row.exit_signal,
-        end_detail=row.end_detail,
         groups=_groups(connection, row),
         collectives=records(connection, run, number, None, None, LAST_COLLECTIVES).rows,
         stacks=_stacks(connection, row),
@@ -83,22 +72,15 @@ def _rank_row(
     row: sa.Row[Any],
     run: sa.Row[Any],
     stuck: set[tuple[int, int]],
-    now_ns: int,
-    silent_after_seconds: float,
+    silent_before_ns: int,
 ) -> RankRow:
     state = None if row.state is None else _decode_state(row.state)
-    return RankRow(
-        rank=row.rank,
-        host=row.host,
-        node_rank=row.node_rank,
-        local_rank=row.local_rank,
-        pid=row.pid,
-        attempt=row.attempt,
-        state=_status(row, run, stuck, now_ns, silent_after_seconds),
-        step=row.step,
+    return of_row(
+        RankRow,
+        row,
+        state=_status(row, run, stuck, silent_before_ns),
         phase=state.phase if state else None,
         phase_since_ms=to_ms(state.phase_since_ns) if state else None,
-        last_seen_ms=to_ms(row.last_seen_ns),
         exit_text=exit_text(row),
         stage=row.stage if row.stage >= 0 else None,
         sources=json.loads(row.sources),
@@ -111,15 +93,14 @@ def _status(
     row: sa.Row[Any],
     run: sa.Row[Any],
     stuck: set[tuple[int, int]],
-    now_ns: int,
-    silent_after_seconds: float,
+    silent_before_ns: int,
 ) -> RankStatus:
     if row.ended_ns is not None:
         return "ended" if row.end_reason == "clean" else "failed"
     is_stuck = (row.attempt, row.rank) in stuck
     if run.launcher == schema.IMPORTED:
         return "stuck" if is_stuck else "ended"
-    if is_silent(row, run, now_ns, silent_after_seconds) or run.status in {"ended", "failed"}:
+    if is_silent(row, run, silent_before_ns) or run.status in {"ended", "failed"}:
         return "silent"
     return "stuck" if is_stuck else "running"
 
@@ -188,12 +169,4 @@ def _stacks(connection: sa.Connection, row: sa.Row[Any]) -> list[StackRow]:
         .order_by(table.c.id.desc())
         .limit(MAX_STACKS)
     )
-    return [
-        StackRow(
-            time_ms=stack.time_ns / 1e6,
-            reason=stack.reason,
-            text=stack.text,
-            command_id=stack.command_id or None,
-        )
-        for stack in rows
-    ]
+    return [of_row(StackRow, stack, command_id=stack.command_id or None) for stack in rows]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
 
 RankStatus: TypeAlias = Literal["running", "silent", "ended", "failed", "stuck"]
 
 
-class RankRow(Shape, frozen=True):
+class RankRow(Schema, frozen=True):
     """One rank: where it is."""
 
     rank: int
@@ -30,14 +30,14 @@ class RankRow(Shape, frozen=True):
     rss_bytes: int | None
 
 
-class Ranks(Shape, frozen=True):
+class Ranks(Schema, frozen=True):
     """Every rank of the newest attempt, or of the one asked for."""
 
     ranks: list[RankRow]
 
 
-class GroupRow(Shape, frozen=True):
-    """Where one rank stands in one process group."""
+class GroupRow(Schema, frozen=True):
+    """Where one rank is in one process group."""
 
     group: str
     description: str
@@ -51,7 +51,7 @@ class GroupRow(Shape, frozen=True):
     call_site: str
 
 
-class CollectiveRecord(Shape, frozen=True):
+class CollectiveRecord(Schema, frozen=True):
     """One collective or point-to-point operation of one rank."""
 
     attempt: int
@@ -78,14 +78,14 @@ class CollectiveRecord(Shape, frozen=True):
     call_site: str
 
 
-class CollectiveRecords(Shape, frozen=True):
+class CollectiveRecords(Schema, frozen=True):
     """Raw records, newest first."""
 
     rows: list[CollectiveRecord]
     capped: Capped | None = None
 
 
-class StackRow(Shape, frozen=True):
+class StackRow(Schema, frozen=True):
     """Python stacks of one rank, innermost frame first."""
 
     time_ms: float
@@ -115,7 +115,7 @@ class RankDetail(RankRow, frozen=True):
     stacks: list[StackRow]
 
 
-class CollectiveRow(Shape, frozen=True):
+class CollectiveRow(Schema, frozen=True):
     """One operation, group and size."""
 
     operation: str
@@ -130,7 +130,7 @@ class CollectiveRow(Shape, frozen=True):
     open: int
 
 
-class Collectives(Shape, frozen=True):
+class Collectives(Schema, frozen=True):
     """What was communicated, the most exposed first."""
 
     rows: list[CollectiveRow]
@@ -138,7 +138,7 @@ class Collectives(Shape, frozen=True):
     capped: Capped | None = None
 
 
-class ErrorGroup(Shape, frozen=True):
+class ErrorGroup(Schema, frozen=True):
     """Errors of one cause."""
 
     id: str
@@ -155,7 +155,7 @@ class ErrorGroup(Shape, frozen=True):
     why_role: str
 
 
-class Errors(Shape, frozen=True):
+class Errors(Schema, frozen=True):
     """Error groups, first in time first."""
 
     groups: list[ErrorGroup]

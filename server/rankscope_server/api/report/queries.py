@@ -6,26 +6,20 @@ import sqlalchemy as sa
 
 import rankscope
 from rankscope.wire.schema import IMPORTED
-from rankscope_server.answers import Capped
+from rankscope_server.answers import capped
+from rankscope_server.api.findings.queries import findings
+from rankscope_server.api.findings.schema import Detector, Findings, ShownFinding, ShownVerdict
 from rankscope_server.api.logs.queries import logs
+from rankscope_server.api.overview.queries import overview
+from rankscope_server.api.overview.schema import Coverage, ShownAnswer
 from rankscope_server.api.ranks.errors import errors
 from rankscope_server.api.ranks.queries import ranks
 from rankscope_server.api.ranks.schema import RankRow
 from rankscope_server.api.report.parts import Origin, answer_of, cost_text
 from rankscope_server.api.report.schema import REPORT_FORMAT, Report, SummaryRow
 from rankscope_server.api.runs.environment import environment
-from rankscope_server.api.runs.findings import findings
-from rankscope_server.api.runs.overview import overview
 from rankscope_server.api.runs.queries import run_row
-from rankscope_server.api.runs.schema import (
-    Answer,
-    Coverage,
-    Detector,
-    Finding,
-    Findings,
-    RunSummary,
-    Verdict,
-)
+from rankscope_server.api.runs.schema import RunSummary
 from rankscope_server.api.steps.budget import budget
 from rankscope_server.api.steps.queries import RECENT_STEPS
 from rankscope_server.findings.finding import SEVERITIES
@@ -45,9 +39,10 @@ def report(
 ) -> Report:
     """Return the report of a run. Raises Problem 404."""
     run = run_row(connection, run_id)
-    first = overview(connection, run_id, now_ns, silent_after_seconds)
+    silent_before_ns = now_ns - int(silent_after_seconds * 1e9)
+    first = overview(connection, run_id, silent_before_ns)
     found = findings(connection, run)
-    everyone = ranks(connection, run, None, now_ns, silent_after_seconds).ranks
+    everyone = ranks(connection, run, None, silent_before_ns).ranks
     answer = answer_of(first.answer, first.run, origin)
     shown = _first_ranks(everyone, first.verdict)
     last = logs(connection, run_id, LogQuery(), MAX_LINES, None, fold=True)
@@ -73,15 +68,15 @@ def report(
         environment=environment(connection, run_id, run.attempt, run.world_size),
         lines=sorted(last.lines, key=lambda line: line.time_ms),
         notes=[*origin.notes, *(first.coverage.notes if is_recording else ())],
-        ranks_capped=_capped(len(shown), len(everyone)),
-        lines_capped=_capped(min(last.total, MAX_LINES), last.total),
+        ranks_capped=capped(len(shown), len(everyone)),
+        lines_capped=capped(min(last.total, MAX_LINES), last.total),
     )
 
 
 def summary(
     run: RunSummary,
-    verdict: Verdict | None,
-    answer: Answer,
+    verdict: ShownVerdict | None,
+    answer: ShownAnswer,
     coverage: Coverage,
     detectors: list[Detector],
 ) -> list[SummaryRow]:
@@ -98,7 +93,7 @@ def summary(
         SummaryRow(key="next", label="Next", text=verdict.next),
         SummaryRow(key="command", label="Command", text=verdict.next_command),
         SummaryRow(key="sure", label="Sure", text=sure),
-        SummaryRow(key="wrong_if", label="Wrong if", text=verdict.would_be_wrong_if),
+        SummaryRow(key="wrong_if", label="Disproved if", text=verdict.would_be_wrong_if),
         SummaryRow(key="ruled_out", label="Ruled out", text="; ".join(verdict.ruled_out)),
         SummaryRow(
             key="explains",
@@ -112,7 +107,7 @@ def summary(
 def not_measured(
     coverage: Coverage, detectors: list[Detector], *, is_recording: bool = False
 ) -> list[str]:
-    """Return what nobody has looked at, and why: it is not known to be healthy."""
+    """Return what was not measured, and why: it is not known to be healthy."""
     rows = []
     if coverage.registered < coverage.expected:
         missing = coverage.expected - coverage.registered
@@ -124,14 +119,18 @@ def not_measured(
         for row in coverage.losses
     ]
     rows += () if is_recording else coverage.notes
-    rows += [f"{one.name}: {one.reason}" for one in detectors if one.state == "skipped"]
+    rows += [
+        f"{detector.name}: {detector.reason}"
+        for detector in detectors
+        if detector.state == "skipped"
+    ]
     return rows
 
 
 def _without_verdict(
-    run: RunSummary, answer: Answer, coverage: Coverage, detectors: list[Detector]
+    run: RunSummary, answer: ShownAnswer, coverage: Coverage, detectors: list[Detector]
 ) -> list[SummaryRow]:
-    skipped = [one for one in detectors if one.state == "skipped"]
+    skipped = [detector for detector in detectors if detector.state == "skipped"]
     ran = len(detectors) - len(skipped)
     why = "; ".join(text for text in (answer.detail, coverage.text) if text)
     rows = [
@@ -144,26 +143,26 @@ def _without_verdict(
         ),
         SummaryRow(
             key="wrong_if",
-            label="Wrong if",
-            text="what is wrong lies in what was not measured, below",
+            label="Disproved if",
+            text="the cause is in what was not measured, below",
         ),
     ]
     return [row for row in rows if row.text]
 
 
-def _no_cost(answer: Answer) -> str:
+def _no_cost(answer: ShownAnswer) -> str:
     if answer.state == "healthy":
-        return "Nothing above what a detector tells"
+        return "Nothing above the thresholds of the detectors"
     return "Not known while there is no verdict"
 
 
-def _next(answer: Answer, skipped: list[Detector]) -> str:
+def _next(answer: ShownAnswer, skipped: list[Detector]) -> str:
     if answer.state == "healthy":
         return "Nothing to do"
     if answer.state == "waiting":
         return "Wait for more steps: so far there is too little to compare"
     idle = ("wait", "nothing to do", "")
-    remedy = next((one for one in skipped if one.remedy.lower() not in idle), None)
+    remedy = next((detector for detector in skipped if detector.remedy.lower() not in idle), None)
     if remedy is None:
         return "Read what was not measured, below; a longer record decides"
     return f"{remedy.remedy[:1].upper()}{remedy.remedy[1:]} ({remedy.name} lacks it)"
@@ -174,7 +173,7 @@ def _sure(confidence: float, text: str) -> str:
     return text if text.lower().startswith(word) else f"{word}: {text}"
 
 
-def _first_ranks(everyone: list[RankRow], verdict: Verdict | None) -> list[RankRow]:
+def _first_ranks(everyone: list[RankRow], verdict: ShownVerdict | None) -> list[RankRow]:
     """Return at most `MAX_RANKS`: culprits, then who is not well, then the others."""
     named = set(verdict.ranks) if verdict else set()
     order = sorted(
@@ -184,13 +183,11 @@ def _first_ranks(everyone: list[RankRow], verdict: Verdict | None) -> list[RankR
     return sorted(order[:MAX_RANKS], key=lambda row: (row.rank not in named, row.rank))
 
 
-def _worst_first(found: Findings, verdict: Verdict | None) -> list[Finding]:
+def _worst_first(found: Findings, verdict: ShownVerdict | None) -> list[ShownFinding]:
     """Return the open findings, that of the verdict first, then by severity; then what is over."""
     chosen = verdict.id if verdict else None
     worst: dict[str, int] = {name: place for place, name in enumerate(SEVERITIES)}
-    still = sorted(found.open, key=lambda one: (one.id != chosen, worst.get(one.severity, 9)))
+    still = sorted(
+        found.open, key=lambda finding: (finding.id != chosen, worst.get(finding.severity, 9))
+    )
     return [*still, *found.recovered]
-
-
-def _capped(shown: int, total: int) -> Capped | None:
-    return Capped(shown=shown, total=total) if shown < total else None

@@ -6,20 +6,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
+from rankscope_server.api.findings.schema import Detector, ShownFinding, ShownVerdict
 from rankscope_server.api.logs.schema import LogRow
+from rankscope_server.api.overview.schema import Attempt, Coverage, Number, ShownAnswer
 from rankscope_server.api.ranks.schema import ErrorGroup, RankRow
-from rankscope_server.api.runs.schema import (
-    Answer,
-    Attempt,
-    Coverage,
-    Detector,
-    EnvironmentAnswer,
-    Finding,
-    Number,
-    RunSummary,
-    Verdict,
-)
+from rankscope_server.api.runs.schema import EnvironmentAnswer, RunSummary
 from rankscope_server.api.steps.schema import Budget
 
 REPORT_FORMAT = 1
@@ -29,7 +21,7 @@ SummaryKey: TypeAlias = Literal[
 ]
 
 
-class SummaryRow(Shape, frozen=True):
+class SummaryRow(Schema, frozen=True):
     """One line of the first screen."""
 
     key: SummaryKey
@@ -37,7 +29,7 @@ class SummaryRow(Shape, frozen=True):
     text: str
 
 
-class Report(Shape, frozen=True):
+class Report(Schema, frozen=True):
     """One run, verdict first. `source` says where it was read."""
 
     format: int
@@ -46,10 +38,12 @@ class Report(Shape, frozen=True):
     source: str
     run: RunSummary
     summary: list[SummaryRow]
-    verdict: Verdict | None
-    answer: Answer
+    verdict: ShownVerdict | None
+    answer: ShownAnswer
     numbers: list[Number]
-    findings: list[Finding]  # the verdict first, open ones by severity and cost, then what is over
+    findings: list[
+        ShownFinding
+    ]  # the verdict first, open ones by severity and cost, then what is over
     detectors: list[Detector]
     coverage: Coverage
     not_measured: list[str]

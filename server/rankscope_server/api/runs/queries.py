@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
 
 import sqlalchemy as sa
+from fastapi import Request
 
-from rankscope_server.answers import json_object, to_ms
-from rankscope_server.api.runs.schema import Runs, RunSummary, ShortVerdict
+from rankscope.wire.schema import IMPORTED
+from rankscope_server.answers import json_object, of_row
+from rankscope_server.api.runs.schema import LossRow, Runs, RunStatus, RunSummary, ShortVerdict
+from rankscope_server.api.service import service_of
 from rankscope_server.problems import not_found
 from rankscope_server.store import tables
 
 MAX_LIMIT = 500
-_STATUSES = ("starting", "running", "stuck", "ended", "failed", "silent")
+_STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
 
 
 def run_row(connection: sa.Connection, run_id: str) -> sa.Row[Any]:
@@ -25,6 +30,13 @@ def run_row(connection: sa.Connection, run_id: str) -> sa.Row[Any]:
     if row is None:
         raise not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs", "run")
     return row
+
+
+@contextmanager
+def reading(request: Request, run_id: str) -> Iterator[tuple[sa.Connection, sa.Row[Any]]]:
+    """Give a connection that sees one state of the store, and the run. Raises Problem 404."""
+    with service_of(request).read() as connection:
+        yield connection, run_row(connection, run_id)
 
 
 def list_runs(connection: sa.Connection, q: str, status: str, limit: int, offset: int) -> Runs:
@@ -79,22 +91,17 @@ def hosts_of(connection: sa.Connection, run_ids: list[str]) -> dict[str, dict[st
 def summary(row: sa.Row[Any], hosts: dict[str, int | None]) -> RunSummary:
     """Return the summary of a run."""
     nodes = {node for node in hosts.values() if node is not None and node >= 0}
-    return RunSummary(
-        run_id=row.run_id,
+    return of_row(
+        RunSummary,
+        row,
         name=row.name or row.run_id,
         status=row.status if row.status in _STATUSES else "running",
         status_text=row.status_text or row.status,
-        started_ms=to_ms(row.started_ns),
-        ended_ms=to_ms(row.ended_ns),
-        last_seen_ms=to_ms(row.last_seen_ns),
         world_size=row.world_size or None,
         # Several "hosts" of a test may share a node, and a node may show under two names.
         num_nodes=max(len(nodes), 1) if hosts else None,
         hosts=list(hosts),
-        attempt=row.attempt,
-        step=row.step,
         command=json.loads(row.command),
-        launcher=row.launcher,
         tags=json.loads(row.tags),
         verdict=_short_verdict(json_object(row.verdict)),
     )
@@ -109,3 +116,46 @@ def _short_verdict(verdict: dict[str, Any] | None) -> ShortVerdict | None:
         what=str(verdict.get("what", "")),
         cost_throughput_ratio=verdict.get("cost_throughput_ratio"),
     )
+
+
+MAX_LOSSES = 200
+
+
+def rank_rows(connection: sa.Connection, run_id: str, attempt: int) -> list[sa.Row[Any]]:
+    """Return the rows of the ranks of an attempt, in their order."""
+    table = tables.rank
+    return list(
+        connection.execute(
+            sa.select(table)
+            .where(table.c.run_id == run_id, table.c.attempt == attempt)
+            .order_by(table.c.rank)
+        )
+    )
+
+
+def is_silent(row: sa.Row[Any], run: sa.Row[Any], silent_before_ns: int) -> bool:
+    """Return whether nothing came of a rank that has not ended for too long; not in a recording."""
+    if row.ended_ns is not None or run.launcher == IMPORTED:
+        return False
+    return bool((row.received_ns or 0) < silent_before_ns)
+
+
+def losses(connection: sa.Connection, run_id: str) -> list[LossRow]:
+    """Return what the agents of a run lost, by reason."""
+    table = tables.loss.c
+    total = sa.func.sum(table.count)
+    rows = connection.execute(
+        sa.select(table.host, table.rank, table.source, table.reason, total.label("total"))
+        .where(table.run_id == run_id)
+        .group_by(table.host, table.rank, table.source, table.reason)
+        .having(total > 0)
+        .order_by(total.desc())
+        .limit(MAX_LOSSES)
+    )
+    return [of_row(LossRow, row, count=int(row.total)) for row in rows]
+
+
+def onset_step(run: sa.Row[Any]) -> int | None:
+    """Return the step since which the verdict holds."""
+    body = json_object(run.verdict)
+    return None if body is None else body.get("onset_step")

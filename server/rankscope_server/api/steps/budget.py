@@ -1,4 +1,4 @@
-"""Where a step goes: reads what the pure arithmetic of `analysis.budget` needs."""
+"""What a step consists of: reads what the pure arithmetic of `verdict.budget` needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.answers import json_object
-from rankscope_server.api.runs.overview import rank_rows
+from rankscope_server.api.runs.queries import rank_rows
 from rankscope_server.api.steps.queries import (
     BASELINE_STEPS,
     WARM_UP_STEPS,
@@ -19,7 +19,7 @@ from rankscope_server.api.steps.queries import (
     waiting_planes,
 )
 from rankscope_server.api.steps.schema import Budget, BudgetRow
-from rankscope_server.store.tiles import BLOCKED_METRICS, PHASE_METRICS
+from rankscope_server.ingest.step_metrics import BLOCKED_METRICS, PHASE_METRICS
 from rankscope_server.verdict.budget import PARTS
 from rankscope_server.verdict.budget import Budget as SplitBudget
 from rankscope_server.verdict.budget import budget as split_budget
@@ -29,7 +29,7 @@ _METRICS = ("step", "blocked", "num_collectives", *PHASE_METRICS, *BLOCKED_METRI
 
 
 def budget(connection: sa.Connection, run: sa.Row[Any], last: int) -> Budget:
-    """Return where the last steps go, and went before the verdict's onset."""
+    """Return what the last steps consist of, and those before the verdict's onset."""
     hi = run.step
     verdict = json_object(run.verdict) or {}
     onset = verdict.get("onset_step")

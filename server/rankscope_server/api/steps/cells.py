@@ -36,7 +36,7 @@ class Held:
     def fill(self, values: Array, counts: Array) -> Array:
         """Return the next columns with their gaps filled, rows by steps without a gap between.
 
-        `counts` says of which columns the numbers measured and held are counted.
+        `counts` are the columns of which the numbers measured and repeated are counted.
         """
         if not len(self._rows) or not values.shape[1]:
             return values
@@ -105,7 +105,7 @@ def missing_share(present: Array, cells: Array) -> Array:
 
 
 def scale_of(worst: Array) -> float:
-    """Return the value that the highest level stands for, in ms."""
+    """Return the value of the highest level, in ms."""
     values = worst[~np.isnan(worst)]
     # One hiccup of a minute must not turn everything else into the same colour.
     return float(np.percentile(values, 99.5)) or 1.0 if len(values) else 1.0

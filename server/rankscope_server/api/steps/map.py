@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from rankscope.wire.backends import is_of_device
 from rankscope.wire.schema import STEP_CHECKPOINT, STEP_EVALUATION, STEP_FIRST, STEP_SKIPPED
 from rankscope_server.answers import json_object
-from rankscope_server.api.runs.findings import onset_step
-from rankscope_server.api.runs.overview import rank_rows
+from rankscope_server.api.runs.queries import onset_step, rank_rows
 from rankscope_server.api.steps.cells import (
     Array,
     Held,
@@ -38,24 +37,24 @@ from rankscope_server.api.steps.queries import (
     warm_up_steps,
 )
 from rankscope_server.api.steps.schema import Cell, Map, MapRow, Mark, PinnedRow
-from rankscope_server.problems import Problem, not_found
-from rankscope_server.store import tables
-from rankscope_server.store.tiles import (
+from rankscope_server.findings.text import percent_text
+from rankscope_server.ingest.step_metrics import (
     BLOCK_STEPS,
     BLOCKED_METRICS,
     DEVICE_METRICS,
     FLOAT_METRICS,
     PHASE_METRICS,
     STARTED,
-    read_blocks,
 )
-from rankscope_server.text import percent
+from rankscope_server.problems import Problem, not_found
+from rankscope_server.store import tables
+from rankscope_server.store.tiles import read_blocks
 from rankscope_server.verdict.reference import Ratios, ratios
 
 MAP_METRICS = (*RATIO_METRICS, *MS_METRICS)
 EARLY_STEPS = 50
 MAX_LANES = 2_048
-HOLD_STEPS = 64  # for so long a sample stands for the steps behind it
+HOLD_STEPS = 64  # so long a sample is repeated
 MAX_CELLS = 16_000_000
 MAX_PINNED = 5
 MAX_MARKS = 500
@@ -289,7 +288,7 @@ def _pinned(
         for rank in np.argsort(-lost).tolist():
             if lost[rank] >= MIN_LOST_RATIO and rank_bin > 1:
                 why.setdefault(
-                    rank, f"works {percent(float(lost[rank]))} longer than its reference"
+                    rank, f"works {percent_text(float(lost[rank]))} longer than its reference"
                 )
     rows = []
     for rank in list(why)[:MAX_PINNED]:

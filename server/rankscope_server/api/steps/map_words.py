@@ -1,4 +1,4 @@
-"""What is said of a map: what its cells are compared with, who stands out, what is missing."""
+"""Sentences about a map: what its cells are compared with, which rank is worst, what is missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from rankscope_server.api.steps.cells import Array, Held, Plane, Reference
 from rankscope_server.api.steps.queries import quiet
-from rankscope_server.store.tiles import DEVICE_METRICS
-from rankscope_server.text import duration_text, percent, plural
+from rankscope_server.findings.text import percent_text
+from rankscope_server.ingest.step_metrics import DEVICE_METRICS
+from rankscope_server.text import duration_text, plural
 
 RATIO_METRICS = ("own_work", "forward", "backward")
 MS_METRICS = ("step", "data", "optimizer", "blocked")
@@ -34,7 +35,7 @@ def map_text(
     held: Held,
     warm_up: tuple[int, int],
 ) -> str:
-    """Return which rank stands out, and what is missing; `warm_up`: its columns, its last step."""
+    """Return which rank is worst, and what is missing; `warm_up`: its columns, its last step."""
     if not plane.present.any():
         if metric in DEVICE_METRICS and on_device.any():
             return "Not known: hosts only enqueue here, and their devices were not measured."
@@ -42,7 +43,7 @@ def map_text(
     silent = int((plane.present.sum(axis=1) == 0).sum())
     tail = f" {plural(silent, 'rank')} sent no step here." if silent else ""
     if not silent and missing.any():
-        tail = f" {percent(float(missing.mean() / 255))} of the cells are missing."
+        tail = f" {percent_text(float(missing.mean() / 255))} of the cells are missing."
     if held.num_measured < held.num_held:
         each = round(held.num_held / max(held.num_measured, 1))
         tail = f" Devices were measured in one of about {each} steps.{tail}"

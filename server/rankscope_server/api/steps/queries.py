@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from rankscope_server.api.parameters import MAX_COLUMNS
 from rankscope_server.api.steps.schema import Throughput
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.ingest.step_metrics import BLOCK_STEPS, STARTED
 from rankscope_server.store import tables
-from rankscope_server.store.tiles import (
-    BLOCK_STEPS,
-    STARTED,
-    dtype_of,
-    read_blocks,
-)
+from rankscope_server.store.tiles import dtype_of, read_blocks
 from rankscope_server.text import duration_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_COLUMNS = 4_096
 BASELINE_STEPS = 200
 RECENT_STEPS = 50
 WARM_UP_STEPS = POLICY.warmup_steps

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rankscope_server.answers import Capped, Shape
+from rankscope_server.answers import Capped, Schema
 
 
-class MapRow(Shape, frozen=True):
+class MapRow(Schema, frozen=True):
     """One lane of the map."""
 
     label: str
@@ -16,8 +16,8 @@ class MapRow(Shape, frozen=True):
     host: str
 
 
-class PinnedRow(Shape, frozen=True):
-    """A lane that stands above the map at every zoom."""
+class PinnedRow(Schema, frozen=True):
+    """A lane that is shown above the map at every zoom."""
 
     rank: int
     label: str
@@ -28,7 +28,7 @@ class PinnedRow(Shape, frozen=True):
     missing: str
 
 
-class Mark(Shape, frozen=True):
+class Mark(Schema, frozen=True):
     """A step worth a tick."""
 
     step: int
@@ -36,7 +36,7 @@ class Mark(Shape, frozen=True):
     text: str
 
 
-class Map(Shape, frozen=True):
+class Map(Schema, frozen=True):
     """Ranks by steps, one byte a cell; a bin shows its worst cell."""
 
     metric: str
@@ -60,7 +60,7 @@ class Map(Shape, frozen=True):
     text: str
 
 
-class Cell(Shape, frozen=True):
+class Cell(Schema, frozen=True):
     """Exact numbers of one rank in one step."""
 
     rank: int
@@ -77,7 +77,7 @@ class Cell(Shape, frozen=True):
     flags: list[str]
 
 
-class Throughput(Shape, frozen=True):
+class Throughput(Schema, frozen=True):
     """Step times per bin of steps."""
 
     bin: int
@@ -91,8 +91,8 @@ class Throughput(Shape, frozen=True):
     onset_step: int | None
 
 
-class BudgetRow(Shape, frozen=True):
-    """Where the step of one rank goes, as a mean over the steps asked for."""
+class BudgetRow(Schema, frozen=True):
+    """What the step of one rank consists of, as a mean over the steps asked for."""
 
     label: str
     rank: int | None
@@ -100,8 +100,8 @@ class BudgetRow(Shape, frozen=True):
     parts: dict[str, float]
 
 
-class Budget(Shape, frozen=True):
-    """Where a step goes."""
+class Budget(Schema, frozen=True):
+    """What a step consists of."""
 
     step_lo: int
     step_hi: int
@@ -110,32 +110,7 @@ class Budget(Shape, frozen=True):
     text: str
 
 
-class SampleSeries(Shape, frozen=True):
-    """Least and largest value per slice of time; what is missing is null.
-
-    A counter is told as its rate. `label` says which device, interface or process it is.
-    """
-
-    host: str
-    gpu: int | None
-    label: str
-    name: str
-    unit: str
-    time_ms: list[float]
-    min: list[float | None]
-    max: list[float | None]
-
-
-class Samples(Shape, frozen=True):
-    """Samples of one kind, of the machines of a run."""
-
-    hosts: list[str]
-    names: list[str]
-    series: list[SampleSeries]
-    capped: Capped | None = None
-
-
-class MetricSeries(Shape, frozen=True):
+class MetricSeries(Schema, frozen=True):
     """One number of training; `value` is the last of each bin, null where it was not finite."""
 
     name: str
@@ -146,7 +121,7 @@ class MetricSeries(Shape, frozen=True):
     max: list[float | None]
 
 
-class MetricsAnswer(Shape, frozen=True):
+class MetricsAnswer(Schema, frozen=True):
     """Numbers that the script logged."""
 
     names: list[str]

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.answers import Capped
-from rankscope_server.api.steps.queries import bin_of
+from rankscope_server.answers import capped
+from rankscope_server.api.steps.queries import bin_of, known
 from rankscope_server.api.steps.schema import MetricsAnswer, MetricSeries
 from rankscope_server.store import tables
 
@@ -43,8 +43,8 @@ def metrics(
         _metric_series(name, of_rank, values, width)
         for (name, of_rank), values in list(points.items())[:MAX_SERIES]
     ]
-    capped = Capped(shown=MAX_SERIES, total=len(points)) if len(points) > MAX_SERIES else None
-    return MetricsAnswer(names=all_names, series=series, capped=capped)
+    cut = capped(MAX_SERIES, len(points))
+    return MetricsAnswer(names=all_names, series=series, capped=cut)
 
 
 # by (name, rank) and step: value, least, largest; NaN where none was finite
@@ -95,11 +95,8 @@ def _metric_series(
     starts = np.arange(0, len(steps), size)
     ends = np.append(starts[1:], len(steps)) - 1
     return MetricSeries(
-        name=name, rank=rank, step=steps[ends].tolist(), value=_rounded(numbers[ends]),
-        min=_rounded(np.fmin.reduceat(least, starts)),
-        max=_rounded(np.fmax.reduceat(largest, starts)),
+        name=name, rank=rank, step=steps[ends].tolist(),
+        value=[known(value) for value in numbers[ends]],
+        min=[known(value) for value in np.fmin.reduceat(least, starts)],
+        max=[known(value) for value in np.fmax.reduceat(largest, starts)],
     )  # fmt: skip
-
-
-def _rounded(values: Array) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]

@@ -2,7 +2,6 @@
 
 from alembic import context
 
-from rankscope_server.preflight import tables as _preflight  # noqa: F401 - its tables too
 from rankscope_server.store.tables import metadata
 
 context.configure(

@@ -1,0 +1,60 @@
+"""Bodies of requests: read within a limit, decoded, described for OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from rankscope_server.problems import Problem
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+
+
+def takes(body: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return what OpenAPI says of a JSON body; without its fields where others are in them."""
+    definitions = msgspec.json.schema(body)["$defs"]
+    schema = definitions[body.__name__]
+    if len(definitions) > 1:
+        schema = {"type": "object", "description": " ".join((body.__doc__ or "").split())}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the request's body. Raises Problem 413 as soon as it is known to be too large."""
+    too_large = Problem(
+        413, f"the body is larger than {max_bytes} bytes", "body",
+        "send smaller batches, or raise max_batch_bytes of the server",
+    )  # fmt: skip
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise Problem(400, "the sender went away before the end", "body", "send again") from error
+    return b"".join(parts)
+
+
+async def read(request: Request, body: type[Asked], max_bytes: int) -> Asked:
+    """Return the request's body, decoded. Raises Problem, which names the field."""
+    data = await read_body(request, max_bytes)
+    try:
+        return msgspec.json.decode(data, type=body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise unreadable(error, body) from error
+
+
+def unreadable(error: Exception, body: type[msgspec.Struct]) -> Problem:
+    """Return the problem of a body that cannot be decoded."""
+    text = str(error)[:300]
+    field = text.rpartition("`$")[2].rstrip("`").lstrip(".") if "`$" in text else ""
+    what = f"not a {body.__name__}: {text}"
+    return Problem(422, what, field or "body", "see docs/api.md, Preflight")

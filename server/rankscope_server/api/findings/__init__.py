@@ -1,0 +1,1 @@
+"""Findings of a run, their history, and its verdict."""

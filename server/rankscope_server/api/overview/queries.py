@@ -1,0 +1,272 @@
+"""The first page of a run: coverage, verdict, key numbers, attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope.wire.metric_names import PRINTED_LOSS
+from rankscope.wire.schema import IMPORTED
+from rankscope_server.answers import json_object, of_row, to_ms
+from rankscope_server.api.findings.queries import verdict
+from rankscope_server.api.overview.schema import (
+    Attempt,
+    Counts,
+    Coverage,
+    Number,
+    Overview,
+    ShownAnswer,
+    SilentRank,
+)
+from rankscope_server.api.runs.environment import num_differences
+from rankscope_server.api.runs.queries import (
+    hosts_of,
+    is_silent,
+    losses,
+    onset_step,
+    rank_rows,
+    run_row,
+    summary,
+)
+from rankscope_server.api.runs.schema import LossRow
+from rankscope_server.api.steps.queries import (
+    RECENT_STEPS,
+    before_and_now,
+    known,
+    load_range,
+    quiet,
+    typical_range,
+    waiting_planes,
+    warm_up_text,
+)
+from rankscope_server.findings.text import percent_text
+from rankscope_server.ingest.step_metrics import STARTED
+from rankscope_server.store import tables
+from rankscope_server.text import duration_text, exit_text, plural, rank_list
+from rankscope_server.verdict.budget import share_of, waiting_ratio
+
+_PLANES = ("step", "blocked", "num_collectives", STARTED)
+_EVEN_SHARE = 0.02  # a mean further than this from the typical step is shown beside it
+_LEAST_SHARE = 0.001  # less of a step is not worth words
+_SEEN = {False: "reporting", True: "recorded"}
+
+
+def overview(connection: sa.Connection, run_id: str, silent_before_ns: int) -> Overview:
+    """Return the first page of a run. Raises Problem 404."""
+    run = run_row(connection, run_id)
+    ranks = rank_rows(connection, run_id, run.attempt)
+    return Overview(
+        run=summary(run, hosts_of(connection, [run_id]).get(run_id, {})),
+        coverage=coverage(connection, run, ranks, silent_before_ns),
+        verdict=verdict(connection, run),
+        answer=answer(run),
+        numbers=numbers(connection, run),
+        attempts=attempts(connection, run),
+        counts=counts(connection, run),
+    )
+
+
+def coverage(
+    connection: sa.Connection,
+    run: sa.Row[Any],
+    ranks: list[sa.Row[Any]],
+    silent_before_ns: int,
+) -> Coverage:
+    """Return how much of a run is seen, and what was lost."""
+    registered = [row for row in ranks if row.registered_ns is not None]
+    silent = [of_row(SilentRank, row) for row in ranks if is_silent(row, run, silent_before_ns)]
+    expected = max(run.world_size, len(ranks))
+    reporting = len(ranks) - len(silent)
+    producers = tables.producer.c
+    missing = connection.scalar(
+        sa.select(
+            sa.func.sum(producers.last_sequence - producers.first_sequence + 1 - producers.received)
+        ).where(producers.run_id == run.run_id)
+    )
+    lost = losses(connection, run.run_id)
+    return Coverage(
+        expected=expected,
+        registered=len(registered),
+        reporting=reporting,
+        silent=silent,
+        losses=lost,
+        refused=run.refused,
+        missing_batches=int(missing or 0),
+        notes=answer(run).notes,
+        text=_coverage_text(
+            expected, reporting, silent, lost, int(missing or 0), run.launcher == IMPORTED
+        ),
+    )
+
+
+def numbers(connection: sa.Connection, run: sa.Row[Any]) -> list[Number]:
+    """Return the key numbers: step time, waiting, throughput, loss."""
+    onset = onset_step(run)
+    before, now = before_and_now(connection, run.run_id, run.step, onset)
+    change = None if not before or now is None else now / before - 1
+    where = f"before step {onset:,}" if onset else "early in the run"
+    reference = "" if before is None else f"from {duration_text(before)} {where}"
+    lo, _ = typical_range(connection, run.run_id, run.step, RECENT_STEPS, onset)
+    planes = waiting_planes(load_range(connection, run.run_id, _PLANES, lo, run.step))
+    stages = {row.rank: row.stage for row in rank_rows(connection, run.run_id, run.attempt)}
+    roles = [stages.get(rank, -1) for rank in range(len(planes["step"]))]
+    waiting = waiting_ratio(planes["step"], planes["blocked"], roles)
+    recent = f"last {plural(run.step - lo + 1, 'step')}" if now is not None else ""
+    pace = _steps_per_second(planes[STARTED]) or (1e3 / now if now else None)
+    found = [
+        Number(
+            key="step_time", label="Step time", value=now, unit="ms", change_ratio=change,
+            reference_text=reference or warm_up_text(connection, run.run_id, run.step),
+        ),
+        Number(
+            key="waiting", label="Waiting for peers", value=waiting, unit="ratio",
+            reference_text=f"mean over ranks, {recent}{_more(planes, waiting)}" if recent else "",
+        ),
+        Number(
+            key="throughput", label="Throughput", value=pace,
+            unit="steps/s", reference_text=recent + _mean_text(pace, now),
+        ),
+    ]  # fmt: skip
+    loss = _last_loss(connection, run.run_id)
+    return found if loss is None else [*found, loss]
+
+
+def attempts(connection: sa.Connection, run: sa.Row[Any]) -> list[Attempt]:
+    """Return the (re)starts of a run, the first one first."""
+    rows = connection.execute(
+        sa.select(tables.attempt)
+        .where(tables.attempt.c.run_id == run.run_id)
+        .order_by(tables.attempt.c.attempt)
+    )
+    found = []
+    for row in rows:
+        ranks = rank_rows(connection, run.run_id, row.attempt)
+        ended = [rank.ended_ns for rank in ranks]
+        over = bool(ranks) and all(time is not None for time in ended)
+        found.append(
+            of_row(
+                Attempt,
+                row,
+                ended_ms=to_ms(max(ended)) if over else None,
+                world_size=row.world_size or None,
+                exit_text=attempt_exit_text(ranks),
+            )
+        )
+    return found
+
+
+def attempt_exit_text(ranks: list[sa.Row[Any]]) -> str:
+    """Return how an attempt ended: the rank that failed first, or that all ended cleanly."""
+    ended = [rank for rank in ranks if rank.ended_ns is not None]
+    failed = [rank for rank in ended if rank.end_reason != "clean"]
+    if failed:
+        first = min(failed, key=lambda rank: int(rank.ended_ns))
+        return f"rank {first.rank}: {exit_text(first)}"
+    if not ended:
+        return ""
+    if len(ended) == len(ranks):
+        return "all ranks ended cleanly"
+    return f"{len(ended)} of {len(ranks)} ranks ended cleanly"
+
+
+def counts(connection: sa.Connection, run: sa.Row[Any]) -> Counts:
+    """Return how many findings, errors, lines and differences a run has."""
+    table = tables.finding.c
+    rows = connection.execute(
+        sa.select(table.state, sa.func.count())
+        .where(table.run_id == run.run_id)
+        .group_by(table.state)
+    )
+    states = {state: int(count) for state, count in rows}
+    errors = connection.scalar(
+        sa.select(sa.func.count())
+        .select_from(tables.error_event)
+        .where(tables.error_event.c.run_id == run.run_id)
+    )
+    return Counts(
+        findings_open=states.get("open", 0) + states.get("acknowledged", 0),
+        findings_recovered=states.get("recovered", 0),
+        errors=int(errors or 0),
+        log_lines=run.log_lines,
+        environment_differences=num_differences(connection, run.run_id, run.attempt),
+    )
+
+
+def _coverage_text(
+    expected: int,
+    reporting: int,
+    silent: list[SilentRank],
+    losses: list[LossRow],
+    missing: int,
+    is_recording: bool,
+) -> str:
+    if not expected:
+        return "No rank has registered yet"
+    text = f"{reporting} of {plural(expected, 'rank')} {_SEEN[is_recording]}"
+    if silent:
+        text += f"; {rank_list([row.rank for row in silent])} silent"
+        text += f" since step {min(row.step for row in silent):,}"
+    if losses:
+        first = losses[0]
+        text += f"; {first.count:,} {first.source} lost on {first.host}: {first.reason}"
+    if missing:
+        text += f"; {plural(missing, 'batch')} missing".replace("batchs", "batches")
+    return text
+
+
+def _more(planes: dict[str, Any], waiting: float | None) -> str:
+    """Return what ranks were blocked for beyond waiting for later ones: the transfers."""
+    blocked = share_of(planes["blocked"], planes["step"])
+    if blocked is None or waiting is None or blocked - waiting < _LEAST_SHARE:
+        return ""
+    return f"; {percent_text(blocked - waiting)} more in communication"
+
+
+def _mean_text(steps_per_second: float | None, typical_ms: float | None) -> str:
+    """Return the mean step time where it is another than the typical one: some steps are long."""
+    if not steps_per_second or not typical_ms:
+        return ""
+    mean_ms = 1e3 / steps_per_second
+    is_even = abs(mean_ms - typical_ms) <= _EVEN_SHARE * typical_ms
+    return "" if is_even else f", {duration_text(mean_ms)} a step on average"
+
+
+def _steps_per_second(started: np.ndarray[Any, Any]) -> float | None:
+    times = quiet(np.nanmax, np.where(started > 0, started / 1e9, np.nan), axis=0)
+    seen = np.flatnonzero(~np.isnan(times))
+    if len(seen) < 2 or times[seen[-1]] <= times[seen[0]]:
+        return None
+    return known((seen[-1] - seen[0]) / (times[seen[-1]] - times[seen[0]]))
+
+
+def _last_loss(connection: sa.Connection, run_id: str) -> Number | None:
+    table = tables.metric.c
+    for name, source in (
+        ("logged_loss", "as the framework logs it"),
+        (PRINTED_LOSS, "as the script prints it"),
+        ("loss", "the value of backward()"),
+    ):
+        # a line may name the batch of its epoch, or no step
+        newest = [table.time_ns.desc()] if name == PRINTED_LOSS else [table.step.desc()]
+        row = connection.execute(
+            sa.select(table.value, table.step)
+            .where(table.run_id == run_id, table.name == name)
+            .order_by(*newest, table.rank)
+            .limit(1)
+        ).first()
+        if row is not None:
+            text = f"step {row.step:,}, {source}" if row.step else source
+            text += "" if row.value is not None else ", not a finite number"
+            return Number(key="loss", label="Loss", value=row.value, unit="", reference_text=text)
+    return None
+
+
+def answer(run: sa.Row[Any]) -> ShownAnswer:
+    """Return the first sentence of a run's page."""
+    body = json_object(run.answer)
+    if body is None:
+        return ShownAnswer(state="waiting", text="No verdict yet: the first look is due", detail="")
+    return msgspec.convert(body, ShownAnswer)

@@ -1,0 +1,91 @@
+"""Answers of the first page of a run."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from rankscope_server.answers import Schema
+from rankscope_server.api.findings.schema import ShownVerdict
+from rankscope_server.api.runs.schema import LossRow, RunSummary
+
+AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
+
+
+class SilentRank(Schema, frozen=True):
+    """A rank of which nothing came for a while."""
+
+    rank: int
+    last_seen_ms: float | None
+    step: int
+
+
+class Coverage(Schema, frozen=True):
+    """How much of the run is seen."""
+
+    expected: int
+    registered: int
+    reporting: int
+    silent: list[SilentRank]
+    losses: list[LossRow]
+    refused: int
+    missing_batches: int
+    text: str
+    notes: list[str] = msgspec.field(default_factory=list)  # recorded in part, or unequally
+
+
+class ShownAnswer(Schema, frozen=True):
+    """The first sentence of the page, with or without a verdict."""
+
+    state: AnswerState
+    text: str
+    detail: str
+    deciding: list[str] = msgspec.field(default_factory=list)  # what would decide
+    notes: list[str] = msgspec.field(default_factory=list)  # of coverage
+
+
+class Number(Schema, frozen=True):
+    """A key number of the overview."""
+
+    key: str
+    label: str
+    value: float | None
+    unit: str
+    change_ratio: float | None = None
+    reference_text: str = ""
+
+
+class Attempt(Schema, frozen=True):
+    """One (re)start of a run."""
+
+    attempt: int
+    started_ms: float | None
+    ended_ms: float | None
+    last_seen_ms: float | None
+    world_size: int | None
+    step_lo: int | None
+    step_hi: int | None
+    exit_text: str
+
+
+class Counts(Schema, frozen=True):
+    """How many of what there are."""
+
+    findings_open: int
+    findings_recovered: int
+    errors: int
+    log_lines: int
+    environment_differences: int
+
+
+class Overview(Schema, frozen=True):
+    """The first page of a run."""
+
+    run: RunSummary
+    coverage: Coverage
+    verdict: ShownVerdict | None
+    answer: ShownAnswer
+    numbers: list[Number]
+    attempts: list[Attempt]
+    counts: Counts

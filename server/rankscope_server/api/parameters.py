@@ -1,0 +1,27 @@
+"""Query parameters that several routes take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+MAX_STEP = 1 << 48
+MAX_RANK = 1 << 20
+MAX_COLUMNS = 4_096
+From = Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)]
+To = Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)]
+Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)]
+Rank = Annotated[int | None, Query(ge=0, le=MAX_RANK)]
+Attempt = Annotated[int | None, Query(ge=0, le=1 << 20)]
+Width = Annotated[int, Query(ge=1, le=MAX_COLUMNS)]
+
+
+def to_ns(ms: float | None) -> int | None:
+    """Return the nanoseconds of a time."""
+    return None if ms is None else int(ms * 1e6)
+
+
+def items(text: str) -> list[str]:
+    """Return the items of a list that commas separate."""
+    return [item.strip() for item in text.split(",") if item.strip()]

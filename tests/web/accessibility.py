@@ -1,0 +1,24 @@
+"""What a page violates of the rules of accessibility."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+def violations(page: Any) -> list[str]:
+    if not page.evaluate("Boolean(window.axe)"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate(
+        "rules => axe.run(document, {runOnly: rules}).then(result => result.violations)", RULES
+    )
+    return [
+        f"{one['id']}: {node['html'][:160]} ({node['failureSummary'][:300]})"
+        for one in found
+        for node in one["nodes"][:3]
+    ]
