@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 
+from rankscope_trainer.command_line import help_text, load_settings
 from rankscope_trainer.errors import EXIT_USAGE, SettingError
 from rankscope_trainer.faults import FAULTS
-from rankscope_trainer.settings import help_text, load_settings
 from rankscope_trainer.stopping import Stopped, Stopping
 
 logger = logging.getLogger("rankscope_trainer")
@@ -50,11 +50,7 @@ def fault_table() -> str:
     lines = [f"{'fault':24} {'finding':20} {'size':36} what it does"]
     for fault in FAULTS:
         sentence = (type(fault).__doc__ or "").splitlines()[0]
-        size = (
-            fault.size_is
-            if fault.default_size is None
-            else f"{fault.size_is} ({fault.default_size})"
-        )
+        size = fault.size_is + ("" if fault.default_size is None else f" ({fault.default_size})")
         lines.append(f"{fault.name:24} {fault.finding:20} {size:36} {sentence}")
     return "\n".join(lines) + "\n"
 

@@ -32,7 +32,7 @@ class State:
 
 
 def needs_agreement(settings: Settings) -> bool:
-    """Tell whether anything can happen that ranks must agree on."""
+    """Return whether anything can happen that ranks must agree on."""
     return bool(settings.check_batches or settings.grace_seconds or settings.data_path)
 
 

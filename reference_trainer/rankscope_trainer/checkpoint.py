@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rankscope_trainer.checkpoint_folder import finished
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.world import World
@@ -81,15 +81,13 @@ class Checkpoints:
         final = self._folder / f"step-{progress.step:08d}"
         unfinished = final.with_suffix(".tmp")
         unfinished.mkdir(parents=True, exist_ok=True)
-        part: dict[str, Any] = {
-            "random": _random_state(self._world.device), "strategy": strategy.state()
-        }  # fmt: skip
+        random = _random_state(self._world.device)
+        part: dict[str, Any] = {"random": random, "strategy": strategy.state()}
         if strategy.is_sharded:
             strategy.save(unfinished / SHARDED)
         elif has_weights:
-            part |= {
-                "model": strategy.model.state_dict(), "optimizer": strategy.optimizer.state_dict()
-            }  # fmt: skip
+            part["model"] = strategy.model.state_dict()
+            part["optimizer"] = strategy.optimizer.state_dict()
         _write(unfinished / f"rank-{self._world.rank}.pt", part)
         dist.barrier()  # every part is written
         if self._world.rank == 0:
@@ -99,13 +97,13 @@ class Checkpoints:
                 shutil.rmtree(final)  # an older run, not resumed, came as far
             unfinished.rename(final)
             _flush_folder(self._folder)
-            for old in self._all()[: -self._keep]:
+            for old in finished(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint, 0 without any: as rank 0 sees it, for all."""
-        found = self._all()
-        step = int(found[-1].name.removeprefix("step-")) if found else 0
+        checkpoints = finished(self._folder)
+        step = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
         agreed = torch.tensor(step, device=self._world.device)
         dist.broadcast(agreed, src=0)
         return int(agreed.item())
@@ -148,10 +146,6 @@ class Checkpoints:
         for path in self._folder.glob("step-*.tmp"):
             shutil.rmtree(path)
 
-    def _all(self) -> list[Path]:
-        found = self._folder.glob("step-*")
-        return sorted(path for path in found if re.fullmatch(r"step-\d{8,}", path.name))
-
     def _read(self, folder: Path, rank: int) -> dict[str, Any]:
         path = folder / f"rank-{rank}.pt"
         part: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -164,20 +158,9 @@ class Checkpoints:
             if name == "world_size" and self._is_elastic:
                 continue
             if written.get(name) != value:
-                raise SettingError(
-                    "checkpoint_dir",
-                    f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}",
-                    "Choose the same, another folder, or --no-resume",
-                )
-
-
-def newest_shape(folder: str) -> dict[str, Any]:
-    """Return what the newest checkpoint in a folder says of its run; nothing without any."""
-    found = sorted(path for path in Path(folder).glob("step-*") if path.suffix != ".tmp")
-    if not found:
-        return {}
-    shape: dict[str, Any] = json.loads((found[-1] / "checkpoint.json").read_text())["shape"]
-    return shape
+                problem = f"{folder} was written with {name} = {written.get(name)!r}, not {value!r}"
+                remedy = "Choose the same, another folder, or --no-resume"
+                raise SettingError("checkpoint_dir", problem, remedy)
 
 
 def _write(path: Path, part: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class Slices(Sampler[list[int]]):
 
 
 class Batches:
-    """Batches without end, epoch after epoch; `position` says where in the data they stand.
+    """Batches without end, epoch after epoch; `position` says where in the data they are.
 
     A step takes the next slice of the epoch's order, and each shard takes its part of the slice:
 
@@ -138,7 +138,7 @@ class Batches:
 
         A sequence as `batch_size` names that of each shard. With `num_workers` so many processes
         load batches ahead of their use, and `on_worker_load` runs there in place of `on_load`.
-        With the `checksums` of all windows `corrupt` can judge a batch.
+        With the `checksums` of all windows `corrupt` can check a batch.
         """
         self._checksums = checksums
         sizes = [batch_size] * num_shards if isinstance(batch_size, int) else batch_size
@@ -192,7 +192,7 @@ class Batches:
 
     @property
     def is_at_epoch_start(self) -> bool:
-        """Tell whether no batch of this epoch was drawn yet."""
+        """Return whether no batch of this epoch was drawn yet."""
         return self.position % self.num_windows == 0
 
     def __iter__(self) -> Iterator[Sample]:

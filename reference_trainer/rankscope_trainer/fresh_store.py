@@ -8,7 +8,7 @@ attempt had before, and keep all that follows under it:
     rank 0   offer = a .................. answered/a/1 = b, so agreed/a/1/b ..> all under a
     rank 1   offer = a, so answered/a/1 = b ................. agreed/a/1/b ...> all under a
 
-Nobody lives who would agree for an old offer: a rank that has read one looks again.
+No rank is left that would agree for an old offer: a rank that has read one looks again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rankscope_trainer.settings import Settings
 
 
 def changes_learning_rate(settings: Settings) -> bool:
-    """Tell whether the optimizer's own learning rate is not to be left as it is."""
+    """Return whether the optimizer's own learning rate is not to be left as it is."""
     return bool(settings.warm_up) or settings.scale_learning_rate != "none"
 
 

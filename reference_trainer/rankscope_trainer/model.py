@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.register_buffer("mask_TT", mask, persistent=False)
         self.head_width = width // heads
         self.dropout = dropout
-        # Query, key and value of one head stand together, so that heads can be dealt to ranks.
+        # Query, key and value of one head are neighbours, so that heads can be dealt to ranks.
         self.project_in = nn.Linear(width, 3 * width)
         self.project_out = nn.Linear(width, width)
 
@@ -161,11 +161,11 @@ class GPT(nn.Module):
 
         The embedding goes with the first layer of the whole model, the head with the last.
         """
-        kept = sorted(layers)
-        self.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in kept})
-        if 0 not in kept:
+        own = sorted(layers)
+        self.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in own})
+        if 0 not in own:
             self.embedding = None
-        if self.num_layers - 1 not in kept:
+        if self.num_layers - 1 not in own:
             self.head = None
         return self
 

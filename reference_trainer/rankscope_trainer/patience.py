@@ -25,7 +25,7 @@ class Patience:
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether training is to end."""
+        """Return whether training is to end."""
         return 0 < self._limit <= self.in_vain
 
     def observe(self, loss: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What a rank tells about its training: log lines, metrics, and exact losses."""
+"""What a rank reports of its training: log lines, metrics, and exact losses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class Report:
     def step(self, step: int, loss: float | None, learning_rate: float, **measured: float) -> None:
         """Report one finished step, with whatever else the strategy measured in it."""
         metrics: dict[str, Any] = {
-            "tokens": float(self._tokens_per_step), "learning_rate": learning_rate, **measured
-        }  # fmt: skip
+            "tokens": float(self._tokens_per_step),
+            "learning_rate": learning_rate,
+            **measured,
+        }
         if loss is not None:
             metrics["loss"] = loss
         if _log_metrics is not None:
@@ -80,6 +82,6 @@ class Report:
     def _log(self, step: int, loss: float | None) -> None:
         now = time.perf_counter()
         tokens_per_second = self._steps * self._tokens_per_step / (now - self._since)
-        shown = "on another rank" if loss is None else f"{loss:.4f}"
-        logger.info("step %d loss %s tokens/s %.0f", step, shown, tokens_per_second)
+        loss_text = "on another rank" if loss is None else f"{loss:.4f}"
+        logger.info("step %d loss %s tokens/s %.0f", step, loss_text, tokens_per_second)
         self._steps, self._since = 0, now

@@ -11,7 +11,7 @@ from rankscope_trainer.data import ByteWindows
 from rankscope_trainer.supply import Pauses, is_gone
 
 
-class Source:
+class DataSource:
     """A file, or the files of a directory in the order of their names, read as one text."""
 
     def __init__(self, path: str) -> None:
@@ -37,7 +37,7 @@ class FileWindows(ByteWindows):
 
     def __init__(
         self,
-        source: Source,
+        source: DataSource,
         num_bytes: int,
         context: int,
         on_read: Callable[[int], None] = lambda index: None,
@@ -52,12 +52,12 @@ class FileWindows(ByteWindows):
         return self._source.read(start, num_bytes)
 
 
-def open_source(path: str, max_bytes: int, wait_seconds: float) -> tuple[Source, bytes]:
+def open_source(path: str, max_bytes: int, wait_seconds: float) -> tuple[DataSource, bytes]:
     """Return the source and its text; wait for it, if it is not there yet."""
     pauses = Pauses(wait_seconds)
     while True:
         try:
-            source = Source(path)
+            source = DataSource(path)
             return source, source.read(0, max_bytes)
         except OSError as error:
             if not is_gone(error) or not pauses.pause():
@@ -67,9 +67,9 @@ def open_source(path: str, max_bytes: int, wait_seconds: float) -> tuple[Source,
 def _read(file: Path, start: int, num_bytes: int) -> bytes:
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        found = os.pread(descriptor, num_bytes, start)
+        data = os.pread(descriptor, num_bytes, start)
     finally:
         os.close(descriptor)
-    if len(found) < num_bytes:
+    if len(data) < num_bytes:
         raise OSError(errno.EIO, "is shorter than it was", str(file))
-    return found
+    return data

@@ -23,7 +23,7 @@ class StepTimes:
 
     def __init__(self, path: str, *, rank: int, restarts: int) -> None:
         """Open the file."""
-        self._who = {"rank": rank, "restarts": restarts}
+        self._rank = {"rank": rank, "restarts": restarts}
         self._file: int | None = None
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -43,9 +43,12 @@ class StepTimes:
         if self._file is None:
             return
         line = {
-            **self._who, "step": step, "began_ns": self._began_ns,
-            "trained_ns": self._trained_ns, "ended_ns": time.time_ns(),
-        }  # fmt: skip
+            **self._rank,
+            "step": step,
+            "began_ns": self._began_ns,
+            "trained_ns": self._trained_ns,
+            "ended_ns": time.time_ns(),
+        }
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:

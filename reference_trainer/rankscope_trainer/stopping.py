@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end the trainer soon, quietly, and with a code that tells so.
+"""SIGTERM and SIGINT end the trainer soon, quietly, and with a code that says so.
 
     a signal             `Stopped` at the next bytecode, or the end of the process after 3 s
     SIGTERM with grace   noted; before the next step all ranks agree to leave, save, and end;

@@ -22,7 +22,7 @@ logger = logging.getLogger("rankscope_trainer")
 
 
 def is_gone(error: OSError) -> bool:
-    """Tell whether the data may come back: its source does not answer."""
+    """Return whether the data may come back: its source does not answer."""
     return error.errno in GONE
 
 
@@ -63,7 +63,7 @@ class Supply:
         save: Callable[[int], None],
         signal: Callable[[], int],
     ) -> None:
-        """Take where batches come from, how to save a step, and who knows of signals."""
+        """Take where batches come from, how to save a step, and where to ask for signals."""
         self.must_leave = 0  # the signal for which all ranks leave
         self.skipped = 0  # batches, since the start
         self._corrupt = 0  # of them this rank's own

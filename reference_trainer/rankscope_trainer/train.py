@@ -25,13 +25,13 @@ from rankscope_trainer.duration import Duration
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults.fault import PLACES_OF_LOADING, Place
 from rankscope_trainer.faults.injector import Injector
-from rankscope_trainer.faults.manifest import Manifest
 from rankscope_trainer.faults.plan import parse_fault
+from rankscope_trainer.json_lines import JsonLines
 from rankscope_trainer.learning_rate import changes_learning_rate, learning_rate
 from rankscope_trainer.patience import Patience
 from rankscope_trainer.report import Report
 from rankscope_trainer.settings import Settings
-from rankscope_trainer.source import FileWindows, Source, open_source
+from rankscope_trainer.source import DataSource, FileWindows, open_source
 from rankscope_trainer.step_times import StepTimes
 from rankscope_trainer.stopping import Stopped, Stopping
 from rankscope_trainer.strategies import STRATEGIES
@@ -42,10 +42,19 @@ from rankscope_trainer.world import World, join_world, leave_world
 
 # A checkpoint goes on exactly only in a run whose model and order of data are the same.
 RESUMED_WITH_THE_SAME = (
-    "strategy", "layers", "width", "heads", "context",
-    "batch_size", "microbatches", "global_batch", "data_bytes", "data_path",
-    "validation_ratio", "seed",
-)  # fmt: skip
+    "strategy",
+    "layers",
+    "width",
+    "heads",
+    "context",
+    "batch_size",
+    "microbatches",
+    "global_batch",
+    "data_bytes",
+    "data_path",
+    "validation_ratio",
+    "seed",
+)
 
 logger = logging.getLogger("rankscope_trainer")
 
@@ -121,9 +130,11 @@ class Trainer:
                 if batch is None:
                     break
                 loss, measured = self._train_step(step, batch)
-                known = None if loss is None else float(loss)
+                known_loss = None if loss is None else float(loss)
                 learning_rate = self.strategy.optimizer.param_groups[0]["lr"]
-                self.report.step(step, known, learning_rate, **self.strategy.metrics(), **measured)
+                self.report.step(
+                    step, known_loss, learning_rate, **self.strategy.metrics(), **measured
+                )
                 self.times.trained()
                 self._after(step)
                 self.times.end(step)
@@ -131,7 +142,7 @@ class Trainer:
         return supply.must_leave
 
     def _has_more(self, step: int) -> bool:
-        """Tell whether a step follows this one; at the last, all ranks agree on some more."""
+        """Return whether a step follows this one; at the last, all ranks agree on some more."""
         last = self._last_steps[self.world.rank]
         if step == last:
             more = self._duration.steps_left(step)
@@ -195,12 +206,9 @@ class Trainer:
             best_validation=self.patience.best if self.patience.best < math.inf else None,
             validations_in_vain=self.patience.in_vain,
         )
-        with self.faults.around(Place.CHECKPOINT):
-            self.checkpoints.save(
-                progress,
-                self.strategy,
-                has_weights=not self.strategy.is_replicated or self.world.rank == 0,
-            )
+        self.faults.fire(Place.CHECKPOINT)
+        has_weights = not self.strategy.is_replicated or self.world.rank == 0
+        self.checkpoints.save(progress, self.strategy, has_weights=has_weights)
         self._saved = step
 
     def _validate(self) -> float | None:
@@ -226,7 +234,7 @@ class Trainer:
             return 0
         step = self.checkpoints.newest_step()
         if self.world.rank == 0:
-            self._tell_attempt(self.checkpoints, step)
+            self._report_attempt(self.checkpoints, step)
         if not step:
             return 0
         self.strategy.warm_up()
@@ -239,8 +247,8 @@ class Trainer:
         logger.info("resumed after step %d", progress.step)
         return progress.step
 
-    def _tell_attempt(self, checkpoints: Checkpoints, step: int) -> None:
-        """Note that the run starts anew, and with how many ranks.
+    def _report_attempt(self, checkpoints: Checkpoints, step: int) -> None:
+        """Report that the run starts anew, and with how many ranks.
 
         torchrun's count is that of one node's failures: a change of the members does not add to
         it, and nodes may differ. The attempts of the run are counted beside its checkpoints.
@@ -256,7 +264,7 @@ class Trainer:
 
 
 def build_faults(settings: Settings) -> Injector:
-    """Build this rank's faults; the environment tells who it is, as no group is joined yet."""
+    """Build this rank's faults; the environment names the rank, as no group is joined yet."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     plans = [parse_fault(text, world_size, settings.steps) for text in settings.fault]
     for plan in plans:
@@ -269,7 +277,7 @@ def build_faults(settings: Settings) -> Injector:
         rank=int(os.environ.get("RANK", "0")),
         world_size=world_size,
         attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        manifest=Manifest(settings.fault_manifest),
+        manifest=JsonLines(settings.fault_manifest),
     )
 
 
@@ -306,7 +314,7 @@ def _build_data(
     return training_batches, validation_batches
 
 
-def _read_data(settings: Settings) -> tuple[Source | None, bytes]:
+def _read_data(settings: Settings) -> tuple[DataSource | None, bytes]:
     """Return the text, and where its parts can be read again if it is not the library's."""
     if not settings.data_path:
         return None, read_standard_library(settings.data_bytes)

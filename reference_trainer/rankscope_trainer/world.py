@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and how it joins them."""
+"""Which rank this process is, and how it joins the others."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def join_world(*, device: str, timeout_seconds: float) -> World:
 def leave_world() -> None:
     """Leave the default process group, and let its threads end before the interpreter does.
 
-    A gloo thread that lets go of a Python object while the interpreter ends aborts the process
-    (https://github.com/pytorch/pytorch/pull/179291).
+    A gloo thread that holds the last reference to the group ends it from inside, which aborts the
+    process, as PowerSGD's callbacks did; so does one that lets go of a Python object while the
+    interpreter ends (https://github.com/pytorch/pytorch/pull/179291).
     """
+    time.sleep(_LAST_RETURN_SECONDS)
     dist.destroy_process_group()
     time.sleep(_LAST_RETURN_SECONDS)
 

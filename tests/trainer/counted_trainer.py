@@ -86,5 +86,5 @@ if __name__ == "__main__":
     counter.install()
     code = main(sys.argv[2:])
     document = json.dumps(counter.by_step)
-    Path(sys.argv[1], f"operations-{os.environ['RANK']}.json").write_text(document)
+    Path(sys.argv[1], f"operations-{os.environ.get('RANK', '0')}.json").write_text(document)
     raise SystemExit(code)

@@ -20,7 +20,7 @@ SMALL += ["--timeout-seconds", "60", "--device", "cpu"]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run that ended: its exit code, all it wrote, and the folder it was told to use."""
+    """A run that ended: its exit code, all it wrote, and its folder."""
 
     code: int
     output: str
@@ -29,8 +29,8 @@ class Finished:
 
     def losses(self) -> dict[int, float]:
         lines = (self.folder / "losses.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        return {line["step"]: float.fromhex(line["loss"]) for line in found}
+        steps = [json.loads(line) for line in lines]
+        return {line["step"]: float.fromhex(line["loss"]) for line in steps}
 
     def manifest(self) -> list[dict[str, Any]]:
         return read_manifest(self.folder)
@@ -46,8 +46,8 @@ class Finished:
     def operations(self, rank: int) -> dict[int, list[tuple[str, int]]]:
         document = json.loads((self.folder / f"operations-{rank}.json").read_text())
         return {
-            int(step): [(operation, size) for operation, size in seen]
-            for step, seen in document.items()
+            int(step): [(operation, size) for operation, size in operations]
+            for step, operations in document.items()
         }
 
 
@@ -85,6 +85,12 @@ def run(folder: Path, ranks: int, *arguments: str, program: Path = COUNTED_TRAIN
     output.unlink(missing_ok=True)
     code = server().run(program, ranks, words, output)
     return Finished(code, output.read_text(), folder, [*SMALL, *arguments])
+
+
+def with_checkpoints(folder: Path, arguments: str, *, steps: int, every: int) -> list[str]:
+    """Return the arguments of a run that writes checkpoints into a folder of `folder`."""
+    saves = ["--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", str(every)]
+    return [*arguments.split(), *saves, "--steps", str(steps)]
 
 
 def _arguments(folder: Path, arguments: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ checkpoint, memory, collections, switches, clocks, environment. Usage as counted
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.metadata
 import json
@@ -59,29 +58,26 @@ class Recorder:
         gc.callbacks.append(self._on_collection)
 
     def _install_steps(self) -> None:
-        begin_step, save, around = Injector.begin_step, Checkpoints.save, Injector.around
+        begin_step, fire, save = Injector.begin_step, Injector.fire, Checkpoints.save
 
         def noting_begin_step(injector: Injector, step: int) -> None:
             self.step = step
             begin_step(injector, step)
             self.states[step] = self._state()
 
-        @contextlib.contextmanager
-        def timed_around(injector: Injector, place: Place) -> Iterator[None]:
-            self.begin(place.value)
-            try:
-                with around(injector, place):
-                    yield
-            finally:
-                self.finish(place.value)
+        def noting_fire(injector: Injector, place: Place, **details: Any) -> Any:
+            if place is Place.CHECKPOINT:
+                self.begin("checkpoint")
+            return fire(injector, place, **details)
 
-        def noting_save(*arguments: Any, **keywords: Any) -> None:
-            self.sums[self.step]["checkpoints"] += 1
+        def timed_save(*arguments: Any, **keywords: Any) -> None:
             save(*arguments, **keywords)
+            self.finish("checkpoint")
+            self.sums[self.step]["checkpoints"] += 1
 
-        Injector.around = timed_around  # type: ignore[method-assign,assignment]
+        Injector.fire = noting_fire  # type: ignore[method-assign,assignment]
         Injector.begin_step = noting_begin_step  # type: ignore[method-assign,assignment]
-        Checkpoints.save = noting_save  # type: ignore[method-assign,assignment]
+        Checkpoints.save = timed_save  # type: ignore[method-assign,assignment]
 
     def _install_data(self) -> None:
         original, recorder = Batches.__iter__, self

@@ -1,12 +1,13 @@
 """Reduce known numbers by the ring and by the library; write what came out and what was sent.
 
-Usage: torchrun ... -m tests.trainer.ring_sums FOLDER
+Usage: torchrun ... ring_sums.py FOLDER
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from rankscope_trainer.strategies.ring import padded_length, ring_all_reduce
-from tests.trainer.counted_trainer import Counter
 
 LENGTH = 1001  # not a multiple of 2, 3 or 4
 
@@ -28,6 +28,8 @@ def numbers(rank: int, num_ranks: int, *, is_whole: bool) -> torch.Tensor:
 
 
 if __name__ == "__main__":
+    # Beside this file, but a script that a launcher starts has no package to import it from.
+    Counter = runpy.run_path(str(Path(__file__).with_name("counted_trainer.py")))["Counter"]
     folder = Path(sys.argv[1])
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")

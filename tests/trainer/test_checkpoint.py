@@ -1,30 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from rankscope_trainer.checkpoint import Checkpoints, Progress
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Sample
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.model import GPT
-from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies.strategy import Strategy
 from rankscope_trainer.train import Trainer
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World
 
 MODEL = {"width": 8}
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A process group of this process alone."""
-    yield join_world(device="cpu", timeout_seconds=30)
-    dist.destroy_process_group()
 
 
 class Net(Strategy):

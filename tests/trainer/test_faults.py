@@ -13,19 +13,19 @@ import torch
 from rankscope_trainer.__main__ import fault_table
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.faults import FAULTS
-from rankscope_trainer.faults.crash import FaultInjectedError
 from rankscope_trainer.faults.fault import Fault, FaultContext, Magnitude, Place
 from rankscope_trainer.faults.injector import COMPUTE_PER_FORWARD, Injector
-from rankscope_trainer.faults.manifest import Manifest
 from rankscope_trainer.faults.plan import FaultPlan, parse_fault
-from tests.trainer.launch import launched, read_manifest, run, start
+from rankscope_trainer.faults.processes import FaultInjectedError
+from rankscope_trainer.json_lines import JsonLines
+from tests.trainer.launch import read_manifest, run, start
 
 README = Path(__file__).parents[2] / "reference_trainer/README.md"
 ALWAYS = "rank=0,start=1"
 
 
 class Sleeps(list[float]):
-    """Stands for `time.sleep`, and remembers."""
+    """Replaces `time.sleep`, and remembers."""
 
     def __call__(self, seconds: float) -> None:
         self.append(seconds)
@@ -36,7 +36,7 @@ def _injector(*texts: str, path: Path | None = None, sleep: Sleeps | None = None
         [parse_fault(text, world_size=2, last_step=100) for text in texts],
         rank=0,
         microbatches=4,
-        manifest=Manifest(str(path or "")),
+        manifest=JsonLines(str(path or "")),
         sleep=sleep if sleep is not None else Sleeps(),
     )
 
@@ -185,7 +185,7 @@ def test_the_local_gradient_is_seen_once_with_the_last_microbatch() -> None:
             context.tensor = context.tensor * 0
 
     plan = FaultPlan(fault=Watcher(), rank=0, start=1, steps=None, size=None)
-    injector = Injector([plan], rank=0, microbatches=3, manifest=Manifest(""))
+    injector = Injector([plan], rank=0, microbatches=3, manifest=JsonLines(""))
     model = torch.nn.Linear(3, 1, bias=False)
     injector.inject_into(model)
     for step in (1, 2):
@@ -223,7 +223,7 @@ def test_a_fault_that_lasts_is_begun_once_and_ended_also_when_the_run_fails(
     def plan(start: int, steps: int | None) -> FaultPlan:
         return FaultPlan(fault=Lasting(), rank=None, start=start, steps=steps, size=None)
 
-    manifest = Manifest(str(tmp_path / "manifest"))
+    manifest = JsonLines(str(tmp_path / "manifest"))
     injector = Injector([plan(2, 2), plan(7, None)], rank=5, manifest=manifest)
     for step in range(1, 8):
         injector.begin_step(step)
@@ -316,13 +316,21 @@ def test_slow_faults_slow_a_real_run_down(tmp_path: Path) -> None:
 
 @pytest.mark.multiproc
 def test_a_crash_ends_the_run_and_says_who_it_was(tmp_path: Path) -> None:
-    finished = launched(tmp_path, 2, "--steps", "9", "--fault", "crash:rank=1,start=4")
+    finished = run(tmp_path, 2, "--steps", "9", "--fault", "crash:rank=1,start=4")
     assert finished.code == 1
-    assert "[rank1]: rankscope_trainer.faults.crash.FaultInjectedError: rank 1" in finished.output
-    assert "[rank0]: rankscope_trainer.faults.crash" not in finished.output
+    error = "rankscope_trainer.faults.processes.FaultInjectedError"
+    assert f"[rank1]: {error}: rank 1" in finished.output
+    assert f"[rank0]: {error}" not in finished.output
     begin, end = finished.manifest()
     assert (begin["fault"], begin["rank"], begin["start_step"]) == ("crash", 1, 4)
     assert (end["end_step"], end["fired"]) == (4, 1)
+
+
+def _is_asleep(process: psutil.Process) -> bool:
+    """Return whether the process used no processor for a while."""
+    before = process.cpu_times()
+    time.sleep(0.2)
+    return process.cpu_times() == before
 
 
 @pytest.mark.multiproc
@@ -337,8 +345,9 @@ def test_who_waits_for_a_hanging_rank_can_still_be_stopped(tmp_path: Path) -> No
     assert (hanging["fault"], hanging["rank"], hanging["start_step"]) == ("hang", 1, 4)
     ranks = {child.pid for child in psutil.Process(process.pid).children()}
     (waiting,) = ranks - {hanging["pid"]}
-    time.sleep(1.0)
     # Rank 0 is inside a collective that does not end, where Python runs no signal handler.
+    while not _is_asleep(psutil.Process(waiting)):
+        assert time.monotonic() < deadline
     os.kill(waiting, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert f"exitcode: {128 + signal.SIGTERM}" in output, output

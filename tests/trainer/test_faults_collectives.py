@@ -26,13 +26,13 @@ def _calls(folder: Path, rank: int, step: int) -> list[Called]:
 
 
 def _digest(folder: Path, rank: int, step: int) -> dict[str, str]:
-    (found,) = (
+    (digest,) = (
         line["digest"]
         for line in _watched(folder, rank)
         if line["step"] == step and "digest" in line
     )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(digest, dict)
+    return digest
 
 
 def _watched(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -45,8 +45,8 @@ def _run(folder: Path, *arguments: str) -> Finished:
 
 
 @pytest.mark.multiproc
-def test_what_is_left_out_can_be_made_up_for_and_nobody_notices(tmp_path: Path) -> None:
-    """With a single bucket all calls are alike, so nothing but the weights tells of it."""
+def test_what_is_left_out_can_be_made_up_for_without_an_error(tmp_path: Path) -> None:
+    """With a single bucket all calls are alike, so only the weights show it."""
     plans = ["collective_skipped:rank=1,start=3", "collective_doubled:rank=1,start=4"]
     plans += ["swallowed_exception:rank=1,start=5,steps=1", "collective_doubled:rank=1,start=6"]
     plans += ["wrong_dtype:rank=1,start=7"]
@@ -85,8 +85,7 @@ def test_two_collectives_are_swapped(tmp_path: Path) -> None:
     assert "op.preamble.length <= op.nbytes" in finished.output, finished.output
     for step in (3, 4):  # the steps in which it counts
         assert _calls(tmp_path, 0, step) == _calls(tmp_path, 1, step)
-    swapped = _calls(tmp_path, 1, 5)[:2]
-    assert swapped == [second, first][: len(swapped)] != []  # it may be gone before its next call
+    assert _calls(tmp_path, 1, 5)[0] == second  # it may be gone before its next call
     begin = finished.manifest()[0]
     assert (begin["fault"], begin["start_step"]) == ("collectives_swapped", 5)
 
@@ -95,7 +94,7 @@ def test_two_collectives_are_swapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["wrong_shape", "wrong_op"])
 def test_another_shape_or_operation_ends_the_run(fault: str, tmp_path: Path) -> None:
     finished = _run(
-        tmp_path, "--steps", "5", *ONE_BUCKET, "--timeout-seconds", "15",
+        tmp_path, "--steps", "5", *ONE_BUCKET, "--timeout-seconds", "6",
         "--fault", f"{fault}:rank=1,start=3",
     )  # fmt: skip
     assert finished.code == 1, finished.output

@@ -16,14 +16,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.trainer.launch import SMALL, read_manifest, run
+from tests.trainer.launch import (
+    COUNTED_TRAINER,
+    Finished,
+    read_manifest,
+    run,
+    with_checkpoints,
+)
 
 PROCESS = """
 import faulthandler, signal, sys, threading, time
 from pathlib import Path
 from rankscope_trainer.faults.fault import Place
 from rankscope_trainer.faults.injector import Injector
-from rankscope_trainer.faults.manifest import Manifest
+from rankscope_trainer.json_lines import JsonLines
 from rankscope_trainer.faults.plan import parse_fault
 
 folder = Path(sys.argv[1])
@@ -39,7 +45,7 @@ threading.Thread(target=tick, daemon=True).start()
 while not (folder / "ticks").exists():
     time.sleep(0.005)
 plan = parse_fault(sys.argv[2] + ":rank=0,start=1,steps=1", 1, 9)
-injector = Injector([plan], rank=0, manifest=Manifest(str(folder / "manifest.jsonl")))
+injector = Injector([plan], rank=0, manifest=JsonLines(str(folder / "manifest.jsonl")))
 injector.begin_step(1)
 injector.fire(Place.BEFORE_FORWARD)
 injector.begin_step(2)
@@ -60,7 +66,7 @@ def _wait_until(condition: Callable[[], object]) -> None:
 
 
 def _ticks_more(folder: Path, within_seconds: float = 1.0) -> bool:
-    """Tell whether the other thread runs."""
+    """Return whether the other thread runs."""
     before = (folder / "ticks").stat().st_size
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:
@@ -85,7 +91,7 @@ def test_the_process_ends_as_the_fault_says(fault: str, code: int, tmp_path: Pat
     assert process.returncode == code
     assert "went on" not in output
     assert "Traceback" not in errors
-    (line,) = read_manifest(tmp_path)  # no end: nobody was there to write it
+    (line,) = read_manifest(tmp_path)  # no end: no process was there to write it
     assert (line["fault"], line["start_step"], line["pid"]) == (fault, 1, process.pid)
 
 
@@ -98,7 +104,7 @@ def test_hang_lock_waits_for_a_lock_while_other_threads_run(tmp_path: Path) -> N
             process.send_signal(signal.SIGUSR1)
             time.sleep(0.1)
             lines = (tmp_path / "stacks").read_text().splitlines()
-            return [line.rpartition(" in ")[2] for line in lines if "hang_lock.py" in line][-2:]
+            return [line.rpartition(" in ")[2] for line in lines if "processes.py" in line][-2:]
 
         _wait_until(lambda: waiting() == ["report", "fire"])
         assert _ticks_more(tmp_path, within_seconds=30)
@@ -128,56 +134,51 @@ def test_hang_stopped_goes_on_when_it_is_continued(tmp_path: Path) -> None:
     assert end["end_time_ns"] - begin["start_time_ns"] > 0.9e9  # as long as it was watched
 
 
-def _train_alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankscope_trainer", *SMALL, *arguments]
-    command += ["--fault-manifest", str(folder / "manifest.jsonl")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-
-
 @pytest.mark.multiproc
 def test_out_of_memory_is_the_allocators_own_error(tmp_path: Path) -> None:
     fault = "out_of_memory:rank=0,start=2,size=32MiB"
-    finished = _train_alone(tmp_path, "--steps", "4", "--fault", fault)
-    assert finished.returncode == 1
-    last = finished.stderr.strip().splitlines()[-1]
+    finished = run(tmp_path, 0, "--steps", "4", "--fault", fault)
+    assert finished.code == 1
+    last = finished.output.strip().splitlines()[-1]
     assert "DefaultCPUAllocator: can't allocate memory" in last
-    begin, end = read_manifest(tmp_path)
+    begin, end = finished.manifest()
     assert (begin["fault"], begin["start_step"], begin["size"]) == ("out_of_memory", 2, "32MiB")
     # What PyTorch had mapped before it may give out again; the limit holds for the rest.
     assert 4 <= end["allocated_mib"] <= 128
 
 
-@pytest.mark.multiproc
-@pytest.mark.parametrize(
-    "may_mount", [pytest.param(True, marks=pytest.mark.needs("root", "mount")), False]
-)
-def test_disk_full_is_the_kernels_own_error(may_mount: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    arguments = ["--checkpoint-dir", str(folder), "--checkpoint-every", "2", "--steps", "6"]
-    arguments += ["--fault", "disk_full:rank=0,start=3"]
-    if may_mount:
-        finished = _train_alone(tmp_path, *arguments)
-    else:
-        finished = _train_without_mounting(tmp_path, arguments)
-    assert finished.returncode == 1, finished.stderr
-    expected = "No space left on device" if may_mount else "File too large"
-    assert expected in finished.stderr
-    begin, end = read_manifest(tmp_path)
+def _fill_disk(folder: Path, program: Path) -> Finished:
+    arguments = with_checkpoints(folder, "--fault disk_full:rank=0,start=3", steps=6, every=2)
+    finished = run(folder, 0, *arguments, program=program)
+    assert finished.code == 1, finished.output
+    begin, end = finished.manifest()
     assert (begin["fault"], begin["start_step"], end["end_step"]) == ("disk_full", 4, 4)
-    assert end["mechanism"] == ("tmpfs" if may_mount else "RLIMIT_FSIZE")
-    assert (folder / "step-00000002" / "checkpoint.json").exists()  # nobody else saw the mount
-    assert not (folder / "step-00000004").exists()
+    saved = folder / "checkpoints"
+    assert (saved / "step-00000002" / "checkpoint.json").exists()  # no other thread saw the mount
+    assert not (saved / "step-00000004").exists()
+    return finished
 
 
-def _train_without_mounting(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import sys; from rankscope_trainer.faults import disk_full\n"
-        "disk_full.mount_small_disk = lambda folder, size_kib: False\n"
-        "from rankscope_trainer.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+@pytest.mark.multiproc
+@pytest.mark.needs("root", "mount")
+def test_disk_full_is_the_kernels_own_error(tmp_path: Path) -> None:
+    finished = _fill_disk(tmp_path, COUNTED_TRAINER)
+    assert "No space left on device" in finished.output
+    assert finished.manifest()[1]["mechanism"] == "tmpfs"
+
+
+@pytest.mark.multiproc
+def test_without_the_right_to_mount_files_may_only_be_small(tmp_path: Path) -> None:
+    program = tmp_path / "without_mounting.py"
+    program.write_text(
+        "import runpy\n"
+        "from rankscope_trainer.faults import checkpoints\n"
+        "checkpoints.mount_small_disk = lambda folder, size_kib: False\n"
+        f"runpy.run_path({str(COUNTED_TRAINER)!r}, run_name='__main__')\n"
     )
-    command = [sys.executable, "-c", code, *SMALL, *arguments]
-    command += ["--fault-manifest", str(folder / "manifest.jsonl")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    finished = _fill_disk(tmp_path, program)
+    assert "File too large" in finished.output
+    assert finished.manifest()[1]["mechanism"] == "RLIMIT_FSIZE"
 
 
 @pytest.mark.multiproc

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Sample
-from rankscope_trainer.faults.bitflip import flip_bit
 from rankscope_trainer.faults.fault import FaultContext, Place
-from rankscope_trainer.settings import load_settings
+from rankscope_trainer.faults.numbers import flip_bit
 from rankscope_trainer.train import Trainer, build_faults
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World
 from tests.trainer.launch import read_manifest, run
 
 WATCHED_TRAINER = Path(__file__).with_name("watched_trainer.py")
 SMALL = "--layers 1 --width 16 --heads 2 --context 16 --data-bytes 20000 --device cpu".split()
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A process group of this process alone."""
-    yield join_world(device="cpu", timeout_seconds=30)
-    dist.destroy_process_group()
 
 
 class Run:
@@ -74,16 +65,16 @@ def _differences(
     one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
 ) -> list[tuple[str, list[int], float, float]]:
     """Return each number that differs, bit for bit: where it is, and both values."""
-    found = []
+    differences = []
     for name, tensor in one.items():
         bits, other_bits = tensor.view(torch.int32), other[name].view(torch.int32)
         for place in (bits != other_bits).nonzero().tolist():
             at = tuple(place)
-            found.append((name, place, float(tensor[at]), float(other[name][at])))
-    return found
+            differences.append((name, place, float(tensor[at]), float(other[name][at])))
+    return differences
 
 
-def _told(end: dict[str, Any]) -> list[tuple[str, list[int], float, float]]:
+def _flip(end: dict[str, Any]) -> list[tuple[str, list[int], float, float]]:
     before, after = float.fromhex(end["before"]), float.fromhex(end["after"])
     return [(end["tensor"], end["index"], before, after)]
 
@@ -94,7 +85,7 @@ def test_a_flipped_weight_is_the_one_in_the_manifest(world: World, tmp_path: Pat
         world, tmp_path / "run", "--steps", "2", "--fault", "bitflip_weight:rank=0,start=2,steps=1"
     )
     assert _differences(clean.weights[0], flipped.weights[0]) == []
-    assert _differences(clean.weights[1], flipped.weights[1]) == _told(flipped.end())
+    assert _differences(clean.weights[1], flipped.weights[1]) == _flip(flipped.end())
     assert (flipped.end()["fault"], flipped.end()["fired"]) == ("bitflip_weight", 1)
 
 
@@ -109,7 +100,7 @@ def test_a_flipped_gradient_is_the_one_in_the_manifest(
         world, tmp_path / "flipped", *common, "--fault", f"{fault}:rank=0,start=2,steps=1"
     )
     assert _differences(clean.gradients[0], flipped.gradients[0]) == []
-    assert _differences(clean.gradients[1], flipped.gradients[1]) == _told(flipped.end())
+    assert _differences(clean.gradients[1], flipped.gradients[1]) == _flip(flipped.end())
     assert flipped.losses[:2] == clean.losses[:2]
 
 
@@ -186,16 +177,16 @@ def test_which_faults_make_replicas_differ(tmp_path: Path) -> None:
     assert finished.code == 0, finished.output
     fired = [line["fault"] for line in finished.manifest() if "fired" in line]
     assert len(fired) == 5, fired
-    seen: list[dict[int, dict[str, str]]] = []
+    by_rank: list[dict[int, dict[str, str]]] = []
     for rank in range(4):
         lines = (tmp_path / f"watched-{rank}.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        seen.append({line["step"]: line["digest"] for line in found if "digest" in line})
+        watched = [json.loads(line) for line in lines]
+        by_rank.append({line["step"]: line["digest"] for line in watched if "digest" in line})
     num_different = {
-        step: len({json.dumps(digests[step]) for digests in seen}) for step in range(1, 10)
+        step: len({json.dumps(digests[step]) for digests in by_rank}) for step in range(1, 10)
     }
     # DDP's first broadcast hides the other seed, its reduction spreads what came before it.
     assert num_different == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4, 9: 4}
     flips = {line["fault"]: line for line in finished.manifest() if "tensor" in line}
-    different = [name for name, digest in seen[0][4].items() if digest != seen[1][4][name]]
+    different = [name for name, digest in by_rank[0][4].items() if digest != by_rank[1][4][name]]
     assert flips["bitflip_weight"]["tensor"] in different

@@ -34,7 +34,7 @@ CLOCKS = (
     "clock_offset:rank=1,start=34,steps=4,size=2s",
     "clock_drift:rank=0,start=41,steps=6,size=100000ppm",
 )  # which are built from C
-pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
+pytestmark = pytest.mark.multiproc
 
 
 def faults() -> tuple[str, ...]:

@@ -9,18 +9,17 @@ import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies.strategy import build_model
-from tests.trainer.launch import Finished, run
-from tests.trainer.sharded_runs import (
-    STEPS,
-    arguments_of,
+from tests.trainer.launch import Finished, run, with_checkpoints
+from tests.trainer.whole_runs import (
     assert_losses_of_one_process,
     assert_resumes_bit_for_bit,
     assert_traffic_as_computed,
 )
 
+STEPS, HALFWAY = 8, 4
 RUNS: dict[str, tuple[int, str]] = {
     # Three ranks: the parts of a tensor are unequal, and the order of three addends matters.
     "row": (3, "--clip 0.5 --validate-every 4 --validate-batches 2 --checkpoint-activations"),
@@ -36,9 +35,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Each run once, from the first step to the last."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        name: run(folder / name, ranks, *arguments_of(folder / name, f"--strategy fsdp {flags}"))
+        name: run(folder / name, ranks, *_arguments(folder / name, flags))
         for name, (ranks, flags) in RUNS.items()
     }
+
+
+def _arguments(folder: Path, flags: str) -> list[str]:
+    return with_checkpoints(folder, f"--strategy fsdp {flags}", steps=STEPS, every=HALFWAY)
 
 
 @pytest.mark.multiproc
@@ -65,16 +68,16 @@ def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], nam
 def test_a_resumed_run_goes_on_bit_for_bit(
     runs: dict[str, Finished], name: str, tmp_path: Path
 ) -> None:
-    assert_resumes_bit_for_bit(runs[name], RUNS[name][0], tmp_path)
+    assert_resumes_bit_for_bit(runs[name], RUNS[name][0], tmp_path, after=HALFWAY)
 
 
 @pytest.mark.multiproc
 def test_a_checkpoint_holds_every_tensor_once(runs: dict[str, Finished]) -> None:
     folder = runs["replicas"].folder / "checkpoints" / f"step-{STEPS:08d}" / "sharded"
-    found = FileSystemReader(folder).read_metadata()
+    metadata = FileSystemReader(folder).read_metadata()
     tensors = {
         name: tensor
-        for name, tensor in found.state_dict_metadata.items()
+        for name, tensor in metadata.state_dict_metadata.items()
         if isinstance(tensor, TensorStorageMetadata)
     }
     model = build_model(load_settings(runs["replicas"].arguments, {}, 4))
@@ -83,8 +86,8 @@ def test_a_checkpoint_holds_every_tensor_once(runs: dict[str, Finished]) -> None
         assert sum(math.prod(part.sizes) for part in tensor.chunks) == math.prod(tensor.size)
     # Replicas hold equal parts, and nothing of the files is a second copy of one.
     sizes = {path.name: path.stat().st_size for path in folder.glob("*.distcp")}
-    assert sum(part.length for part in found.storage_data.values()) == sum(sizes.values())
-    assert {part.relative_path for part in found.storage_data.values()} == sizes.keys()
+    assert sum(part.length for part in metadata.storage_data.values()) == sum(sizes.values())
+    assert {part.relative_path for part in metadata.storage_data.values()} == sizes.keys()
     assert len(sizes) == 4  # all ranks wrote
 
 

@@ -6,28 +6,25 @@ import functools
 import itertools
 import json
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from rankscope_trainer import report
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, Sample, read_standard_library, split_text
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies import hogwild
 from rankscope_trainer.strategies.hogwild import Hogwild, memory_bytes
 from rankscope_trainer.strategies.strategy import build_model
-from rankscope_trainer.strategies.traffic import expected_traffic
-from rankscope_trainer.strategies.traffic.message import Message
 from rankscope_trainer.train import Trainer
-from rankscope_trainer.world import World, join_world
-from tests.trainer.launch import Finished, run
+from rankscope_trainer.world import World
+from tests.trainer.launch import Finished, run, with_checkpoints
+from tests.trainer.whole_runs import assert_traffic_as_computed, resume
 
 STEPS = 20
 SAVED = 10
@@ -35,22 +32,6 @@ SGD = ["--strategy", "hogwild", "--optimizer", "sgd", "--learning-rate", "0.1"]
 TINY = [*SGD, "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 TINY += ["--data-bytes", "20000", "--device", "cpu"]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the ranks: sums come in the same order, and a busy machine is not kept busier."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A process group of this process alone."""
-    yield join_world(device="cpu", timeout_seconds=30)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Finished]:
 
 
 def _run(folder: Path, ranks: int) -> Finished:
-    arguments = [*SGD, "--steps", str(STEPS), "--versions", str(folder / "versions.jsonl")]
-    arguments += ["--checkpoint-dir", str(folder / "checkpoints")]
-    finished = run(folder, ranks, *arguments, "--checkpoint-every", str(SAVED))
+    arguments = f"{' '.join(SGD)} --versions {folder / 'versions.jsonl'}"
+    finished = run(folder, ranks, *with_checkpoints(folder, arguments, steps=STEPS, every=SAVED))
     assert finished.code == 0, finished.output
     assert "Warning" not in finished.output
     return finished
@@ -123,12 +103,11 @@ def test_all_ranks_save_the_same_weights(runs: Callable[[int], Finished], ranks:
 
 @pytest.mark.multiproc
 def test_a_resumed_run_goes_on_counting(runs: Callable[[int], Finished], tmp_path: Path) -> None:
-    checkpoint = Path("checkpoints", f"step-{SAVED:08d}")
-    shutil.copytree(runs(2).folder / checkpoint, tmp_path / checkpoint)
-    resumed = _run(tmp_path, 2)
+    resumed = resume(runs(2), 2, tmp_path, after=SAVED)
+    assert resumed.code == 0, resumed.output
     assert list(resumed.losses()) == list(range(SAVED + 1, STEPS + 1))
     assert _saved(tmp_path, STEPS, 1)["strategy"] == {"updates": [STEPS, STEPS]}
-    _check_traffic(resumed, 2, resumed_after=SAVED)
+    assert_traffic_as_computed(resumed, 2, resumed_after=SAVED)
 
 
 @pytest.mark.multiproc
@@ -136,21 +115,7 @@ def test_a_resumed_run_goes_on_counting(runs: Callable[[int], Finished], tmp_pat
 def test_traffic_of_each_step_is_the_computed_one(
     runs: Callable[[int], Finished], ranks: int
 ) -> None:
-    _check_traffic(runs(ranks), ranks, resumed_after=0)
-
-
-def _check_traffic(finished: Finished, ranks: int, *, resumed_after: int) -> None:
-    settings = load_settings(finished.arguments, {}, ranks)
-    for rank in range(ranks):
-        by_step = finished.operations(rank)
-        steps = {0, *range(resumed_after + 1, STEPS + 1)}
-        counted = {
-            step: Counter(Message(*operation) for operation in by_step.get(step, []))
-            for step in steps
-        }
-        assert counted == expected_traffic(
-            settings, rank=rank, world_size=ranks, resumed_after=resumed_after
-        )
+    assert_traffic_as_computed(runs(ranks), ranks)
 
 
 def test_an_update_lands_on_top_of_those_that_came_meanwhile(
@@ -197,16 +162,14 @@ def _batches() -> Batches:
 
 
 def test_one_rank_is_plain_sgd_and_resumes_bit_for_bit(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, reported: list[tuple[int, dict[str, float]]]
 ) -> None:
-    told: list[dict[str, float]] = []
-    monkeypatch.setattr(report, "_log_metrics", lambda step, **metrics: told.append(metrics))
     arguments = [*TINY, "--steps", "8", "--checkpoint-every", "4"]
     arguments += ["--checkpoint-dir", str(tmp_path)]
     settings = load_settings(arguments, {})
     whole = Trainer(settings, world)
     whole.run()
-    steps = [metrics for metrics in told if "loss" in metrics]
+    steps = [metrics for _, metrics in reported if "loss" in metrics]
     model = build_model(settings)
     plain = _plain_sgd(model, list(itertools.islice(_batches(), 8)))
     assert [metrics["loss"] for metrics in steps] == plain
@@ -214,9 +177,9 @@ def test_one_rank_is_plain_sgd_and_resumes_bit_for_bit(
     assert [metrics["staleness"] for metrics in steps] == [0] * 8
 
     shutil.rmtree(tmp_path / "step-00000008")
-    told.clear()
+    reported.clear()
     Trainer(settings, world).run()
-    assert [metrics["loss"] for metrics in told if "loss" in metrics] == plain[4:]
+    assert [metrics["loss"] for _, metrics in reported if "loss" in metrics] == plain[4:]
 
 
 def _plain_sgd(model: torch.nn.Module, batches: list[Sample]) -> list[float]:

@@ -9,7 +9,8 @@ import torch
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.strategies import schedule, versions
+from rankscope_trainer.strategies import versions
+from rankscope_trainer.strategies.stages import schedule
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

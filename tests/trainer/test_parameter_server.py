@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.settings import Settings, load_settings
-from rankscope_trainer.strategies.parameter_server_layout import Layout, shard_sizes
-from rankscope_trainer.strategies.strategy import build_model, build_optimizer
+from rankscope_trainer.model import GPT, next_byte_loss
+from rankscope_trainer.settings import Settings
+from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_sizes
 from rankscope_trainer.strategies.traffic import expected_traffic, total_traffic
-from rankscope_trainer.strategies.traffic.message import Message
-from tests.trainer.launch import Finished, run, start
+from tests.trainer.launch import Finished, run, start, with_checkpoints
+from tests.trainer.whole_runs import (
+    assert_resumes_bit_for_bit,
+    assert_traffic_as_computed,
+    counted_traffic,
+    train_alone,
+)
 
 TRACED_TRAINER = Path(__file__).with_name("traced_trainer.py")
 STEPS = 8
@@ -41,10 +44,8 @@ RUNS: dict[str, tuple[int, str]] = {  # ranks, arguments
 
 
 def _arguments(folder: Path, name: str) -> list[str]:
-    checkpoints = ["--checkpoint-dir", str(folder / "checkpoints")]
-    checkpoints += ["--checkpoint-every", str(HALFWAY)]
-    return ["--strategy", "parameter_server", *RUNS[name][1].split(), *checkpoints,
-            "--steps", str(STEPS), "--layers", "2", "--timeout-seconds", "240"]  # fmt: skip
+    arguments = f"--strategy parameter_server --layers 2 --timeout-seconds 240 {RUNS[name][1]}"
+    return with_checkpoints(folder, arguments, steps=STEPS, every=HALFWAY)
 
 
 class Runs:
@@ -74,21 +75,13 @@ def _settings(finished: Finished, name: str) -> tuple[Settings, Layout]:
 
 
 def _steps(finished: Finished, rank: int) -> list[dict[str, Any]]:
-    """Return what one rank told of each step."""
+    """Return what one rank reported of each step."""
     return [line for line in _trace(finished, rank, "metrics") if "learning_rate" in line]
 
 
 def _trace(finished: Finished, rank: int, event: str) -> list[dict[str, Any]]:
     lines = (finished.folder / f"trace-{rank}.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["event"] == event]
-
-
-def _counted(finished: Finished, rank: int) -> dict[int, Counter[Message]]:
-    by_step = finished.operations(rank)
-    return {
-        step: Counter(Message(*operation) for operation in by_step.get(step, []))
-        for step in {0, *by_step}
-    }
 
 
 def _loss_fell(finished: Finished, rank: int) -> bool:
@@ -102,49 +95,23 @@ def _counts(finished: Finished, step: int, rank: int) -> dict[str, int]:
     return counts
 
 
-def _single_process(settings: Settings, num_workers: int) -> tuple[dict[int, float], float]:
-    """Train on the union of the workers' batches; return the first one's and validation losses."""
-    text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)
+def _validation_loss(settings: Settings, num_workers: int, model: GPT) -> float:
+    """Return the loss of the first worker's part of the validation data."""
+    text = split_text(read_standard_library(settings.data_bytes), settings.validation_ratio)[1]
     size = settings.batch_size * settings.microbatches_for(num_workers)
-    training, validation = (
-        [
-            Batches(
-                ByteWindows(part, settings.context),
-                batch_size=size,
-                shard=shard,
-                num_shards=num_workers,
-                seed=settings.seed,
-            )
-            for shard in range(num_workers)
-        ]
-        for part in text
-    )
-    shards = [iter(batches) for batches in training]
-    model = build_model(settings)
-    optimizer = build_optimizer(settings, model)
-    losses: dict[int, float] = {}
-    for step in range(1, settings.steps + 1):
-        for shard, batches in enumerate(shards):
-            inputs, targets = next(batches)
-            loss = next_byte_loss(model(inputs), targets)
-            (loss / num_workers).backward()
-            if shard == 0:
-                losses[step] = loss.item()
-        if settings.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad()
+    windows = ByteWindows(text, settings.context)
+    batches = iter(Batches(windows, batch_size=size, num_shards=num_workers, seed=settings.seed))
     with torch.no_grad():
-        drawn = iter(validation[0])
-        samples = [next(drawn) for _ in range(settings.validate_batches)]
-        found = [next_byte_loss(model(inputs), targets).item() for inputs, targets in samples]
-    return losses, sum(found) / len(found)
+        samples = [next(batches) for _ in range(settings.validate_batches)]
+        losses = [next_byte_loss(model(inputs), targets).item() for inputs, targets in samples]
+    return sum(losses) / len(losses)
 
 
 @pytest.mark.multiproc
 def test_sync_losses_equal_those_of_a_single_process(runs: Runs) -> None:
     settings, layout = _settings(runs["sync"], "sync")
-    expected, _ = _single_process(settings, len(layout.workers))
+    workers = len(layout.workers)
+    expected, _ = train_alone(settings, workers, workers)
     assert runs["sync"].losses() == pytest.approx(expected, rel=2e-5)
     assert "Warning" not in runs["sync"].output
     for server in layout.servers:
@@ -158,38 +125,20 @@ def test_sync_losses_equal_those_of_a_single_process(runs: Runs) -> None:
 @pytest.mark.multiproc
 def test_traffic_of_each_sync_step_is_the_computed_one(runs: Runs) -> None:
     settings, _ = _settings(runs["sync"], "sync")
-    ranks = RUNS["sync"][0]
-    for rank in range(ranks):
-        expected = expected_traffic(settings, rank=rank, world_size=ranks)
-        assert _counted(runs["sync"], rank) == expected
-    hot, other = (
-        sum(m.num_bytes * n for m, n in _counted(runs["sync"], rank)[1].items()) for rank in (0, 1)
-    )
+    assert_traffic_as_computed(runs["sync"], RUNS["sync"][0])
+    first_steps = [counted_traffic(runs["sync"], rank, settings)[1] for rank in (0, 1)]
+    hot, other = (sum(m.num_bytes * count for m, count in t.items()) for t in first_steps)
     assert hot > 2.9 * other
 
 
 @pytest.mark.multiproc
 def test_a_resumed_sync_run_goes_on_bit_for_bit(runs: Runs, tmp_path: Path) -> None:
-    original = runs["sync"]
-    checkpoint = f"step-{HALFWAY:08d}"
-    shutil.copytree(
-        original.folder / "checkpoints" / checkpoint, tmp_path / "checkpoints" / checkpoint
-    )
-    resumed = run(tmp_path, RUNS["sync"][0], *_arguments(tmp_path, "sync"), program=TRACED_TRAINER)
-    assert resumed.code == 0, resumed.output
-    later = {step: loss for step, loss in original.losses().items() if step > HALFWAY}
-    assert resumed.losses() == later  # exactly
-    for rank in range(RUNS["sync"][0]):
-        last = Path("checkpoints", f"step-{STEPS:08d}", f"rank-{rank}.pt")
-        one, other = (torch.load(f.folder / last, weights_only=True) for f in (original, resumed))
-        assert one["strategy"] == other["strategy"]
-        assert one["model"].keys() == other["model"].keys()
-        for name, weights in one["model"].items():
-            assert torch.equal(weights, other["model"][name]), name
+    ranks = RUNS["sync"][0]
+    assert_resumes_bit_for_bit(runs["sync"], ranks, tmp_path, after=HALFWAY, program=TRACED_TRAINER)
 
 
 @pytest.mark.multiproc
-def test_each_microbatch_is_trained_once_whoever_does_it(runs: Runs) -> None:
+def test_each_microbatch_is_trained_once_by_whichever_worker(runs: Runs) -> None:
     finished = runs["reassign"]
     settings, layout = _settings(finished, "reassign")
     traces = [_steps(finished, worker) for worker in layout.workers]
@@ -200,13 +149,15 @@ def test_each_microbatch_is_trained_once_whoever_does_it(runs: Runs) -> None:
     helped = sum(line["helped_microbatches"] for t in traces for line in t)
     steps = _steps(finished, layout.servers[0])
     assert steps[-1]["reassigned_microbatches"] == helped > 0
-    _, expected = _single_process(settings, len(layout.workers))
-    (found,) = (
+    workers = len(layout.workers)
+    _, model = train_alone(settings, workers, workers)
+    (validation_loss,) = (
         line["validation_loss"]
         for line in _trace(finished, 0, "metrics")
         if "validation_loss" in line
     )
-    assert found == pytest.approx(expected, rel=2e-5)
+    expected = _validation_loss(settings, workers, model)
+    assert validation_loss == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.multiproc
@@ -226,9 +177,11 @@ def test_async_versions_and_staleness_are_counted_exactly(runs: Runs) -> None:
     ranks = RUNS["async"][0]
     for worker in layout.workers:
         expected = expected_traffic(settings, rank=worker, world_size=ranks)
-        assert _counted(finished, worker) == expected
+        traffic = counted_traffic(finished, worker, settings)
+        assert traffic == {step: sent for step, sent in expected.items() if sent}
     expected = expected_traffic(settings, rank=server, world_size=ranks)
-    assert total_traffic(_counted(finished, server)) == total_traffic(expected)
+    traffic = counted_traffic(finished, server, settings)
+    assert total_traffic(traffic) == total_traffic(expected)
 
 
 @pytest.mark.multiproc
@@ -268,7 +221,7 @@ def test_every_step_drops_exactly_its_backup_workers(runs: Runs) -> None:
 
 
 @pytest.mark.multiproc
-def test_a_run_told_to_stop_leaves_at_once(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_leaves_at_once(tmp_path: Path) -> None:
     arguments = [*_arguments(tmp_path, "bounded"), "--steps", "100000"]
     with start(tmp_path, 3, arguments, program=TRACED_TRAINER) as process:
         deadline = time.monotonic() + 200
@@ -305,7 +258,7 @@ def test_pieces_of_the_weights_follow_the_shares() -> None:
         ("--backup-workers 1 --patience 1 --validate-every 1", "patience", "all ranks meet"),
     ],
 )
-def test_a_wrong_setting_is_told(arguments: str, name: str, words: str) -> None:
+def test_a_wrong_setting_is_refused(arguments: str, name: str, words: str) -> None:
     with pytest.raises(SettingError) as raised:
         load_settings(["--strategy", "parameter_server", *arguments.split()], {}, 4)
     assert raised.value.name == name

@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.func import functional_call
 
-from rankscope_trainer import report
-from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.settings import Settings, load_settings
+from rankscope_trainer.settings import Settings
 from rankscope_trainer.strategies.strategy import build_model
-from rankscope_trainer.strategies.traffic import expected_traffic
-from rankscope_trainer.strategies.traffic.message import Message
 from rankscope_trainer.train import Trainer
-from rankscope_trainer.world import join_world
-from tests.trainer.launch import Finished, run
+from rankscope_trainer.world import World
+from tests.trainer.launch import Finished, run, with_checkpoints
+from tests.trainer.whole_runs import (
+    assert_resumes_bit_for_bit,
+    assert_traffic_as_computed,
+    batches_of_shards,
+)
 
 STAGES = 3
 STEPS = 10
@@ -38,15 +36,6 @@ RUNS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the ranks: sums come in the same order, and a busy machine is not kept busier."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
     """Each run once, from the first step to the last, when a test first asks for it."""
@@ -55,10 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
 
 
 def _run(folder: Path, name: str) -> Finished:
-    arguments = [*RUNS[name].split(), "--strategy", "pipedream", "--steps", str(STEPS)]
-    arguments += ["--versions", str(folder / "versions.jsonl")]
-    arguments += ["--checkpoint-dir", str(folder / "checkpoints")]
-    finished = run(folder, STAGES, *arguments, "--checkpoint-every", str(SAVED))
+    arguments = f"--strategy pipedream {RUNS[name]} --versions {folder / 'versions.jsonl'}"
+    finished = run(folder, STAGES, *with_checkpoints(folder, arguments, steps=STEPS, every=SAVED))
     assert finished.code == 0, finished.output
     assert "Warning" not in finished.output
     return finished
@@ -82,9 +69,9 @@ def simulate(settings: Settings, num_stages: int, saved: int) -> dict[int, float
     history: list[dict[str, torch.Tensor]] = []  # the weights of each version
     first = number = 0
     losses: dict[int, float] = {}
-    batches = iter(_batches(settings, num_stages))
+    batches = iter(batches_of_shards(settings, num_stages, 1)[0])
     for step in range(1, settings.steps + 1):
-        found = []
+        step_losses = []
         for inputs, targets in zip(
             *(half.split(settings.batch_size) for half in next(batches)), strict=True
         ):
@@ -109,18 +96,11 @@ def simulate(settings: Settings, num_stages: int, saved: int) -> dict[int, float
                     torch.nn.utils.clip_grad_norm_(part, settings.clip)
             optimizer.step()
             number += 1
-            found.append(loss.item())
-        losses[step] = sum(found) / len(found)
+            step_losses.append(loss.item())
+        losses[step] = sum(step_losses) / len(step_losses)
         if step == saved:
             first = number
     return losses
-
-
-def _batches(settings: Settings, num_stages: int) -> Batches:
-    text = read_standard_library(settings.data_bytes)
-    windows = ByteWindows(split_text(text, settings.validation_ratio)[0], settings.context)
-    batch_size = settings.batch_size * settings.microbatches_for(num_stages)
-    return Batches(windows, batch_size=batch_size, seed=settings.seed)
 
 
 def _settings(finished: Finished) -> Settings:
@@ -130,12 +110,12 @@ def _settings(finished: Finished) -> Settings:
 def _versions(folder: Path) -> dict[tuple[int, int], tuple[int, int]]:
     """Return by stage and microbatch the versions of its forward and its backward."""
     lines = [json.loads(line) for line in (folder / "versions.jsonl").read_text().splitlines()]
-    found = {
+    versions = {
         (line["stage"], line["microbatch"]): (line["forward_version"], line["backward_version"])
         for line in lines
     }
-    assert len(found) == len(lines), "a microbatch was counted twice"
-    return found
+    assert len(versions) == len(lines), "a microbatch was counted twice"
+    return versions
 
 
 @pytest.mark.multiproc
@@ -180,57 +160,33 @@ def test_losses_are_those_of_a_simulation_with_these_versions(
 def test_traffic_of_each_step_is_the_computed_one(
     runs: Callable[[str], Finished], name: str
 ) -> None:
-    _check_traffic(runs(name), resumed_after=0)
+    assert_traffic_as_computed(runs(name), STAGES)
 
 
 @pytest.mark.multiproc
 def test_a_resumed_run_goes_on_bit_for_bit(runs: Callable[[str], Finished], tmp_path: Path) -> None:
     original = runs("stashing")
-    checkpoint = Path("checkpoints", f"step-{SAVED:08d}")
-    shutil.copytree(original.folder / checkpoint, tmp_path / checkpoint)
-    resumed = _run(tmp_path, "stashing")
-    expected = {step: loss for step, loss in original.losses().items() if step > SAVED}
-    assert resumed.losses() == expected  # exactly
+    assert_resumes_bit_for_bit(original, STAGES, tmp_path, after=SAVED)
     versions = _versions(original.folder)
     assert _versions(tmp_path) == {
-        key: found for key, found in versions.items() if key[1] >= SAVED * MICROBATCHES["stashing"]
+        key: used for key, used in versions.items() if key[1] >= SAVED * MICROBATCHES["stashing"]
     }
-    for rank in range(STAGES):
-        last = Path("checkpoints", f"step-{STEPS:08d}", f"rank-{rank}.pt")
-        one, other = (torch.load(f / last, weights_only=True) for f in (original.folder, tmp_path))
-        assert one["strategy"] == {"step": STEPS, "version": STEPS * MICROBATCHES["stashing"]}
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-    _check_traffic(resumed, resumed_after=SAVED)
+    part = tmp_path / "checkpoints" / f"step-{STEPS:08d}" / "rank-0.pt"
+    state = torch.load(part, weights_only=True)["strategy"]
+    assert state == {"step": STEPS, "version": STEPS * MICROBATCHES["stashing"]}
 
 
-def _check_traffic(finished: Finished, *, resumed_after: int) -> None:
-    settings = _settings(finished)
-    for rank in range(STAGES):
-        by_step = finished.operations(rank)
-        counted = {
-            step: Counter(Message(*operation) for operation in by_step.get(step, []))
-            for step in {0, *by_step}
-        }
-        assert counted == expected_traffic(
-            settings, rank=rank, world_size=STAGES, resumed_after=resumed_after
-        )
-
-
-def test_one_stage_is_plain_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(report, "_log_metrics", lambda step, **metrics: told.append(metrics))
+def test_one_stage_is_plain_training(
+    world: World, reported: list[tuple[int, dict[str, float]]]
+) -> None:
     arguments = ["--strategy", "pipedream", "--layers", "2", "--width", "16", "--heads", "2"]
     arguments += ["--context", "16", "--data-bytes", "20000", "--steps", "6", "--device", "cpu"]
     settings = load_settings([*arguments, "--clip", "0.8"], {})
-    world = join_world(device="cpu", timeout_seconds=30)
-    try:
-        Trainer(settings, world).run()
-    finally:
-        dist.destroy_process_group()
-    told = [metrics for metrics in told if "loss" in metrics]  # not what else is told
-    assert [metrics["loss"] for metrics in told] == list(simulate(settings, 1, 0).values())
+    Trainer(settings, world).run()
+    steps = [metrics for _, metrics in reported if "loss" in metrics]
+    assert [metrics["loss"] for metrics in steps] == list(simulate(settings, 1, 0).values())
     for name in ("forward_version", "backward_version"):
-        assert [metrics[name] for metrics in told] == [0, 1, 2, 3, 4, 5]
+        assert [metrics[name] for metrics in steps] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_stage_without_layers_is_refused() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.traffic import expected_traffic
-from rankscope_trainer.strategies.traffic.message import Message
-from tests.trainer.launch import Finished, run
-from tests.trainer.test_train import assert_equal, reference_losses
+from tests.trainer.launch import Finished, run, with_checkpoints
+from tests.trainer.whole_runs import (
+    assert_losses_of_one_process,
+    assert_resumes_bit_for_bit,
+    assert_traffic_as_computed,
+    resume,
+)
 
 STEPS = 6
 HALFWAY = 3
@@ -30,7 +30,7 @@ RUNS: dict[str, tuple[int, str]] = {
         " --layers 6 --stage-layers 1,3,1,1",
     ),
     "uneven": (3, "--strategy pipeline --stage-layers 1,2,1 --microbatches 3"),
-    # The first layer takes longer by far than all others, so it stands alone.
+    # The first layer takes longer by far than all others, so it is alone.
     "profile": (
         2,
         "--strategy pipeline --schedule gpipe --balance profile --microbatches 2"
@@ -55,49 +55,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
 
 
 def _arguments(folder: Path, arguments: str) -> list[str]:
-    checkpoints = ["--checkpoint-dir", str(folder / "checkpoints")]
-    checkpoints += ["--checkpoint-every", str(HALFWAY)]
-    return [*arguments.split(), *checkpoints, "--steps", str(STEPS)]
-
-
-def _resumed(original: Finished, folder: Path, ranks: int, arguments: str) -> Finished:
-    """Go on from the middle of another run."""
-    checkpoint = f"step-{HALFWAY:08d}"
-    shutil.copytree(
-        original.folder / "checkpoints" / checkpoint, folder / "checkpoints" / checkpoint
-    )
-    return run(folder, ranks, *_arguments(folder, arguments))
-
-
-def _assert_traffic(finished: Finished, ranks: int, resumed_after: int = 0) -> None:
-    settings = load_settings(finished.arguments, {}, ranks)
-    for rank in range(ranks):
-        operations = finished.operations(rank)
-        counted = {
-            step: Counter(Message(*operation) for operation in operations.get(step, []))
-            for step in {0, *operations}
-        }
-        assert counted == expected_traffic(
-            settings, rank=rank, world_size=ranks, resumed_after=resumed_after
-        )
+    return with_checkpoints(folder, arguments, steps=STEPS, every=HALFWAY)
 
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_equal_those_of_a_single_process(runs: dict[str, Finished], name: str) -> None:
-    finished, ranks = runs[name], RUNS[name][0]
-    assert finished.code == 0, finished.output
-    assert "Warning" not in finished.output
-    settings = load_settings(finished.arguments, {}, ranks)
-    # The same numbers are added up in another order; nothing else may differ.
-    assert finished.losses() == pytest.approx(reference_losses(settings, ranks), rel=2e-5)
-    assert finished.losses()[STEPS] < finished.losses()[1] - 0.1
+    assert_losses_of_one_process(runs[name], RUNS[name][0], falls_by=0.1)
 
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("name", RUNS)
 def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], name: str) -> None:
-    _assert_traffic(runs[name], RUNS[name][0])
+    assert_traffic_as_computed(runs[name], RUNS[name][0])
 
 
 @pytest.mark.multiproc
@@ -105,18 +75,10 @@ def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], nam
 def test_a_resumed_run_goes_on_bit_for_bit(
     runs: dict[str, Finished], name: str, tmp_path: Path
 ) -> None:
-    original, (ranks, arguments) = runs[name], RUNS[name]
-    # Measured anew, the last layer would now stand alone; but its weights are on another rank.
-    resumed = _resumed(original, tmp_path, ranks, arguments.replace("0.04,0,0,0", "0,0,0,0.04"))
-
-    assert resumed.code == 0, resumed.output
-    expected = {step: loss for step, loss in original.losses().items() if step > HALFWAY}
-    assert resumed.losses() == expected  # exactly
-    for rank in range(ranks):
-        last = Path("checkpoints", f"step-{STEPS:08d}", f"rank-{rank}.pt")
-        parts = [torch.load(one.folder / last, weights_only=True) for one in (original, resumed)]
-        assert_equal(*parts)
-    _assert_traffic(resumed, ranks, resumed_after=HALFWAY)
+    # Measured anew, the last layer would now be alone; but its weights are on another rank.
+    other = ("0.04,0,0,0", "0,0,0,0.04")
+    ranks = RUNS[name][0]
+    assert_resumes_bit_for_bit(runs[name], ranks, tmp_path, after=HALFWAY, other_arguments=other)
 
 
 @pytest.mark.multiproc
@@ -142,7 +104,7 @@ def _layers_of_ranks(finished: Finished, ranks: int) -> list[list[str]]:
 def test_weights_are_not_resumed_where_others_are_wanted(
     runs: dict[str, Finished], tmp_path: Path
 ) -> None:
-    arguments = RUNS["uneven"][1].replace("1,2,1", "2,1,1")
-    refused = _resumed(runs["uneven"], tmp_path, 3, arguments)
+    other = ("1,2,1", "2,1,1")
+    refused = resume(runs["uneven"], 3, tmp_path, after=HALFWAY, other_arguments=other)
     assert refused.code != 0
     assert "was written with stage_layers = '1,2,1', not '2,1,1'" in refused.output

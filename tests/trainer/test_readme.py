@@ -18,7 +18,7 @@ def test_every_file_that_the_readme_names_exists(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_stands_in_the_readme(name: str) -> None:
+def test_every_strategy_is_in_the_readme(name: str) -> None:
     assert f"| `{name}` |" in README
 
 

@@ -12,25 +12,23 @@ from rankscope_trainer.report import Report
 
 def test_losses_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "new" / "losses.jsonl"
-    told = Report(log_every=10, tokens_per_step=1, losses=str(path))
+    reporter = Report(log_every=10, tokens_per_step=1, losses=str(path))
     for step, loss in ((1, 0.1), (2, 1 / 3), (3, None)):
-        told.step(step, loss, 0.5)
-    told.close()
+        reporter.step(step, loss, 0.5)
+    reporter.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert [float.fromhex(line["loss"]) for line in lines] == [0.1, 1 / 3]
 
 
-def test_the_agent_is_told_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, dict[str, float]]] = []
-    monkeypatch.setattr(
-        report, "_log_metrics", lambda step, **metrics: told.append((step, metrics))
-    )
+def test_each_step_is_reported_to_the_agent(
+    reported: list[tuple[int, dict[str, float]]],
+) -> None:
     reporter = Report(log_every=10, tokens_per_step=64, losses="")
     reporter.step(1, 2.5, 0.125, staleness=3.0)
     reporter.step(2, None, 0.125)
     reporter.validation(2, 3.5)
-    assert told == [
+    assert reported == [
         (1, {"tokens": 64.0, "learning_rate": 0.125, "staleness": 3.0, "loss": 2.5}),
         (2, {"tokens": 64.0, "learning_rate": 0.125}),
         (2, {"validation_loss": 3.5}),

@@ -8,46 +8,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from rankscope_trainer import report
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, Sample, checksum
 from rankscope_trainer.duration import Duration
 from rankscope_trainer.errors import SettingError
 from rankscope_trainer.learning_rate import learning_rate
 from rankscope_trainer.patience import Patience
-from rankscope_trainer.settings import load_settings
-from rankscope_trainer.source import Source
+from rankscope_trainer.source import DataSource
 from rankscope_trainer.supply import LONGEST_PAUSE_SECONDS, MOST_CORRUPT_IN_A_ROW, Pauses, Supply
 from rankscope_trainer.train import Trainer
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World
 from tests.scenarios.elastic import ranks_of
 from tests.trainer.launch import run, start
 
 TINY = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "16", "--device", "cpu"]
 TINY += ["--data-bytes", "4000", "--log-every", "1000"]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A process group of this process alone."""
-    yield join_world(device="cpu", timeout_seconds=30)
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, float]]]:
-    """What the agent was told."""
-    metrics: list[tuple[int, dict[str, float]]] = []
-    monkeypatch.setattr(
-        report, "_log_metrics", lambda step, **values: metrics.append((step, values))
-    )
-    return metrics
 
 
 def _trainer(world: World, *arguments: str) -> Trainer:
@@ -79,7 +60,7 @@ def test_one_flipped_bit_is_recognised() -> None:
 
 
 def test_a_corrupt_batch_is_skipped_and_reported(
-    world: World, told: list[tuple[int, dict[str, float]]], caplog: pytest.LogCaptureFixture
+    world: World, reported: list[tuple[int, dict[str, float]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = _trainer(world, "--steps", "5", "--check-batches")
 
@@ -89,7 +70,7 @@ def test_a_corrupt_batch_is_skipped_and_reported(
 
     _on_batch(trainer, corrupt)
     trainer.run()
-    assert (3, {"skipped_batches": 1, "corrupt_batches": 1}) in told
+    assert (3, {"skipped_batches": 1, "corrupt_batches": 1}) in reported
     assert trainer.batches.position == 6 * 8  # five were trained, one was not
     assert "step 3: skipped a corrupt batch, windows [" in caplog.text
 
@@ -117,10 +98,10 @@ def test_a_source_is_one_text_over_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "a" / "1").write_bytes(b"abc")
     (tmp_path / "a" / "2").write_bytes(b"defg")
     (tmp_path / "b").write_bytes(b"hi")
-    source = Source(str(tmp_path))
+    source = DataSource(str(tmp_path))
     assert source.read(0, 100) == b"abcdefghi"
     assert source.read(2, 5) == b"cdefg"
-    assert Source(str(tmp_path / "b")).read(1, 1) == b"i"
+    assert DataSource(str(tmp_path / "b")).read(1, 1) == b"i"
     (tmp_path / "a" / "2").write_bytes(b"d")
     with pytest.raises(OSError, match="shorter than it was") as raised:
         source.read(2, 5)
@@ -187,7 +168,7 @@ def test_data_that_stays_away_ends_the_run_with_a_checkpoint(world: World, tmp_p
 
 
 def test_after_a_notice_all_ranks_save_the_same_step_and_leave(tmp_path: Path) -> None:
-    """One rank alone is told; the code is that of SIGTERM on all, and nothing is lost."""
+    """One rank alone gets the signal; the code is that of SIGTERM on all, and nothing is lost."""
     arguments = ["--steps", "100000", "--grace-seconds", "100"]
     arguments += ["--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "100000"]
     process = start(tmp_path, 2, arguments)
@@ -204,7 +185,7 @@ def test_after_a_notice_all_ranks_save_the_same_step_and_leave(tmp_path: Path) -
     assert checkpoint.name == f"step-{last['step']:08d}"
 
 
-def test_nobody_waits_longer_than_the_grace_period(tmp_path: Path) -> None:
+def test_no_rank_waits_longer_than_the_grace_period(tmp_path: Path) -> None:
     """The other rank never arrives; the notice must still end this one."""
     program = (
         "import time\n"
@@ -294,12 +275,12 @@ def test_learning_rate(arguments: str, expected: list[float]) -> None:
 
 
 def test_the_rate_and_the_norm_of_each_step_are_reported(
-    world: World, told: list[tuple[int, dict[str, float]]]
+    world: World, reported: list[tuple[int, dict[str, float]]]
 ) -> None:
     _trainer(world, "--steps", "3", "--warm-up", "4", "--gradient-norm").run()
     clipped = _trainer(world, "--steps", "3", "--warm-up", "4", "--clip", "0.01")
     clipped.run()
-    steps = [values for _, values in told if "loss" in values]
+    steps = [values for _, values in reported if "loss" in values]
     rates = [values["learning_rate"] for values in steps[:3]]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4])
     assert steps[0]["gradient_norm"] == steps[3]["gradient_norm"] > 0.01  # before it is clipped

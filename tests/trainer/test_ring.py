@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies.ring import padded_length, ring_all_reduce
-from rankscope_trainer.strategies.traffic import expected_traffic
-from rankscope_trainer.strategies.traffic.message import Message
 from tests.trainer.launch import run
 from tests.trainer.ring_sums import numbers
+from tests.trainer.whole_runs import assert_traffic_as_computed
 
-REPOSITORY = Path(__file__).parents[2]
+RING_SUMS = Path(__file__).with_name("ring_sums.py")
 
 
 @pytest.mark.multiproc
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_sums_messages_and_bytes_are_those_of_a_ring(num_ranks: int, tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", str(num_ranks), "-m", "tests.trainer.ring_sums"]
-    finished = subprocess.run(
-        [*launcher, str(tmp_path)],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stderr
+    finished = run(tmp_path, num_ranks, program=RING_SUMS)
+    assert finished.code == 0, finished.output
 
-    found = [torch.load(tmp_path / f"sums-{rank}.pt") for rank in range(num_ranks)]
+    by_rank = [torch.load(tmp_path / f"sums-{rank}.pt") for rank in range(num_ranks)]
     exact = sum(numbers(rank, num_ranks, is_whole=True) for rank in range(num_ranks))
-    for sums in found:
+    for sums in by_rank:
         assert torch.equal(sums["ring True"], exact)
         assert torch.equal(sums["library True"], exact)
         # Fractions are rounded, and the order of the sums is another: only the last bits differ.
         torch.testing.assert_close(sums["ring False"], sums["library False"], rtol=1e-5, atol=1e-3)
-        assert torch.equal(sums["ring False"], found[0]["ring False"])  # the same bits everywhere
+        assert torch.equal(sums["ring False"], by_rank[0]["ring False"])  # the same bits everywhere
 
     size = exact.nbytes  # type: ignore[union-attr]
     for rank in range(num_ranks):
-        by_step = json.loads((tmp_path / f"operations-{rank}.json").read_text())
-        for step in ("1", "3"):
+        by_step = finished.operations(rank)
+        for step in (1, 3):
             sent = [num_bytes for operation, num_bytes in by_step[step] if operation == "send"]
             received = [num_bytes for operation, num_bytes in by_step[step] if operation == "recv"]
             assert len(sent) == len(received) == 2 * (num_ranks - 1)
             assert len(by_step[step]) == len(sent) + len(received)  # and nothing else
             assert sum(sent) * num_ranks == sum(received) * num_ranks == 2 * (num_ranks - 1) * size
-        assert by_step["2"] == by_step["4"] == [["all_reduce", size]]
+        assert by_step[2] == by_step[4] == [("all_reduce", size)]
 
 
 def test_pieces_are_equally_long() -> None:
@@ -82,9 +65,4 @@ def test_the_library_trains_the_same_model(tmp_path: Path) -> None:
     library = run(tmp_path / "library", 2, *common, "--reduce-with", "library")
     assert ring.code == library.code == 0, ring.output + library.output
     assert ring.losses() == library.losses()
-    settings = load_settings(library.arguments, {}, 2)
-    for rank in range(2):
-        counted = [Counter(Message(*one) for one in library.operations(rank)[step])
-                   for step in (1, 2, 3)]  # fmt: skip
-        expected = expected_traffic(settings, rank=rank, world_size=2)
-        assert counted == [expected[1], expected[2], expected[3]]
+    assert_traffic_as_computed(library, 2)

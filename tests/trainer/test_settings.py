@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from rankscope_trainer.command_line import help_text, load_settings
 from rankscope_trainer.errors import EXIT_USAGE, SettingError
 from rankscope_trainer.faults import FAULTS
-from rankscope_trainer.settings import Settings, help_text, load_settings
+from rankscope_trainer.settings import DEFAULT_MICROBATCHES, Settings
+from rankscope_trainer.strategies import STRATEGIES
+from rankscope_trainer.strategies.traffic import TRAFFIC
 
 REPOSITORY = Path(__file__).parents[2]
 FIELDS = dataclasses.fields(Settings)
 
 
-def test_every_setting_stands_in_the_help_and_in_the_readme() -> None:
+def test_every_setting_is_in_the_help_and_in_the_readme() -> None:
     readme = (REPOSITORY / "reference_trainer/README.md").read_text()
     text = help_text()
     for field in FIELDS:
@@ -95,6 +98,11 @@ def test_a_wrong_file_names_the_setting_and_the_remedy(
 def test_a_whole_number_may_stand_for_a_fraction(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("clip = 1")
     assert load_settings(["--config", str(tmp_path / "config.toml")], {}).clip == 1.0
+
+
+def test_every_strategy_has_an_entry_a_number_of_microbatches_and_its_traffic() -> None:
+    assert tuple(DEFAULT_MICROBATCHES) == tuple(STRATEGIES)
+    assert TRAFFIC.keys() == STRATEGIES.keys()
 
 
 def test_microbatches_follow_the_strategy_unless_they_are_given() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.settings import load_settings
-from rankscope_trainer.strategies.placement import num_stages, rank_of_stage
-from rankscope_trainer.strategies.stage_split import split_by_time
+from rankscope_trainer.strategies.stages.placement import num_stages, rank_of_stage
+from rankscope_trainer.strategies.stages.split import split_by_time
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
@@ -46,7 +46,7 @@ def test_equal_layers_make_equal_stages_unless_the_head_is_heavy() -> None:
     ("schedule", "ranks"),
     [("gpipe", [0, 1]), ("interleaved", [0, 1, 0, 1]), ("zero_bubble_v", [0, 1, 1, 0])],
 )
-def test_stages_lie_on_a_loop_or_on_a_v(schedule: str, ranks: list[int]) -> None:
+def test_stages_are_on_a_loop_or_on_a_v(schedule: str, ranks: list[int]) -> None:
     settings = load_settings(["--strategy", "pipeline", "--schedule", schedule], {}, 2)
     stages = range(num_stages(settings, 2))
     assert [rank_of_stage(settings, stage, 2) for stage in stages] == ranks

@@ -1,29 +1,18 @@
-"""The trainer's own clock: each step has a line, and a checkpoint lies behind what was trained."""
+"""The trainer's own clock: each step has a line, and a checkpoint comes after what was trained."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-import torch.distributed as dist
-
-from rankscope_trainer.settings import load_settings
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.step_times import StepTimes
 from rankscope_trainer.train import Trainer
-from rankscope_trainer.world import World, join_world
+from rankscope_trainer.world import World
 
 SMALL = "--layers 1 --width 16 --heads 2 --context 16 --data-bytes 20000 --device cpu".split()
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A process group of this process alone."""
-    yield join_world(device="cpu", timeout_seconds=30)
-    dist.destroy_process_group()
 
 
 def test_the_steps_of_a_run(world: World, tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.settings import load_settings
-from tests.trainer.launch import Finished, run
-from tests.trainer.sharded_runs import (
-    arguments_of,
+from tests.trainer.launch import Finished, run, with_checkpoints
+from tests.trainer.whole_runs import (
     assert_losses_of_one_process,
     assert_resumes_bit_for_bit,
     assert_traffic_as_computed,
 )
 
+STEPS, HALFWAY = 8, 4
 RANKS = 2
 RUNS = {
     "whole": "--clip 0.5 --validate-every 4 --validate-batches 2",
@@ -28,9 +28,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Each run once, from the first step to the last."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        name: run(folder / name, RANKS, *arguments_of(folder / name, f"--strategy tensor {flags}"))
+        name: run(folder / name, RANKS, *_arguments(folder / name, flags))
         for name, flags in RUNS.items()
     }
+
+
+def _arguments(folder: Path, flags: str) -> list[str]:
+    return with_checkpoints(folder, f"--strategy tensor {flags}", steps=STEPS, every=HALFWAY)
 
 
 @pytest.mark.multiproc
@@ -47,7 +51,7 @@ def test_traffic_of_each_step_is_the_computed_one(runs: dict[str, Finished], nam
 
 @pytest.mark.multiproc
 def test_a_resumed_run_goes_on_bit_for_bit(runs: dict[str, Finished], tmp_path: Path) -> None:
-    assert_resumes_bit_for_bit(runs["sequence"], RANKS, tmp_path)
+    assert_resumes_bit_for_bit(runs["sequence"], RANKS, tmp_path, after=HALFWAY)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Run the trainer as counted_trainer.py does, and write down what each rank measured, and when.
 
-Each line of FOLDER/trace-RANK.jsonl is a call that tells metrics ("metrics") or the moment in which
-a rank began ("begin") or finished computing ("computed") a step, by the clock that all share.
+Each line of FOLDER/trace-RANK.jsonl is a call that reports metrics ("metrics"), or the time when a
+rank began ("begin") or finished computing ("computed") a step, by the clock that all share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from rankscope_trainer import report
 from rankscope_trainer.__main__ import main
 from rankscope_trainer.faults.injector import Injector
-from rankscope_trainer.strategies.parameter_server import Worker
+from rankscope_trainer.strategies.parameter_server.worker import Worker
 
 # Beside this file, but a script that torchrun starts has no package to import it from.
 Counter: Any = runpy.run_path(str(Path(__file__).with_name("counted_trainer.py")))["Counter"]

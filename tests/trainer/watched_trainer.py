@@ -1,7 +1,7 @@
 """Run the trainer and write down its weights after each step, and what it brings to collectives.
 
 For the faults: a kernel at BackendSelect sees kind and size of the tensors as they really go to
-the process group; a digest of each parameter tells whether the ranks' replicas are equal.
+the process group; a digest of each parameter shows whether the ranks' replicas are equal.
 Usage: torchrun ... watched_trainer.py FOLDER ARGUMENTS
 """
 
@@ -69,15 +69,15 @@ class Watcher:
 
 def digest(strategy: Strategy) -> dict[str, str]:
     """Return a digest of each weight with its state in the optimizer."""
-    found = {}
+    digests = {}
     for name, parameter in strategy.model.named_parameters():
         state = strategy.optimizer.state.get(parameter, {})
         whole = hashlib.sha256(parameter.detach().numpy().tobytes())
         for key in ("exp_avg", "exp_avg_sq"):
             if key in state:
                 whole.update(state[key].numpy().tobytes())
-        found[name] = whole.hexdigest()
-    return found
+        digests[name] = whole.hexdigest()
+    return digests
 
 
 if __name__ == "__main__":

@@ -1,133 +1,157 @@
-"""Calls into torch.distributed, made changeable for the faults of one rank.
-
-Every call of a program, of DDP's C++ reducer and of torch's pipelining goes through PyTorch's
-dispatcher as an operator `c10d::...`. A kernel for its autograd key runs before the operator
-itself, and before anything that watches it at a later key (`BackendSelect`, where the agent is):
-all of them see what the rank really does, as if the program had been written so.
-"""
+"""Faults at a collective: one rank makes another call than its peers, twice, or not at all."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-# operator -> name of the operation
-COLLECTIVES = {
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce_coalesced",
-    "broadcast_": "broadcast",
-    "reduce_": "reduce",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather_into_tensor",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter_tensor",
-    "alltoall_base_": "all_to_all_single",
-    "barrier": "barrier",
-}
-KEYS = ("AutogradCPU", "AutogradCUDA")
+from rankscope_trainer.faults.calls import InterceptedCall, wait_for
+from rankscope_trainer.faults.fault import Fault, FaultContext, Place
 
 
-@dataclasses.dataclass
-class Call:
-    """One call that is about to be made; a fault makes it in another way, or leaves it out."""
+class CollectiveFault(Fault):
+    """Acts on the first suitable collective of its steps, and on no other."""
 
-    operation: str
-    overload: Any  # the operator itself
-    arguments: list[Any]
-    result: Any = None
-    is_made: bool = False  # True: the fault has made the call, or left it out
+    finding = "desync"
+    place = Place.COLLECTIVE
+    operations: ClassVar[tuple[str, ...]] = ("all_reduce",)  # only on these; none: not on barriers
 
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that the operation is to fill, or to change."""
-        first = self.arguments[0]
-        return _flatten(first)
+    _is_done = False
 
-    @property
-    def is_async(self) -> bool:
-        """Tell whether the caller goes on before the operation is done."""
-        schema = self.overload._schema.arguments
-        for position, argument in enumerate(schema):
-            if argument.name in ("async_op", "asyncOp"):
-                given = position < len(self.arguments)
-                return bool(self.arguments[position] if given else argument.default_value)
-        return True
+    def is_due(self, context: FaultContext) -> bool:
+        """Only the call to act on."""
+        assert context.call is not None
+        operation = context.call.operation
+        suits = operation in self.operations if self.operations else operation != "barrier"
+        return suits and not self._is_done
 
-    def make(self, overload: Any = None, arguments: Sequence[Any] | None = None) -> Any:
-        """Make the call as it now stands, or with another operator or other arguments."""
+    def fire(self, context: FaultContext) -> None:
+        """Act on the call, and note which it was."""
+        call = context.call
+        assert call is not None
+        self._is_done = True
+        context.note(operation=call.operation, num_elements=call.num_elements())
+        self.act(call)
+
+    def act(self, call: InterceptedCall) -> None:
+        """Make the call in another way, or leave it out."""
+        raise NotImplementedError
+
+
+class CollectiveSkipped(CollectiveFault):  # an `if` that only one rank takes
+    """The rank leaves out the first collective of a step, and is one behind from then on."""
+
+    name = "collective_skipped"
+    operations = ()
+
+    def act(self, call: InterceptedCall) -> None:
+        """Return to the caller as if it were done."""
+        call.leave_out()
+
+
+class CollectiveDoubled(CollectiveFault):  # a retry on one rank
+    """The rank makes the first collective of a step twice, and is one ahead from then on."""
+
+    name = "collective_doubled"
+    operations = ()
+
+    def act(self, call: InterceptedCall) -> None:
+        """Make it, wait for it, and make it again."""
+        wait_for(call.make())
+        call.replace_by(call.make())
+
+
+class WrongShape(CollectiveFault):  # a shorter batch on one rank
+    """The rank enters the first all_reduce of a step with half as many numbers as the others."""
+
+    name = "wrong_shape"
+
+    def act(self, call: InterceptedCall) -> None:
+        """Reduce only the first half."""
+        halves = [tensor.view(-1)[: tensor.numel() // 2] for tensor in call.tensors()]
+        call.replace_by(call.make(arguments=[halves, *call.arguments[1:]]))
+
+
+class WrongDtype(CollectiveFault):
+    """The rank enters the first all_reduce of a step with int32 where the others have float32."""
+
+    name = "wrong_dtype"
+
+    def act(self, call: InterceptedCall) -> None:
+        """Reduce rounded numbers: of the same size, so gloo finds nothing wrong."""
         import torch
 
-        chosen = self.overload if overload is None else overload
-        with torch._C._AutoDispatchBelowAutograd():
-            return chosen(*(self.arguments if arguments is None else arguments))
+        rounded = [tensor.to(torch.int32) for tensor in call.tensors()]
+        wait_for(call.make(arguments=[rounded, *call.arguments[1:]]))
+        for tensor, reduced in zip(call.tensors(), rounded, strict=True):
+            tensor.copy_(reduced)
+        call.leave_out()  # it is done
 
-    def leave_out(self) -> None:
-        """Return to the caller what a finished call would have returned."""
+
+class WrongOp(CollectiveFault):
+    """The rank calls broadcast where the others call all_reduce."""
+
+    name = "wrong_op"
+
+    def act(self, call: InterceptedCall) -> None:
+        """Broadcast from rank 0 in the same group, with the same tensors."""
         import torch
 
-        done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        done.set_result(self.tensors())
-        self.returns(done)
-
-    def returns(self, future: Any) -> None:
-        """Return to the caller a work that is done when the future is."""
-        from torch._C import _distributed_c10d
-
-        # Not declared, but what torch's own Python backends use.
-        create: Any = vars(_distributed_c10d)["_create_work_from_future"]
-        work = create(future).boxed()
-        has_tensors = len(self.overload._schema.returns) > 1
-        self.result = (self.arguments[0], work) if has_tensors else work
-        self.is_made = True
+        arguments = [call.tensors(), call.arguments[1], 0, 0]
+        call.replace_by(call.make(torch.ops.c10d.broadcast_.default, arguments))
 
 
-class Calls:
-    """Puts kernels before the operators, and takes them away again."""
+class CollectivesSwapped(CollectiveFault):
+    """The rank makes a step's first two collectives that overlap in the other order.
 
-    def __init__(self, on_call: Callable[[Call], None]) -> None:
-        """Remember whom to ask about each call."""
-        self._on_call = on_call
-        self._library: Any = None
+    The first must wait for the second, so its caller must not wait for the first: DDP's buckets
+    are such, as long as there are two. The two steps before show it; the fault acts in its third
+    step at the earliest.
+    """
 
-    def install(self) -> None:
-        """Put a kernel that asks first before each operator."""
+    name = "collectives_swapped"
+
+    def __init__(self) -> None:
+        """No call was counted yet."""
+        self._calls: Counter[int] = Counter()  # by step
+        self._first: tuple[InterceptedCall, Any] | None = (
+            None  # held back, and what its caller waits for
+        )
+
+    def is_due(self, context: FaultContext) -> bool:
+        """Only the first of two such calls, and the second."""
+        call = context.call
+        assert call is not None
+        if not super().is_due(context) or not call.is_async:
+            return False
+        self._calls[context.step] += 1
+        if self._first is not None:
+            return True
+        before = self._calls[context.step - 1]
+        return (
+            self._calls[context.step] == 1
+            and before >= 2  # DDP changes its buckets once, in the second step
+            and before == self._calls[context.step - 2]
+        )
+
+    def fire(self, context: FaultContext) -> None:
+        """Hold the first call back, then make the second, and the first after it."""
         import torch
 
-        self._library = torch.library.Library("c10d", "IMPL")
-        for name, operation in COLLECTIVES.items():
-            overload = getattr(torch.ops.c10d, name).default
-            for key in KEYS:
-                self._library.impl(name, self._asking(operation, overload), key)
-
-    def remove(self) -> None:
-        """Take the kernels away."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
-
-    def _asking(self, operation: str, overload: Any) -> Callable[..., Any]:
-        def asking(*arguments: Any) -> Any:
-            call = Call(operation, overload, list(arguments))
-            self._on_call(call)
-            return call.result if call.is_made else call.make()
-
-        return asking
-
-
-def wait_for(result: Any) -> None:
-    """Wait until a call that was made is done."""
-    from torch._C._distributed_c10d import Work
-
-    work = result[1] if isinstance(result, tuple) else result
-    Work.unbox(work).wait()
-
-
-def _flatten(argument: Any) -> list[Tensor]:
-    import torch
-
-    if isinstance(argument, torch.Tensor):
-        return [argument]
-    return [tensor for part in argument for tensor in _flatten(part)]
+        call = context.call
+        assert call is not None
+        if self._first is None:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            call.returns(future)
+            self._first = (call, future)
+            return
+        self._is_done = True
+        first, future = self._first
+        call.replace_by(call.make())
+        second = torch._C._distributed_c10d.Work.unbox(first.make()[1]).get_future()
+        second.add_done_callback(lambda done: future.set_result(done.value()))
+        context.note(
+            operation=call.operation,
+            num_elements_first=first.num_elements(),
+            num_elements_second=call.num_elements(),
+        )

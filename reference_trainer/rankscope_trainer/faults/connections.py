@@ -26,7 +26,7 @@ UNLIMITED = 2**32 - 1
 LOAD, JUMP_IF_NOT_BELOW, RETURN = 0x20, 0x35, 0x06
 RANDOM_NUMBER = 0xFFFFF000 + 56
 DROP = (RETURN, 0, 0, 0)
-KEEP = (RETURN, 0, 0, 0xFFFFFFFF)
+ACCEPT = (RETURN, 0, 0, 0xFFFFFFFF)
 
 
 def connections(peer: int | None = None) -> list[socket.socket]:
@@ -35,11 +35,11 @@ def connections(peer: int | None = None) -> list[socket.socket]:
     A copy is another descriptor of the same socket: what is set on one holds for both. With a
     `peer`, only those whose other end is in the process of that rank, on this machine.
     """
-    found = [each for each in _tcp_sockets() if not _is_to_store(each)]
+    to_ranks = [each for each in _tcp_sockets() if not _is_to_store(each)]
     if peer is None:
-        return found
+        return to_ranks
     ports = _ports_of(peer)
-    return [each for each in found if (each.getpeername()[1], each.getsockname()[1]) in ports]
+    return [each for each in to_ranks if (each.getpeername()[1], each.getsockname()[1]) in ports]
 
 
 def limit_rate(connection: socket.socket, bytes_per_second: int) -> None:
@@ -54,16 +54,15 @@ def lose_arriving(connection: socket.socket, share: float) -> None:
         _attach(connection, [DROP])
     else:
         border = int(share * 2**32)
-        _attach(
-            connection, [(LOAD, 0, 0, RANDOM_NUMBER), (JUMP_IF_NOT_BELOW, 1, 0, border), DROP, KEEP]
-        )
+        draw, compare = (LOAD, 0, 0, RANDOM_NUMBER), (JUMP_IF_NOT_BELOW, 1, 0, border)
+        _attach(connection, [draw, compare, DROP, ACCEPT])
 
 
 def filter_refusal() -> str:
     """Return why no filter can be attached here; empty where one can."""
     with socket.socket() as unconnected:
         try:
-            _attach(unconnected, [KEEP])
+            _attach(unconnected, [ACCEPT])
         except OSError as error:
             return error.strerror or str(error)
     return ""
@@ -80,8 +79,8 @@ def lost_segments(connection: socket.socket) -> int:
 
     The filter does so, and the kernel itself where the process reads too slowly.
     """
-    told = connection.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 4 * (SK_MEMINFO_DROPS + 1))
-    return int.from_bytes(told[4 * SK_MEMINFO_DROPS :], sys.byteorder)
+    counters = connection.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 4 * (SK_MEMINFO_DROPS + 1))
+    return int.from_bytes(counters[4 * SK_MEMINFO_DROPS :], sys.byteorder)
 
 
 def _attach(connection: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
@@ -95,17 +94,15 @@ def _tcp_sockets() -> Iterator[socket.socket]:
         with contextlib.suppress(OSError):  # closed meanwhile, or not connected
             if not str(Path("/proc/self/fd", name).readlink()).startswith("socket:"):
                 continue
-            found = socket.socket(fileno=os.dup(int(name)))
+            copy = socket.socket(fileno=os.dup(int(name)))
+            is_internet = copy.family in (socket.AF_INET, socket.AF_INET6)
             try:
-                is_tcp = found.type == socket.SOCK_STREAM and found.family in (
-                    socket.AF_INET, socket.AF_INET6
-                )  # fmt: skip
-                if is_tcp and found.getpeername():
-                    yield found
+                if is_internet and copy.type == socket.SOCK_STREAM and copy.getpeername():
+                    yield copy
                     continue
             except OSError:
                 pass
-            found.close()
+            copy.close()
 
 
 def _ports_of(peer: int) -> set[tuple[int, int]]:
@@ -115,8 +112,8 @@ def _ports_of(peer: int) -> set[tuple[int, int]]:
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("RANK") == str(peer):
-                known = process.net_connections(kind="tcp")
-                return {(each.laddr.port, each.raddr.port) for each in known if each.raddr}
+                open_sockets = process.net_connections(kind="tcp")
+                return {(each.laddr.port, each.raddr.port) for each in open_sockets if each.raddr}
     return set()
 
 

@@ -1,6 +1,6 @@
 """What a fault is: where it acts, how large it is, and the methods that the injector calls.
 
-A fault lives from the first step of its plan to the last. For each of its visits the injector asks
+A fault lasts from the first step of its plan to the last. For each of its visits the injector asks
 `is_due` and then calls `fire`; before the first it writes the manifest line and calls `begin`, and
 after the last it calls `end`. Each plan has its own instance, so a fault may keep what it needs in
 `self`. Nothing here imports torch, and faults import it inside their methods: `--help` names them.
@@ -13,15 +13,19 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rankscope_trainer.errors import SettingError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope_trainer.checkpoint import Checkpoints
     from rankscope_trainer.data import Batches
-    from rankscope_trainer.faults.collectives import Call
+    from rankscope_trainer.faults.calls import InterceptedCall
     from rankscope_trainer.settings import Settings
     from rankscope_trainer.strategies.strategy import Strategy
     from rankscope_trainer.world import World
+
+MIB = 2**20
 
 
 class Place(enum.Enum):
@@ -29,7 +33,7 @@ class Place(enum.Enum):
 
     START = "start"  # before the process group is joined: once; `settings` may be replaced
     STEP = "step"  # as a step begins, before its data: once in a step
-    SAMPLE = "sample"  # while one window of the data is read: `sample` says which
+    SAMPLE = "sample"  # while one window of the data is read: `sample` is its number
     DATA = "data"  # while the data loader puts a batch together: once in a step
     BATCH = "batch"  # a batch was drawn; `batch` may be changed in place: once in a step
     BEFORE_FORWARD = "before_forward"  # between data and the first forward: once in a step
@@ -41,7 +45,7 @@ class Place(enum.Enum):
     COLLECTIVE = "collective"  # around a call into torch.distributed: `call` may be changed
     BEFORE_UPDATE = "before_update"  # gradients are reduced, not yet clipped: once in a step
     AFTER_UPDATE = "after_update"  # the optimizer has taken its step: once in a step
-    CHECKPOINT = "checkpoint"  # around the write of a checkpoint: `fire`, write, `leave`
+    CHECKPOINT = "checkpoint"  # before the rank writes its part of a checkpoint
 
 
 PLACES_OF_MICROBATCHES = (Place.FORWARD, Place.BACKWARD)
@@ -56,8 +60,8 @@ class Magnitude:
     ratio: float | None = None  # the same, as a multiple of a step's own compute
     mib: float | None = None
     mib_per_second: float | None = None
-    count: float | None = None  # of what the fault says
-    share: float | None = None  # 0 to 1, of what the fault says
+    count: float | None = None  # of what `size_is` names
+    share: float | None = None  # 0 to 1, of what `size_is` names
     ppm: float | None = None
 
     @property
@@ -91,7 +95,7 @@ class Parts(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class FaultContext:
-    """All that a fault may know about the moment in which it fires, and what it may change."""
+    """All that a fault may know about the visit in which it fires, and what it may change."""
 
     rank: int
     world_size: int
@@ -107,8 +111,8 @@ class FaultContext:
     sample: int = 0  # SAMPLE: the number of the window that is read
     batch: tuple[Tensor, Tensor] | None = None  # BATCH: bytes and next bytes, changed in place
     tensor: Tensor | None = None  # FORWARD, BACKWARD, BEFORE_REDUCE: may be replaced
-    call: Call | None = None  # COLLECTIVE
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `add`, `tell`
+    call: InterceptedCall | None = None  # COLLECTIVE
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `add`, `note`
 
     def delay_seconds(self) -> float:
         """Return this visit's share of the extra time that the fault adds to a step."""
@@ -134,8 +138,8 @@ class FaultContext:
         for name, value in facts.items():
             self.facts[name] = self.facts.get(name, 0.0) + value
 
-    def tell(self, **facts: Any) -> None:
-        """Put down what the fault did, for its end in the manifest; later words win."""
+    def note(self, **facts: Any) -> None:
+        """Note what the fault did, for its end in the manifest; later values win."""
         self.facts.update(facts)
 
 
@@ -152,17 +156,17 @@ class Fault:
     has_peer: ClassVar[bool] = False  # True: `peer` may be given: only between these two ranks
 
     def acts_at(self, place: Place) -> bool:
-        """Tell whether this is one of the fault's places."""
+        """Return whether this is one of the fault's places."""
         return place in (self.place, self.other_place)
 
     def check(self, settings: Settings, world_size: int) -> None:
         """Raise a SettingError if this run, or this machine, cannot show the fault."""
 
     def prepare(self, rank: int) -> None:
-        """Do what has to be so from the first step on, in a rank that the fault concerns."""
+        """Prepare a rank that the fault concerns, before its first step."""
 
     def is_due(self, context: FaultContext) -> bool:
-        """Tell whether the fault fires at this visit of its place."""
+        """Return whether the fault fires at this visit of its place."""
         return True
 
     def begin(self, context: FaultContext) -> None:
@@ -172,10 +176,41 @@ class Fault:
         """Do the damage once."""
 
     def act_in_worker(self) -> None:
-        """Do what `fire` left to be done in a loader's worker, which itself knows of no step."""
-
-    def leave(self, context: FaultContext) -> None:
-        """Do what is to be done after the work that the place is around of."""
+        """Act in a loader's worker as the last `fire` asked; the worker itself knows no step."""
 
     def end(self, context: FaultContext) -> None:
         """Undo what `begin` started; also called when the run ends, or fails, before."""
+
+
+class DelayFault(Fault):
+    """Adds time at its place."""
+
+    def fire(self, context: FaultContext) -> None:
+        """Sleep for this visit's share of the extra time."""
+        context.sleep(context.delay_seconds())
+
+
+class SettingsFault(Fault):
+    """Builds the run with other settings than those that were given."""
+
+    place = Place.START
+    on_all_ranks = True
+    strategies: ClassVar[tuple[str, ...]] = ()  # that can show it; none: all
+
+    def check(self, settings: Settings, world_size: int) -> None:
+        """Refuse a strategy that the other settings mean nothing to."""
+        if self.strategies and settings.strategy not in self.strategies:
+            problem = f"{self.name} has no effect on strategy {settings.strategy}"
+            first, *others = self.strategies
+            names = f"one of: {', '.join(self.strategies)}" if others else f"strategy {first}"
+            raise SettingError("fault", problem, f"Choose {names}")
+
+    def fire(self, context: FaultContext) -> None:
+        """Replace the settings."""
+        settings = context.settings
+        assert settings is not None
+        context.settings = dataclasses.replace(settings, **self.changes(settings, context))
+
+    def changes(self, settings: Settings, context: FaultContext) -> dict[str, Any]:
+        """Return the settings that are replaced; raise a SettingError where that cannot be."""
+        raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import statistics
@@ -11,16 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankscope_trainer.faults.collectives import Call, Calls
-from rankscope_trainer.faults.fault import (
-    PLACES_OF_MICROBATCHES,
-    FaultContext,
-    Parts,
-    Place,
-)
-from rankscope_trainer.faults.manifest import Manifest
-from rankscope_trainer.faults.module_places import ModulePlaces
+from rankscope_trainer.faults.calls import Calls
+from rankscope_trainer.faults.fault import PLACES_OF_MICROBATCHES, FaultContext, Parts, Place
 from rankscope_trainer.faults.plan import FaultPlan
+from rankscope_trainer.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +39,11 @@ class _Active:
 
 
 class Injector:
-    """The faults of one rank; it does nothing, and costs nothing, on ranks without any."""
+    """The faults of one rank; it does nothing, and costs nothing, on ranks without any.
+
+    The manifest says what really fired: a line for the start of a fault, which is in the file
+    before the fault acts, and one for its end.
+    """
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class Injector:
         *,
         rank: int,
         world_size: int = 1,
-        manifest: Manifest,
+        manifest: JsonLines,
         microbatches: int = 1,
         attempt: int = 0,
         sleep: Callable[[float], None] = time.sleep,
@@ -62,13 +59,13 @@ class Injector:
         """Keep the plans of this rank."""
         self._faults = [_Active(plan) for plan in plans if plan.concerns(rank, attempt)]
         self._rank, self._world_size = rank, world_size
-        self._microbatches = self._visits = microbatches
+        self.microbatches = self._visits = microbatches
         self._manifest = manifest
         self._sleep = sleep
-        self._step = 0
+        self.step = 0
         self._trainer: Parts | None = None
         self._forward_seconds: deque[float] = deque(maxlen=FORWARDS_REMEMBERED)
-        self._calls = Calls(self._fire_at_call)
+        self._calls = Calls(lambda call: self.visit(Place.COLLECTIVE, call=call))
 
     def start(self, settings: Settings) -> Settings:
         """Fire at `Place.START`; return the settings with which the run is built."""
@@ -78,38 +75,38 @@ class Injector:
         return settings
 
     def attach(self, trainer: Parts) -> None:
-        """Hand the faults the trainer's parts, and put them into its modules and calls."""
+        """Give the faults the trainer's parts, and put them into its modules and calls."""
         if not self._faults:
             return
         self._trainer = trainer
         for active in self._faults:
             active.plan.fault.prepare(self._rank)
         modules = _computed_modules(trainer.strategy.model)
-        self._microbatches = trainer.strategy.microbatches
-        self._visits = self._microbatches * len(modules)
+        self.microbatches = trainer.strategy.microbatches
+        self._visits = self.microbatches * len(modules)
         for module in modules:
             self.inject_into(module)
         if self._has(Place.COLLECTIVE):
             self._calls.install()
 
     def begin_step(self, step: int) -> None:
-        """Tell which step runs from now on; faults that ended with the last one are written."""
-        self._step = step
+        """Note the step that runs from now on; faults that ended with the last one are written."""
+        self.step = step
         for active in self._faults:
             if active.fired and not active.plan.covers(step):
                 self._end(active)
         self.fire(Place.STEP)
 
-    def fire(self, place: Place, **moment: Any) -> Tensor | None:
+    def fire(self, place: Place, **details: Any) -> Tensor | None:
         """Fire the faults that are on at `place` in this step; return the tensor they leave."""
         for active in self._on_at(place):
-            moment["tensor"] = self._visit(active, place, **moment).tensor
-        tensor: Tensor | None = moment.get("tensor")
+            details["tensor"] = self._visit(active, place, **details).tensor
+        tensor: Tensor | None = details.get("tensor")
         return tensor
 
-    def visit(self, place: Place, **moment: Any) -> None:
-        """Fire where nothing is handed over that faults could replace."""
-        self.fire(place, **moment)
+    def visit(self, place: Place, **details: Any) -> None:
+        """Fire where there is no tensor that faults could replace."""
+        self.fire(place, **details)
 
     def visit_sample(self, sample: int) -> None:
         """Fire while one window of the data is read."""
@@ -120,27 +117,34 @@ class Injector:
         for active in self._faults:
             active.plan.fault.act_in_worker()
 
-    @contextlib.contextmanager
-    def around(self, place: Place) -> Iterator[None]:
-        """Fire the faults of `place`, and let them know when the work inside is done."""
-        fired = [(active, self._visit(active, place)) for active in self._on_at(place)]
-        try:
-            yield
-        finally:
-            for active, context in fired:
-                active.plan.fault.leave(context)
-
     def inject_into(self, module: Any) -> None:
-        """Make forward and backward of a module places, and measure the rest of the forward."""
-        if self._faults:
-            ModulePlaces(
-                fire=self.fire,
-                on_forward=self._forward_seconds.append,
-                step=lambda: self._step,
-                microbatches=lambda: self._microbatches,
-                watches_backward=self._has(Place.BACKWARD),
-                watches_gradient=self._has(Place.BEFORE_REDUCE),
-            ).inject_into(module)
+        """Make forward, backward and local gradient of a module places where faults act.
+
+        Replacing `forward` itself puts the delay inside all hooks that an observer may have
+        registered, in whatever order: it sees what it would see if the computation were slow. A
+        hook on the output acts inside the backward of the same microbatch, whatever runs it.
+        """
+        if not self._faults:
+            return
+        original = module.forward
+        has_backward, has_gradient = self._has(Place.BACKWARD), self._has(Place.BEFORE_REDUCE)
+        gradients = _LocalGradients(self)
+
+        def forward(*inputs: Any) -> Any:
+            started = time.perf_counter()
+            computed = original(*inputs)
+            self._forward_seconds.append(time.perf_counter() - started)
+            outputs: Any = self.fire(Place.FORWARD, tensor=computed)
+            if getattr(outputs, "requires_grad", False):
+                if has_backward:
+                    outputs.register_hook(
+                        lambda gradient: self.fire(Place.BACKWARD, tensor=gradient)
+                    )
+                if has_gradient:
+                    gradients.watch(module)
+            return outputs
+
+        module.forward = forward
 
     def close(self) -> None:
         """End the faults that are still on."""
@@ -154,18 +158,15 @@ class Injector:
 
     def _on_at(self, place: Place) -> Iterator[_Active]:
         for active in self._faults:
-            if active.plan.fault.acts_at(place) and active.plan.covers(self._step):
+            if active.plan.fault.acts_at(place) and active.plan.covers(self.step):
                 yield active
 
-    def _fire_at_call(self, call: Call) -> None:
-        self.fire(Place.COLLECTIVE, call=call)
-
-    def _context(self, active: _Active, place: Place, **moment: Any) -> FaultContext:
+    def _context(self, active: _Active, place: Place, **details: Any) -> FaultContext:
         plan = active.plan
         return FaultContext(
             rank=self._rank,
             world_size=self._world_size,
-            step=self._step,
+            step=self.step,
             magnitude=plan.size,
             compute_seconds=self._compute_seconds(),
             place=place,
@@ -174,11 +175,11 @@ class Injector:
             peer=plan.peer,
             trainer=self._trainer,
             facts=active.facts,
-            **moment,
+            **details,
         )
 
-    def _visit(self, active: _Active, place: Place, **moment: Any) -> FaultContext:
-        plan, context = active.plan, self._context(active, place, **moment)
+    def _visit(self, active: _Active, place: Place, **details: Any) -> FaultContext:
+        plan, context = active.plan, self._context(active, place, **details)
         if plan.size is not None and plan.size.ratio is not None and not context.delay_seconds():
             return context  # nothing measured yet, in the first step: it starts with the second
         if not plan.fault.is_due(context):
@@ -187,13 +188,13 @@ class Injector:
             self._manifest.write(
                 fault=plan.fault.name,
                 rank=self._rank,
-                start_step=self._step,
+                start_step=self.step,
                 start_time_ns=time.time_ns(),
                 size=None if plan.size is None else str(plan.size),
                 pid=os.getpid(),
             )
         active.fired += 1
-        active.last_step = self._step
+        active.last_step = self.step
         if active.fired == 1:
             plan.fault.begin(context)
         plan.fault.fire(context)
@@ -218,6 +219,32 @@ class Injector:
             return 0.0
         forward = statistics.median(self._forward_seconds)
         return COMPUTE_PER_FORWARD * forward * self._visits
+
+
+class _LocalGradients:
+    """Fires at the gradient of a module's first parameter, which is the last to be complete.
+
+    The parameter is looked up in each forward: a sharding library puts other tensors in the place
+    of the parameters while it computes.
+    """
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+        self._hooked: set[int] = set()  # parameters, by id; they live as long as the module
+        self._step = self._count = 0  # gradients of this step so far
+
+    def watch(self, module: Any) -> None:
+        parameter = next(module.parameters(), None)
+        if parameter is not None and id(parameter) not in self._hooked:
+            self._hooked.add(id(parameter))
+            parameter.register_hook(self._on_gradient)
+
+    def _on_gradient(self, gradient: Tensor) -> Tensor | None:
+        self._count = self._count + 1 if self._step == self._injector.step else 1
+        self._step = self._injector.step
+        if self._count != self._injector.microbatches:
+            return gradient
+        return self._injector.fire(Place.BEFORE_REDUCE, tensor=gradient)
 
 
 def _computed_modules(model: Any) -> list[Any]:

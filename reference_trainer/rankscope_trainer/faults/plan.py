@@ -12,9 +12,12 @@ FORM = "Write name:rank=R,start=S,steps=N,size=X; rank and start are required"
 KEYS = ("rank", "start", "steps", "size", "peer", "attempt")
 # How a size is written: the end of the text, the unit, and how many of it one is.
 SUFFIXES = (
-    ("MiB/s", "mib_per_second", 1.0), ("MiB", "mib", 1.0), ("ppm", "ppm", 1.0),
-    ("ms", "seconds", 1e-3), ("s", "seconds", 1.0),
-)  # fmt: skip
+    ("MiB/s", "mib_per_second", 1.0),
+    ("MiB", "mib", 1.0),
+    ("ppm", "ppm", 1.0),
+    ("ms", "seconds", 1e-3),
+    ("s", "seconds", 1.0),
+)
 REMEDIES = {
     "ratio": "Write 50ms or 2s for time, 1.5 for a multiple of the rank's own compute",
     "seconds": "Write a time like 50ms or 2s",
@@ -39,11 +42,11 @@ class FaultPlan:
     attempt: int | None = None  # only in this attempt of the job, counted from 0; None: in each
 
     def concerns(self, rank: int, attempt: int) -> bool:
-        """Tell whether the fault is one of this rank's in this attempt."""
+        """Return whether the fault is one of this rank's in this attempt."""
         return self.rank in (None, rank) and self.attempt in (None, attempt)
 
     def covers(self, step: int) -> bool:
-        """Tell whether the fault is on in `step`."""
+        """Return whether the fault is on in `step`."""
         return self.start <= step and (self.steps is None or step < self.start + self.steps)
 
 
@@ -83,13 +86,11 @@ def _check(text: str, plan: FaultPlan, world_size: int, last_step: int) -> None:
         if rank is not None and not 0 <= rank < world_size:
             raise SettingError("fault", f"{text!r}: there is no rank {rank}", ranks)
     if not 1 <= plan.start <= last_step:
-        raise SettingError(
-            "fault", f"{text!r}: there is no step {plan.start}", f"Steps are 1 to {last_step}"
-        )
+        problem = f"{text!r}: there is no step {plan.start}"
+        raise SettingError("fault", problem, f"Steps are 1 to {last_step}")
     if plan.steps is not None and plan.steps < 1:
-        raise SettingError(
-            "fault", f"{text!r} lasts {plan.steps} steps", "Give at least 1, or none"
-        )
+        problem = f"{text!r} lasts {plan.steps} steps"
+        raise SettingError("fault", problem, "Give at least 1, or none")
     if fault.place is Place.START and (plan.start != 1 or plan.steps is not None):
         problem = f"{text!r}: {fault.name} acts before the first step, until the end"
         raise SettingError("fault", problem, "Leave start and steps out")

@@ -1,4 +1,4 @@
-"""How the model is spread over the ranks: one file for each strategy, named in one table."""
+"""How the model is spread over the ranks: one module or folder for each strategy, in one table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class StrategyEntry:
     """One strategy: where it is, and what must hold before it starts.
 
     Its module is imported only where it runs, so that `--help` does not wait for torch.
@@ -25,54 +25,32 @@ class Entry:
     module: str  # in this package
     class_name: str
     check: Callable[[Settings, int], None] = lambda settings, world_size: None
-    microbatches: Callable[[int], int] = lambda world_size: 2  # where the settings name none
     is_elastic: bool = False  # a checkpoint goes on with another number of ranks
 
     def build(self, settings: Settings, world: World) -> Strategy:
         """Build this rank's part of the strategy."""
-        found = getattr(import_module(f"{__name__}.{self.module}"), self.class_name)
-        strategy: Strategy = found(settings, world)
+        module = import_module(f"{__name__}.{self.module}")
+        strategy: Strategy = getattr(module, self.class_name)(settings, world)
         return strategy
 
 
-STRATEGIES: dict[str, Entry] = {
-    "ddp": Entry(module="ddp", class_name="DataParallel", check=checks.ddp, is_elastic=True),
-    "pipeline": Entry(
-        module="pipeline",
-        class_name="Pipeline",
-        check=checks.pipeline,
-        microbatches=lambda world_size: 2 * world_size,
+STRATEGIES: dict[str, StrategyEntry] = {
+    "ddp": StrategyEntry(
+        module="ddp", class_name="DataParallel", check=checks.ddp, is_elastic=True
     ),
-    "model_parallel": Entry(
-        module="model_parallel",
-        class_name="ModelParallel",
-        check=checks.model_parallel,
-        microbatches=lambda world_size: 1,
+    "pipeline": StrategyEntry(module="pipeline", class_name="Pipeline", check=checks.pipeline),
+    "model_parallel": StrategyEntry(
+        module="model_parallel", class_name="ModelParallel", check=checks.model_parallel
     ),
-    "pipedream": Entry(
-        module="pipedream",
-        class_name="PipeDream",
-        check=checks.pipedream,
-        microbatches=lambda world_size: 1,
-    ),
-    "hogwild": Entry(
-        module="hogwild",
-        class_name="Hogwild",
-        check=checks.hogwild,
-        microbatches=lambda world_size: 1,
-    ),
-    "ring": Entry(module="ring", class_name="Ring"),
-    "local_sgd": Entry(module="local_sgd", class_name="LocalSGD"),
-    "fsdp": Entry(module="fsdp", class_name="FullySharded", check=checks.fsdp),
-    "tensor": Entry(module="tensor", class_name="TensorParallel", check=checks.tensor),
-    "hybrid": Entry(
-        module="hybrid",
-        class_name="Hybrid",
-        check=checks.hybrid,
-        microbatches=lambda world_size: 4,
-    ),
-    "parameter_server": Entry(
-        module="parameter_server",
+    "pipedream": StrategyEntry(module="pipedream", class_name="PipeDream", check=checks.pipedream),
+    "hogwild": StrategyEntry(module="hogwild", class_name="Hogwild", check=checks.hogwild),
+    "ring": StrategyEntry(module="ring", class_name="Ring"),
+    "local_sgd": StrategyEntry(module="local_sgd", class_name="LocalSGD"),
+    "fsdp": StrategyEntry(module="fsdp", class_name="FullySharded", check=checks.fsdp),
+    "tensor": StrategyEntry(module="tensor", class_name="TensorParallel", check=checks.tensor),
+    "hybrid": StrategyEntry(module="hybrid", class_name="Hybrid", check=checks.hybrid),
+    "parameter_server": StrategyEntry(
+        module="parameter_server.worker",
         class_name="worker_or_server",
         check=checks.parameter_server,
     ),

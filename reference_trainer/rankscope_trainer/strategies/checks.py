@@ -8,8 +8,8 @@ import os
 from typing import TYPE_CHECKING
 
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.strategies import placement
-from rankscope_trainer.strategies.parameter_server_layout import parse_shares
+from rankscope_trainer.strategies.parameter_server.layout import parse_shares
+from rankscope_trainer.strategies.stages import placement
 
 if TYPE_CHECKING:
     from rankscope_trainer.settings import Settings
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 def ddp(settings: Settings, world_size: int) -> None:
     """Ranks without batches mirror plain reductions only. Raises SettingError."""
     others = (
-        "comm_hook", "static_graph", "global_batch", "patience", "check_batches", "grace_seconds",
-        "data_path", "least_seconds",
-    )  # fmt: skip
+        "comm_hook",
+        "static_graph",
+        "global_batch",
+        "patience",
+        "check_batches",
+        "grace_seconds",
+        "data_path",
+        "least_seconds",
+    )
     for name in others if settings.uneven_ratio else ():
         if getattr(settings, name) not in ("none", "", 0):
-            raise SettingError(
-                "uneven_ratio", f"ranks that ran out of batches cannot take part in {name}",
-                f"Leave out either uneven_ratio or {name}",
-            )  # fmt: skip
+            problem = f"ranks that ran out of batches cannot take part in {name}"
+            raise SettingError("uneven_ratio", problem, f"Leave out either uneven_ratio or {name}")
 
 
 def pipeline(settings: Settings, world_size: int) -> None:
@@ -43,17 +47,14 @@ def pipeline(settings: Settings, world_size: int) -> None:
         )
     rounds = max(1, microbatches // world_size)
     if settings.schedule in ("interleaved", "zero_bubble") and microbatches % rounds:
-        raise SettingError(
-            "microbatches",
-            f"schedule {settings.schedule} runs {microbatches} in {rounds} equal rounds",
-            f"Give a multiple of {world_size}",
-        )
+        problem = f"schedule {settings.schedule} runs {microbatches} in {rounds} equal rounds"
+        raise SettingError("microbatches", problem, f"Give a multiple of {world_size}")
     if settings.schedule == "zero_bubble_v" and settings.virtual_stages != 2:
         raise SettingError(
             "virtual_stages", f"a V has 2 on each rank, not {settings.virtual_stages}", "Give 2"
         )
     ranks = [placement.rank_of_stage(settings, stage, world_size) for stage in range(stages)]
-    if settings.validate_every and any(one == next_ for one, next_ in itertools.pairwise(ranks)):
+    if settings.validate_every and any(rank == other for rank, other in itertools.pairwise(ranks)):
         raise SettingError(
             "validate_every",
             "PyTorch's schedules cannot run forwards only where one rank holds neighbouring stages",
@@ -65,20 +66,15 @@ def model_parallel(settings: Settings, world_size: int) -> None:
     """Every rank needs a layer, and the batch stays in one piece. Raises SettingError."""
     _layers_of_stages(settings, world_size)
     if settings.microbatches > 1:
-        raise SettingError(
-            "microbatches",
-            "model_parallel does not cut its batch",
-            "Raise batch_size, or choose pipeline",
-        )
+        problem = "model_parallel does not cut its batch"
+        raise SettingError("microbatches", problem, "Raise batch_size, or choose pipeline")
 
 
 def _layers_of_stages(settings: Settings, stages: int) -> None:
     if settings.layers < stages:
-        raise SettingError(
-            "layers",
-            f"{settings.layers} layers cannot fill {stages} pipeline stages",
-            f"Give at least {stages} layers, or start fewer ranks",
-        )
+        problem = f"{settings.layers} layers cannot fill {stages} pipeline stages"
+        remedy = f"Give at least {stages} layers, or start fewer ranks"
+        raise SettingError("layers", problem, remedy)
     if not settings.stage_layers:
         return
     sizes = _numbers("stage_layers", settings.stage_layers)
@@ -95,12 +91,10 @@ def _layers_of_stages(settings: Settings, stages: int) -> None:
 def layer_seconds(settings: Settings) -> None:
     """The layers' times are one for all, or one for each. Raises SettingError."""
     seconds = _numbers("layer_seconds", settings.layer_seconds)
-    if len(seconds) not in (1, settings.layers) or not all(0 <= one < 60 for one in seconds):
-        raise SettingError(
-            "layer_seconds",
-            f"{settings.layer_seconds!r} is no time for each of {settings.layers} layers",
-            f"Give one number of seconds, or {settings.layers} separated by commas",
-        )
+    if len(seconds) not in (1, settings.layers) or not all(0 <= each < 60 for each in seconds):
+        problem = f"{settings.layer_seconds!r} is no time for each of {settings.layers} layers"
+        remedy = f"Give one number of seconds, or {settings.layers} separated by commas"
+        raise SettingError("layer_seconds", problem, remedy)
 
 
 def _numbers(name: str, text: str) -> list[float]:
@@ -114,11 +108,9 @@ def _numbers(name: str, text: str) -> list[float]:
 def pipedream(settings: Settings, world_size: int) -> None:
     """Every stage needs a layer; any number of microbatches will do. Raises SettingError."""
     if settings.layers < world_size:
-        raise SettingError(
-            "layers",
-            f"{settings.layers} layers cannot fill {world_size} stages",
-            f"Give at least {world_size} layers, or start fewer ranks",
-        )
+        problem = f"{settings.layers} layers cannot fill {world_size} stages"
+        remedy = f"Give at least {world_size} layers, or start fewer ranks"
+        raise SettingError("layers", problem, remedy)
 
 
 def hogwild(settings: Settings, world_size: int) -> None:
@@ -152,22 +144,17 @@ def global_batch(settings: Settings, world_size: int) -> None:
 def fsdp(settings: Settings, world_size: int) -> None:
     """Every replica has the same number of ranks. Raises SettingError."""
     if world_size % settings.replicas:
-        raise SettingError(
-            "replicas",
-            f"{world_size} ranks cannot form {settings.replicas} equal replicas",
-            "Give a number that divides the number of ranks",
-        )
+        problem = f"{world_size} ranks cannot form {settings.replicas} equal replicas"
+        raise SettingError("replicas", problem, "Give a number that divides the number of ranks")
 
 
 def parameter_server(settings: Settings, world_size: int) -> None:
     """Beside the servers there are workers, more than need not be waited for. SettingError."""
     num_workers = world_size - settings.servers
     if num_workers < 1:
-        raise SettingError(
-            "servers",
-            f"{settings.servers} of {world_size} ranks leave no worker",
-            f"Start at least {settings.servers + 1} ranks, or have fewer servers",
-        )
+        problem = f"{settings.servers} of {world_size} ranks leave no worker"
+        remedy = f"Start at least {settings.servers + 1} ranks, or have fewer servers"
+        raise SettingError("servers", problem, remedy)
     parse_shares(settings)
     if settings.backup_workers >= num_workers:
         raise SettingError(
@@ -182,17 +169,11 @@ def parameter_server(settings: Settings, world_size: int) -> None:
             )
     for name in ("check_batches", "grace_seconds", "data_path", "patience", "least_seconds"):
         if settings.backup_workers and getattr(settings, name):
-            raise SettingError(
-                name,
-                "all ranks meet for it, and backup_workers lets some of them be late",
-                "Choose one of the two",
-            )
+            problem = "all ranks meet for it, and backup_workers lets some of them be late"
+            raise SettingError(name, problem, "Choose one of the two")
     if settings.backup_workers and settings.reassign:
-        raise SettingError(
-            "reassign",
-            "a microbatch that was handed over must not be dropped",
-            "Choose either backup_workers or reassign",
-        )
+        problem = "a microbatch that was handed over must not be dropped"
+        raise SettingError("reassign", problem, "Choose either backup_workers or reassign")
 
 
 def tensor(settings: Settings, world_size: int) -> None:
@@ -204,18 +185,13 @@ def hybrid(settings: Settings, world_size: int) -> None:
     """The three axes fill the world, and each of them can be cut so. Raises SettingError."""
     axes = settings.data_parallel, settings.pipeline_parallel, settings.tensor_parallel
     if math.prod(axes) != world_size:
-        raise SettingError(
-            "data_parallel",
-            f"{axes[0]} x {axes[1]} x {axes[2]} ranks are not the {world_size} that there are",
-            "Let data_parallel x pipeline_parallel x tensor_parallel be the number of ranks",
-        )
+        problem = f"{axes[0]} x {axes[1]} x {axes[2]} ranks are not the {world_size} that there are"
+        remedy = "Let data_parallel x pipeline_parallel x tensor_parallel be the number of ranks"
+        raise SettingError("data_parallel", problem, remedy)
     stages = settings.pipeline_parallel
     if settings.layers < stages:
-        raise SettingError(
-            "layers",
-            f"{settings.layers} layers cannot fill {stages} pipeline stages",
-            f"Give at least {stages} layers",
-        )
+        problem = f"{settings.layers} layers cannot fill {stages} pipeline stages"
+        raise SettingError("layers", problem, f"Give at least {stages} layers")
     microbatches = settings.microbatches_for(world_size)
     if microbatches < stages:
         raise SettingError(
@@ -228,20 +204,11 @@ def hybrid(settings: Settings, world_size: int) -> None:
 
 def _cut_of_layers(settings: Settings, ranks: int) -> None:
     if settings.heads % ranks:
-        raise SettingError(
-            "heads",
-            f"{ranks} ranks cannot share {settings.heads} heads evenly",
-            f"Give a multiple of {ranks}",
-        )
+        problem = f"{ranks} ranks cannot share {settings.heads} heads evenly"
+        raise SettingError("heads", problem, f"Give a multiple of {ranks}")
     if settings.sequence_parallel and settings.context % ranks:
-        raise SettingError(
-            "context",
-            f"{ranks} ranks cannot share {settings.context} positions evenly",
-            f"Give a multiple of {ranks}",
-        )
+        problem = f"{ranks} ranks cannot share {settings.context} positions evenly"
+        raise SettingError("context", problem, f"Give a multiple of {ranks}")
     if settings.dropout and not settings.sequence_parallel and ranks > 1:
-        raise SettingError(
-            "dropout",
-            "ranks that all hold the whole residual stream would drop other parts of it",
-            "Give 0, or choose sequence_parallel",
-        )
+        problem = "ranks that all hold the whole residual stream would drop other parts of it"
+        raise SettingError("dropout", problem, "Give 0, or choose sequence_parallel")

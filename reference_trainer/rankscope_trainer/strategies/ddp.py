@@ -73,11 +73,6 @@ class DataParallel(Strategy):
             total += loss.detach()
         return total * (self._microbatches_mean / len(parts))  # the mean over its own
 
-    def validate_batch(self, batch: Sample) -> Tensor:
-        """Return the loss of this rank's own part of the validation data."""
-        bytes_BT, next_BT = batch
-        return next_byte_loss(self.model(bytes_BT), next_BT)
-
     def uneven(self) -> contextlib.AbstractContextManager[Any]:
         """Let ranks that have no batches left mirror the collectives of those that do.
 
@@ -106,7 +101,7 @@ class DataParallel(Strategy):
         """Let DDP regroup its buckets, which it does once, after the first backward.
 
         From three ranks on, the order in which an all_reduce adds up depends on where in its
-        bucket a number stands. A resumed run that regrouped one step late would therefore differ
+        bucket a number is. A resumed run that regrouped one step late would therefore differ
         in the last bits from the run it continues.
         """
         blank = torch.zeros((1, self._context), dtype=torch.long, device=self._device)

@@ -5,7 +5,7 @@
     rank 2   read   forward    backward   write     read ...
                  └────── the same memory ─────┘
 
-Nothing is sent and nobody waits. A forward reads weights while others write them, and a backward
+Nothing is sent and no rank waits. A forward reads weights while others write them, and a backward
 may find newer ones than its forward did; a write adds to what is there at that moment. Two writes
 to one number at the same time can lose one of them. Niu, Recht, Re and Wright (2011) show that
 SGD bears it where updates are few or small against the number of weights. Their method is plain
@@ -18,7 +18,7 @@ own, so no count is ever lost, and sees from all counts how stale its gradient i
 
     staleness = updates of all ranks that landed between its read and its write
 
-A checkpoint is exact: all ranks wait until each has done its step, and nobody writes meanwhile.
+A checkpoint is exact: all ranks wait until each has done its step, and none writes meanwhile.
 What follows a checkpoint repeats bit for bit only with one rank. A validation does not wait.
 """
 
@@ -34,8 +34,7 @@ from torch import Tensor
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.errors import SettingError
-from rankscope_trainer.faults.manifest import Manifest
-from rankscope_trainer.model import next_byte_loss
+from rankscope_trainer.json_lines import JsonLines
 from rankscope_trainer.strategies.strategy import (
     Strategy,
     accumulate_gradient,
@@ -55,7 +54,7 @@ MEMORY = "/dev/shm"  # files there never reach a disk
 class Hogwild(Strategy):
     """This rank's hold on the shared weights, and its count of updates."""
 
-    is_replicated = False  # the weights are everybody's, but an optimizer's state is not
+    is_replicated = False  # the weights are those of all ranks, but an optimizer's state is not
     reports_loss = True
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -71,9 +70,9 @@ class Hogwild(Strategy):
         self.model = build_model(settings)
         num_bytes = memory_bytes(self.model, world.world_size)
         self._counts = move_into(self.model, share_memory(num_bytes), world.world_size)
-        dist.barrier()  # nobody trains while another still writes its first weights
+        dist.barrier()  # no rank trains while another still writes its first weights
         self.optimizer = build_optimizer(settings, self.model)
-        self._versions = Manifest(settings.versions)
+        self._versions = JsonLines(settings.versions)
         self._step = 0
         self._read_version = 0
         self._metrics: dict[str, float] = {}
@@ -83,16 +82,11 @@ class Hogwild(Strategy):
         self._read_version = self._version()
         return accumulate_gradient(self.model, batch, self.microbatches)
 
-    def validate_batch(self, batch: Sample) -> Tensor:
-        """Return the loss of this rank's own part of the validation data."""
-        bytes_BT, next_BT = batch
-        return next_byte_loss(self.model(bytes_BT), next_BT)
-
     def update(self) -> None:
         """Write into the shared weights, and count it."""
         super().update()
         staleness = self._version() - self._read_version
-        self._counts[self._rank] += 1  # nobody else writes there
+        self._counts[self._rank] += 1  # no other rank writes there
         self._step += 1
         self._metrics = {"read_version": float(self._read_version), "staleness": float(staleness)}
         self._versions.write(
@@ -128,8 +122,8 @@ class Hogwild(Strategy):
 def share_memory(num_bytes: int) -> Tensor:
     """Return memory that all ranks see: a file which each of them maps.
 
-    Rank 0 makes the file and tells its name; as soon as all have mapped it, the name goes. The
-    memory goes with the last process, however that ends.
+    Rank 0 makes the file and sends its name; as soon as all have mapped it, the name is removed.
+    The memory is freed with the last process, however that ends.
     """
     name = torch.zeros(NAME_BYTES, dtype=torch.uint8)
     if dist.get_rank() == 0:
@@ -174,7 +168,7 @@ def move_into(model: torch.nn.Module, memory: Tensor, world_size: int) -> Tensor
     counts = memory[: INT64_BYTES * world_size].view(torch.int64)
     start = INT64_BYTES * world_size
     for parameter in model.parameters():
-        place = memory[start : start + parameter.nbytes].view(parameter.dtype)
+        own = memory[start : start + parameter.nbytes].view(parameter.dtype)
         start += parameter.nbytes
-        parameter.data = place.view_as(parameter).copy_(parameter.data)
+        parameter.data = own.view_as(parameter).copy_(parameter.data)
     return counts

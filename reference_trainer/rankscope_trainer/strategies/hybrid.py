@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -29,8 +28,8 @@ from torch.distributed.pipelining import Schedule1F1B
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
-from rankscope_trainer.strategies.schedule import Stage, run_schedule
 from rankscope_trainer.strategies.sharded import ShardedStrategy
+from rankscope_trainer.strategies.stages.schedule import Stage, example, run_schedule
 from rankscope_trainer.strategies.strategy import build_model, build_optimizer
 from rankscope_trainer.strategies.tensor import add_up_partial_gradients, cut_layers
 from rankscope_trainer.strategies.versions import require_schedule
@@ -66,15 +65,17 @@ class Hybrid(ShardedStrategy):
         if settings.data_parallel > 1:
             _cut_over_data(own, mesh["data"])
         self.optimizer = build_optimizer(settings, self.model)
+        # Of the residual stream a rank may hold only its own positions.
+        parts = settings.tensor_parallel if settings.sequence_parallel else 1
+        stream = example(settings, settings.width, positions=settings.context // parts)
         self._schedule = Schedule1F1B(
             Stage(
                 self.model,
                 stage,
                 num_stages,
                 world.device,
-                # With both shapes known the library exchanges no metadata before the first step.
-                input_args=_example(settings, is_bytes=self._is_first),
-                output_args=_example(settings, is_scores=self.reports_loss),
+                input_args=example(settings, 0) if self._is_first else stream,
+                output_args=example(settings, VOCABULARY) if self.reports_loss else stream,
                 group=self.stages,
             ),
             self.microbatches,
@@ -102,24 +103,11 @@ class Hybrid(ShardedStrategy):
 def _cut_over_data(stage: GPT, mesh: DeviceMesh) -> None:
     """Cut each DTensor of the stage once more; the weights stay whole until the last backward.
 
-    A pipeline uses them for many microbatches in turn: to gather them anew for each would cost
+    A pipeline uses them for many microbatches in turn: to collect them anew for each would cost
     more messages than it saves memory.
     """
-    # The scores are a view, and nobody writes into them.
+    # The scores are a view, and nothing writes into them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for block in stage.blocks.values():
         fully_shard(block, mesh=mesh, reshard_after_forward=False)
     fully_shard(stage, mesh=mesh, reshard_after_forward=False)
-
-
-def _example(settings: Settings, *, is_bytes: bool = False, is_scores: bool = False) -> Tensor:
-    """Return a tensor of the shape and kind that one microbatch has at a border of a stage."""
-    if is_bytes:
-        bytes_BT = (settings.batch_size, settings.context)
-        return torch.empty(bytes_BT, dtype=torch.long, device="meta")
-    # Of the residual stream a rank may hold only its own positions.
-    is_cut = settings.sequence_parallel and not is_scores
-    positions = settings.context // (settings.tensor_parallel if is_cut else 1)
-    features = VOCABULARY if is_scores else settings.width
-    shape = (settings.batch_size, positions, features)
-    return torch.empty(shape, device="meta", requires_grad=True)

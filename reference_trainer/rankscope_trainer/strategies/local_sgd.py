@@ -35,7 +35,6 @@ from torch import Tensor
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from rankscope_trainer.data import Sample
-from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.strategy import (
     Strategy,
     accumulate_gradient,
@@ -67,7 +66,7 @@ class LocalSGD(Strategy):
         self._updates = 0  # since the last average
 
     def train_batch(self, batch: Sample) -> Tensor:
-        """Accumulate this rank's own gradient; nobody else hears of it."""
+        """Accumulate this rank's own gradient; nothing is sent."""
         return accumulate_gradient(self.model, batch, self.microbatches)
 
     def update(self) -> None:
@@ -77,11 +76,6 @@ class LocalSGD(Strategy):
         if self._updates == self._average_every:
             average_parameters(self.model.parameters(), self._group)
             self._updates = 0
-
-    def validate_batch(self, batch: Sample) -> Tensor:
-        """Return the loss of this rank's own weights on its own part of the validation data."""
-        bytes_BT, next_BT = batch
-        return next_byte_loss(self.model(bytes_BT), next_BT)
 
     def state(self) -> dict[str, Any]:
         """Return how long ago the last average was."""

@@ -1,4 +1,4 @@
-"""Model parallel without a pipeline: the layers lie on several ranks, the batch stays in one piece.
+"""Model parallel without a pipeline: the layers are on several ranks, the batch stays in one piece.
 
     rank 0   F  .  .  .  .  B        one batch, 3 ranks: at any time one rank computes
     rank 1   .  F  .  .  B  .        and all others wait for it
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.strategies.stage_split import agree_on_split, clip_parts, write_split
+from rankscope_trainer.strategies.stages.split import agree_on_split, clip_parts, write_split
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ModelParallel(Strategy):
         return {"layers": float(len(self._own_layers))}
 
     def checkpoint_shape(self) -> dict[str, str]:
-        """Return who holds what: the weights of other layers are of no use to this rank."""
+        """Return which rank holds what: the weights of other layers are of no use to this rank."""
         return {"stage_layers": self._split}
 
     def _forward(self, batch: Sample) -> tuple[Tensor, Tensor]:

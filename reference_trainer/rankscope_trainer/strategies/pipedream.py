@@ -18,7 +18,7 @@ for each microbatch in flight, and the backward uses that of the forward:
     with stashing                           v
     without                                 v + (p-1-i)
 
-A version is the number of updates before it. Both are counted for every microbatch, told to the
+A version is the number of updates before it. Both are counted for every microbatch, sent to the
 agent, and written to the file named by `versions`.
 
 A step is `microbatches` microbatches, by default one, and so one update. No step flushes; nor
@@ -46,7 +46,7 @@ from torch.func import functional_call
 
 import rankscope
 from rankscope_trainer.data import Sample
-from rankscope_trainer.faults.manifest import Manifest
+from rankscope_trainer.json_lines import JsonLines
 from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 
@@ -144,7 +144,7 @@ class PipeDream(Strategy):
         shape = (settings.batch_size, settings.context, settings.width)
         self._activations = Line(shape, world.device, world.world_size)
         self._gradients = Line(shape, world.device, world.world_size)
-        self._versions = Manifest(settings.versions)
+        self._versions = JsonLines(settings.versions)
         self._metrics: dict[str, float] = {}
 
     def train_batch(self, batch: Sample) -> Tensor | None:
@@ -241,7 +241,7 @@ class PipeDream(Strategy):
         self._newest.version += 1
 
     def _count(self, done: InFlight) -> None:
-        """Tell which weights a microbatch met; those of the backward count themselves."""
+        """Report which weights a microbatch met; those of the backward count themselves."""
         forward, backward = done.forward_version, done.weights.version
         versions = {"forward_version": forward, "backward_version": backward}
         applied = self._newest.version

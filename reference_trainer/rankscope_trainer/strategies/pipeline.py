@@ -13,7 +13,7 @@ many microbatches as there are stages, gpipe for all. Three more make the idle t
                      reaches the last rank v times sooner, and is sent v times as often
     zero_bubble      the same, and a backward in two parts, I and W: the gradient of the input,
                      for which the stage before waits, at once; those of the weights, for which
-                     nobody waits, when there is nothing else to do
+                     no rank waits, when there is nothing else to do
                      rank 1   .. F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
     zero_bubble_v    the same, and two stages on a V (0 and 3, 1 and 2): a microbatch that has come
                      down to the last rank turns at once
@@ -39,9 +39,9 @@ from torch.distributed.pipelining import (
 
 from rankscope_trainer.data import Sample
 from rankscope_trainer.model import GPT, VOCABULARY, next_byte_loss
-from rankscope_trainer.strategies.placement import SEVERAL_STAGES, num_stages, rank_of_stage
-from rankscope_trainer.strategies.schedule import Stage, run_schedule
-from rankscope_trainer.strategies.stage_split import agree_on_split, clip_parts, write_split
+from rankscope_trainer.strategies.stages.placement import SEVERAL_STAGES, num_stages, rank_of_stage
+from rankscope_trainer.strategies.stages.schedule import Stage, example, run_schedule
+from rankscope_trainer.strategies.stages.split import agree_on_split, clip_parts, write_split
 from rankscope_trainer.strategies.strategy import Strategy, build_model, build_optimizer
 from rankscope_trainer.strategies.versions import require_schedule
 
@@ -65,7 +65,7 @@ class Pipeline(Strategy):
     is_replicated = False
 
     def __init__(self, settings: Settings, world: World) -> None:
-        """Keep this rank's layers and tell the library the shapes that travel between stages."""
+        """Keep this rank's layers; the library learns the shapes that are sent between stages."""
         require_schedule(settings.schedule, world.device)
         self.microbatches = settings.microbatches_for(world.world_size)
         self._num_stages = num_stages(settings, world.world_size)
@@ -105,7 +105,7 @@ class Pipeline(Strategy):
         return {"layers": float(self._num_layers)}
 
     def checkpoint_shape(self) -> dict[str, str]:
-        """Return who holds what: the weights of other layers are of no use to this rank."""
+        """Return which rank holds what: the weights of other layers are of no use to this rank."""
         return {"stage_layers": self._split, "stage_ranks": self._ranks}
 
     def _stage(
@@ -117,9 +117,8 @@ class Pipeline(Strategy):
             stage,
             self._num_stages,
             device,
-            # With both shapes known the library exchanges no metadata before the first step.
-            input_args=_example(settings, settings.width if stage else 0),
-            output_args=_example(settings, VOCABULARY if is_last else settings.width),
+            input_args=example(settings, settings.width if stage else 0),
+            output_args=example(settings, VOCABULARY if is_last else settings.width),
         )
 
     def _run(self, schedule: Callable[..., object], batch: Sample) -> Tensor | None:
@@ -129,11 +128,3 @@ class Pipeline(Strategy):
 def _together(parts: dict[int, GPT]) -> nn.Module:
     """Return one module that holds all stages of a rank; the schedule calls each by itself."""
     return nn.ModuleDict({str(stage): part for stage, part in parts.items()})
-
-
-def _example(settings: Settings, features: int) -> Tensor:
-    """Return a tensor of the shape and kind that one microbatch has at a border of a stage."""
-    shape = (settings.batch_size, settings.context)
-    if not features:
-        return torch.empty(shape, dtype=torch.long, device="meta")
-    return torch.empty((*shape, features), device="meta", requires_grad=True)

@@ -36,7 +36,6 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from rankscope_trainer.data import Sample
-from rankscope_trainer.model import next_byte_loss
 from rankscope_trainer.strategies.strategy import (
     Strategy,
     accumulate_gradient,
@@ -74,11 +73,6 @@ class Ring(Strategy):
         flat /= self.num_shards
         vector_to_parameters(flat, gradients)  # what was padded is left over
         return loss
-
-    def validate_batch(self, batch: Sample) -> Tensor:
-        """Return the loss of this rank's own part of the validation data."""
-        bytes_BT, next_BT = batch
-        return next_byte_loss(self.model(bytes_BT), next_BT)
 
 
 def ring_all_reduce(flat: Tensor) -> None:

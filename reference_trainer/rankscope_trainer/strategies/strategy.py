@@ -1,4 +1,4 @@
-"""What the training loop asks of every strategy, and what most of them answer."""
+"""What the training loop asks of every strategy, and what most of them do."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Strategy(ABC):
     def train_batch(self, batch: Sample) -> Tensor | None:
         """Run forward and backward over all microbatches; return the mean loss where known."""
 
-    @abstractmethod
     def validate_batch(self, batch: Sample) -> Tensor | None:
-        """Run forward only; return the mean loss where known."""
+        """Run forward only; return the mean loss of this rank's part of the data, where known."""
+        bytes_BT, next_BT = batch
+        return next_byte_loss(self.model(bytes_BT), next_BT)
 
     def uneven(self) -> AbstractContextManager[Any]:
         """Return what surrounds all steps, in which some ranks may run out of batches early."""
@@ -118,11 +119,8 @@ def accumulate_gradient(model: torch.nn.Module, batch: Sample, microbatches: int
 
 
 def build_optimizer(settings: Settings, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer that every strategy uses unless its own mathematics asks for another."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-    return torch.optim.AdamW(
+    """Build the optimizer of the settings, for the parameters of this rank."""
+    optimizer = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.AdamW
+    return optimizer(
         model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )

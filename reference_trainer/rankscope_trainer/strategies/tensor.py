@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankscope_trainer.data import Sample
-from rankscope_trainer.model import GPT, next_byte_loss
+from rankscope_trainer.model import GPT
 from rankscope_trainer.strategies.sharded import ShardedStrategy
 from rankscope_trainer.strategies.strategy import (
     accumulate_gradient,
@@ -68,11 +68,6 @@ class TensorParallel(ShardedStrategy):
         loss = accumulate_gradient(self.model, batch, self.microbatches)
         add_up_partial_gradients(self.model)
         return loss
-
-    def validate_batch(self, batch: Sample) -> Tensor:
-        """Return the loss, the same on all ranks."""
-        bytes_BT, next_BT = batch
-        return next_byte_loss(self.model(bytes_BT), next_BT)
 
 
 def cut_layers(model: GPT, mesh: DeviceMesh, *, by_positions: bool) -> GPT:

@@ -20,26 +20,19 @@ _NEWER = "or install PyTorch 2.9 or newer"
 def require_schedule(schedule: str, device: torch.device) -> None:
     """2.6 waits for the last one of the messages that it sends at once; gloo drops the others."""
     if device.type == "cpu" and schedule != "gpipe" and not hasattr(schedules, "_wait_batch_p2p"):
-        raise SettingError(
-            "schedule",
-            f"{schedule} of PyTorch {torch.__version__} loses messages on gloo, and hangs",
-            f"Choose gpipe with strategy pipeline, {_NEWER}",
-        )
+        problem = f"{schedule} of PyTorch {torch.__version__} loses messages on gloo, and hangs"
+        raise SettingError("schedule", problem, f"Choose gpipe with strategy pipeline, {_NEWER}")
 
 
 def require_fully_shard(device: torch.device) -> None:
     """FSDP2 of 2.6 records events on streams of the CPU, which have none there."""
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        raise SettingError(
-            "strategy", f"fully_shard of PyTorch {torch.__version__} does not run on CPUs",
-            f"Choose another one, {_NEWER}",
-        )  # fmt: skip
+        problem = f"fully_shard of PyTorch {torch.__version__} does not run on CPUs"
+        raise SettingError("strategy", problem, f"Choose another one, {_NEWER}")
 
 
 def require_own_weights() -> None:
     """2.6 cuts fewer kinds of layers, and sends the weights of rank 0, which all ranks have."""
     if "src_data_rank" not in inspect.signature(parallelize_module).parameters:
-        raise SettingError(
-            "strategy", f"PyTorch {torch.__version__} cannot cut these layers",
-            f"Choose another one, {_NEWER}",
-        )  # fmt: skip
+        problem = f"PyTorch {torch.__version__} cannot cut these layers"
+        raise SettingError("strategy", problem, f"Choose another one, {_NEWER}")

@@ -3,20 +3,20 @@
 In sync mode the numbers hold for each step. In async and bounded mode they do as well on workers;
 a server may take a fast worker's gradient of the next step in this one, so there only the sums of
 the run are exact. With `backup_workers` and `reassign` timing decides what is sent: the numbers
-are those of a step in which nobody is late.
+are those of a step in which no worker is late.
 """
 
 from __future__ import annotations
 
 from rankscope_trainer.settings import Settings
-from rankscope_trainer.strategies.parameter_server_layout import Layout, shard_sizes
+from rankscope_trainer.strategies.parameter_server.layout import Layout, shard_sizes
 from rankscope_trainer.strategies.strategy import build_model
 from rankscope_trainer.strategies.traffic.message import (
     FLOAT32_BYTES,
     INT64_BYTES,
-    STARTUP,
     Message,
     Traffic,
+    each_step,
 )
 
 HEADER = 3 * INT64_BYTES  # kind, step, version
@@ -42,8 +42,7 @@ def traffic(
         if settings.reassign and index == 0:
             claims = worker_claims(settings, world_size)
             step.update(_from_the_other_side(claims, len(layout.workers)))
-    steps = range(resumed_after + 1, settings.steps + 1)
-    return {STARTUP: Traffic()} | {number: Traffic(step) for number in steps}
+    return each_step(settings, resumed_after, step)
 
 
 def worker_exchange(piece: int) -> Traffic:
@@ -53,14 +52,14 @@ def worker_exchange(piece: int) -> Traffic:
 
 
 def worker_claims(settings: Settings, world_size: int) -> Traffic:
-    """Return what a worker tells the first server that trains exactly its own microbatches."""
+    """Return what a worker sends the first server to train exactly its own microbatches."""
     microbatches = settings.microbatches_for(world_size)
-    shown = 2 * settings.batch_size * microbatches * settings.context  # a byte each
+    offered = 2 * settings.batch_size * microbatches * settings.context  # a byte each
     claims = microbatches + 1  # the last one gets nothing
     return Traffic(
         {
             Message("send", HEADER): claims + 1,
-            Message("send", shown): 1,
+            Message("send", offered): 1,
             Message("recv", REPLY): claims,
         }
     )
@@ -75,11 +74,11 @@ def server_step(settings: Settings, exchange: Traffic, num_workers: int) -> Traf
 
 
 def _from_the_other_side(traffic: Traffic, times: int) -> Traffic:
-    """Turn sends into receives and back; headers are taken from whoever comes first."""
-    turned = Traffic()
+    """Turn sends into receives and back; headers are taken from whichever rank comes first."""
+    other_side = Traffic()
     for message, count in traffic.items():
         name = "recv" if message.operation == "send" else "send"
         if message == Message("send", HEADER):
             name = "recv_any_source"
-        turned[Message(name, message.num_bytes)] += count * times
-    return turned
+        other_side[Message(name, message.num_bytes)] += count * times
+    return other_side

@@ -1,0 +1,102 @@
+"""What workers and servers send each other: plain send and recv, one exchange in each step.
+
+    worker                                          server
+    header (kind, step, version) -----------------> from whichever worker comes first
+    its part of the gradient ---------------------> one of it was read before: always of the same
+                                                    worker, so an exchange is never half done
+    (waits until the server lets it go on)
+    reply (version, lead) <------------------------
+    its part of the weights <----------------------
+
+A worker talks to all servers at once. A gloo send ends only when its receiver takes it; as every
+exchange is posted as a whole, no server ever waits for a worker that waits for another server.
+Servers compute on the CPU, so these messages go over gloo also where workers have GPUs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Kind(enum.IntEnum):
+    """What a worker wants of a server."""
+
+    GRADIENT = 0  # it ends a step with a gradient, which follows
+    SKIPPED = 1  # it ends a step that was over before it began, without one
+    OFFER = 2  # it begins a step, and offers its microbatches (only with `reassign`)
+    CLAIM = 3  # it is ready for a microbatch (only with `reassign`)
+
+
+class Tag(enum.IntEnum):
+    """Keeps messages of different meaning apart, whatever their order."""
+
+    HEADER = 1
+    GRADIENT = 2
+    REPLY = 3
+    WEIGHTS = 4
+    OFFER = 5
+    CLAIMED = 6
+    MICROBATCH = 7
+
+
+HEADER_NUMBERS, REPLY_NUMBERS = 3, 2  # int64 each
+
+
+class Wire:
+    """Sends and receives tensors of the CPU."""
+
+    def __init__(self, servers: Sequence[int]) -> None:
+        """Use the default group if it is gloo's, else make one; all ranks construct this."""
+        is_gloo = dist.get_backend() == "gloo"
+        self._group = None if is_gloo else cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+        self._among_servers = cast(dist.ProcessGroup, dist.new_group(list(servers), backend="gloo"))
+
+    def send(self, tensor: Tensor, rank: int, tag: Tag) -> None:
+        """Send, and wait until it is taken."""
+        dist.send(tensor, rank, group=self._group, tag=tag)
+
+    def receive(self, tensor: Tensor, rank: int, tag: Tag) -> Tensor:
+        """Fill `tensor` from one rank, and return it."""
+        dist.recv(tensor, rank, group=self._group, tag=tag)
+        return tensor
+
+    def receive_header(self) -> tuple[int, Kind, int, int]:
+        """Wait for any worker; return its rank, and kind, step and version of its header."""
+        header = torch.empty(HEADER_NUMBERS, dtype=torch.int64)
+        rank = dist.recv(header, group=self._group, tag=Tag.HEADER)
+        kind, step, version = header.tolist()
+        return rank, Kind(kind), step, version
+
+    def sum_over_servers(self, number: Tensor) -> Tensor:
+        """Add up a number of each server, in place; only servers call this."""
+        dist.all_reduce(number, group=self._among_servers)
+        return number
+
+    def start_send(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
+        """Begin to send; the tensor must live until the end."""
+        work = dist.isend(tensor, rank, group=self._group, tag=tag)
+        assert work is not None  # this rank is a member of the group
+        return work
+
+    def start_receive(self, tensor: Tensor, rank: int, tag: Tag) -> dist.Work:
+        """Begin to receive."""
+        work = dist.irecv(tensor, rank, group=self._group, tag=tag)
+        assert work is not None
+        return work
+
+
+def header(kind: Kind, step: int, version: int) -> Tensor:
+    """Return the first message of an exchange."""
+    return torch.tensor([kind, step, version], dtype=torch.int64)
+
+
+def finish(works: Iterable[dist.Work]) -> None:
+    """Wait for all of them."""
+    for work in works:
+        work.wait()
