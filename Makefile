@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh versions check install system-packages bench screenshots probes clean
+.PHONY: help demo test test-quick fresh versions check install system-packages bench screenshots probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -33,6 +33,10 @@ demo: $(READY) ## train on 4 ranks, slow one of them, show who it was (DEMO="--f
 # All of them run, whatever becomes of one; the summary says what was skipped, and what enables it.
 test: $(STAMP) system-packages ## all checks and all tests (TESTS="tests/agent -k ring" for some)
 	$(BIN)/python -m tests.run $(RUN) test $(TESTS)
+
+# No run but one, none that needs a browser, a laboratory or root.
+test-quick: $(STAMP) ## what is tested within a process, and one run from end to end
+	$(BIN)/python -m tests.run quick
 
 fresh: $(STAMP) ## the two commands in a bare system of its own, as root (FRESH="--all", "--help")
 	$(BIN)/python -m tests.fresh $(FRESH)

@@ -4,7 +4,8 @@ To import them takes a rank longer than most tests train. What torchrun does for
 to their end is done here: variables, a store on a port of the kernel's choice, an end of all when
 one fails. Tests of launching, of signals, of restarts and of what attaches when start real ones.
 
-    python -m tests.fork_server    reads orders, a JSON line each, and answers likewise
+    python -m tests.fork_server            reads orders, a JSON line each, and answers likewise
+    python -m tests.fork_server --at PATH  does so for each that connects to this socket
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import gc
 import importlib
 import json
 import os
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 LIMIT_SECONDS = 280.0
 _GRACE_SECONDS = 15.0  # after SIGTERM
+_START_SECONDS = 120.0
 _LOOK_SECONDS = 0.02
 _IMPORTED = (
     "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel",
@@ -35,20 +42,29 @@ _IMPORTED = (
     "torch.profiler", "rankscope_trainer.__main__", "rankscope_trainer.train",
     "rankscope_trainer.faults.injector",
 )  # fmt: skip
+_FILES = ("output", "errors")  # of an order that brings none along
 _ROOT = Path(__file__).parents[1]
+_shared: Path | None = None  # the socket of a server that several processes of tests share
+_keeps_shared: subprocess.Popen[str] | None = None
 
 
 class ForkServer:
-    """The client's end: one server for a process of tests."""
+    """The client's end: one server for a process of tests, or a part of the one that all share."""
 
     def __init__(self) -> None:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("RANKSCOPE")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server"], cwd=_ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=plain | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
         self._lock = threading.Lock()
-        atexit.register(self._process.kill)
+        self._orders: TextIO
+        self._answers: TextIO
+        if _shared is not None:
+            self._connection = _connected(_shared)
+            self._orders = self._connection.makefile("w")
+            self._answers = self._connection.makefile("r")
+            return
+        process = _started(stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._orders, self._answers = process.stdin, process.stdout
+        atexit.register(_stop, process)
 
     def run(
         self, program: Path, ranks: int, arguments: list[str], output: Path, *,
@@ -67,13 +83,11 @@ class ForkServer:
             "environ": dict(os.environ) if environ is None else environ,
         }  # fmt: skip
         with self._lock:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            self._orders.write(json.dumps(order) + "\n")
+            self._orders.flush()
+            answer = self._answers.readline()
         if not answer:
-            raise RuntimeError(f"the fork server ended with {self._process.poll()}")
+            raise RuntimeError("the fork server has ended")
         code: int | None = json.loads(answer)
         if code is None:
             raise TimeoutError(f"not over after {LIMIT_SECONDS:.0f} s: {output.read_text()}")
@@ -86,18 +100,68 @@ def server() -> ForkServer:
     return ForkServer()
 
 
+def launcher(ranks: int) -> list[str]:
+    """Return a command that starts so many ranks of the program that follows (`forked.py`)."""
+    if _shared is None:
+        folder = tempfile.mkdtemp(prefix="rankscope-forks.")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        share(Path(folder) / "socket")
+    assert _shared is not None
+    _connected(_shared).close()  # it listens now
+    return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_shared), str(ranks)]
+
+
+def share(path: Path) -> None:
+    """Start a server for this process and all that it will fork; it goes when this one does."""
+    global _shared, _keeps_shared
+    _keeps_shared = _started("--at", str(path))
+    atexit.register(_stop, _keeps_shared)
+    _shared = path
+
+
+def _started(*arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("RANKSCOPE")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fork_server", *arguments], cwd=_ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=stdout, env=plain | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with process:  # waits, and closes its pipes
+        pass
+
+
+def _connected(path: Path) -> socket.socket:
+    """Connect to the shared server, which listens when it has imported everything."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return connection
+
+
 # --- the server's end -----------------------------------------------------------------------------
 
 
-def _serve() -> int | None:
+def _serve(path: str) -> int | None:
     """Answer orders; in a forked rank return its exit code."""
     for name in _IMPORTED:
         importlib.import_module(name)
     # A rank that collects, or takes down at its end, what was imported here copies all of it first.
     gc.collect()
     gc.freeze()
-    for line in sys.stdin:
-        order = json.loads(line)
+    if path:
+        _fork_for_each(path)
+    for order in _orders(is_socket=bool(path)):
         stop, port = _host_store() if order["ranks"] else (-1, 0)
         pids: dict[int, int] = {}
         for rank in range(max(1, order["ranks"])):
@@ -108,12 +172,53 @@ def _serve() -> int | None:
                 return _be_rank(order, rank, port)
             pids[pid] = rank
         code = _watch(pids, order)
+        for file in order["files"]:
+            os.close(file)
         if stop >= 0:
             os.close(stop)
             os.wait()  # for the store
         sys.stdout.write(f"{json.dumps(code)}\n")
         sys.stdout.flush()
     return None
+
+
+def _orders(*, is_socket: bool) -> Iterator[dict[str, Any]]:
+    """Yield what is asked for on standard input; `files` are those that came along (1 and 2)."""
+    if not is_socket:
+        yield from ({**json.loads(line), "files": []} for line in sys.stdin)
+        return
+    with socket.socket(fileno=os.dup(0)) as connection:
+        data, files = b"", list[int]()
+        while True:
+            while b"\n" not in data:
+                more, came, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+                if not more:
+                    return
+                data += more
+                files += came
+            line, _, data = data.partition(b"\n")
+            yield {**json.loads(line), "files": files}
+            files = []
+
+
+def _fork_for_each(path: str) -> None:
+    """Return in a process of its own for each client, which is its standard input and output."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        while True:
+            ready, _, _ = select.select([listening, sys.stdin], [], [])
+            if sys.stdin in ready:  # who started it is gone
+                os._exit(0)
+            connection, _ = listening.accept()
+            with connection:
+                if os.fork():
+                    continue
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for target in (0, 1):
+                    os.dup2(connection.fileno(), target)
+            return
 
 
 def _host_store() -> tuple[int, int]:
@@ -141,13 +246,11 @@ def _host_store() -> tuple[int, int]:
 def _be_rank(order: dict[str, Any], rank: int, port: int) -> int:
     """Become one rank: as a process that torchrun started, but for what is imported already."""
     os.setsid()
-    with (
-        open(os.devnull, "rb") as nothing,
-        open(order["output"], "ab") as output,
-        open(order["errors"], "ab") as errors,
-    ):
-        for target, source in ((0, nothing), (1, output), (2, errors)):
-            os.dup2(source.fileno(), target)
+    append = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    files = order["files"] or [os.open(order[name], append, 0o666) for name in _FILES]
+    for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *files)):
+        os.dup2(source, target)
+        os.close(source)
     os.environ.clear()
     os.environ.update(order["environ"])
     if order["ranks"]:
@@ -208,7 +311,8 @@ def _watch(pids: dict[int, int], order: dict[str, Any]) -> int | None:
             if code and not ending:
                 failed.append(f"rank {rank} failed (exitcode: {code}, pid: {pid})\n")
         now = time.monotonic()
-        if pids and not ending and (failed or now - began > LIMIT_SECONDS):
+        is_late = now - began > LIMIT_SECONDS or (order["files"] and _is_unwanted())
+        if pids and not ending and (failed or is_late):
             ending = now
             _end(pids, signal.SIGTERM)
         elif ending and now - ending > _GRACE_SECONDS:
@@ -218,9 +322,15 @@ def _watch(pids: dict[int, int], order: dict[str, Any]) -> int | None:
         return None
     if not order["ranks"]:
         return code
-    with Path(order["errors"]).open("a") as file:
+    errors = order["files"][1] if order["files"] else order["errors"]
+    with open(errors, "a", closefd=not order["files"]) as file:
         file.writelines(failed)
     return int(bool(failed))
+
+
+def _is_unwanted() -> bool:
+    """Return whether who waits for the ranks has ended, or wants their end."""
+    return bool(select.select([0], [], [], 0)[0])
 
 
 def _end(pids: dict[int, int], number: signal.Signals) -> None:
@@ -230,7 +340,7 @@ def _end(pids: dict[int, int], number: signal.Signals) -> None:
 
 
 def _main() -> NoReturn:
-    raise SystemExit(_serve())
+    raise SystemExit(_serve(sys.argv[2] if sys.argv[1:2] == ["--at"] else ""))
 
 
 if __name__ == "__main__":

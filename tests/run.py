@@ -1,13 +1,14 @@
-"""All checks and all tests: each group runs whatever became of the others; one summary.
+"""All checks and all tests, whatever became of the others; one summary.
 
-The checks run beside the first group, which needs no quiet machine.
+The checks run beside the tests, which several processes share (`tests/lanes.py`).
 
     python -m tests.run check                    lint, types, import contracts, vendored files
     python -m tests.run test [WORDS ...]         the same and all tests, or what pytest selects
+    python -m tests.run quick                    what is tested within a process, and one run
     python -m tests.run --fresh test             and the first command in a bare system
 
-Where a few tests of a group failed, those run once more, alone. One that passes then counts as
-passed and is told as unsteady: a bug to be found, not a reason to distrust all others.
+Where a few tests failed, those run once more, alone. One that passes then counts as passed and is
+shown as unsteady: a bug to be found, not a reason to distrust all others.
 
 It ends with the slowest tests and files, then the skips, each with the command that would make it
 run, then what was unsteady and what failed, then the line "N passed, N failed, N skipped". A check
@@ -17,14 +18,15 @@ counts as one test. Exit codes: 0 nothing failed, 1 something did, 130 Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 CLOSING = ROOT / "artifacts" / "closing"  # the last line, for who ran this below something else
 _BIN = Path(sys.executable).parent
 _NOTHING_COLLECTED = 5
-_SLOWEST, _SLOW = 30, 1.0  # as many are listed, if they take as many seconds
+_SLOWEST, _SLOW = 25, 1.0  # as many are listed, if they take as many seconds
 _MOST_UNSTEADY = 3  # failures in one group; more than that are no accident
 
 
@@ -67,48 +69,24 @@ CHECKS = (
     Check("types, lint and units of the web", (".ci/check-web",), needs=("node",)),
 )
 FRESH = Check("make fresh", ("make", "fresh", "FRESH=--again --unkept"), needs=("bare-root",))
-
-# Tests of one process that need no quiet machine: as many at once as there are processors.
-ALONE = (
-    "tests/analysis", "tests/book", "tests/score", "tests/server", "tests/simulator",
-    "tests/preflight",
-)  # fmt: skip
-# Hosts of namespaces: several laboratories at once, by themselves.
-LABORATORY = (
-    "tests/preflight/test_laboratory.py", "tests/preflight/test_choice_truth.py",
-    "tests/preflight/test_preflight_over_a_server.py",
-    "tests/preflight/smoke/test_smoke_laboratory.py",
-)  # fmt: skip
-# Real agents of preflight and their torch, by themselves too.
-AGENTS = (
-    "tests/preflight/test_preflight_alive.py", "tests/preflight/smoke",
-    "tests/preflight/board/test_ssh.py",
-)  # fmt: skip
-
-
 # Real ranks wait for each other half of the time: more of them at once than there are processors.
-_AT_ONCE = min(8, 1 + (os.cpu_count() or 1))
+_LANES = ("-p", "tests.lanes", "--lanes", str(min(8, 1 + (os.cpu_count() or 1))))
 
 
-def _without(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"--ignore={path}" for path in paths)
+def groups() -> list[Group]:
+    """Return all tests. Hosts of namespaces are a group where only a user namespace allows them."""
+    if not _needs_user_namespace():
+        return [Group("all tests", (*_LANES, "tests"))]
+    return [
+        Group("all tests", (*_LANES, "-m", "not laboratory", "tests")),
+        Group(
+            "laboratory", (*_LANES, "-m", "laboratory", "tests/preflight"), in_user_namespace=True
+        ),
+    ]
 
 
-GROUPS = (
-    Group(
-        "one process",
-        ("--numprocesses", "logical", "--maxprocesses", "8", *ALONE,
-         *_without((*LABORATORY, *AGENTS))),
-    ),
-    Group("laboratory of preflight", LABORATORY, in_user_namespace=True),
-    Group("agents of preflight", (*AGENTS, *_without(LABORATORY))),
-    Group(
-        "runs",
-        ("--numprocesses", str(_AT_ONCE), "--dist", "worksteal", "-m", "not quiet",
-         *_without(ALONE)),
-    ),
-    Group("quiet runs", ("-m", "quiet", *_without(ALONE))),
-)  # fmt: skip
+def _needs_user_namespace() -> bool:
+    return os.geteuid() != 0 and not capabilities.lacks("user-namespaces")
 
 
 def run_check(check: Check, *, is_beside: bool = False) -> list[Outcome]:
@@ -144,7 +122,8 @@ def _run(group: Group) -> list[Outcome]:
             str(_BIN / "python"), "-m", "pytest", f"--rootdir={group.root}",
             "-p", "tests.outcomes", f"--outcomes={path}",
         )  # fmt: skip
-        code = _call(group.name, (*_prefix(group), *command, *group.words))
+        prefix = capabilities.IN_USER_NAMESPACE if group.in_user_namespace else ()
+        code = _call(group.name, (*prefix, *command, *group.words))
         found, has_ended = outcomes.read(path)
     if code == _NOTHING_COLLECTED or not found:
         found.append(Outcome(group.name, "failed", "no test was found"))
@@ -153,20 +132,13 @@ def _run(group: Group) -> list[Outcome]:
     return found
 
 
-def _prefix(group: Group) -> tuple[str, ...]:
-    """Return what puts a group into a user namespace where it gains from it."""
-    if not group.in_user_namespace or os.geteuid() == 0 or capabilities.lacks("user-namespaces"):
-        return ()
-    return capabilities.IN_USER_NAMESPACE
-
-
 def _call(name: str, command: Sequence[str], *, is_beside: bool = False) -> int:
     title = f"\n== {name}: {shlex.join(command)}\n"
     environ = os.environ | {"PATH": f"{_BIN}{os.pathsep}{capabilities.search_path()}"}
     if is_beside:
         done = subprocess.run(
-            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            check=False,
+            ("nice", *command), cwd=ROOT, env=environ, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         sys.stdout.flush()
         sys.stdout.buffer.write(title.encode() + done.stdout)  # bytes: the terminal may be ASCII
@@ -225,24 +197,28 @@ def closing(found: Sequence[Outcome]) -> str:
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fresh", action="store_true", help="also `make fresh`, at the end")
-    parser.add_argument("what", choices=("check", "test"))
+    parser.add_argument("--fresh", action="store_true", help="also `make fresh`")
+    parser.add_argument("what", choices=("check", "quick", "test"))
     parser.add_argument("words", nargs=argparse.REMAINDER, help="for pytest, in place of all tests")
     chosen = parser.parse_args()
-    groups: Sequence[Group] = ()
-    if chosen.what == "test":
-        groups = (Group("chosen", tuple(chosen.words)),) if chosen.words else GROUPS
+    wanted: list[Group] = []
+    if chosen.words:
+        wanted = [Group("chosen", tuple(chosen.words))]
+    elif chosen.what == "quick":
+        wanted = [Group("quick tests", (*_LANES, "--quick", "tests"))]
+    elif chosen.what == "test":
+        wanted = groups()
     found: list[Outcome] = []
     code = 0
     beside = ThreadPoolExecutor(1)  # most checks take one processor
     try:
-        checks = [beside.submit(run_check, check, is_beside=True) for check in CHECKS]
-        for group in groups:
-            found += run_group(group)
-        for check in checks:
+        with _fresh_beside(beside, is_wanted=chosen.fresh) as later:
+            checks = CHECKS if chosen.what != "quick" else ()
+            later += [beside.submit(run_check, check, is_beside=True) for check in checks]
+            for group in wanted:
+                found += run_group(group)
+        for check in later:
             found += check.result()
-        if chosen.fresh:
-            found += run_check(FRESH)
     except KeyboardInterrupt:
         code = 130
     finally:
@@ -252,6 +228,24 @@ def main() -> int:
     CLOSING.write_text(closing(found) + "\n")
     sys.stdout.write(text + "\n")
     return code or int(any(outcome.state == "failed" for outcome in found))
+
+
+@contextlib.contextmanager
+def _fresh_beside(beside: Executor, *, is_wanted: bool) -> Iterator[list[Future[list[Outcome]]]]:
+    """Build and install the bare system beside the tests; its command waits until they are over."""
+    with tempfile.TemporaryDirectory(prefix="rankscope-hold.") as folder:
+        hold = Path(folder) / "go"
+        command = (*FRESH.command[:-1], f"{FRESH.command[-1]} --hold {hold}")
+        fresh = replace(FRESH, command=command)
+        own = ThreadPoolExecutor(1)
+        later = [own.submit(run_check, fresh, is_beside=True)] if is_wanted else []
+        try:
+            yield list(later)
+        finally:
+            hold.touch()
+            for check in later:
+                check.result()
+            own.shutdown()
 
 
 if __name__ == "__main__":

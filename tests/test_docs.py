@@ -42,7 +42,39 @@ def test_paths_exist(document: Path) -> None:
     for link in LOCAL_LINK.findall(text):
         assert (document.parent / link).exists(), link
     for path in SOURCE_PATH.findall(text):
-        assert (ROOT / path).exists(), path
+        is_example = f"new file `{path}`" in text  # of CONTRIBUTING, made in a copy
+        assert is_example or (ROOT / path).exists(), path
+
+
+def test_every_document_that_code_or_a_document_names_is_there() -> None:
+    folders = ("agent", "server", "reference_trainer", "web/app", "tests", "benchmarks", ".ci")
+    sources = [
+        path
+        for folder in folders
+        for suffix in ("py", "js", "sh", "toml", "cpp", "hpp")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+        if "vendor" not in path.parts
+    ]
+    there = {path.name for path in DOCUMENTS} | {path.name for path in ROOT.rglob("README.md")}
+    named = re.compile(r"\b([\w-]+\.md)\b")
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (*sources, *DOCUMENTS, ROOT / "Makefile", ROOT / "pyproject.toml")
+        if path.exists()
+        for name in named.findall(path.read_text(errors="replace"))
+        if name not in there
+    }
+    assert not missing
+
+
+def test_the_index_names_every_document() -> None:
+    text = (ROOT / "docs" / "index.md").read_text()
+    for document in DOCUMENTS:
+        assert (
+            document.name == "index.md"
+            or f"/{document.name})" in text
+            or (f"({document.name})" in text)
+        ), document.name
 
 
 def test_every_file_that_the_architecture_names_is_there() -> None:

@@ -51,11 +51,13 @@ def group(*words: object) -> list[Outcome]:
     return run.run_group(Group("some", ("-q", *map(str, words)), root=Path("/")))
 
 
-@pytest.mark.parametrize("crowd", [(), ("--numprocesses", "2")], ids=["alone", "crowd"])
+@pytest.mark.parametrize(
+    "lanes", [(), ("-p", "tests.lanes", "--lanes", "2")], ids=("alone", "lanes")
+)
 def test_every_test_is_counted_once_and_its_worst_end_holds(
-    written: Path, crowd: tuple[str, ...]
+    written: Path, lanes: tuple[str, ...]
 ) -> None:
-    found = group(*crowd, written)
+    found = group(*lanes, written)
     assert states(found) == {
         "test_right": "passed", "test_wrong": "failed", "test_left_out": "skipped",
         "test_right_until_its_end": "failed", "test_known_to_be_wrong": "passed",
@@ -102,6 +104,49 @@ def test_a_group_that_dies_keeps_what_it_knew_and_fails(written: Path) -> None:
     assert states(found) == {"test_a": "passed", "some": "failed"}
 
 
+LANES = """
+import os, time, pathlib, pytest
+
+def note(what): open(pathlib.Path(__file__).with_name("notes"), "a").write(f"{what}\\n")
+
+@pytest.mark.parametrize("number", range(4))
+def test_run(number): time.sleep(0.2); note("run")
+
+def test_dies(): os._exit(3)
+
+@pytest.fixture(scope="module")
+def shared(): return os.getpid()
+
+@pytest.mark.parametrize("number", range(3))
+def test_shares(shared, number): assert shared == os.getpid()
+
+@pytest.mark.together("pair")
+def test_one(): note(f"pair {os.getpid()}")
+
+@pytest.mark.together("pair")
+def test_other(): note(f"pair {os.getpid()}")
+
+@pytest.mark.quiet
+@pytest.mark.parametrize("number", range(2))
+def test_quiet(number): note("quiet")
+
+@pytest.mark.alone
+def test_alone(): note("alone")
+"""
+
+
+def test_lanes_keep_together_and_apart_what_asks_for_it(written: Path) -> None:
+    written.write_text(LANES)
+    found = group("-p", "tests.lanes", "--lanes", "3", written)
+    assert states(found) == dict.fromkeys(states(found), "passed") | {"test_dies": "failed"}
+    assert len(found) == 13
+    notes = written.with_name("notes").read_text().split("\n")[:-1]
+    pair = {note for note in notes if note.startswith("pair")}
+    assert len(pair) == 1
+    order = [note for note in notes if not note.startswith("pair")]
+    assert order == ["run"] * 4 + ["quiet"] * 2 + ["alone"]
+
+
 def test_a_group_without_tests_fails(written: Path) -> None:
     assert states(group(written, "-k", "nothing_is_called_so")) == {"some": "failed"}
 
@@ -122,7 +167,7 @@ def test_checks_and_groups_run_whatever_became_of_the_others(
         path = tmp_path / f"test_{number}.py"
         path.write_text(f"def test_it(): open({str(ran)!r}, 'a').write('x'); assert {number}\n")
         groups.append(Group(path.name, ("-q", str(path)), root=Path("/")))
-    monkeypatch.setattr(run, "GROUPS", tuple(groups))
+    monkeypatch.setattr(run, "groups", lambda: groups)
     monkeypatch.setattr(run, "CLOSING", tmp_path / "artifacts" / "closing")
     monkeypatch.setattr(sys, "argv", ["run", "test"])
     assert run.main() == 1

@@ -1,4 +1,4 @@
-"""A reading aid: every module says what it is, and none grows beyond a sitting."""
+"""A reading aid: every module says what it is, and each function fits on a screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent/rankscope", "server/rankscope_server", "reference_trainer/rankscope_trainer")
-MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_STRATEGY_LINES = 250  # each is read from top to bottom by somebody who is new to it
 FILES = [
@@ -25,7 +24,6 @@ def test_shape(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
     assert ast.get_docstring(tree), "no module docstring"
-    assert len(text.splitlines()) <= MAX_FILE_LINES
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno

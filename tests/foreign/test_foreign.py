@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_the_slow_rank_of_a_foreign_program_is_named(tmp_path: Path, fault: str)
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "foreign.py", "--programs", "batchnorm",
          "--sources", "kernels", "--faults", fault, "--seeds", "1", "--out", results],
-        capture_output=True, text=True, check=False,
+        env=os.environ | {"FOREIGN_AFTER_S": "12"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = map(json.loads, results.read_text().splitlines())

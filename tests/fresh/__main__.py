@@ -94,8 +94,13 @@ def demos(seeds: int) -> list[str]:
     ]
 
 
-def try_row(row: Row, parts: Sequence[str], tests: str, name: str) -> Iterator[Result]:
-    """Run the commands of the README in one row; yield each result as it comes."""
+def try_row(
+    row: Row, parts: Sequence[str], tests: str, name: str, hold: Path | None = None
+) -> Iterator[Result]:
+    """Run the commands of the README in one row; yield each result as it comes.
+
+    With `hold` what the demo needs is installed first, and the rest waits until there is that file.
+    """
     LOGS.mkdir(parents=True, exist_ok=True)
     with unpacked(row, CHECKOUT) as system:
         folder = shlex.quote(row.folder)
@@ -106,6 +111,12 @@ def try_row(row: Row, parts: Sequence[str], tests: str, name: str) -> Iterator[R
             log = LOGS / f"{row.name}.install.log"
             system.run(f"{enter} make install{torch}", log, INSTALL_LIMIT_S, online=True)
             enter = f"cd {folder} &&"
+        if hold is not None:
+            log = LOGS / f"{row.name}.ready.log"
+            system.run(f"{enter} make .venv/.ready{torch}", log, INSTALL_LIMIT_S, online=True)
+            enter = f"cd {folder} &&"
+            while not hold.exists() and hold.parent.exists():
+                time.sleep(1.0)
         for part in parts:
             try_part = _try_test if part == TEST else _try_demo
             result = try_part(system, row, part, f"{enter} make{torch}", tests)
@@ -247,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tests", default="", help="only these of the tests, as TESTS of make")
     parser.add_argument("--again", action="store_true", help="also what was done at this tree")
     parser.add_argument("--list", action="store_true", help="show the rows")
+    parser.add_argument("--hold", type=Path, help="install, and wait for this file")
     parser.add_argument("--unkept", action="store_true", help="write no results")
     return parser
 
@@ -277,7 +289,7 @@ def main() -> int:
         sys.stdout.write(f"{row.name}: {row.words()}\n")
         sys.stdout.flush()
         try:
-            for result in try_row(row, wanted, chosen.tests, name):
+            for result in try_row(row, wanted, chosen.tests, name, chosen.hold):
                 is_right &= result.is_right
                 word = "right" if result.is_right else f"WRONG (exit code {result.code})"
                 sys.stdout.write(f"  {result.part} {word}, {result.seconds:.0f} s: {result.told}\n")

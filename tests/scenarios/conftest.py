@@ -15,7 +15,7 @@ import pytest
 
 from tests import api
 from tests.agent import recorded
-from tests.scenarios.trainer import command
+from tests.scenarios.trainer import command, forked
 from tests.server.conftest import ServerProcess
 
 
@@ -29,12 +29,20 @@ class Watched:
         self.url = server.url  # of the run: a server that restarts listens elsewhere
 
     def start(self, ranks: int, *arguments: str, **variables: str) -> Watched:
+        """Start it under torchrun."""
+        return self._start(command(ranks, *arguments), variables)
+
+    def start_forked(self, ranks: int, *arguments: str, **variables: str) -> Watched:
+        """Start it sooner, where it does not matter what launched it."""
+        return self._start(forked(ranks, *arguments), variables)
+
+    def _start(self, launcher: list[str], variables: dict[str, str]) -> Watched:
         environment = recorded.environment(self.directory, **variables)
         for name in ("RANKSCOPE", "RANKSCOPE_RUN_ID", "RANKSCOPE_COLLECTOR", "PYTHONPATH"):
             environment.pop(name)
         launch = [
             sys.executable, "-m", "rankscope", "run", "--server", self.url,
-            "--run-id", self.run_id, "--", *command(ranks, *arguments),
+            "--run-id", self.run_id, "--", *launcher,
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

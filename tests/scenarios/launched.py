@@ -78,5 +78,5 @@ def operations(run: Watched, rank: int) -> Counter[str]:
 
 
 def phases_add_up(step: dict[str, Any]) -> bool:
-    """Return whether own work in all phases and waiting for peers are the whole step."""
+    """Return whether self time in all phases and waiting for peers are the whole step."""
     return abs(sum(step["phases"].values()) + step["blocked_ms"] - step["step_ms"]) < 0.01

@@ -104,6 +104,6 @@ def test_a_full_disk_stops_the_record_not_the_run(tmp_path: Path, server: Server
         assert done.returncode == 0, done.stderr
         said = [line for line in done.stderr.splitlines() if line.startswith("rankscope:")]
         assert 1 <= len(said) <= 2  # at most one line a rank, and at least one has no room
-        assert all("training goes on" in line for line in said)
+        assert all("training continues" in line for line in said)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)

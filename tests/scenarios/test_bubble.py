@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+
+from tests import fork_server
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/bubble.py"
 # Measured on an idle machine: +0.7 to +1.9 points over all of p = 2, 4 and m = 2 to 16.
 TOLERANCE = 0.05
 
 
-def _measured(*arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, str(BENCHMARK), "--json", "--stage-seconds", "0.1", "--steps", "3"]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
-    return rows
+Measured: TypeAlias = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Measured:
+    """Run the benchmark, whose ranks need not import PyTorch."""
+    spec = spec_from_file_location("bubble", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    bubble = module_from_spec(spec)
+    spec.loader.exec_module(bubble)
+    monkeypatch.setattr(bubble, "launcher", fork_server.launcher)
+
+    def measure(*arguments: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", ["bubble", "--json", "--steps", "3", *arguments])
+        bubble.main()
+        rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+        return rows
+
+    return measure
 
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
 
 
 @pytest.mark.parametrize("number", ["2", "4"])
-def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(number: str) -> None:
-    rows = _measured("--ranks", number, "--microbatches", number)
+def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(
+    measured: Measured, number: str
+) -> None:
+    rows = measured("--ranks", number, "--microbatches", number)
     assert [row["schedule"] for row in rows] == ["gpipe", "1f1b"]
     for row in rows:
         ranks, microbatches = row["ranks"], row["microbatches"]
@@ -38,6 +55,6 @@ def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(number: str) -> Non
         assert row["idle_ratio"]["median"] == pytest.approx(formula, abs=TOLERANCE), row
 
 
-def test_without_a_pipeline_all_ranks_but_one_idle() -> None:
-    (row,) = _measured("--ranks", "2", "--schedules", "model_parallel")
+def test_without_a_pipeline_all_ranks_but_one_idle(measured: Measured) -> None:
+    (row,) = measured("--ranks", "2", "--schedules", "model_parallel")
     assert row["idle_ratio"]["median"] == pytest.approx(1 / 2, abs=TOLERANCE), row

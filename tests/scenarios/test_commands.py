@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import api
+from tests import api, fork_server
 from tests.agent import recorded
 from tests.server.conftest import ServerProcess
 
@@ -108,10 +108,7 @@ class Loop:
 
 
 def command(losses: Path, stop: Path, *steps: str) -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(PROGRAM), str(losses), str(stop), *steps,
-    ]  # fmt: skip
+    return [*fork_server.launcher(2), str(PROGRAM), str(losses), str(stop), *steps]
 
 
 @pytest.fixture
@@ -236,7 +233,7 @@ def _late(loop: Loop) -> None:
         loop.ask(kind="stacks", ranks=[0])
     with refused.value:
         assert refused.value.code == 409
-        assert "no rank of this run lives" in refused.value.read().decode()
+        assert "no rank of this run is alive" in refused.value.read().decode()
 
 
 def _results_are_identical(loop: Loop, tmp_path: Path) -> None:
@@ -258,7 +255,7 @@ def test_one_rank_alone_off_and_on_is_never_matched(loop: Loop) -> None:
     (done,) = loop.done(loop.ask(kind="agent_off", ranks=[1])).values()
     assert done["state"] == "done"
     (done,) = loop.done(loop.ask(kind="agent_on", ranks=[1])).values()
-    assert "not matched with those of its peers" in done["reason"]
+    assert "no longer matched with those of its peers" in done["reason"]
     loop.until(lambda: loop.get("/agent")["alone"] == [1])
     groups = {group["group"]: group["ranks"] for group in loop.get("/ranks/1")["groups"]}
     assert groups["0@1" if "0@1" in groups else "0#2@1"] == [1]

@@ -69,10 +69,10 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
 
 
 def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
-    steps = 260
+    steps = 180
     port = watched.server.url.rpartition(":")[2]
-    watched.start(2, *TRAINING, "--steps", str(steps))
-    for after in (20, 60):
+    watched.start_forked(2, *TRAINING, "--steps", str(steps))
+    for after in (15, 45):
         watched.until(lambda after=after: watched.step() > after)
         assert watched.process is not None
         assert watched.process.poll() is None, "it must train while its server is killed"
@@ -98,7 +98,7 @@ def test_server_killed_and_restarted_loses_nothing(watched: Watched) -> None:
 def test_server_absent_training_goes_on_and_data_arrives_later(watched: Watched) -> None:
     port = watched.server.url.rpartition(":")[2]
     watched.server.end(signal.SIGKILL)
-    watched.start(2, *TRAINING, "--steps", "40")
+    watched.start_forked(2, *TRAINING, "--steps", "40")
     assert watched.process is not None
     assert watched.process.wait(120) == 0, watched.log.read_text()[-2000:]
     assert "rankscope" in watched.log.read_text()  # it says that the server did not answer

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,24 +20,27 @@ import pytest
 
 from tests.scenarios.conftest import processes_of
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
+pytestmark = pytest.mark.multiproc
+REAL, LIGHT = ("-m", "rankscope"), (str(Path(__file__).with_name("light_demo.py")),)
 
 
 def start(
-    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.Popen[str]:
+    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({}),
+    command: Sequence[str] = LIGHT,
+) -> subprocess.Popen[str]:  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "demo", "--data-dir", str(tmp_path / "data"),
-         *arguments],
+        [sys.executable, *command, "demo", "--data-dir", str(tmp_path / "data"), *arguments],
         env=os.environ | environment | {"HOME": str(tmp_path), "DEMO_OF": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
 def run_once(
-    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, Any]:
-    process = start(tmp_path, "--once", "--json", *arguments, environment=environment)
+    tmp_path: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({}),
+    command: Sequence[str] = LIGHT,
+) -> dict[str, Any]:  # fmt: skip
+    words = ("--once", "--json", *arguments)
+    process = start(tmp_path, *words, environment=environment, command=command)
     out, err = process.communicate(timeout=280)
     assert process.returncode in (0, 1), err
     answer: dict[str, Any] = json.loads(out)  # the only thing on standard output
@@ -57,11 +60,19 @@ def _left(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "strategy"),
-    [("slow_compute", "ddp"), ("slow_data", "pipeline"), ("hang", "pipeline"), ("crash", "ddp")],
+    ("fault", "strategy", "command"),
+    [
+        pytest.param("slow_compute", "ddp", REAL, marks=pytest.mark.alone),
+        pytest.param("slow_data", "pipeline", LIGHT, marks=pytest.mark.quiet),
+        pytest.param("hang", "pipeline", LIGHT, marks=pytest.mark.quiet),
+        pytest.param("crash", "ddp", LIGHT, marks=pytest.mark.quiet),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "light" if value is LIGHT else "real",
 )
-def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
-    answer = run_once(tmp_path, "--fault", fault, "--strategy", strategy)
+def test_names_the_culprit(
+    tmp_path: Path, fault: str, strategy: str, command: Sequence[str]
+) -> None:
+    answer = run_once(tmp_path, "--fault", fault, "--strategy", strategy, command=command)
     truth, verdict = answer["truth"], answer["verdict"]
     assert truth["fault"] == fault
     assert answer["match"], json.dumps(answer, indent=1)
@@ -78,6 +89,7 @@ def test_names_the_culprit(tmp_path: Path, fault: str, strategy: str) -> None:
         assert answer["named_after_seconds"] < 10
 
 
+@pytest.mark.quiet
 def test_a_source_that_is_not_the_best_is_named_with_its_remedy(tmp_path: Path) -> None:
     """The caller's choice of a source and of a budget reaches the ranks.
 
@@ -93,6 +105,7 @@ def test_a_source_that_is_not_the_best_is_named_with_its_remedy(tmp_path: Path) 
     assert "RANKSCOPE_OVERHEAD_PERCENT" in answer["thinned"]
 
 
+@pytest.mark.quiet
 def test_a_clean_run_has_no_finding(tmp_path: Path) -> None:
     answer = run_once(tmp_path, "--fault", "none", "--ranks", "2")
     assert answer["truth"] is None

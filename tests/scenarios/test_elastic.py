@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.data import Batches, ByteWindows, read_standard_library, split_text
 from rankscope_trainer.model import next_byte_loss
-from rankscope_trainer.settings import Settings, load_settings
+from rankscope_trainer.settings import Settings
 from rankscope_trainer.strategies.strategy import build_model, build_optimizer
 from tests.scenarios.elastic import (
     CHECKPOINT_EVERY,
@@ -21,7 +22,7 @@ from tests.scenarios.elastic import (
     repeated_steps,
 )
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.quiet]
+pytestmark = pytest.mark.multiproc
 
 BATCH_SIZE, GLOBAL_BATCH = 4, 12  # three microbatches: two and one on two ranks, three on one
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.wire import schema
-from rankscope_trainer.settings import load_settings
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.strategies.traffic import expected_traffic
 from rankscope_trainer.strategies.traffic.message import STARTUP
 from tests.agent import recorded

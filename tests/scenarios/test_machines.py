@@ -20,8 +20,9 @@ def values(one: dict[str, Any]) -> list[float]:
     return [value for value in one["max"] if value is not None]
 
 
+@pytest.mark.quick
 def test_a_run_tells_what_its_machine_does(watched: Watched) -> None:
-    watched.start(2, "--steps", "100000")
+    watched.start_forked(2, "--steps", "100000")
     host = socket.gethostname()
 
     def sampled() -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import fork_server
 from tests.agent import recorded
 from tests.scenarios.conftest import Watched
 
@@ -22,10 +22,7 @@ def test_the_rank_that_does_not_arrive_is_named(watched: Watched, tmp_path: Path
         tmp_path, RANKSCOPE_RUN_ID="scenario", RANKSCOPE_SERVER=watched.url,
         RANKSCOPE_COLLECTOR="1", RANKSCOPE_COLLECTIVES="kernels", RANKSCOPE_OVERHEAD_PERCENT="90",
     )  # fmt: skip
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
-        str(SCRIPT), "hang", "25",
-    ]  # fmt: skip
+    command = [*fork_server.launcher(3), str(SCRIPT), "hang", "25"]
     with watched.log.open("ab") as log:
         watched.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     watched.until(lambda: '"is_in": false' in watched.log.read_text(), 60)

@@ -37,7 +37,7 @@ def test_its_rank_is_named(tmp_path: Path, server: ServerProcess, fault: str, ki
         capabilities.need("compiler")
         build.build()
     manifest = tmp_path / "manifest"
-    run = Watched(server, tmp_path, "test").start(
+    run = Watched(server, tmp_path, "test").start_forked(
         RANKS, *TRAINING, "--fault", f"{fault}:rank={CULPRIT},start={START}",
         "--fault-manifest", str(manifest), **THINLY,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import rankscope_trainer
+from tests import fork_server
 from tests.agent import recorded
 
 _TRAINER = Path(rankscope_trainer.__file__).with_name("__main__.py")
@@ -17,6 +18,11 @@ def command(ranks: int, *arguments: str) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(ranks), "-m", "rankscope_trainer", *arguments,
     ]  # fmt: skip
+
+
+def forked(ranks: int, *arguments: str) -> list[str]:
+    """Return a command for the same run whose ranks need not import PyTorch."""
+    return [*fork_server.launcher(ranks), str(_TRAINER), *arguments]
 
 
 def train(directory: Path, ranks: int, *arguments: str, attached: bool = True) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.context import HookSkipped
 from rankscope.rank.hooks.collectives import SOURCES, choose
 from tests.waits import truth
 from tests.waits.programs import PROGRAMS

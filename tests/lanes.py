@@ -1,0 +1,338 @@
+"""One collection, run by several forked processes at once.
+
+    pytest -p tests.lanes --lanes 3
+
+First three runs of real processes at once, then what is marked `quiet`, two at once, then what is
+marked `alone`. Tests of one process fill what those leave of the processors, at a lower priority.
+A fork costs nothing where another process would have to import PyTorch and to collect once more.
+
+Tests that share a fixture of their module stay together, as do those marked `together`. Long ones
+come first: `tests/seconds.json` says how long they took (`--remember` writes it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import zip_longest
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Literal, NoReturn, get_args
+
+import pytest
+from _pytest.main import Session
+from _pytest.reports import TestReport
+
+from tests import fork_server
+
+Kind = Literal["run", "browser", "quiet", "alone", "plain"]
+SECONDS = Path(__file__).with_name("seconds.json")
+ROOT = Path(__file__).parents[1]
+PLAIN = ("analysis", "known_errors", "score", "simulator")  # folders of tests that only compute
+_PLAIN_NICE = 5  # a run, whose time is measured, gets a processor at once
+_PLAIN_LIMIT_S = 1200.0  # the limit of all tests is too short for those that let others pass
+_NUM_QUIET = 2
+_UNKNOWN_S = 0.05  # of a test that is not in the file
+_REMEMBERED_S = 1.0
+_SILENT = ("terminalreporter", "outcomes")  # plugins that hear of each test in the parent
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tests that one process runs one after the other."""
+
+    kind: Kind
+    items: tuple[int, ...]  # places among those collected
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanes")
+    group.addoption("--lanes", type=int, default=0, help="so many runs at once; 0: as ever")
+    group.addoption("--quick", action="store_true", help="only what is tested within a process")
+    group.addoption("--remember", action="store_true", help="write how long tests took")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lanes") and not config.getoption("--collect-only"):
+        config.pluginmanager.register(Lanes(config), "lanes-of-tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        took = seconds()
+        slow = [item for item in items if not _is_quick(item, took)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if _is_quick(item, took)]
+
+
+def _is_quick(item: pytest.Item, took: dict[str, float]) -> bool:
+    if item.get_closest_marker("quick"):
+        return True
+    is_run = any(
+        map(item.get_closest_marker, ("multiproc", "quiet", "alone", "browser", "laboratory"))
+    )
+    needs = {name for mark in item.iter_markers("needs") for name in mark.args} - {"compiler"}
+    return not is_run and not needs and took.get(item.nodeid, 0.0) < _REMEMBERED_S
+
+
+def seconds() -> dict[str, float]:
+    """Return how long the slow tests took, by name."""
+    found: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    return found
+
+
+def kind_of(item: pytest.Item) -> Kind:
+    """Return where a test runs."""
+    if item.get_closest_marker("alone"):
+        return "alone"
+    if item.get_closest_marker("quiet"):
+        return "quiet"
+    if item.get_closest_marker("browser"):
+        return "browser"  # its event loop runs on: other tests could not start one
+    if item.get_closest_marker("multiproc"):
+        return "run"
+    path = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
+    return "plain" if path[:1] == ("tests",) and path[1] in PLAIN else "run"
+
+
+def units(items: list[pytest.Item]) -> list[Unit]:
+    """Return what runs together, the longest first."""
+    took = seconds()
+    members: dict[tuple[Kind, str], list[int]] = {}
+    for place, item in enumerate(items):
+        members.setdefault((kind_of(item), _together(item)), []).append(place)
+
+    def length(unit: Unit) -> float:
+        return sum(took.get(items[place].nodeid, _UNKNOWN_S) for place in unit.items)
+
+    found = [Unit(kind, tuple(places)) for (kind, _), places in members.items()]
+    return sorted(found, key=length, reverse=True)
+
+
+def _together(item: pytest.Item) -> str:
+    """Return a name that tests have in common which must run together."""
+    group = item.get_closest_marker("together")
+    if group is not None:
+        return str(group.args[0])
+    if item.get_closest_marker("browser"):
+        return "browser"
+    info = getattr(item, "_fixtureinfo", None)
+    known = [defs[-1] for defs in info.name2fixturedefs.values() if defs] if info else []
+    shared = any(one.scope != "function" and one.baseid for one in known)  # not those of pytest
+    is_alone = kind_of(item) != "plain" and not shared
+    return item.nodeid if is_alone else str(item.path)
+
+
+def _phases(runs: int) -> list[dict[Kind, int]]:
+    """Return how many processes of each kind begin, one phase after the other.
+
+    Most of what only computes is left for when little else runs.
+    """
+    return [
+        {"run": runs, "browser": 1, "plain": 1},
+        {"quiet": _NUM_QUIET, "plain": max(1, (os.cpu_count() or 1) - 1)},
+        {"alone": 1},
+        {"plain": 1},
+    ]
+
+
+class Lanes:
+    """Hands out units to the processes, and reports what they say as if it were run here."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._selector = selectors.DefaultSelector()
+        self._waiting: dict[Kind, deque[Unit]] = {}
+        self._took: dict[str, float] = {}
+        self._num_forked = 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: Session) -> bool:
+        """Run all tests."""
+        if session.testsfailed and not self._config.option.continue_on_collection_errors:
+            raise session.Interrupted(f"{session.testsfailed} errors during collection")
+        base = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        self._sort(session.items)
+        if any(waiting for kind, waiting in self._waiting.items() if kind != "plain"):
+            fork_server.share(base / "fork-server")
+        gc.collect()
+        gc.freeze()  # a process that collects would copy all that was imported here
+        for phase in _phases(self._config.getoption("--lanes")):
+            for kind, number in phase.items():
+                for _ in range(number):
+                    self._fork(session, base, kind)
+            self._hand_out(session, base, until_ended=phase.keys() - {"plain"} or {"plain"})
+        if self._config.getoption("--remember"):
+            self._remember()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        return True
+
+    def _sort(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if kind_of(item) == "plain":
+                item.add_marker(pytest.mark.timeout(_PLAIN_LIMIT_S))
+        waiting, kinds = units(items), get_args(Kind)
+        self._waiting = {kind: deque(u for u in waiting if u.kind == kind) for kind in kinds}
+
+    def _hand_out(self, session: Session, base: Path, until_ended: Collection[Kind]) -> None:
+        """Give units to all that ask, until the processes of some kinds have ended."""
+        try:
+            while any(key.data.kind in until_ended for key in self._selector.get_map().values()):
+                for key, _ in self._selector.select():
+                    self._serve(session, base, key.data)
+        except BaseException:
+            lanes = [key.data for key in self._selector.get_map().values()]
+            for lane in lanes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(lane.pid, signal.SIGINT)  # a terminal has told them already
+            for lane in lanes:
+                self._end(lane)
+            raise
+
+    def _serve(self, session: Session, base: Path, lane: Lane) -> None:
+        try:
+            said = lane.connection.recv()
+        except (EOFError, ConnectionError):
+            self._end(lane)
+            self._report_death(session, lane)
+            self._fork(session, base, lane.kind)
+            return
+        if said == "more":
+            self._give(lane, is_over=bool(session.shouldfail))
+        elif said == "ended":
+            self._end(lane)
+        elif isinstance(said, int):
+            lane.started(said)
+        else:
+            hook = self._config.hook
+            report = hook.pytest_report_from_serializable(config=self._config, data=said)
+            name = report.nodeid
+            self._took[name] = self._took.get(name, 0.0) + report.duration
+            hook.pytest_runtest_logreport(report=report)
+
+    def _give(self, lane: Lane, *, is_over: bool) -> None:
+        waiting = self._waiting[lane.kind]
+        places = waiting.popleft().items if waiting and not is_over else ()
+        lane.ahead += places
+        with contextlib.suppress(ConnectionError):
+            lane.connection.send(places)
+
+    def _report_death(self, session: Session, lane: Lane) -> None:
+        """Fail the test that a process died in, and give what it had not begun to another."""
+        for place in reversed(lane.ahead):
+            self._waiting[lane.kind].appendleft(Unit(lane.kind, (place,)))
+        if lane.at is not None:
+            item = session.items[lane.at]
+            report = TestReport(
+                item.nodeid, item.location, {}, "failed", "its process died", "call"
+            )
+            self._config.hook.pytest_runtest_logreport(report=report)
+
+    def _fork(self, session: Session, base: Path, kind: Kind) -> None:
+        if not self._waiting[kind]:
+            return
+        ours, theirs = Pipe()
+        self._num_forked += 1
+        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads: those of a library that minds forks
+            pid = os.fork()
+        if pid == 0:
+            for key in self._selector.get_map().values():
+                key.fileobj.close()  # type: ignore[union-attr]
+            ours.close()
+            _be_lane(session, theirs, base / f"lane{self._num_forked}", is_plain=kind == "plain")
+        theirs.close()
+        self._selector.register(ours, selectors.EVENT_READ, Lane(pid, ours, kind))
+
+    def _end(self, lane: Lane) -> None:
+        self._selector.unregister(lane.connection)
+        lane.connection.close()
+        os.waitpid(lane.pid, 0)
+
+    def _remember(self) -> None:
+        took = seconds() | self._took
+        slow = {name: round(s, 1) for name, s in sorted(took.items()) if s >= _REMEMBERED_S}
+        SECONDS.write_text(json.dumps(slow, indent=0) + "\n")
+
+
+class Lane:
+    """What the parent knows of one process."""
+
+    def __init__(self, pid: int, connection: Connection, kind: Kind) -> None:
+        self.pid, self.connection, self.kind = pid, connection, kind
+        self.ahead: list[int] = []  # what it got and has not begun
+        self.at: int | None = None
+
+    def started(self, place: int) -> None:
+        """Note what it runs now."""
+        self.ahead = [later for later in self.ahead if later != place]
+        self.at = place
+
+
+def _be_lane(session: Session, connection: Connection, base: Path, *, is_plain: bool) -> NoReturn:
+    """Be one process: run what the parent says, tell it what became of it, and end."""
+    config, code = session.config, 0
+    try:
+        if is_plain:
+            os.nice(_PLAIN_NICE)
+        base.mkdir(mode=0o700)
+        config._tmp_path_factory._basetemp = base  # type: ignore[attr-defined]
+        capture = config.pluginmanager.getplugin("capturemanager")
+        for name in _SILENT:
+            if config.pluginmanager.has_plugin(name):
+                config.pluginmanager.unregister(name=name)
+        of_parent = capture._global_capturing if capture is not None else None
+        if capture is not None:  # else all would write into the parent's files
+            capture._global_capturing = None
+            capture.start_global_capturing()
+            capture.suspend_global_capture()
+        config.pluginmanager.register(_Teller(config, connection), "teller")
+        _run(session, connection)
+        del of_parent  # not before: it would warn that it was not closed
+        connection.send("ended")
+    except BaseException:  # noqa: BLE001 - the parent sees that it died
+        code = 1
+        session._setupstate.teardown_exact(None)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _run(session: Session, connection: Connection) -> None:
+    while True:
+        connection.send("more")
+        places = connection.recv()
+        if not places:
+            return
+        for place, after in zip_longest(places, places[1:]):
+            connection.send(place)
+            item = session.items[place]
+            # what both need is kept; nothing is from unit to unit
+            following = session.items[after] if after is not None else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+
+class _Teller:
+    """Tells the parent of each report."""
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config, self._connection = config, connection
+
+    def pytest_runtest_logreport(self, report: TestReport) -> None:
+        """Send a report."""
+        hook = self._config.hook
+        self._connection.send(
+            hook.pytest_report_to_serializable(config=self._config, report=report)
+        )
