@@ -52,12 +52,17 @@ def arguments_of(schedule: str, ranks: int, microbatches: int, stage_seconds: fl
     return [*settings, "--strategy", "pipeline", "--schedule", schedule]
 
 
+def launcher(ranks: int) -> list[str]:
+    """Return what starts so many ranks of the program that follows."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*run, "--nproc-per-node", str(ranks)]
+
+
 def measure(ranks: int, runs: list[list[str]]) -> list[Any]:
     """Run one configuration after the other; return busy and whole seconds by rank and step."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone",
-             "--nproc-per-node", str(ranks), str(RANK), folder, json.dumps(runs)],
+            [*launcher(ranks), str(RANK), folder, json.dumps(runs)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True, text=True, check=False,
         )  # fmt: skip

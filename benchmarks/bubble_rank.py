@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from rankscope_trainer.command_line import load_settings
 from rankscope_trainer.model import GPT
-from rankscope_trainer.settings import load_settings
 from rankscope_trainer.strategies.model_parallel import ModelParallel
 from rankscope_trainer.strategies.pipeline import Pipeline
 from rankscope_trainer.train import Trainer

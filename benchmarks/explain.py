@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rankscope_server.known_errors.load import book
+from rankscope_server.known_errors.load import known_errors
 from rankscope_server.known_errors.prefilter import _EachText, _OnePass
 from rankscope_server.known_errors.reading import _SIGNS
 
@@ -130,7 +130,7 @@ def run_command(path: Path) -> dict[str, Any]:
 
 def time_sieves(block: bytes) -> dict[str, float]:
     """Return the MB/s of each library that is installed, on the same bytes and texts."""
-    texts = sorted({*book().literals, *_SIGNS})
+    texts = sorted({*known_errors().literals, *_SIGNS})
     out = {}
     for name, make in (
         ("google-re2", _re2), ("hyperscan", _hyperscan), ("ahocorasick_rs", _ahocorasick_rs),

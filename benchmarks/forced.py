@@ -14,7 +14,7 @@ from real_ranks import Case, Server, run_case, run_name
 from rankscope.demo.processes import Api
 from rankscope.demo.result import Recording, recording
 from rankscope.native.probe import build
-from rankscope.rank.hooks.base import HookSkipped
+from rankscope.rank.context import HookSkipped
 from rankscope.rank.hooks.collectives import choose
 from tests.score.real import RealRun
 

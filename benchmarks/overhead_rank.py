@@ -70,8 +70,8 @@ def agent_switch(settings: dict[str, str]) -> Callable[[], contextlib.AbstractCo
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
         agent.install_hooks()
-        if "skipped" in agent.sources.get("collectives", ""):
-            raise Unavailable(agent.sources["collectives"])
+        if "skipped" in agent.context.sources.get("collectives", ""):
+            raise Unavailable(agent.context.sources["collectives"])
         try:
             yield
         finally:
@@ -214,12 +214,12 @@ def num_collectives(step: Callable[[], None], settings: Any, switch: Callable[[]
     from rankscope.rank.attach import start
 
     agent = start.agent()
-    if settings is None or agent is None or agent.recorder is None:
+    if settings is None or agent is None or agent.context.recorder is None:
         return 0
     with switch():
-        before = agent.recorder.num_collectives
+        before = agent.context.recorder.num_collectives
         step()
-        return int(agent.recorder.num_collectives - before)
+        return int(agent.context.recorder.num_collectives - before)
 
 
 def anonymous_bytes() -> int:
@@ -259,8 +259,8 @@ def memory(arguments: argparse.Namespace) -> None:
     after = anonymous_bytes()
     agent = start.agent()
     assert agent is not None
-    assert agent.recorder is not None
-    mapped = sum(path.stat().st_size for path in agent.recorder.directory.glob("*.ring"))
+    assert agent.context.recorder is not None
+    mapped = sum(path.stat().st_size for path in agent.context.recorder.directory.glob("*.ring"))
     sys.stdout.write(json.dumps({"heap_bytes": after - before, "rings_bytes": mapped}) + "\n")
     dist.destroy_process_group()
 

@@ -96,7 +96,7 @@ def _row(trial: Trial) -> dict[str, Any]:
         "exits": [answer.exit_code for answer in trial.answers],
         "findings": [
             {"id": f.id, "status": f.status, "title": f.title, "told": describe(f),
-             "fix": f.fix[0].command if f.fix else "", "would": f.would}
+             "fix": f.fix[0].command if f.fix else "", "would": f.impact}
             for f in findings
         ],
         "unknown": sorted(

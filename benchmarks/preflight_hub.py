@@ -34,7 +34,8 @@ import psutil
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, PathMtu, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.model import STAGES, Facts, Listening, NodeReport, Options, encode
+from rankscope.preflight.model import STAGES, Facts, Listening, NodeReport, encode
+from rankscope.preflight.options import Options
 from rankscope.preflight.probe.schedule import pairs_of
 
 RUNS = "/api/v1/preflight/runs"

@@ -109,7 +109,7 @@ def text_of(outcomes: list[Outcome], runs: list[RealRun], costs: list[CostPair])
         "anybody is accused.", "",
         "## Simulation", "", *rows(outcomes, "simulation"), "",
         "## The same runs by the rules of others (simulation)", "",
-        "Ours counts kind and ranks, the others only ranks: none of these rules tells a kind. "
+        "Ours counts kind and ranks, the others only ranks: none of these rules names a kind. "
         "Greyhound's rule names groups.", "",
         *baseline_rows(slow), "",
         "Stopped and mismatched jobs, by torch's own `fr_trace` on dumps that the ranks would have "
