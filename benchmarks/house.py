@@ -91,7 +91,7 @@ def _reach(graph: Graph, start: str) -> set[str]:
 
 
 def siblings(graph: Graph) -> list[set[str]]:
-    """Return the cycles among what lies in one folder: modules, and folders as a whole."""
+    """Return the cycles among what is in one folder: modules, and folders as a whole."""
     levels: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for source, targets in graph.items():
         for target in targets:

@@ -7,7 +7,7 @@
 
 What is committed is tried, in a clone of its own. A defect is caught if a test fails with it and
 passes without. Results: benchmarks/results/mutants.json, by label, as they come, so that an
-interrupted run goes on where it stopped. Exit codes: 0 all caught, 1 not all, 2 one does not fit.
+interrupted run continues where it stopped. Exit codes: 0 all caught, 1 not all, 2 one does not fit.
 
 A defect is two lines of code. `@a` in the first is any name or attribute, the same in the second;
 blanks and line breaks do not count, so that it fits wherever the code moves and whatever it is

@@ -9,9 +9,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rankscope.wire import zstd
+from rankscope_server.importers.counted import Counted
 
 CHUNK_BYTES = 4 << 20
 _HEAD_BYTES = 4096
@@ -133,35 +134,16 @@ def _unpacked(head: bytes) -> bytes:
 def read_source(source: LogSource, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
     """Return the text of a source in chunks. `on_bytes` gets what was read from the disk."""
     if source.path is None:
-        yield from _chunks(_Counted(sys.stdin.buffer, on_bytes))
+        yield from _chunks(Counted(sys.stdin.buffer, on_bytes))
         return
     try:
         with source.path.open("rb") as file:
-            yield from _chunks(_Counted(file, on_bytes))
+            yield from _chunks(Counted(file, on_bytes))
     except OSError as error:
         raise InputError(f"{source.name}: cannot be read: {error.strerror}") from error
 
 
-class _Counted(io.RawIOBase):
-    """Passes bytes on and counts them."""
-
-    def __init__(self, file: BinaryIO, on_bytes: Callable[[int], None]) -> None:
-        self._file, self._on_bytes = file, on_bytes
-
-    def readable(self) -> bool:
-        """Return that it can be read."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill a buffer; return how many bytes came."""
-        view = memoryview(buffer)
-        data = self._file.read(len(view))
-        view[: len(data)] = data
-        self._on_bytes(len(data))
-        return len(data)
-
-
-def _chunks(raw: _Counted) -> Iterator[bytes]:
+def _chunks(raw: Counted) -> Iterator[bytes]:
     file = io.BufferedReader(raw, CHUNK_BYTES)
     head = file.peek(4)[:4]
     stream: Any = file

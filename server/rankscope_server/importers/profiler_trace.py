@@ -15,7 +15,9 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from rankscope_server.importers.counted import Counted
 
 _READ_CHARACTERS = 4 << 20
 _MAX_HEAD = 64 << 20
@@ -109,7 +111,7 @@ def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) 
     reader = _Reader(trace)
     try:
         with path.open("rb") as file:
-            for event in _events(_Counted(file, on_bytes), head):
+            for event in _events(Counted(file, on_bytes), head):
                 reader.take(event)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: its gzip is damaged or cut short; export it again") from error
@@ -124,24 +126,7 @@ def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) 
     return trace
 
 
-class _Counted(io.RawIOBase):
-    """Passes bytes on and counts them."""
-
-    def __init__(self, file: BinaryIO, on_bytes: Callable[[int], None]) -> None:
-        self._file, self._on_bytes = file, on_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        view = memoryview(buffer)
-        data = self._file.read(len(view))
-        view[: len(data)] = data
-        self._on_bytes(len(data))
-        return len(data)
-
-
-def _events(raw: _Counted, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(raw: Counted, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events; `head` gets what is before and after them."""
     packed = io.BufferedReader(raw, 1 << 20)
     plain: Any = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == _GZIP else packed
