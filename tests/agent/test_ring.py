@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,27 @@ def test_says_what_was_overwritten(tmp_path: Path) -> None:
     _, state = reader.read(np.arange(1500))
     assert (state[: 1500 - 1024] == -1).all()
     assert (state[1500 - 1024 :] == 1).all()
+
+
+def test_a_slot_that_is_overwritten_while_it_is_copied_is_not_whole(tmp_path: Path) -> None:
+    writer = make(tmp_path / "r")
+    for number in range(3):
+        write(writer, number)
+    reader = ring.RingReader(tmp_path / "r", ring.COLLECTIVE_FIELDS)
+
+    class Overtaken:
+        """The slots; while they are copied the writer, one round ahead, begins to fill slot 1."""
+
+        def __init__(self, slots: Any) -> None:
+            self.slots = slots
+
+        def __getitem__(self, key: Any) -> Any:
+            if not isinstance(key, str):
+                ring.U64.pack_into(writer.buffer, writer.offset(1), 0)
+            return self.slots[key]
+
+    reader._slots = Overtaken(reader._slots)
+    assert reader.read(np.arange(3))[1].tolist() == [1, 0, 1]
 
 
 def test_clock_pair_converts_to_wall_time(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.findings.policy import POLICY
 from rankscope_server.verdict.answers import Look
-from tests.analysis.program import Machine, Op
+from tests.analysis.program import Kind, Machine, Op
 from tests.analysis.records import grouped
 from tests.analysis.simulator import (
     CALM,
@@ -95,6 +95,24 @@ def test_a_hang_in_the_middle_of_a_pipeline_schedule(stage: int, microbatch: int
     fault = Fault("hang", stage, 30, microbatch=microbatch)
     (finding,) = hangs(settled(record(Job(num_stages=4, noise=CALM, steps=40, faults=(fault,)))))
     assert finding.ranks == (stage,)
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "owed", "does"),
+    [("send", "recv", "has taken nothing from"), ("recv", "send", "has sent nothing to")],
+)
+def test_a_rank_that_does_not_come_to_an_exchange(waits_in: Kind, owed: Kind, does: str) -> None:
+    def build(rank: int, step: int, now_ms: float) -> list[Op]:
+        ops = [Op("compute", "forward", 20.0)]
+        if rank == 1 and step == 20:
+            return [*ops, Op("stop", "forward")]
+        exchange = Op(owed if rank % 2 else waits_in, group="world", peer=rank ^ 1)
+        return [*ops, exchange, Op("wait")]
+
+    (finding,) = hangs(settled(recording_of({"world": (0, 1, 2, 3)}, build)))
+    assert finding.what == f"Rank 1 on node-0 hangs in step 20: it {does} rank 0"
+    assert (finding.ranks, finding.victims) == ((1,), (0,))
+    assert f"Rank 0 waits in {waits_in} " in finding.why
 
 
 def test_nested_groups_name_one_rank_of_thirty_two() -> None:

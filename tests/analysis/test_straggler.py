@@ -12,6 +12,7 @@ import pytest
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.verdict.answers import Look
+from tests.analysis.program import Machine, Op
 from tests.analysis.simulator import (
     CALM,
     START_NS,
@@ -128,6 +129,27 @@ def test_with_too_few_peers_a_rank_is_compared_with_its_own_past(num_ranks: int)
     assert abs(verdict.onset_step - 120) <= 3
     assert "before" in verdict.what
     assert "no peers" in verdict.confidence_text
+
+
+def test_steps_that_save_do_not_count_in_a_ranks_own_past() -> None:
+    """They take three times as long, and are half of the first steps."""
+
+    def build(rank: int, step: int, now_ms: float) -> list[Op]:
+        saves = step % (2 if step <= 60 else 50) == 0
+        work_ms = 40.0 * (1.0 + 0.02 * (step % 3)) * (3.0 if saves else 1.0)
+        ops = [Op("compute", "forward", work_ms * (2.2 if rank == 1 and step >= 120 else 1.0))]
+        ops += [Op("compute", "checkpoint", 60.0)] * saves
+        return [*ops, Op("issue", "backward", group="world"), Op("join", "backward")]
+
+    job = Job(num_ranks=2, steps=300)
+    machine = Machine(job.num_ranks, job.groups(), build, job.steps)
+    machine.run()
+    verdict = analyse(Recording(job, machine)).verdict
+    assert verdict is not None
+    assert verdict.what == (
+        "Rank 1 on node-0 is 2.2\N{MULTIPLICATION SIGN} slower than before since step 120"
+    )
+    assert "against 40.8 ms (its own steps before)" in verdict.why
 
 
 def test_without_peers_a_fault_from_the_first_step_names_nobody() -> None:

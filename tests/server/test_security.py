@@ -34,8 +34,9 @@ def test_without_the_token_there_is_no_data(guarded: TestClient, path: str) -> N
     assert reply.status_code == 401
     assert reply.headers["www-authenticate"] == "Bearer"
     assert reply.json()["error"]["remedy"]
-    wrong = guarded.get(path, headers={"Authorization": "Bearer wrong"})
-    assert wrong.status_code == 401
+    for given in ("wrong", TOKEN[0], TOKEN[:-1], TOKEN[1:], f"{TOKEN}r", TOKEN.upper()):
+        wrong = guarded.get(path, headers={"Authorization": f"Bearer {given}"})
+        assert wrong.status_code == 401
     right = guarded.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
     assert right.status_code == 200
     assert TOKEN not in right.text
@@ -51,7 +52,8 @@ def test_ingest_wants_the_token_too(guarded: TestClient) -> None:
 def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
     assert guarded.get("/api/v1/health").status_code == 200
     assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": False}
-    assert guarded.post("/api/v1/session", json={"token": "no"}).status_code == 401
+    for given in ("no", TOKEN[:-1], f"{TOKEN}r"):
+        assert guarded.post("/api/v1/session", json={"token": given}).status_code == 401
     assert guarded.post("/api/v1/session", content=b"{").status_code == 400
     assert guarded.post("/api/v1/session", content=b"x" * 9_999).status_code == 413
     reply = guarded.post("/api/v1/session", json={"token": TOKEN})

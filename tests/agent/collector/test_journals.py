@@ -81,6 +81,19 @@ def test_a_frame_in_the_making_is_awaited_and_a_torn_one_is_skipped(tmp_path: Pa
     assert reading.losses == [("torn frame", 1)]
 
 
+def test_a_record_whose_bytes_changed_on_the_disk_is_not_passed_on(tmp_path: Path) -> None:
+    writer = journal.JournalWriter(tmp_path)
+    for text in ("whole", "rank 3 lost", "behind it"):
+        writer.append(journal.RECORD, line(text))
+    path = tmp_path / "journal.0"
+    path.write_bytes(path.read_bytes().replace(b"rank 3", b"rank 7"))  # it still decodes
+    journal.JournalWriter(tmp_path).append(journal.RECORD, line("next segment"))
+    reading = Reading(tmp_path)
+    wait_for(reading.read)
+    assert reading.texts == ["whole", "next segment"]
+    assert reading.losses == [("torn frame", 1)]
+
+
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x81\xa4kind", b"no msgpack", b"\x80"])
 def test_a_record_that_would_spoil_a_batch_is_counted(tmp_path: Path, body: bytes) -> None:
     writer = journal.JournalWriter(tmp_path)

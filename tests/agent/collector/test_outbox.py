@@ -67,6 +67,25 @@ def test_numbers_go_on_over_lives(tmp_path: Path) -> None:
     assert (batch.producer, batch.sequence) == ("producer-1", 3)
 
 
+def test_a_batch_holds_every_record_and_chunk_that_was_added(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    chunks = [
+        schema.Chunk(
+            kind="steps", attempt=0, rank=rank, host="host", count=1, time_lo_ns=1, time_hi_ns=1,
+            data=f"steps of rank {rank}".encode(),
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    for chunk in chunks:
+        box.outbox.chunk(chunk)
+    box.commit()
+    box.commit()
+    first, second = box.drain()
+    assert first.chunks == chunks
+    assert [schema.decode_record(raw) for raw in first.records] == [LINE]
+    assert second.chunks == []  # once
+
+
 def test_killed_between_the_file_and_the_copy_of_the_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +162,18 @@ def test_memory_is_bounded_and_says_what_went(
         box.commit(number)
     kept = box.drain()
     assert len(kept) < 40
+    assert [batch.sequence for batch in kept] == list(range(41 - len(kept), 41))  # the newest
     totals = {(loss.source, loss.reason): loss.count for loss in box.ledger.totals()}
     assert totals["spool", "disk full"] >= 40 - len(kept)
+
+
+def test_a_full_spool_keeps_the_newest_batches(tmp_path: Path) -> None:
+    box = Box(tmp_path, limit=2000)
+    for number in range(20):
+        box.commit(number)
+    kept = [batch.sequence for batch in box.drain()]
+    assert 1 < len(kept) < 20
+    assert kept == list(range(21 - len(kept), 21))
 
 
 def test_what_was_dropped_is_named_in_later_batches_and_later_lives(tmp_path: Path) -> None:

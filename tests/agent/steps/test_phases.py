@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import rankscope
+from rankscope.files import ring
+from rankscope.files.run_directory import COLLECTIVES_RING
 from rankscope.wire import schema
 from rankscope.wire.metric_names import ALTERNATING
 from tests.agent.steps import programs
@@ -103,6 +105,22 @@ def test_a_validation_loop_is_evaluation_and_no_step(watching: Watching, evaluat
     for step in (first, third):
         assert step["evaluation_ns"] == 0
         assert not step["flags"] & schema.STEP_EVALUATION
+
+
+def test_an_evaluation_that_goes_on_is_told_as_one(watching: Watching) -> None:
+    """A slow batch of it is no hang of the forward pass: evaluation is given more patience."""
+    header = ring.RingReader(watching.read().directory / COLLECTIVES_RING, ring.COLLECTIVE_FIELDS)
+    model, seen = net(), []
+    loader = DataLoader(data(16), batch_size=8)
+    for x, y in loader:
+        loss_of(model, x, y).backward()
+    with torch.no_grad():
+        for x, _ in loader:
+            model(x)
+            seen.append(schema.PHASES[header.u8(ring.PHASE_AT)])
+    assert seen == ["evaluation", "evaluation"]
+    next(iter(loader))
+    assert schema.PHASES[header.u8(ring.PHASE_AT)] == "forward"
 
 
 def test_a_frozen_part_in_evaluation_mode_is_no_evaluation(watching: Watching) -> None:
