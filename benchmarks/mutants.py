@@ -47,6 +47,7 @@ class Defect:
 
 AGENT, COLLECTOR, ANALYSIS = "tests/agent/", "tests/agent/collector/", "tests/analysis/"
 SERVER, PREFLIGHT, TRAINER = "tests/server/", "tests/preflight/", "tests/trainer/"
+WEB = "tests/web/unit/"
 DEFECTS = (
     # --- the agent: what a rank leaves on disk, what goes over the wire
     Defect(
@@ -176,6 +177,100 @@ DEFECTS = (
         "(times == time) & (ids < line_id)", "(times == time) & (ids <= line_id)",
         (SERVER + "test_logs.py",),
     ),
+    Defect(
+        "search-open", "lines of a block that is not full yet are not found",
+        "where.append(sa.or_(table.sealed == 0, table.id.in_(candidates)))",
+        "where.append(table.id.in_(candidates))", (SERVER + "test_logs.py",),
+    ),
+    Defect(
+        "search-facets", "a filter hides the other values that it could have",
+        "others = [mask for other, mask in masks.items() if other != name]",
+        "others = list(masks.values())", (SERVER + "test_logs.py",),
+    ),
+    Defect(
+        "log-tail", "who follows the log loses lines where more came than one page holds",
+        "last_id = ids[-1] if len(ids) == limit else", "last_id = ids[-1] if len(ids) > limit else",
+        (SERVER + "test_logs.py",),
+    ),
+    Defect(
+        "metric-attempt", "of steps that a restart repeated the abandoned numbers are shown",
+        ".order_by(table.name, table.rank, table.attempt, table.step)",
+        ".order_by(table.name, table.rank, table.attempt.desc(), table.step)",
+        (SERVER + "test_pages.py",),
+    ),
+    Defect(
+        "exposed-ranks", "what ranks wait for a collective is added up over them",
+        "exposed_ms_per_step=value.blocked_ns / 1e6 / steps / ranks if is_known else None",
+        "exposed_ms_per_step=value.blocked_ns / 1e6 / steps if is_known else None",
+        (SERVER + "test_pages.py",),
+    ),
+    Defect(
+        "sample-gap", "a rate is shown over a time in which nothing was sampled",
+        "rates[(rates < 0) | missed] = np.nan", "rates[rates < 0] = np.nan",
+        (SERVER + "test_machines.py",),
+    ),
+    Defect(
+        "attempt-first", "an attempt is said to have ended by the rank that failed last",
+        "first = min(failed, key=lambda rank: int(rank.ended_ns))",
+        "first = max(failed, key=lambda rank: int(rank.ended_ns))", (SERVER + "test_pages.py",),
+    ),
+    Defect(
+        "finding-order", "the cheapest open finding stands first",
+        "still.sort(key=lambda finding: -(finding.cost_throughput_ratio or 0.0))",
+        "still.sort(key=lambda finding: finding.cost_throughput_ratio or 0.0)",
+        (SERVER + "test_pages.py", SERVER + "test_analysis_loop.py"),
+    ),
+    Defect(
+        "stuck-over", "ranks are shown as stuck after the hang is over",
+        'sa.select(table.attempt, table.body).where('
+        ' table.run_id == run_id, table.state != "recovered")',
+        "sa.select(table.attempt, table.body).where(table.run_id == run_id)",
+        (SERVER + "test_pages.py", SERVER + "test_analysis_loop.py"),
+    ),
+    # --- importers
+    Defect(
+        "nccl-tests-run", "of two runs of a benchmark the slower one counts",
+        "int(words[0]), *min(good))", "int(words[0]), *max(good))",
+        (ANALYSIS + "test_nccl_tests.py",),
+    ),
+    Defect(
+        "flight-peer", "a peer's place in its group is taken for its rank",
+        "return match[1], ranks[int(match[3])]", "return match[1], int(match[3])",
+        (AGENT + "test_flight_dumps.py", SERVER + "test_import.py"),
+    ),
+    # --- commands
+    Defect(
+        "ask-code", "a question that only some ranks answered counts as answered",
+        'return 0 if all(rank["state"] == "done"', 'return 0 if any(rank["state"] == "done"',
+        (SERVER + "test_commands.py", "tests/scenarios/test_commands.py"),
+    ),
+    Defect(
+        "import-code", "a server that refuses is reported as one that cannot be reached",
+        "code = EXIT_REFUSED if answer.is_refusal else EXIT_UNREACHABLE",
+        "code = EXIT_UNREACHABLE if answer.is_refusal else EXIT_REFUSED",
+        (SERVER + "test_import.py", AGENT + "test_json_errors.py"),
+    ),
+    # --- the page
+    Defect(
+        "web-minutes", "minutes are ten times too few",
+        "Math.round(ms / 60_000)} min", "Math.round(ms / 600_000)} min",
+        (WEB + "words.test.mjs",),
+    ),
+    Defect(
+        "web-stopwatch", "minutes go on above 60 beside the hours",
+        "${two(minutes % 60)}:", "${two(minutes)}:", (WEB + "words.test.mjs",),
+    ),
+    Defect(
+        "web-ring", "who follows a long log keeps its old lines and loses the new ones",
+        "drop === 'old' ? all.slice(all.length - RING) : all.slice(0, RING)",
+        "drop === 'old' ? all.slice(0, RING) : all.slice(all.length - RING)",
+        (WEB + "words.test.mjs",),
+    ),
+    Defect(
+        "web-more", "the ranks that are named count among those that are not",
+        "and ${spans.length - limit} more", "and ${spans.length} more",
+        (WEB + "words.test.mjs",),
+    ),
     # --- the server: diagnosis
     Defect(
         "severity", "costs between 2 and 10 % are not worth a warning",
@@ -282,7 +377,65 @@ DEFECTS = (
         "if len(verdict.reported) < len(verdict.expected) or not @h:", "if not @h:",
         (PREFLIGHT + "test_engine.py", PREFLIGHT + "test_board.py"),
     ),
+    Defect(
+        "mesh-relay", "a node's report does not reach those that have no link to it",
+        "return not is_near or now >= self._stale_at", "return False",
+        (PREFLIGHT + "test_reports.py",),
+    ),
+    Defect(
+        "pairs-symmetry", "among many nodes some pairs are tested in one direction only",
+        "for way in (*distances, *(-d for d in distances))", "for way in distances",
+        (PREFLIGHT + "test_schedule.py",),
+    ),
+    Defect(
+        "port-need", "connections within a node count as connections to others",
+        "_PER_PAIR * nproc * (world - nproc)", "_PER_PAIR * nproc * world",
+        (PREFLIGHT + "test_checks_ports.py",),
+    ),
+    Defect(
+        "cause-worst", "a warning that explains a failure stays a warning",
+        "status = min([cause.status, *(s.status for s in symptoms)], key=_WORST_FIRST.index)",
+        "status = cause.status",
+        (PREFLIGHT + "test_cause.py",),
+    ),
+    Defect(
+        "cause-warning", "a limit that is only low explains why the collective failed",
+        'if rule.only_failed and cause.status != "fail":',
+        'if rule.only_failed and cause.status == "ok":',
+        (PREFLIGHT + "test_cause.py", PREFLIGHT + "machine", PREFLIGHT + "checks"),
+    ),
+    Defect(
+        "gloo-dialer", "which node gloo dials from is swapped in the words of a one-way path",
+        "start, end = paths[0] if is_used else paths[0][::-1]", "start, end = paths[0]",
+        (PREFLIGHT + "test_pairs.py",),
+    ),
+    Defect(
+        "report-code", "a report that could not be written leaves exit code 0",
+        "return summary.exit_code or (EXIT_INCOMPLETE if errors else 0)",
+        "return summary.exit_code",
+        (PREFLIGHT + "test_preflight_command.py", PREFLIGHT + "report"),
+    ),
+    Defect(
+        "gate-warnings", "a launch that was to be refused with warnings starts",
+        'fail_on = "warn" if refuse_on == "warn" else "fail"', 'fail_on = "fail"',
+        (PREFLIGHT + "test_preflight_alive.py",),
+    ),
     # --- the reference trainer
+    Defect(
+        "fault-length", "a fault lasts a step longer than its plan says",
+        "step < self.start + self.steps", "step <= self.start + self.steps",
+        (TRAINER + "test_faults.py",),
+    ),
+    Defect(
+        "hiccup-size", "a stall lasts for one microbatch's share of it",
+        "seconds = context.delay_seconds() * context.visits", "seconds = context.delay_seconds()",
+        (TRAINER + "test_faults_slow.py", TRAINER + "test_faults.py"),
+    ),
+    Defect(
+        "rate-back", "the learning rate of one update stays for all that follow",
+        'group["lr"] = rate', 'group["lr"] = max(rate, group["lr"])',
+        (TRAINER + "test_faults_numbers.py",),
+    ),
     Defect(
         "shards", "all ranks train on the same windows",
         "own = start + self._first", "own = start", (TRAINER + "test_data.py",),
@@ -303,6 +456,7 @@ DEFECTS = (
         (TRAINER + "test_parameter_server.py",),
     ),
 )  # fmt: skip
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$|^not ok \d+ - (.+)$", re.MULTILINE)
 _TOKEN = re.compile(r"@\w+|\w+|\s+|.", re.DOTALL)
 
 
@@ -387,8 +541,13 @@ class Copy:
                 shutil.copymode(path, target)
 
     def test(self, tests: list[str]) -> tuple[int, str]:
-        """Run tests up to the first that fails; return pytest's exit code and that test's name."""
+        """Run tests up to the first that fails; return pytest's exit code and that test's name.
+
+        Tests of the page are run by node, all of a file.
+        """
         command = [str(self._bin / "python"), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        if tests[0].endswith(".mjs"):
+            command = ["node", "--test", "--test-reporter=tap"]
         environ = os.environ | {"PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}"}
         try:
             done = subprocess.run(
@@ -397,23 +556,26 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return 1, f"no end after {LIMIT_S:.0f} s"
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        return done.returncode, failed[1] if failed else done.stdout.strip()[-200:]
+        failed = _FAILED.search(done.stdout)
+        return done.returncode, failed[failed.lastindex or 0] if failed else done.stdout.strip()[
+            -200:
+        ]
 
 
 def attempt(copy: Copy, defect: Defect) -> dict[str, object]:
     """Plant one defect, run its tests, take it out again; return what became of it."""
     path, text = place(copy.root, defect)
     target = copy.root / path
-    sound = target.read_text()
+    sound, tests = target.read_text(), fitting(copy.root, defect.tests)
     began = time.monotonic()
     target.write_text(text)
     try:
-        code, failed = copy.test(fitting(copy.root, defect.tests))
+        code, failed = copy.test(tests)
     finally:
         target.write_text(sound)
     state = {0: "missed", 1: "caught"}.get(code, "broken")
-    if state == "caught" and "::" in failed and copy.test([failed])[0] != 0:
+    again = [failed] if "::" in failed else tests if tests[0].endswith(".mjs") else []
+    if state == "caught" and again and copy.test(again)[0] != 0:
         state = "unsure"  # it fails without the defect too
     seconds = round(time.monotonic() - began, 1)
     return {
