@@ -202,7 +202,7 @@ DEFECTS = (
         "exposed-ranks", "what ranks wait for a collective is added up over them",
         "exposed_ms_per_step=value.blocked_ns / 1e6 / steps / ranks if is_known else None",
         "exposed_ms_per_step=value.blocked_ns / 1e6 / steps if is_known else None",
-        (SERVER + "test_pages.py",),
+        (SERVER + "test_device_steps.py",),
     ),
     Defect(
         "sample-gap", "a rate is shown over a time in which nothing was sampled",

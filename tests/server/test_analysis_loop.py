@@ -137,6 +137,39 @@ def test_the_life_of_a_finding(run: Sender, script: Script, look: Callable[[], N
     assert (counts["findings_open"], counts["findings_recovered"]) == (1, 0)
 
 
+def test_what_costs_most_stands_first(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    costs = {"a": 0.05, "b": None, "c": 0.4}
+    script.findings = [
+        make_finding(key, what=key, cost_throughput_ratio=cost) for key, cost in costs.items()
+    ]
+    look()
+    assert [item["what"] for item in run.get("/findings")["open"]] == ["c", "a", "b"]
+
+
+def test_ranks_are_stuck_as_long_as_their_hang_lasts(
+    run: Sender, script: Script, look: Callable[[], None]
+) -> None:
+    run.send(
+        *(
+            schema.RankRegistered(
+                attempt=0, rank=rank, time_ns=NOW, world_size=3, local_rank=rank,
+                local_world_size=3, node_rank=0, host="node-a", pid=rank,
+            )
+            for rank in range(3)
+        )
+    )  # fmt: skip
+    script.findings = [make_finding("h", detector="hang", kind="hang", ranks=(1,), victims=(0,))]
+    look()
+    states = [row["state"] for row in run.get("/ranks")["ranks"]]
+    assert states == ["stuck", "stuck", "running"]
+    script.findings = []
+    look()
+    states = [row["state"] for row in run.get("/ranks")["ranks"]]
+    assert states == ["running"] * 3
+
+
 def test_a_detector_may_say_that_it_is_over(
     run: Sender, script: Script, look: Callable[[], None]
 ) -> None:

@@ -77,6 +77,8 @@ def test_lost_samples_are_a_gap_and_rare_ones_are_not(sender: Sender) -> None:
     lost = series(sender, "host", "num_cpus")
     assert lost["max"] == [4, 4, None, 4, 4]
     assert lost["time_ms"][2] == (NOW + 5 * S) / 1e6
+    send_samples(sender, "nic", [0, 1, 9, 10], sent_bytes_total=[0, 100, 900, 1000])
+    assert series(sender, "nic", "sent_bytes_total")["max"] == [None, 100, None, None, 100]
     times = NOW + np.array([0, 8, 16], np.int64) * S
     slow = sample_columns("pressure", times, {"cpu_some_us_total": np.array([0, 80, 160]) * 10**5})
     slow["interval_ns"] = np.full(3, 8 * S)

@@ -267,6 +267,25 @@ def test_metrics_merged_over_ranks(sender: Sender) -> None:
     assert (loss["value"], loss["min"], loss["max"]) == ([2.0, 5.0], [1.0, 5.0], [3.0, 5.0])
 
 
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_steps_that_a_restart_repeated_the_numbers_that_were_kept_are_shown(
+    sender: Sender, order: tuple[int, int], merged: bool
+) -> None:
+    told = ({1: 1.0, 2: 2.0, 3: 9.0}, {3: 3.0, 4: 4.0})  # by attempt
+    for attempt in order:
+        sender.send(
+            *(
+                schema.Metrics(
+                    attempt=attempt, rank=0, time_ns=NOW + step, step=step, values={"loss": value}
+                )
+                for step, value in told[attempt].items()
+            )
+        )
+    (loss,) = sender.get("/metrics", merged=merged)["series"]
+    assert (loss["step"], loss["value"]) == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
+
+
 def test_a_cell_of_a_spreadsheet_cannot_be_a_formula(sender: Sender) -> None:
     for text in ("=1+1", "+cmd", "-2", "@x", "\tx", "safe"):
         sender.send(log_line(text))

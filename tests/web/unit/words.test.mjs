@@ -3,8 +3,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stack } from '../../../web/app/charts/histogram-maths.js';
-import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, words } from '../../../web/app/format.js';
-import { fold } from '../../../web/app/parts/fold.js';
+import { ago, bytes, change, count, deviation, duration, figure, firstLine, metricTitle, percent, plural, ranges, si, stopwatch, words } from '../../../web/app/format.js';
+import { fold, join, RING } from '../../../web/app/parts/fold.js';
 import { spans } from '../../../web/app/parts/ansi.js';
 import { visibleRange } from '../../../web/app/parts/range.js';
 import { carried, readCell, readPath, readRange, runPath, withQuery, writeCell } from '../../../web/app/url.js';
@@ -23,12 +23,22 @@ test('numbers keep two to three digits, their unit and a true minus', () => {
   assert.equal(duration(0.42), '420 µs');
   assert.equal(duration(8957), '8.96 s');
   assert.equal(duration(65_000), '65 s');
+  assert.equal(duration(180_000), '3 min');
+  assert.equal(duration(5_400_000), '90 min');
+  assert.equal(duration(9_000_000), '2.5 h');
+  assert.equal(duration(259_200_000), '3 d');
   assert.equal(percent(-0.291), '−29 %');
   assert.equal(change(0.45), '+45 %');
   assert.equal(deviation(1.24), '+24 %');
   assert.equal(bytes(26_214_400), '25 MiB');
   assert.equal(count(4812), '4,812');
   assert.equal(plural(1, 'rank'), '1 rank');
+});
+
+test('how long something holds is told as a clock', () => {
+  assert.equal(stopwatch(582_000), '9:42');
+  assert.equal(stopwatch(3_850_000), '1:04:10');
+  assert.equal(stopwatch(3_600_000_000), '1,000:00:00');
 });
 
 test('large numbers have an SI prefix, small ones are told whole', () => {
@@ -47,6 +57,7 @@ test('a rate says that it is of one rank', () => {
 
 test('ranks are ranges, names are words', () => {
   assert.equal(ranges([3, 0, 1, 2, 7, 9, 10]), '0–3, 7, 9, 10');
+  assert.equal(ranges([0, 2, 3, 4, 6, 8], 2), '0, 2–4 and 2 more');
   assert.equal(words('slow_compute'), 'Slow compute');
   assert.equal(words('cpu'), 'CPU');
   assert.deepEqual(firstLine('a\nb\nc\n'), ['a', 2]);
@@ -92,4 +103,12 @@ test('what ranks say alike at one time is one line, what one rank repeats is not
   const line = (id, rank, message, time_ms = 0) => ({ id, rank, ranks: [rank], message, time_ms, level: 'INFO', logger: 'a', stream: 'logging', count: 1 });
   const told = fold([line(1, 0, 'x'), line(2, 1, 'x', 5), line(3, 0, 'x', 9), line(4, 2, 'y'), line(5, 3, 'x', 60_000)]);
   assert.deepEqual(told.map((one) => [one.id, one.count, one.ranks]), [[1, 2, [0, 1]], [3, 1, [0]], [4, 1, [2]], [5, 1, [3]]]);
+});
+
+test('a long log keeps the end that is read, and no line twice', () => {
+  const lines = (from, to) => Array.from({ length: to - from }, (_, i) => ({ id: from + i }));
+  const ends = (kept) => [kept.length, kept[0].id, kept.at(-1).id];
+  assert.deepEqual(ends(join(lines(0, 5), lines(3, 8), 'old')), [8, 0, 7]);
+  assert.deepEqual(ends(join(lines(0, RING), lines(RING, RING + 2), 'old')), [RING, 2, RING + 1]);
+  assert.deepEqual(ends(join(lines(0, 2), lines(2, RING + 2), 'new')), [RING, 0, RING - 1]);
 });
