@@ -242,7 +242,7 @@ DEFECTS = (
     Defect(
         "ask-code", "a question that only some ranks answered counts as answered",
         'return 0 if all(rank["state"] == "done"', 'return 0 if any(rank["state"] == "done"',
-        (SERVER + "test_commands.py", "tests/scenarios/test_commands.py"),
+        (SERVER + "test_commands.py",),
     ),
     Defect(
         "import-code", "a server that refuses is reported as one that cannot be reached",
@@ -402,7 +402,7 @@ DEFECTS = (
         "cause-warning", "a limit that is only low explains why the collective failed",
         'if rule.only_failed and cause.status != "fail":',
         'if rule.only_failed and cause.status == "ok":',
-        (PREFLIGHT + "test_cause.py", PREFLIGHT + "machine", PREFLIGHT + "checks"),
+        (PREFLIGHT + "test_cause.py",),
     ),
     Defect(
         "gloo-dialer", "which node gloo dials from is swapped in the words of a one-way path",

@@ -50,6 +50,7 @@ def one(
         ]),
         (one("clock.offset", "2"), [one("clock.sync", "2", status="warn")]),
         (one("net.iface.missing", "2"), [one("coll.gloo")]),
+        (one("lim.nofile", "1"), [one("coll.gloo", "0 1 2")]),
         (one("net.latency", "", "0>1 1>0", "warn"), [one("coll.pair", "1", status="warn")]),
     ],
     ids=lambda value: value.id if isinstance(value, CheckFinding) else "",
@@ -73,6 +74,7 @@ def test_a_cause_hides_what_it_explains(cause: CheckFinding, symptoms: list[Chec
         })),
         (one("net.latency", "", "0>1 1>0"), one("net.bandwidth", "2", "2>1 2>0")),
         (one("clock.offset", "2"), one("clock.sync", "0 2", status="warn")),
+        (one("lim.nofile", "1", status="warn"), one("coll.gloo", "1")),
     ],
     ids=lambda value: value.id,
 )  # fmt: skip

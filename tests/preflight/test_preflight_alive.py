@@ -197,6 +197,17 @@ def test_the_gate_only_warns_if_asked_so(tmp_path: Path, port: int) -> None:
     assert "FAIL 1" in done.stderr
 
 
+@pytest.mark.parametrize(("refuse_on", "code"), [("warn", 78), ("fail", 0)])
+def test_the_gate_refuses_warnings_if_asked_so(tmp_path: Path, refuse_on: str, code: int) -> None:
+    with socket.socket() as probe:  # a port that the kernel hands out: that is a warning
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    done = launch(tmp_path, port, "--preflight=quick", "--preflight-on", refuse_on)
+    assert f"MASTER_PORT {port} is in the ephemeral range" in done.stderr
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "launched").exists() == (code == 0)
+
+
 def test_the_gate_lets_a_good_launch_through_and_its_ports_are_free(
     tmp_path: Path, port: int
 ) -> None:

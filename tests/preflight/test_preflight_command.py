@@ -168,6 +168,17 @@ def test_merge_judges_reports_that_travelled_as_files(
     assert again["reports"] == document["reports"]
 
 
+def test_a_report_that_could_not_be_written_is_no_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_bytes(lines())
+    assert told(capsys, "merge", str(path))[0] == 0
+    code, _, err = told(capsys, "merge", str(path), "--html", str(tmp_path / "absent" / "a.html"))
+    assert code == 3
+    assert "a.html cannot be written: No such file or directory" in err
+
+
 def test_merge_overwrites_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     one.write_bytes(lines())

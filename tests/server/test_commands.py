@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rankscope.cli import ask, main
+from rankscope.http import HttpAnswer
 from rankscope.wire import schema
 from rankscope_server.analysis.asking import STACK_SAMPLES, ask_for_stacks, ask_of_the_slow
 from rankscope_server.analysis.stored_findings import StoredFinding
@@ -265,6 +267,32 @@ def test_the_agents_page_folds_equal_sources(client: TestClient) -> None:
     assert change["why"] == "agreed for all ranks; kernels: 130.0 us for each collective"
     assert [(row["reason"], row["count"]) for row in agent["losses"]] == [("full", 3)]
     assert agent["text"].startswith("Switched off in rank 3")
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [(("done", "done"), 0), (("done", "refused"), 1), (("refused", "done"), 1)]
+)
+def test_the_exit_code_of_ask_is_0_where_every_rank_did_it(
+    said: tuple[str, str], code: int, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Through:
+        """The command line's client, to the server of this test, whose node answers at once."""
+
+        def request(
+            self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        ) -> HttpAnswer:
+            reply = node.client.request(method, path, content=body, headers=headers)
+            if method == "POST":
+                for command in node.take(state(0), state(1)):
+                    node.take(*(answer(command["id"], rank, said[rank]) for rank in (0, 1)))
+            return HttpAnswer(reply.status_code, reply.content)
+
+        def close(self) -> None:
+            """Nothing is kept open."""
+
+    monkeypatch.setattr(ask, "Client", lambda *_, **__: Through())
+    monkeypatch.setattr(ask, "_POLL_SECONDS", 0.0)
+    assert main(["ask", "stacks", node.run_id, "--ranks", "0,1"]) == code
 
 
 def test_answers_of_strangers_change_nothing(node: Node, client: TestClient) -> None:

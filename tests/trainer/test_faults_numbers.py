@@ -54,6 +54,7 @@ class Run:
         strategy.train_batch = noting_train_batch  # type: ignore[method-assign]
         strategy.clip = noting_clip  # type: ignore[method-assign]
         trainer.run()
+        self.learning_rates = [group["lr"] for group in strategy.optimizer.param_groups]
         lines = (folder / "losses").read_text().splitlines()
         self.losses = [float.fromhex(json.loads(line)["loss"]) for line in lines]
 
@@ -147,6 +148,7 @@ def test_exploding_loss_explodes(world: World, tmp_path: Path) -> None:
     )
     assert faulty.losses[:3] == clean.losses[:3]
     assert faulty.losses[3] > clean.losses[3] + 2
+    assert faulty.learning_rates == clean.learning_rates  # once it is over
     assert (faulty.end()["fired"], faulty.end()["end_step"]) == (2, 4)
 
 
