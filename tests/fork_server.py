@@ -102,13 +102,18 @@ def server() -> ForkServer:
 
 def launcher(ranks: int) -> list[str]:
     """Return a command that starts so many ranks of the program that follows (`forked.py`)."""
+    return [*any_launcher(), str(ranks)]
+
+
+def any_launcher() -> list[str]:
+    """Return the same command without the number of ranks, which is to follow."""
     if _shared is None:
         folder = tempfile.mkdtemp(prefix="rankscope-forks.")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         share(Path(folder) / "socket")
     assert _shared is not None
     _connected(_shared).close()  # it listens now
-    return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_shared), str(ranks)]
+    return [sys.executable, "-S", str(_ROOT / "tests" / "forked.py"), str(_shared)]
 
 
 def share(path: Path) -> None:

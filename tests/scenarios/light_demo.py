@@ -1,18 +1,25 @@
 """`rankscope demo` with ranks that sleep where others compute, so that several go on at once.
 
 python light_demo.py demo [FLAGS ...]
+
+Where FORKED holds the command of a launcher as JSON, it starts the ranks in place of torchrun.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
+import rankscope_trainer
 from rankscope.cli import main
+from rankscope.demo import processes
 from rankscope.demo.plan import DemoPlan
 
-# Steps of 0.05 to 0.15 s, most of which they sleep.
-LIGHT = ("--width", "32", "--context", "32", "--layer-seconds", "0.001")
+# Steps of 0.05 to 0.15 s, most of which they sleep; a layer for each of four stages.
+LIGHT = ("--layers", "4", "--width", "32", "--context", "32", "--layer-seconds", "0.002")
+_TRAINER = Path(rankscope_trainer.__file__).with_name("__main__.py")
 _arguments_of = DemoPlan.trainer_arguments
 
 
@@ -23,4 +30,6 @@ def trainer_arguments(plan: DemoPlan, manifest: Path) -> list[str]:
 
 if __name__ == "__main__":
     DemoPlan.trainer_arguments = trainer_arguments  # type: ignore[method-assign]
+    if forked := os.environ.get("FORKED"):
+        processes.launcher = lambda ranks: [*json.loads(forked), str(ranks), str(_TRAINER)]
     sys.exit(main())

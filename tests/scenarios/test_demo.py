@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import fork_server
 from tests.scenarios.conftest import processes_of
 
 pytestmark = pytest.mark.multiproc
@@ -40,6 +41,8 @@ def run_once(
     command: Sequence[str] = LIGHT,
 ) -> dict[str, Any]:  # fmt: skip
     words = ("--once", "--json", *arguments)
+    if command is LIGHT:  # what ends early, and who launched it, are about torchrun
+        environment = {"FORKED": json.dumps(fork_server.any_launcher()), **environment}
     process = start(tmp_path, *words, environment=environment, command=command)
     out, err = process.communicate(timeout=280)
     assert process.returncode in (0, 1), err
@@ -133,7 +136,7 @@ def test_ctrl_c_after_a_right_verdict_is_a_success_for_make_too(tmp_path: Path) 
     """On a terminal, where all of make's group gets the signal; one that knows only ASCII."""
     makefile = tmp_path / "Makefile"
     makefile.write_text(
-        f"demo:\n\t@'{sys.executable}' -m rankscope demo --fault crash --seed 1 "
+        f"demo:\n\t@'{sys.executable}' '{LIGHT[0]}' demo --fault crash --seed 1 "
         f"--data-dir '{tmp_path / 'with blanks'}'\n"
     )
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "dumb",

@@ -141,9 +141,7 @@ class Demo:
             sys.executable, "-m", "rankscope", "run", "--server", self.api.url,
             "--run-id", self.run_id, "--name", f"demo {plan.strategy}",
             "--dir", str(self.log_directory / "run"), "--",
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(plan.ranks),
-            "-m", "rankscope_trainer", *plan.trainer_arguments(self.manifest),
+            *launcher(plan.ranks), *plan.trainer_arguments(self.manifest),
         ]  # fmt: skip
         self._training = self._start(self.training_log.name, command)
 
@@ -196,6 +194,14 @@ class Demo:
         path = self.log_directory / log
         lines = path.read_text(errors="replace").splitlines()[-12:]
         return "\n".join([f"the {what} ended; the end of {path}:", *lines])
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return the command that starts so many ranks of the reference trainer."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(ranks), "-m", "rankscope_trainer",
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
