@@ -44,6 +44,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.preflight.collective.child.STORE_LIMIT_S", 100.0)
 
 
+def torch_gives_up(monkeypatch: pytest.MonkeyPatch, *, after_s: float, limit_s: float) -> None:
+    """Leave a busy machine more time to tell of torch's own time-out than the few seconds."""
+    margin_s = limit_s - after_s
+    monkeypatch.setattr("rankscope.preflight.collective.child._LEAST_MARGIN_S", margin_s)
+
+
 def spoilt(tmp_path: Path, before: str = "pass", after: str = "pass") -> Sequence[str]:
     script = tmp_path / "spoilt.py"
     script.write_text(SPOILT.format(before=before, after=after))
@@ -115,13 +121,16 @@ def test_a_slow_member_is_in_the_slow_pairs(tmp_path: Path) -> None:
     assert min(took["node0", "node1"], took["node1", "node2"]) >= 80
 
 
-def test_a_child_that_hangs_is_killed_at_its_limit(tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_killed_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_gives_up(monkeypatch, after_s=3.0, limit_s=60.0)
     hang = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    children = [quick(limit_s=6.0), quick(limit_s=6.0, command=hang)]
+    children = [quick(limit_s=60.0), quick(limit_s=15.0, command=hang)]
     told = asyncio.run(launch(children))
     assert told[1].error == "killed in stage collectives at 65536 B, where it did not get on"
     assert told[1].sizes[-1].elapsed_ms == -1
-    assert "65536" in told[0].error or "timed out" in told[0].error.lower(), told[0].error
+    assert "Timed out waiting 3000ms" in told[0].error
     assert nothing_is_left()
 
 
@@ -135,7 +144,7 @@ def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) ->
 def test_a_master_that_never_comes_ends_by_the_explicit_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankscope.preflight.collective.child.STORE_LIMIT_S", 20.0)
+    torch_gives_up(monkeypatch, after_s=3.0, limit_s=100.0)
 
     async def alone() -> SmokeFacts:
         child = quick()
@@ -146,7 +155,8 @@ def test_a_master_that_never_comes_ends_by_the_explicit_limit(
 
     facts = asyncio.run(alone())
     assert facts.stage == "imported"
-    assert "17000ms" in facts.error or "did not get on" in facts.error
+    assert "timed out after 3000ms" in facts.error
+    assert "127.0.0.1" in facts.error
 
 
 @pytest.mark.parametrize("pause_s", [None, 0.0, 0.3])
