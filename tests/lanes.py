@@ -2,9 +2,10 @@
 
     pytest -p tests.lanes --lanes 3
 
-First three runs of real processes at once, then what is marked `quiet`, two at once, then what is
-marked `alone`. Tests of one process fill what those leave of the processors, at a lower priority.
-A fork costs nothing where another process would have to import PyTorch and to collect once more.
+First three runs of real processes at once, and one more when the browser's tests are over; then
+what is marked `quiet`, two at once; then what is marked `alone`. Tests of one process fill what
+those leave of the processors, at a lower priority. A fork costs nothing where another process
+would have to import PyTorch and to collect once more.
 
 Tests that share a fixture of their module stay together, as do those marked `together`. Long ones
 come first: `tests/seconds.json` says how long they took (`--remember` writes it).
@@ -212,6 +213,8 @@ class Lanes:
             self._give(lane, is_over=bool(session.shouldfail))
         elif said == "ended":
             self._end(lane)
+            if lane.kind != "run":
+                self._fork(session, base, "run")  # in its place, while there are any
         elif isinstance(said, int):
             lane.started(said)
         else:

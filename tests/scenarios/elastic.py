@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.ports import free_port
+from tests.scenarios.trainer import forked
 
 SMALL = ["--layers", "2", "--width", "32", "--context", "32", "--data-bytes", "65536"]
 SMALL += ["--timeout-seconds", "120", "--device", "cpu", "--log-every", "1000"]
@@ -61,6 +62,9 @@ class ElasticRun:
         """Start a node."""
         command = [*self._under, sys.executable, "-m", "torch.distributed.run", *launcher]
         command += ["-m", "rankscope_trainer", *self._arguments]
+        return self._start(command, variables)
+
+    def _start(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"node-{len(self.nodes)}.log").open("wb") as log:
             node = subprocess.Popen(
                 command, stdout=log, stderr=log,
@@ -68,6 +72,10 @@ class ElasticRun:
             )  # fmt: skip
         self.nodes.append(node)
         return node
+
+    def start_forked(self, ranks: int) -> subprocess.Popen[bytes]:
+        """Start a node whose ranks need not import PyTorch, where nothing happens to them."""
+        return self._start([*forked(ranks), *self._arguments], {})
 
     def start_elastic(self, max_restarts: int = 3) -> subprocess.Popen[bytes]:
         """Start a node of one rank, of which the run has one or two."""
@@ -181,7 +189,7 @@ def kill_ranks(
     )
     single = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(kills)]
     try:
-        calm.start(*single)
+        calm.start_forked(ranks)
         assert calm.finish() == [0], calm.output()
         began = time.monotonic()
         node = disturbed.start(*single)

@@ -62,7 +62,7 @@ def test_ctrl_c_leaves_nothing_behind(watched: Watched, tmp_path: Path) -> None:
     kinds = {finding["kind"] for finding in watched.get("/findings")["open"]}
     assert not kinds & {"hang", "slow_compute", "slow_data"}
     # and the next start does not trip over it
-    again = Watched(watched.server, tmp_path, "again").start(1, *TRAINING, "--steps", "3")
+    again = Watched(watched.server, tmp_path, "again").start_forked(1, *TRAINING, "--steps", "3")
     assert again.process is not None
     assert again.process.wait(90) == 0, again.log.read_text()
     again.until(lambda: again.get().get("run", {}).get("status") == "ended", 20)

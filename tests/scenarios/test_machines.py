@@ -14,6 +14,11 @@ import pytest
 from tests.scenarios.conftest import Watched, processes_of
 
 pytestmark = pytest.mark.multiproc
+# Steps of 0.05 s that sleep for most of it, without an end.
+TRAINING = (
+    "--layers", "2", "--layer-seconds", "0.004", "--width", "32", "--context", "32",
+    "--steps", "100000",
+)  # fmt: skip
 
 
 def values(one: dict[str, Any]) -> list[float]:
@@ -22,7 +27,7 @@ def values(one: dict[str, Any]) -> list[float]:
 
 @pytest.mark.quick
 def test_a_run_tells_what_its_machine_does(watched: Watched) -> None:
-    watched.start_forked(2, "--steps", "100000")
+    watched.start_forked(2, *TRAINING)
     host = socket.gethostname()
 
     def sampled() -> Any:
@@ -60,7 +65,7 @@ def test_a_run_tells_what_its_machine_does(watched: Watched) -> None:
 
 def test_ranks_that_are_paused_with_their_collector_are_named_as_stopped(watched: Watched) -> None:
     """All processes of the job are stopped for 6 s, as `docker pause` does it."""
-    watched.start(2, "--steps", "100000")
+    watched.start(2, *TRAINING)
     watched.until(lambda: watched.step() > 100)
     processes = processes_of(watched.directory)
     stopped = [pid for pid, line in processes.items() if "rankscope_server" not in line]

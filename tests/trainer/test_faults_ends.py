@@ -116,7 +116,7 @@ def test_hang_lock_waits_for_a_lock_while_other_threads_run(tmp_path: Path) -> N
 def test_hang_gil_lets_no_other_thread_run(tmp_path: Path) -> None:
     with _start("hang_gil", tmp_path) as process:
         _wait_until(lambda: read_manifest(tmp_path))
-        time.sleep(0.3)
+        _wait_until(lambda: not _ticks_more(tmp_path, within_seconds=0.2))  # it has the lock now
         assert not _ticks_more(tmp_path)
         assert process.poll() is None
         assert psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING
