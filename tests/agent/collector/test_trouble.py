@@ -123,11 +123,13 @@ def test_a_damaged_ring_is_left_alone_and_told_once(
         os.truncate(bad.ring.path, 10_000)
     bad.say("the journal is sound")
     good.end(good.issue())
-    assert ensure(run, server=receiver.url)
+    assert ensure(run, server=receiver.url, flush_seconds=0.2)
     wait_for(lambda: receiver.rows("collectives", "sequence"))
     wait_for(lambda: [e for e in receiver.records(schema.Event) if e.name == "ring damaged"])
-    wait_for(lambda: receiver.records(schema.LogLine))
-    time.sleep(1.5)
+    for number in (1, 2, 3):  # it looks at that rank again each time
+        wait_for(lambda number=number: len(receiver.records(schema.LogLine)) == number)
+        bad.say("it is still sound")
+    wait_for(lambda: len(receiver.records(schema.LogLine)) == 4)
     events = [e for e in receiver.records(schema.Event) if e.name == "ring damaged"]
     assert len(events) == 1
     assert "1." in events[0].fields["file"]
