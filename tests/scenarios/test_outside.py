@@ -22,7 +22,8 @@ def test_the_rank_that_does_not_arrive_is_named(watched: Watched, tmp_path: Path
         tmp_path, RANKSCOPE_RUN_ID="scenario", RANKSCOPE_SERVER=watched.url,
         RANKSCOPE_COLLECTOR="1", RANKSCOPE_COLLECTIVES="kernels", RANKSCOPE_OVERHEAD_PERCENT="90",
     )  # fmt: skip
-    command = [*fork_server.launcher(3), str(SCRIPT), "hang", "25"]
+    goes_on = tmp_path / "goes on"
+    command = [*fork_server.launcher(3), str(SCRIPT), "hang", str(goes_on)]
     with watched.log.open("ab") as log:
         watched.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     watched.until(lambda: '"is_in": false' in watched.log.read_text(), 60)
@@ -35,6 +36,7 @@ def test_the_rank_that_does_not_arrive_is_named(watched: Watched, tmp_path: Path
     assert hang["victims"] == [0, 1]
     assert time.monotonic() - began < 20
     assert "all_reduce #" in hang["what"]
-    assert watched.process.wait(60) == 0, watched.log.read_text()  # it goes on
+    goes_on.touch()
+    assert watched.process.wait(60) == 0, watched.log.read_text()
     assert hang["id"] in [one["id"] for one in watched.get("/findings")["recovered"]]
     assert "rankscope:" not in watched.log.read_text()

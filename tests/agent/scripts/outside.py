@@ -1,7 +1,7 @@
 """Ranks whose kernels leave the dispatcher for thinned steps. Prints a line for what was asked.
 
 outside.py losses N         N steps of DDP with two groups; the level is set by hand, 0 never
-outside.py hang             the last rank sleeps before a collective of a thinned step
+outside.py hang FILE        the last rank waits for FILE before a collective of a thinned step
 """
 
 import json
@@ -110,7 +110,8 @@ def hang():
     say(is_in=is_in(), step=agent.context.recorder.step)
     dist.barrier()
     if rank == dist.get_world_size() - 1:
-        time.sleep(float(sys.argv[2]))
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.1)
     dist.all_reduce(torch.ones(1))
     for step in range(11, 90):
         train(step, [])

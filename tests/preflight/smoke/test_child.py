@@ -126,7 +126,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit(
 ) -> None:
     torch_gives_up(monkeypatch, after_s=3.0, limit_s=60.0)
     hang = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    children = [quick(limit_s=60.0), quick(limit_s=15.0, command=hang)]
+    children = [quick(limit_s=60.0), quick(limit_s=10.0, command=hang)]
     told = asyncio.run(launch(children))
     assert told[1].error == "killed in stage collectives at 65536 B, where it did not get on"
     assert told[1].sizes[-1].elapsed_ms == -1
