@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.wire import schema
 from rankscope_server.api.app import create_app
@@ -141,6 +142,12 @@ class Sender:
 @pytest.fixture
 def sender(client: TestClient) -> Sender:
     return Sender(client)
+
+
+def scraped(client: TestClient) -> dict[str, float]:
+    """Return what Prometheus reads at /metrics, by the full name of each series."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def log_line(message: str, **more: Any) -> schema.LogLine:

@@ -113,7 +113,7 @@ def wait_until_judged(base_url: str, timeout_seconds: float = 60.0) -> None:
     while True:
         with urllib.request.urlopen(f"{base_url}/metrics", timeout=30) as reply:
             lines = reply.read().decode().splitlines()
-        if "rankscope_runs_behind 0" in lines:
+        if "rankscope_runs_behind 0.0" in lines:
             return
         if time.monotonic() > deadline:
             raise TimeoutError(f"stored batches wait for a look after {timeout_seconds:.0f} s")

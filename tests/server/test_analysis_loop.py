@@ -16,7 +16,7 @@ from rankscope_server.api.findings import schema as schema_of_findings
 from rankscope_server.findings.finding import Finding
 from rankscope_server.settings import Settings
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
-from tests.server.conftest import Sender, TestClient, log_line, poster
+from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
 
 NOW = 1_700_000_000 * 10**9
@@ -99,19 +99,18 @@ def history(run: Sender, finding_id: int) -> list[str]:
 def test_a_run_is_behind_until_a_look_has_seen_its_batches(
     client: TestClient, run: Sender, script: Script, look: Callable[[], None]
 ) -> None:
-    def behind() -> str:
-        lines = client.get("/metrics").text.splitlines()
-        return next(line for line in lines if line.startswith("rankscope_runs_behind "))
+    def behind() -> float:
+        return scraped(client)["rankscope_runs_behind"]
 
-    assert behind().endswith(" 1")
+    assert behind() == 1
     script.failure = RuntimeError("broken")
     look()
-    assert behind().endswith(" 1")  # a look that failed has seen nothing
+    assert behind() == 1  # a look that failed has seen nothing
     script.failure = None
     look()
-    assert behind().endswith(" 0")
+    assert behind() == 0
     run.send(log_line("more"))
-    assert behind().endswith(" 1")
+    assert behind() == 1
 
 
 def test_the_life_of_a_finding(run: Sender, script: Script, look: Callable[[], None]) -> None:

@@ -73,26 +73,6 @@ def test_settings_are_shown_without_secrets(client: TestClient) -> None:
     assert [row["name"] for row in shown] == [setting.name for setting in SETTINGS]
 
 
-def test_prometheus_counts_what_came(client: TestClient) -> None:
-    from tests.server.conftest import Sender, log_line
-
-    Sender(client).send(log_line("x"), {"kind": "odd"})
-    text = client.get("/metrics").text
-    assert "rankscope_ingest_batches_total 1\n" in text
-    assert "rankscope_ingest_refused_total 1\n" in text
-    for line in text.splitlines():
-        assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+ [0-9.e+-]+", line), line
-
-
-def test_large_counters_are_exact(client: TestClient) -> None:
-    counters = client.app.state.service.counters  # type: ignore[attr-defined]
-    counters.add("bytes", 123_456_789)
-    counters.add("ingest_seconds", 1_234_567.25)
-    text = client.get("/metrics").text
-    assert "rankscope_ingest_bytes_total 123456789\n" in text
-    assert "rankscope_ingest_seconds_total 1234567.25\n" in text
-
-
 DETECTORS_PAGE = (ROOT / "docs" / "detectors.md").read_text()
 
 

@@ -83,7 +83,7 @@ def validate(
     try:
         batch = validate_batch(body, encoding, most, takes_commands)
     except Problem:
-        service.counters.add("batches_rejected")
+        service.counters.rejected.inc()
         raise
     return batch, pack_journal(batch.records)
 
@@ -100,11 +100,11 @@ def announce(service: Service, batch: ValidatedBatch, stored: Stored) -> None:
 def count(service: Service, batch: ValidatedBatch, stored: Stored, seconds: float) -> None:
     """Add a batch to the counters."""
     counters = service.counters
-    counters.add("batches_duplicate" if stored.duplicate else "batches")
-    counters.add("ingest_seconds", seconds)
+    (counters.duplicates if stored.duplicate else counters.batches).inc()
+    counters.seconds.inc(seconds)
     if not stored.duplicate:
-        counters.add("records", len(batch.records))
-        counters.add("chunks", len(batch.chunks))
-        counters.add("events", sum(part.chunk.count for part in batch.chunks))
-        counters.add("refused", len(batch.refused))
-        counters.add("bytes", batch.num_bytes)
+        counters.records.inc(len(batch.records))
+        counters.chunks.inc(len(batch.chunks))
+        counters.events.inc(sum(part.chunk.count for part in batch.chunks))
+        counters.refused.inc(len(batch.refused))
+        counters.bytes.inc(batch.num_bytes)

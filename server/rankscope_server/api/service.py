@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import sqlalchemy as sa
 from fastapi import Request
 
 from rankscope_server.analysis.loop import AnalysisLoop
+from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
@@ -20,24 +20,6 @@ from rankscope_server.preflight.targets import Policy
 from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
-
-
-class Counters:
-    """Totals since the start, for `/metrics`; safe to add to from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[str, float] = {}
-
-    def add(self, name: str, amount: float = 1) -> None:
-        """Add to a counter."""
-        with self._lock:
-            self._values[name] = self._values.get(name, 0) + amount
-
-    def values(self) -> dict[str, float]:
-        """Return a copy of all counters."""
-        with self._lock:
-            return dict(self._values)
 
 
 @dataclass(slots=True)
@@ -51,7 +33,7 @@ class Service:
     analysis: AnalysisLoop
     preflights: Hub
     dialler: Dialler
-    counters: Counters = field(default_factory=Counters)
+    counters: Counters
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -86,7 +68,8 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        yield Service(settings, writer, reader, broker, analysis, preflights, dialler)
+        counters = Counters(analysis, broker)
+        yield Service(settings, writer, reader, broker, analysis, preflights, dialler, counters)
 
 
 def service_of(request: Request) -> Service:

@@ -27,17 +27,6 @@ from rankscope_server.settings import SETTINGS, public_value
 router = APIRouter(prefix="/api/v1", tags=["operations"])
 metrics_router = APIRouter(include_in_schema=False)
 MAX_SIGN_IN_BYTES = 4_096
-_COUNTERS = {
-    "batches": "Batches stored.",
-    "batches_duplicate": "Batches that were stored before.",
-    "batches_rejected": "Requests that were no batch.",
-    "records": "Records stored.",
-    "chunks": "Chunks stored.",
-    "events": "Events in stored chunks.",
-    "refused": "Records and chunks refused.",
-    "bytes": "Bytes of stored batches as they came.",
-    "ingest_seconds": "Time from request to durable answer, summed.",
-}
 
 
 class SignIn(msgspec.Struct):
@@ -123,34 +112,7 @@ def sign_out(request: Request) -> Response:
 
 @metrics_router.get("/metrics")
 def metrics(request: Request) -> Response:
-    """Return the server's own counters in the text form of Prometheus."""
-    service = service_of(request)
-    values = service.counters.values()
-    lines = []
-    for name, text in _COUNTERS.items():
-        full = f"rankscope_ingest_{name.removeprefix('ingest_')}_total"
-        lines += [
-            f"# HELP {full} {text}",
-            f"# TYPE {full} counter",
-            f"{full} {_number(values.get(name, 0))}",
-        ]
-    gauges = {
-        "rankscope_runs_live": (
-            "Runs that the analysis holds in memory.",
-            service.analysis.num_runs,
-        ),
-        "rankscope_runs_behind": (
-            "Those of them with stored batches that no look has seen yet.",
-            service.analysis.num_behind,
-        ),
-        "rankscope_streams_open": ("Open event streams.", service.broker.subscribers),
-    }
-    for full, (text, value) in gauges.items():
-        lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
-    text = "\n".join(lines) + "\n"
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _number(value: float) -> str:
-    """Return all digits: rounded, a counter stops for a while and then jumps."""
-    return str(int(value)) if value == int(value) else repr(value)
+    """Return the server's own counters, as text or OpenMetrics."""
+    accept = ",".join(request.headers.getlist("accept"))
+    body, media_type = service_of(request).counters.exposition(accept)
+    return Response(body, headers={"Content-Type": media_type})
