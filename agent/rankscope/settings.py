@@ -11,16 +11,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 PREFIX = "RANKSCOPE_"
+_SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 Value = TypeVar("Value", str, int, float, bool)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: its name, default value and one sentence."""
+    """One row of the table: its name, default value, one sentence, and the range of a number."""
 
     name: str
     default: str | int | float | bool
     help: str
+    bounds: tuple[float, float] | None = None
 
     @property
     def variable(self) -> str:
@@ -28,10 +32,15 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
-def _row(default: Value, help: str) -> Value:
-    """Return a field of Settings; `help` is one sentence."""
-    declared: Value = field(default=default, metadata={"help": help})
+def _row(default: Value, help: str, *bounds: float) -> Value:
+    """Return a field of Settings: `help` is one sentence, `bounds` the range of a number."""
+    declared: Value = field(default=default, metadata={"help": help, "bounds": bounds or None})
     return declared
+
+
+_PAUSE_S = (0.05, 86_400.0)  # without a pause a loop would keep a processor busy
+_SLOTS = (1024, 1 << 24)  # below, a ring is not made
+_BYTES = (1, 1 << 50)
 
 
 @dataclass(frozen=True)
@@ -47,27 +56,38 @@ class Settings:
     collectives: str = _row("auto", "Source of collectives: auto, or one that `doctor` lists.")
     flight_recorder: str = _row("auto", "Times of NCCL from Flight Recorder: auto, on, off.")
     probe_build: bool = _row(True, "Compile the native probe at first use, if none is ready-made.")
-    overhead_percent: float = _row(0.5, "Most of the training thread's time for collectives.")
+    overhead_percent: float = _row(
+        0.5, "Most of the training thread's time for collectives.", 1e-6, 100.0
+    )
     log_level: str = _row("INFO", "Lowest level of logging records that are kept.")
-    collective_slots: int = _row(16384, "Slots of the ring of collectives, 96 bytes each.")
-    step_slots: int = _row(4096, "Slots of the ring of steps, 176 bytes each.")
-    sample_seconds: float = _row(1.0, "Seconds between two samples of host and GPUs.")
-    flush_seconds: float = _row(1.0, "Seconds between two batches to the server.")
-    spool_bytes: int = _row(256 << 20, "Most bytes kept on disk while the server is away.")
-    keep_hours: float = _row(24.0, "Hours a run directory stays once the server has all of it.")
-    keep_bytes: int = _row(1 << 30, "Most bytes of such directories; the oldest go first.")
-    hang_stack_seconds: float = _row(2.5, "Take stacks of a rank silent for so long in a hang.")
+    collective_slots: int = _row(16384, "Slots of the ring of collectives, 96 bytes each.", *_SLOTS)
+    step_slots: int = _row(4096, "Slots of the ring of steps, 176 bytes each.", *_SLOTS)
+    sample_seconds: float = _row(1.0, "Seconds between two samples of host and GPUs.", *_PAUSE_S)
+    flush_seconds: float = _row(1.0, "Seconds between two batches to the server.", *_PAUSE_S)
+    spool_bytes: int = _row(256 << 20, "Most bytes kept on disk while the server is away.", *_BYTES)
+    keep_hours: float = _row(
+        24.0, "Hours a run directory stays once the server has all of it.", 1e-3, 1e6
+    )
+    keep_bytes: int = _row(1 << 30, "Most bytes of such directories; the oldest go first.", *_BYTES)
+    hang_stack_seconds: float = _row(
+        2.5, "Take stacks of a rank silent for so long in a hang.", *_PAUSE_S
+    )
     collector: bool = _row(True, "Start a node collector if none runs.")
     commands: bool = _row(True, "Do what the server asks: stacks, profiles, recording off and on.")
-    numbers_seconds: float = _row(0.2, "Least seconds between two records of loss, rate and such.")
-    numbers_budget_ratio: float = _row(0.004, "Most of a step that sampled numbers may take.")
-    replica_check_steps: int = _row(128, "Steps between two checksums of replicas under DDP.")
-    peak_flops: float = _row(0.0, "Peak FLOP/s of one device, for MFU; 0.0: not known.")
+    numbers_seconds: float = _row(
+        0.2, "Least seconds between two records of loss, rate and such.", 1e-9, 86_400.0
+    )
+    numbers_budget_ratio: float = _row(
+        0.004, "Most of a step that sampled numbers may take.", 1e-9, 1e9
+    )
+    replica_check_steps: int = _row(
+        128, "Steps between two checksums of replicas under DDP.", 1, 1 << 30
+    )
+    peak_flops: float = _row(0.0, "Peak FLOP/s of one device, for MFU; 0.0: not known.", 0.0, 1e21)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(each.name, getattr(Settings, each.name), each.metadata["help"])
-    for each in fields(Settings)
+    Setting(each.name, getattr(Settings, each.name), **each.metadata) for each in fields(Settings)
 )
 
 
@@ -91,27 +111,30 @@ def to_environment(settings: Settings) -> dict[str, str]:
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
         if value != setting.default:
-            variables[setting.variable] = str(int(value)) if value in (True, False) else str(value)
+            variables[setting.variable] = as_text(value)
     return variables
 
 
+def as_text(value: str | int | float | bool) -> str:
+    """Return a value as the environment holds it."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
 def _parse(setting: Setting, text: str) -> str | int | float | bool:
-    kind = type(setting.default)
-    if kind is bool:
-        if text.lower() in ("1", "true", "yes", "on"):
-            return True
-        if text.lower() in ("0", "false", "no", "off"):
-            return False
-        raise SettingError(f"{setting.variable}={text!r}: set 1 or 0. {setting.help}")
+    kind, where = type(setting.default), f"{setting.variable}={text!r}"
     if kind is str:
         return text
+    if kind is bool:
+        if text.strip().lower() not in _SWITCH:
+            raise SettingError(f"{where}: set 1 or 0. {setting.help}")
+        return _SWITCH[text.strip().lower()]
     try:
         value = int(text) if kind is int else float(text)
     except ValueError:
         raise SettingError(
-            f"{setting.variable}={text!r}: expected {kind.__name__}, for example "
-            f"{setting.default}. {setting.help}"
+            f"{where}: expected {kind.__name__}, for example {setting.default}. {setting.help}"
         ) from None
-    if not 0 < value < float("inf"):
-        raise SettingError(f"{setting.variable}={text!r}: must be above zero. {setting.help}")
+    if setting.bounds is not None and not setting.bounds[0] <= value <= setting.bounds[1]:
+        least, greatest = setting.bounds  # "not a number" is between no two
+        raise SettingError(f"{where}: set {least:.12g} to {greatest:.12g}. {setting.help}")
     return value

@@ -70,7 +70,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
         except BaseException:
             listener.close()
             raise
-    except (OSError, SQLAlchemyError, StoreInUseError, StoreVersionError) as error:
+    except (OSError, StoreInUseError, StoreVersionError) as error:
         return _refuse(str(error), EXIT_CANNOT_START)
     app = create_app(settings)
     config = uvicorn.Config(
@@ -133,9 +133,13 @@ def announce(settings: Settings, url: str) -> None:
 def _check_store(settings: Settings) -> None:
     # Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
     url = settings.address_of_database()
-    with only_server(url):
-        for engine in open_engines(url, settings.synchronous):
-            engine.dispose()
+    try:
+        with only_server(url):
+            for engine in open_engines(url, settings.synchronous):
+                engine.dispose()
+    except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
+        flag = "--database-url" if settings.database_url else "--data-dir"
+        raise OSError(f"{error}; choose another store with {flag}") from error
 
 
 def _forget_ready_file(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
@@ -154,12 +154,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     )
     for setting in SETTINGS:
         _add_flag(parser, setting)
-    given = {
-        name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None
-    }
+    flags = vars(parser.parse_args(argv))
+    given: dict[str, Any] = {}
     for setting in SETTINGS:
-        if setting.name not in given and environ.get(setting.variable):
-            given[setting.name] = _convert(setting, environ[setting.variable])
+        text = flags.get(setting.name)
+        if text is not None:
+            given[setting.name] = _convert(setting, text, setting.flag)
+        elif environ.get(setting.variable):
+            given[setting.name] = _convert(setting, environ[setting.variable], setting.variable)
     settings = Settings(**given)
     check(settings)
     return settings
@@ -177,6 +179,11 @@ def check(settings: Settings) -> None:
         settings.networks()
     except ValueError as error:
         raise SettingsError(f"preflight_networks: {error}; say 10.0.0.0/8,fd00::/8") from error
+    if settings.ready_file and not os.access(Path(settings.ready_file).parent, os.W_OK):
+        raise SettingsError(
+            f"ready_file {settings.ready_file!r}: its folder does not exist or is not writable; "
+            "make it, or choose another with --ready-file"
+        )
     for setting in SETTINGS:
         if setting.bounds is not None:
             _check_bounds(setting, getattr(settings, setting.name), *setting.bounds)
@@ -212,20 +219,20 @@ def public_value(settings: Settings, setting: Setting) -> str | int | float | bo
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
     text = f"{setting.text} (default: {setting.default or 'none'})".replace("%", "%%")
     if isinstance(setting.default, bool):
-        parser.add_argument(setting.flag, action="store_true", default=None, help=text)
+        parser.add_argument(setting.flag, action="store_const", const="1", help=text)
     elif not setting.is_secret:  # a secret on a command line is seen by every user of the machine
-        parser.add_argument(setting.flag, type=type(setting.default), default=None, help=text)
+        parser.add_argument(setting.flag, help=text)
 
 
-def _convert(setting: Setting, text: str) -> str | int | float | bool:
+def _convert(setting: Setting, text: str, source: str) -> str | int | float | bool:
     kind = type(setting.default)
     if kind is bool:
         if text.strip().lower() not in _SWITCH:
-            raise SettingsError(f"{setting.variable}={text!r} is neither yes nor no: say 1 or 0")
+            raise SettingsError(f"{source}={text!r} is neither yes nor no: say 1 or 0")
         return _SWITCH[text.strip().lower()]
     try:
         return kind(text)
     except ValueError as error:
         raise SettingsError(
-            f"{setting.variable}={text!r} is not {kind.__name__}: say for example {setting.default}"
+            f"{source}={text!r} is not {kind.__name__}: say for example {setting.default}"
         ) from error

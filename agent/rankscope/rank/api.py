@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 from collections.abc import Iterator
@@ -20,20 +19,19 @@ def init(**settings: Any) -> None:
     init_process_group. Raises ValueError for a setting that does not exist or does not parse:
     what you ask for fails loudly.
     """
-    from rankscope.settings import SETTINGS, from_environment, to_environment
+    from rankscope.settings import SETTINGS, as_text, from_environment
 
-    known = {setting.name for setting in SETTINGS}
+    known = {setting.name: setting for setting in SETTINGS}
     for name in settings:
         if name not in known:
             raise ValueError(
                 f"rankscope.init: no setting {name!r}; there are: {', '.join(sorted(known))}"
             )
-    chosen = from_environment(os.environ)
-    changed = dataclasses.replace(chosen, **settings)
-    variables = to_environment(changed)
-    from_environment(variables)  # the same checks, whichever way a value came
+    variables = {known[name].variable: as_text(value) for name, value in settings.items()}
+    # the same checks, whichever way a value came
+    chosen = from_environment(os.environ | variables)
     os.environ.update(variables)  # the collector and later processes read them there
-    attach.start(changed)
+    attach.start(chosen)
 
 
 @guarded

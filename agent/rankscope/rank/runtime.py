@@ -25,6 +25,7 @@ from rankscope.rank.group import GroupMade
 from rankscope.rank.guard import guarded, to_the_end
 from rankscope.rank.hooks import chosen, collectives
 from rankscope.rank.hooks.collectives.last_calls import let_threads_through
+from rankscope.rank.hooks.logs import level_of
 from rankscope.rank.imports import when_imported
 from rankscope.rank.patches import UndoScope
 from rankscope.rank.recorder import Recorder
@@ -71,10 +72,11 @@ class Agent:
             self.open(who)
 
     def install_hooks(self) -> None:
-        """Install the hooks that the settings name. Raises ValueError for an unknown name."""
+        """Install the hooks that the settings name. Raises ValueError for an unknown word."""
         context = self.context
         collectives.check_name(context.settings.collectives)
         flight.check_mode(context.settings.flight_recorder)
+        level_of(context.settings.log_level)
         self._times_on += 1
         self._recording = context.scope = self._scope.nested()
         context.source_scope, context.lasting_scope = self._recording.nested(), self._scope

@@ -46,7 +46,11 @@ def start(settings: Settings) -> Agent:
 
         name_family(os.environ)
         _agent = Agent(settings, os.environ)
-        _agent.start()
+        try:
+            _agent.start()
+        except ValueError:
+            _agent = None  # the next call, with what exists, starts it
+            raise
     return _agent
 
 

@@ -35,9 +35,7 @@ class Logs:
     def install(self, context: Context) -> str:
         """Patch Logger.callHandlers. A handler on the root would make basicConfig a no-op."""
         original = logging.Logger.callHandlers
-        lowest = logging.getLevelNamesMapping().get(
-            context.settings.log_level.upper(), logging.INFO
-        )
+        lowest = level_of(context.settings.log_level)
         capture = LogCapture(context)
 
         def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:
@@ -55,6 +53,14 @@ class Logs:
         context.patch(logging.Logger, "callHandlers", callHandlers)
         atexit.register(capture.report)
         return f"logging records from {logging.getLevelName(lowest)} up"
+
+
+def level_of(name: str) -> int:
+    """Return the number of a level. Raises ValueError if the setting names none."""
+    known = logging.getLevelNamesMapping()
+    if name.upper() not in known:
+        raise ValueError(f"RANKSCOPE_LOG_LEVEL={name!r}: there are: {', '.join(known)}")
+    return known[name.upper()]
 
 
 class LogCapture:
