@@ -152,8 +152,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         description="Store, diagnose and show runs.",
         allow_abbrev=False,
     )
-    for setting in SETTINGS:
-        _add_flag(parser, setting)
+    add_flags(parser)
     flags = vars(parser.parse_args(argv))
     given: dict[str, Any] = {}
     for setting in SETTINGS:
@@ -216,12 +215,14 @@ def public_value(settings: Settings, setting: Setting) -> str | int | float | bo
     return ("(set)" if value else "") if setting.is_secret else value
 
 
-def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
-    text = f"{setting.text} (default: {setting.default or 'none'})".replace("%", "%%")
-    if isinstance(setting.default, bool):
-        parser.add_argument(setting.flag, action="store_const", const="1", help=text)
-    elif not setting.is_secret:  # a secret on a command line is seen by every user of the machine
-        parser.add_argument(setting.flag, help=text)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of each setting; values stay text."""
+    for setting in SETTINGS:
+        text = f"{setting.text} (default: {setting.default or 'none'})".replace("%", "%%")
+        if isinstance(setting.default, bool):
+            parser.add_argument(setting.flag, action="store_const", const="1", help=text)
+        elif not setting.is_secret:  # a secret on a command line is seen by every user
+            parser.add_argument(setting.flag, help=text)
 
 
 def _convert(setting: Setting, text: str, source: str) -> str | int | float | bool:

@@ -22,6 +22,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.report", "ReportCommand"),
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
+    ("rankscope.cli.completion", "CompletionCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
 
@@ -67,7 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
     # What another command imports must not slow this one down: preflight runs on busy nodes.
     chosen = [row for row in _MODULES if words and _name_of(row[0]) == words[0]]
-    commands = {command.name: command for command in (_load(*row) for row in chosen or _MODULES)}
+    commands = [_load(*row) for row in chosen or _MODULES]
+    parser, subparsers = _parser(commands)
+    if words and words[0] in _PASS_ON:
+        arguments = argparse.Namespace(command=words[0], arguments=words[1:])
+    else:
+        arguments, unknown = parser.parse_known_args(words)
+        if unknown:  # by the command's own parser: its help is the right one
+            subparsers[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed(arguments)
+    (command,) = (command for command in commands if command.name == arguments.command)
+    return command.run(arguments)
+
+
+def all_commands() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the whole command line, and that of each command."""
+    return _parser([_load(*row) for row in _MODULES])
+
+
+def _parser(commands: Sequence[Command]) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog="rankscope",
         description="Watch, explain and search distributed PyTorch runs.",
@@ -77,25 +96,17 @@ def _run(words: list[str], parsed: Callable[[argparse.Namespace], None]) -> int:
 
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in commands.items():
+    for command in commands:
         text = inspect.cleandoc(type(command).__doc__ or "")
         sub = subparsers.add_parser(
-            name,
+            command.name,
             help=text.splitlines()[0],
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=name not in _PASS_ON,
+            add_help=command.name not in _PASS_ON,
         )
         command.add_arguments(sub)
-    if words and words[0] in _PASS_ON:
-        arguments = argparse.Namespace(command=words[0], arguments=words[1:])
-    else:
-        arguments, unknown = parser.parse_known_args(words)
-        if unknown:  # by the command's own parser: its help is the right one
-            known = subparsers.choices[arguments.command]
-            known.error(f"unrecognized arguments: {' '.join(unknown)}")
-    parsed(arguments)
-    return commands[arguments.command].run(arguments)
+    return parser, subparsers.choices
 
 
 def _name_of(module: str) -> str:
