@@ -54,7 +54,12 @@ async def read(request: Request, body: type[Asked], max_bytes: int) -> Asked:
 
 def unreadable(error: Exception, body: type[msgspec.Struct]) -> Problem:
     """Return the problem of a body that cannot be decoded."""
-    text = str(error)[:300]
-    field = text.rpartition("`$")[2].rstrip("`").lstrip(".") if "`$" in text else ""
-    what = f"not a {body.__name__}: {text}"
-    return Problem(422, what, field or "body", "see docs/api.md, Preflight")
+    what = f"not a {body.__name__}: {str(error)[:300]}"
+    return Problem(422, what, field_of(error), "see docs/api.md, Preflight")
+
+
+def field_of(error: Exception) -> str:
+    """Return the path of the field that msgspec refused, or that it missed; else "body"."""
+    problem, _, path = str(error).partition(" - at `$")
+    missing = problem.partition("missing required field `")[2].rstrip("`")
+    return f"{path.rstrip('`')}.{missing}".strip(".") or "body"

@@ -44,12 +44,17 @@ def to_csv(rows: Iterable[msgspec.Struct]) -> str:
 def documented(schema: type[msgspec.Struct]) -> dict[str, Any]:
     """Return what a route declares to OpenAPI: the schema of its answer and of its errors."""
     _documented[schema.__name__] = schema
-    return {
-        "responses": {
-            200: {"description": (schema.__doc__ or "").strip(), **_content(schema)},
-            "4XX": {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)},
-        }
-    }
+    return _responses((schema.__doc__ or "").strip(), _content(schema))
+
+
+def documented_as(media_type: str, description: str) -> dict[str, Any]:
+    """Return what a route declares that answers with something else than JSON."""
+    return _responses(description, {"content": {media_type: {}}})
+
+
+def _responses(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    failed = {"description": (ErrorAnswer.__doc__ or "").strip(), **_content(ErrorAnswer)}
+    return {"responses": {200: {"description": description, **content}, "4XX": failed}}
 
 
 def documented_answers() -> list[type[msgspec.Struct]]:

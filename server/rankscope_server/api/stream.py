@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
+from rankscope_server.api.replies import documented_as
 from rankscope_server.api.service import service_of
 from rankscope_server.broker import Broker, encode
 from rankscope_server.problems import Problem
@@ -17,10 +18,7 @@ MAX_TOPICS = 64
 _TOPIC = re.compile(r"runs|run:[A-Za-z0-9._-]{1,128}|preflights|preflight:[A-Za-z0-9._-]{1,64}|\*")
 
 
-@router.get(
-    "/stream",
-    responses={200: {"description": "Events.", "content": {"text/event-stream": {}}}},
-)
+@router.get("/stream", **documented_as("text/event-stream", "Events."))
 async def stream(request: Request, topics: str = "runs") -> Response:
     """Send a hint for each change on `topics`: `runs`, `run:{id}`, `preflight:{id}`, `*`..."""
     names = frozenset(name for name in topics.split(",") if name)

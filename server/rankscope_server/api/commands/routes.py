@@ -11,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
-from rankscope_server.api.bodies import read_body, takes
+from rankscope_server.api.bodies import field_of, read_body, takes
 from rankscope_server.api.commands import agent as agent_queries
 from rankscope_server.api.commands import queries as command_queries
 from rankscope_server.api.commands.schema import AgentAnswer, CommandRow, Commands, PartAnswer
-from rankscope_server.api.replies import documented, send
+from rankscope_server.api.replies import documented, documented_as, send
 from rankscope_server.api.runs.queries import reading, run_row
 from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem, not_found, request_id
@@ -76,7 +76,7 @@ async def ask(request: Request, run: str) -> Response:
         asked = msgspec.json.decode(body, type=Ask)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Problem(
-            422, f"not a command: {str(error)[:300]}", "body",
+            422, f"not a command: {str(error)[:300]}", field_of(error),
             'send {"kind": "stacks", "profile", "agent_off" or "agent_on", "ranks": [0, 1]}',
         ) from error  # fmt: skip
     return await run_in_threadpool(_ask, request, run, asked)
@@ -130,7 +130,11 @@ async def put_trace(
     return send(request, PartAnswer(received_bytes=received))
 
 
-@router.get("/commands/{id}/ranks/{rank}/trace", response_class=StreamingResponse)
+@router.get(
+    "/commands/{id}/ranks/{rank}/trace",
+    response_class=StreamingResponse,
+    **documented_as("application/gzip", "The trace."),
+)
 def trace(request: Request, run: str, id: CommandId, rank: Rank) -> Response:
     """Return a trace as gzipped Chrome JSON, for Perfetto."""
     service = service_of(request)

@@ -23,7 +23,7 @@ from rankscope_server.api.preflight.routes import (
     member_of,
 )
 from rankscope_server.api.preflight.schema import BlobTaken, NetTime, Whoami
-from rankscope_server.api.replies import documented, send
+from rankscope_server.api.replies import documented, documented_as, send
 from rankscope_server.api.security import bearer
 from rankscope_server.api.service import service_of
 from rankscope_server.preflight.dialling import Dialled, Target, resolved
@@ -102,7 +102,11 @@ async def check(request: Request) -> Response:
     return _fresh(send(request, await service.dialler.dial(live, target)))
 
 
-@router.get("/blob", response_class=StreamingResponse)
+@router.get(
+    "/blob",
+    response_class=StreamingResponse,
+    **documented_as("application/octet-stream", "So many random bytes."),
+)
 def get_blob(request: Request, bytes: Bytes = 1 << 20) -> Response:
     """Send so many random bytes."""
     _spend_bytes(request, bytes)
