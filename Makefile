@@ -57,4 +57,4 @@ bench: $(STAMP) ## the published figures of the README
 	$(BIN)/python benchmarks/overhead.py
 
 clean: ## remove what `make` made
-	rm -rf .venv artifacts .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

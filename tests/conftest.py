@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from rankscope.rank import guard
@@ -12,6 +14,20 @@ from tests import capabilities
 
 # In the background of a shell this process ignores Ctrl-C, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same examples in every run: what fails here fails everywhere. RANKSCOPE_EXAMPLES=2000 asks
+# for so many, by chance.
+_EXAMPLES = int(os.environ.get("RANKSCOPE_EXAMPLES", "0"))
+hypothesis.settings.register_profile(
+    "tests",
+    max_examples=_EXAMPLES or 100,
+    derandomize=not _EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.address import Address, AddressError, proxy_of, read_address
 from rankscope.http import Client, HttpError
@@ -238,3 +241,11 @@ def test_a_rank_loads_no_http_client(tmp_path: Path) -> None:
              "RANKSCOPE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.stdout.strip() == "set()"
+
+
+@given(st.text("ab09[]:/.@%?# -", max_size=25) | st.text(max_size=25))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    """What is taken is read back from its own form: links and requests name one server."""
+    with contextlib.suppress(AddressError):
+        address = read_address(text)
+        assert read_address(address.url) == address

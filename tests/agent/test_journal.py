@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.files import journal
+from tests.damage import damaged
 
 
 def read_all(directory: Path) -> list[bytes]:
@@ -85,3 +89,22 @@ def test_too_large_a_frame_is_refused(tmp_path: Path) -> None:
     writer = journal.JournalWriter(tmp_path)
     assert not writer.append(journal.RECORD, b"x" * (journal.MAX_BODY_BYTES + 1))
     assert writer.dropped == 1
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.data())
+def test_of_a_damaged_segment_what_comes_before_the_damage_is_kept(
+    tmp_path: Path, bodies: list[bytes], data: st.DataObject
+) -> None:
+    (tmp_path / "journal.0").unlink(missing_ok=True)
+    writer = journal.JournalWriter(tmp_path)
+    for body in bodies:
+        writer.append(journal.RECORD, body)
+    writer.close()
+    path = tmp_path / "journal.0"
+    good = path.read_bytes()
+    bad = data.draw(damaged(good))
+    path.write_bytes(bad)
+    same = next((at for at, now in enumerate(bad) if now != good[at]), len(bad))
+    starts = itertools.accumulate(journal.FRAME.size + len(body) for body in bodies)
+    whole = sum(end <= same for end in starts)
+    assert read_all(tmp_path)[:whole] == bodies[:whole]

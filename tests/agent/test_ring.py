@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import random
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.files import ring
 from rankscope.process.family import process_start_ticks
+from tests.damage import damaged
 
 
 def make(path: Path, num_slots: int = 1024) -> ring.RingWriter:
@@ -124,20 +127,14 @@ def test_shrinks_and_then_refuses_where_there_is_no_room(
     assert not (tmp_path / "b").exists()
 
 
-def test_random_bytes_are_refused_not_believed(tmp_path: Path) -> None:
-    make(tmp_path / "r")
-    good = (tmp_path / "r").read_bytes()
-    chance = random.Random(1)
-    for _ in range(300):
-        data = bytearray(good[: chance.choice([10, 4096, len(good)])])
-        for _ in range(4):
-            data[chance.randrange(min(len(data), 64))] = chance.randrange(256)
-        (tmp_path / "bad").write_bytes(data)
-        try:
-            reader = ring.RingReader(tmp_path / "bad", ring.COLLECTIVE_FIELDS)
-        except ring.RingDamaged:
-            continue
-        reader.read(np.arange(5))
+@given(st.data())
+def test_damaged_bytes_are_refused_not_believed(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "good"
+    if not path.exists():
+        make(path)
+    (tmp_path / "bad").write_bytes(data.draw(damaged(path.read_bytes()[:8192], reach=64)))
+    with contextlib.suppress(ring.RingDamaged):
+        ring.RingReader(tmp_path / "bad", ring.COLLECTIVE_FIELDS).read(np.arange(5))
 
 
 def test_goes_on_in_its_own_ring_and_never_in_another(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope_server.known_errors.evaluation import Evaluation, evaluate
 from rankscope_server.known_errors.line_owner import is_srun, owner_of, rank_of_path
@@ -357,16 +359,15 @@ def test_unknown_groups_are_bounded_and_counted() -> None:
     assert judged.num_ungrouped == len(set(words)) - 2000
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_bytes_can_be_read(seed: int) -> None:
-    chance = random.Random(seed)
-    lines = [chance.randbytes(chance.randrange(200)) for _ in range(200)]
-    texts = [
-        line.encode() for line in (*TRACE, CLOSED, "[rank99999999999]: No space left on device")
-    ]
-    mixed = [chance.choice((chance.choice(texts), chance.choice(lines))) for _ in range(300)]
+SENTENCES = [
+    line.encode() for line in (*TRACE, CLOSED, "[rank99999999999]: No space left on device")
+]
+
+
+@given(st.lists(st.sampled_from(SENTENCES) | st.binary(max_size=200), max_size=60))
+def test_any_bytes_can_be_read(lines: list[bytes]) -> None:
     reader = Reader(known_errors())
-    reader.read([b"\r\n".join(mixed)], "x.log")
+    reader.read([b"\r\n".join(lines)], "x.log")
     evaluate(reader.tally)
 
 

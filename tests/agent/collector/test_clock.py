@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.node.upload.clock import CLOCK_PATH, EVERY_SECONDS, ClockExchange, Offset
 from rankscope.node.upload.server import Server
@@ -47,13 +49,14 @@ class World:
         self.exchange.turn(self.ask)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_true_offset_lies_in_the_band_whatever_the_ways_take(seed: int) -> None:
-    chance = random.Random(seed)
-    world = World(
-        chance.randrange(-(10**12), 10**12), chance.randrange(1, 300 * MS),
-        chance.randrange(1, 300 * MS), seed,
-    )  # fmt: skip
+@given(
+    st.integers(-(10**12), 10**12), st.integers(1, 300 * MS), st.integers(1, 300 * MS),
+    st.integers(0, 1 << 30),
+)  # fmt: skip
+def test_the_true_offset_lies_in_the_band_whatever_the_ways_take(
+    offset_ns: int, there_ns: int, back_ns: int, seed: int
+) -> None:
+    world = World(offset_ns, there_ns, back_ns, seed)
     found, why = world.exchange.measure(world.ask)
     assert found is not None, why
     assert abs(found.offset_ns - world.offset_ns) <= found.band_ns

@@ -5,13 +5,17 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rankscope.node.offsets import Offsets
 from rankscope.node.upload.server import Server, ServerAnswer
-from rankscope.node.upload.spool import Spool, SpoolEntry
+from rankscope.node.upload.spool import Spool, SpoolEntry, SpoolHeader
 from rankscope.node.upload.uploader import Uploader
 from rankscope.wire import schema, zstd
 from tests.agent.collector.processes import wait_for
 from tests.agent.collector.receiver import Receiver
+from tests.damage import damaged
 
 
 def batch(sequence: int) -> bytes:
@@ -123,3 +127,20 @@ def test_a_spool_file_that_is_damaged_is_counted(tmp_path: Path, receiver: Recei
     assert refused == [(7, "spool file unreadable: not a spool file")]
     time.sleep(0.05)
     assert not path.exists()
+
+
+@given(st.data())
+def test_of_damaged_spool_files_the_readable_ones_are_taken_up(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    for path in tmp_path.glob("*"):
+        path.unlink()
+    spool = Spool(tmp_path, 1 << 20)
+    for sequence in (1, 2):
+        entry = spool.write(SpoolHeader("p", sequence, 3, Offsets("p", sequence)), b"body")
+    assert entry.path is not None
+    entry.path.write_bytes(data.draw(damaged(entry.path.read_bytes())))
+    after = Spool(tmp_path, 1 << 20)
+    assert after.waiting()[0] + after.num_damaged == 2
+    first = after.take(0.0)
+    assert first is not None

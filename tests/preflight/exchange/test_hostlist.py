@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
 
@@ -54,3 +58,11 @@ def test_addresses_stay_whole() -> None:
 def test_a_line_without_a_host_is_refused() -> None:
     with pytest.raises(HostListError, match="line 2"):
         read_hostfile("node1\nslots=8\n")
+
+
+@given(st.text("ab09[]-,. #:=@\n", max_size=30))
+def test_any_text_is_a_list_or_refused(text: str) -> None:
+    for read in (expand, read_hostfile):
+        with contextlib.suppress(HostListError):
+            names = read(text)
+            assert len(set(names)) == len(names)
