@@ -7,7 +7,7 @@ READY  := .venv/.ready
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick fresh versions check install system-packages bench screenshots probes clean
+.PHONY: help demo test test-quick fresh versions lowest check install system-packages bench screenshots probes clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,9 @@ fresh: $(STAMP) ## the two commands in a bare system of its own, as root (FRESH=
 
 versions: ## every path to a collective on PyTorch 2.6, 2.9, 2.13 and the newest (VERSIONS="--torch 2.9.1 --json")
 	$(PYTHON) tests/versions.py $(VERSIONS)
+
+lowest: ## the quick tests with the lowest versions of dependencies that pyproject.toml declares
+	$(PYTHON) .ci/lowest.py
 
 probes: $(STAMP) ## build the ready-made probes for every version of PyTorch and machine
 	$(BIN)/python .ci/build_probes.py

@@ -109,11 +109,12 @@ def environment(version: str, cache: Path) -> Path:
         _must([*pip, f"torch=={version}", "numpy>=1.26,<3"])
     elif present.stdout.strip().split("+")[0] != version:
         raise CannotRun(f"{directory} holds torch {present.stdout.strip()}")
-    ask = "import rankscope, pytest, pytest_timeout; print(rankscope.__file__)"
+    ask = "import rankscope, hypothesis, pytest, pytest_timeout; print(rankscope.__file__)"
     present = _run([str(python), "-c", ask])
     if present.returncode or not present.stdout.startswith(str(ROOT)):
         # named again by exact version, so that pip cannot exchange it
-        _must([*pip, f"torch=={version}", "-e", str(ROOT), "pytest>=8.3,<10", "pytest-timeout"])
+        _must([*pip, f"torch=={version}", "-e", str(ROOT), "pytest>=8.3,<10", "pytest-timeout",
+               "hypothesis>=6.100,<7"])  # fmt: skip
     return python
 
 
