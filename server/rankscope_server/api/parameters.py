@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 from fastapi import Query
 
@@ -15,6 +16,11 @@ Milliseconds = Annotated[float | None, Query(ge=0, le=4e12, allow_inf_nan=False)
 Rank = Annotated[int | None, Query(ge=0, le=MAX_RANK)]
 Attempt = Annotated[int | None, Query(ge=0, le=1 << 20)]
 Width = Annotated[int, Query(ge=1, le=MAX_COLUMNS)]
+
+
+def one_of(words: Iterable[str]) -> Any:
+    """Return a parameter that OpenAPI knows the words of; who reads it says what is wrong."""
+    return Query(json_schema_extra={"enum": list(words)})
 
 
 def to_ns(ms: float | None) -> int | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
 
+from rankscope.wire.sample_columns import SAMPLE_COLUMNS
 from rankscope_server.api.machines import queries as machine_queries
 from rankscope_server.api.machines import samples as sample_queries
 from rankscope_server.api.machines.schema import Machines, Samples
-from rankscope_server.api.parameters import Milliseconds, Width, items
+from rankscope_server.api.parameters import Milliseconds, Width, items, one_of
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import reading
 
@@ -26,7 +29,7 @@ def machines(request: Request, run: str) -> Response:
 def samples(
     request: Request,
     run: str,
-    kind: str = "host",
+    kind: Annotated[str, one_of(SAMPLE_COLUMNS)] = "host",
     host: str = "",
     names: str = "",
     from_ms: Milliseconds = None,

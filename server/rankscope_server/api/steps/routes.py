@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from rankscope_server.api.parameters import MAX_STEP, From, To, Width, items
+from rankscope_server.api.parameters import MAX_STEP, From, To, Width, items, one_of
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs.queries import onset_step, reading, run_row
 from rankscope_server.api.service import service_of
@@ -24,7 +24,7 @@ Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 def rank_map(
     request: Request,
     run: str,
-    metric: str = "own_work",
+    metric: Annotated[str, one_of(map_queries.MAP_METRICS)] = "own_work",
     lo: From = None,
     hi: To = None,
     width: Width = 600,
