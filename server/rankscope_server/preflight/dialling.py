@@ -104,6 +104,7 @@ async def resolved(name: str) -> tuple[str, ...]:
 _WHY = {
     "ok": "the agent of the node answered with the proof of this preflight",
     "no-answer": "its agent did not answer; the reason is shown only of the address it came from",
+    "no-data": "the connection was accepted, and no byte came back",
     "not-us": "something else answered there",
     "wrong-host": "the agent of another node answered there",
     "drop": "no answer: a firewall drops, or a route is missing",

@@ -30,6 +30,8 @@ SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never repor
     "drop": "no answer within {elapsed_s:.1f} s on port {port}: host down, or a firewall drops",
     "no-route": "no route to {address}",
     "local-firewall": "its own firewall forbids the call to {address}:{port}",
+    "no-data": "{address}:{port} accepts and then sends nothing ({errno})",
+    "other-secret": "an agent with another secret answers on {address}:{port}",
     "not-us": "another program answers on {address}:{port}",
     "wrong-host": "{address} is answered by {answered_by}",
     "unresolved": "the name does not resolve ({errno})",

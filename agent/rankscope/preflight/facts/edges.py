@@ -10,8 +10,13 @@ from rankscope.preflight.system import Resolved
 
 DialClass = Literal[
     "ok", "refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall",
-    "not-us", "wrong-host", "large-stall", "unresolved", "error",
-    "no-answer",  # connected, and then silence: a busy agent, or a program that waits for us
+    "large-stall", "unresolved", "error",
+    # The connection was accepted, and then:
+    "no-data",  # no byte came back in time, or it was closed or reset before one came
+    "not-us",  # bytes came that are no agent's: `banner` holds the first of them
+    "other-secret",  # an agent answered that does not share our secret
+    "wrong-host",  # the agent of another node answered: `answered_by`
+    "no-answer",  # of reports that earlier versions wrote
 ]  # fmt: skip
 
 
@@ -22,7 +27,8 @@ class Dial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str
     port: int
     elapsed_ms: float = 0.0
-    errno: str = ""  # ECONNREFUSED, ...
+    # ECONNREFUSED, ...; of no-data: ETIMEDOUT (silence), ECONNRESET, EOF (closed)
+    errno: str = ""
     answered_by: str = ""  # node whose agent answered; of wrong-host: the other one
     local_address: str = ""  # ours, as the kernel chose it
     seen_address: str = ""  # ours, as the acceptor saw it

@@ -106,25 +106,31 @@ async def _greet(
     local = plain(sock.getsockname()[0])
     reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
     line, nonce = wire.hello(caller.token, caller.node, to, op)
-    answer, banner = None, ""
-    outcome: DialClass = "not-us"
+    answer, banner, how = None, "", ""
+    outcome: DialClass = "no-data"
     try:
         writer.write(line)
         async with asyncio.timeout(ANSWER_LIMIT_S):
-            answer = wire.read_answer(caller.token, nonce, await reader.readline())
+            said = await reader.readline()
+        if said:
+            outcome = "not-us"
+            answer = wire.read_answer(caller.token, nonce, said)
+        how = "" if said else "EOF"
     except wire.StrangerError as error:
         banner = str(error)
+    except ValueError as error:  # a line without end
+        outcome, banner = "not-us", f"no answer ({type(error).__name__})"
     except TimeoutError:
-        outcome = "no-answer"
-    except (OSError, ValueError) as error:
-        banner = f"no answer ({type(error).__name__})"
+        how = "ETIMEDOUT"
+    except OSError as error:
+        how = codes.errorcode.get(error.errno or 0, type(error).__name__)
     base = Dial(
         outcome="ok", address=where[0], port=where[1], local_address=local,
         elapsed_ms=(time.monotonic() - started) * 1e3,
     )  # fmt: skip
     if answer is None:
         await hang_up(writer)
-        return _changed(base, outcome=outcome, banner=banner), None
+        return _changed(base, outcome=outcome, banner=banner, errno=how), None
     base = _changed(base, answered_by=answer.node, seen_address=answer.seen)
     if to and answer.node != to:
         await hang_up(writer)

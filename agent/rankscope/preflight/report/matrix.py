@@ -13,19 +13,19 @@ OK, NOT_TESTED, SELF, SOME = ".", "-", " ", "+"
 MEANINGS: dict[str, str] = {  # worst first; the order decides where a path has several
     "D": "drop", "R": "refused", "P": "prohibited", "A": "address dead", "U": "unresolved",
     "W": "wrong host", "X": "other program", "M": "large lost", "E": "error",
-    "N": "no answer",
+    "N": "no data",
     "L": "loss", "s": "slow", "c": "clock", OK: "ok", NOT_TESTED: "not tested",
 }  # fmt: skip
 _OF_DIAL: dict[DialClass, str] = {
     "drop": "D", "refused": "R", "prohibited": "P", "local-firewall": "P", "no-arp": "A",
     "no-route": "A", "unresolved": "U", "wrong-host": "W", "not-us": "X", "large-stall": "M",
-    "error": "E", "no-answer": "N", "ok": OK,
+    "error": "E", "no-data": "N", "no-answer": "N", "other-secret": "X", "ok": OK,
 }  # fmt: skip
 _OF_FINDING = {
     "net.mtu.path": "M", "net.loss": "L", "net.latency": "s", "net.jitter": "s",
     "net.bandwidth": "s", "clock.offset": "c", "coll.pair": "s",
 }  # fmt: skip
-MILD = frozenset("NLsc")  # a path that works, though badly
+MILD = frozenset("Lsc")  # a path that works, though badly
 _ORDER = "".join(MEANINGS)
 MOST_NODES = 32  # above, only nodes with bad paths have a row
 _HUB_PEERS = 4  # a node with bad paths to more peers has a row of its own, its peers among "others"
