@@ -19,6 +19,7 @@ from tests.preflight.nslab import Lab
 
 Mode = Literal["static", "c10d", "env"]
 MASTER_PORT = 29500
+SECRET = "that all hosts of the laboratory share"
 # What one host says of the launch -> the variable in each mode ("" where the mode has none).
 _VARIABLES: dict[str, dict[Mode, str]] = {
     "num_nodes": {"static": "PET_NNODES", "c10d": "PET_NNODES", "env": "WORLD_SIZE"},
@@ -110,9 +111,10 @@ def base_environment() -> dict[str, str]:
     """Return this environment for programs in the laboratory, without a launch of its own."""
     dropped = (
         "PET_", "SLURM_", "OMPI_", "NCCL_", "GLOO_", "TORCH", "RANK", "WORLD_SIZE", "MASTER",
-        "OMP_", "MKL_", "OPENBLAS_", "CUDA_",
+        "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "RANKSCOPE_",
     )  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     own = str(Path(sys.executable).parent)
+    kept["RANKSCOPE_PREFLIGHT_TOKEN"] = SECRET
     kept["PATH"] = os.pathsep.join((own, search_path()))
     return kept

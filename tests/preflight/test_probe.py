@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe import bulk, loss, mtu, path, wire
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
-from rankscope.preflight.probe.listener import Listener, Stream
+from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.transfers import Transfers
 from tests.ports import free_port
 
-TOKEN = "test"
-CALLER = Caller(TOKEN, "b")
+KEY = RunKey.of("a secret of the tests, long enough", "run")
+OTHER = RunKey.of("another secret of the tests, as long", "run")
+BOTH: dict[wire.By, RunKey] = {"agent": KEY, "server": KEY}
+CALLER = Caller(KEY, "b")
 
 
-async def no_board(peer: str, stream: Stream) -> None:
+async def no_board(peer: str, link: wire.Link) -> None:
     raise AssertionError(f"{peer} opened a board")
 
 
 @asynccontextmanager
-async def listening(node: str = "a", token: str = TOKEN) -> AsyncIterator[tuple[Listener, int]]:
-    listener = Listener(token, node, no_board)
+async def listening(node: str = "a", key: RunKey = KEY) -> AsyncIterator[tuple[Listener, int]]:
+    listener = Listener(key, node, no_board)
     port = await listener.bind(0)
     try:
         yield listener, port
@@ -79,9 +83,9 @@ def test_another_node_has_the_address() -> None:
 
 def test_an_agent_of_another_run_gives_nothing_but_a_close() -> None:
     async def work() -> None:
-        async with listening(token="other") as (listener, port):
+        async with listening(key=OTHER) as (listener, port):
             found = await knock(CALLER, "127.0.0.1", port, "a")
-            assert (found.outcome, found.errno) == ("no-data", "EOF")
+            assert (found.outcome, found.errno) == ("other-secret", "")
             assert listener.heard == set()
 
     asyncio.run(work())
@@ -189,7 +193,7 @@ def test_where_udp_is_closed_and_large_messages_pass_nothing_is_claimed() -> Non
             port = silent.getsockname()[1]
             found = await mtu.measure(CALLER, "127.0.0.1", (1, port), "a", 1.0)
             assert (found.carried_bytes, found.large_ok) == (0, True)
-            lost = await loss.measure(TOKEN, "127.0.0.1", port, 1.0)
+            lost = await loss.measure(KEY, "127.0.0.1", port, 1.0)
             assert lost.num_answered == 0
 
     asyncio.run(work())
@@ -199,9 +203,9 @@ def test_datagrams_are_acknowledged_only_to_our_own() -> None:
     async def work() -> None:
         async with listening() as (listener, _):
             port = await listener.bind_udp()
-            ours = await loss.measure(TOKEN, "127.0.0.1", port, 0.1)
+            ours = await loss.measure(KEY, "127.0.0.1", port, 0.1)
             assert (ours.num_sent, ours.num_answered) == (loss.NUM_SENT, loss.NUM_SENT)
-            theirs = await loss.measure("other", "127.0.0.1", port, 0.1)
+            theirs = await loss.measure(OTHER, "127.0.0.1", port, 0.1)
             assert theirs.num_answered == 0
 
     asyncio.run(work())
@@ -213,7 +217,7 @@ def test_a_transfer_counts_both_directions_on_both_nodes() -> None:
             transfers = Transfers(CALLER, here)
             door = await knock(CALLER, "127.0.0.1", port, "a")
             await transfers.run([[("b", "a")]], lambda _: door, repeats=2)
-            mine, theirs = transfers.bandwidth("a"), Transfers(Caller(TOKEN, "a"), there)
+            mine, theirs = transfers.bandwidth("a"), Transfers(Caller(KEY, "a"), there)
             back = theirs.bandwidth("b")
             assert mine is not None
             assert back is not None
@@ -256,7 +260,7 @@ def test_a_receiver_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) 
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         with pytest.raises(EOFError):
-            await bulk.send(reader, writer)
+            await bulk.send(wire.Link(reader, writer, (b"1", b"2")))
         writer.write_eof()
         writer.close()
         server.close()
@@ -266,22 +270,119 @@ def test_a_receiver_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(work())
 
 
-def test_words_of_another_run_do_not_prove_anything() -> None:
-    line, nonce = wire.hello(TOKEN, "b", "a", "hello")
-    said = wire.read_hello(TOKEN, line)
+def test_words_of_another_secret_do_not_prove_anything() -> None:
+    caller = wire.Speaker(KEY, "b")
+    line = caller.say_hello("a", "hello")
+    with pytest.raises(wire.StrangerError) as refused:
+        wire.Speaker.called({"agent": OTHER}, "a", line)
+    assert refused.value.why == "other-secret"
+    called, said = wire.Speaker.called({"agent": KEY}, "a", line)
+    assert (said.node, said.to) == ("b", "a")
+    answer = called.say_challenge("127.0.0.1", is_busy=False)
+    assert caller.hear_challenge(answer).node == "a"
+    called.hear_confirm(caller.say_confirm())
     with pytest.raises(wire.StrangerError):
-        wire.read_hello("other", line)
-    answer = wire.answer(TOKEN, said, "a", "127.0.0.1")
-    assert wire.read_answer(TOKEN, nonce, answer).node == "a"
+        wire.Speaker(OTHER, "b").hear_challenge(answer)
+
+
+def is_refused(hear: Callable[[], object]) -> bool:
+    """Return whether what was said is taken for a stranger's."""
+    try:
+        hear()
+    except wire.StrangerError:
+        return True
+    return False
+
+
+async def read_twice(link: wire.Link) -> None:
+    await link.read()
+    await link.read()
+
+
+def changes(line: bytes) -> list[tuple[str, bytes]]:
+    """Return the line with each of its fields changed, one at a time."""
+    words = json.loads(line)
+    found = []
+    for name, value in words.items():
+        other: object = not value if isinstance(value, bool) else f"{value}x"
+        other = {"op": "board", "by": "server"}.get(name, other)
+        other = 1 if name == "rankscope_preflight" else other
+        found.append((name, json.dumps({**words, name: other}).encode() + b"\n"))
+    return found
+
+
+def test_no_field_of_a_hello_can_be_changed() -> None:
+    line = wire.Speaker(KEY, "b").say_hello("a", "hello")
+    for name, forged in changes(line):
+        assert is_refused(lambda line=forged: wire.Speaker.called(BOTH, "a", line)), name
+
+
+def test_no_field_of_a_challenge_can_be_changed_and_none_is_of_another_call() -> None:
+    caller, other = wire.Speaker(KEY, "b"), wire.Speaker(KEY, "b")
+    called, _ = wire.Speaker.called({"agent": KEY}, "a", caller.say_hello("a", "hello"))
+    other.say_hello("a", "hello")
+    line = called.say_challenge("127.0.0.1", is_busy=False)
+    for name, forged in changes(line):
+        assert is_refused(lambda line=forged: caller.hear_challenge(line)), name
+    assert is_refused(lambda: other.hear_challenge(line))
+
+
+def test_a_recorded_call_gets_a_challenge_that_nobody_can_answer() -> None:
+    caller = wire.Speaker(KEY, "b")
+    line = caller.say_hello("a", "board")
+    first, _ = wire.Speaker.called({"agent": KEY}, "a", line)
+    caller.hear_challenge(first.say_challenge("127.0.0.1", is_busy=False))
+    confirm = caller.say_confirm()
+    again, _ = wire.Speaker.called({"agent": KEY}, "a", line)
+    again.say_challenge("127.0.0.1", is_busy=False)
     with pytest.raises(wire.StrangerError):
-        wire.read_answer(TOKEN, "another nonce", answer)
+        again.hear_confirm(confirm)
+    first.hear_confirm(confirm)
+
+
+def fed(frames: bytes, limit_bytes: int = 1000) -> wire.Link:
+    """Return a link that reads `frames`; the keys of a caller are `there` and `back`."""
+    reader = asyncio.StreamReader()
+    reader.feed_data(frames)
+    reader.feed_eof()
+    return wire.Link(reader, Writer(), (b"there", b"back"), limit_bytes)  # type: ignore[arg-type]
+
+
+class Writer:
+    """Keeps what was written."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.data.append(data)
+
+
+def test_frames_come_whole_once_and_in_order() -> None:
+    async def work() -> None:
+        writer = Writer()
+        sender = wire.Link(asyncio.StreamReader(), writer, (b"back", b"there"))  # type: ignore[arg-type]
+        for word in (b"one", b"two", b""):
+            sender.write(word)
+        one, two, empty = writer.data
+        link = fed(one + two + empty)
+        assert [await link.read() for _ in range(3)] == [b"one", b"two", b""]
+        for frames in (two, one + one, one + empty, one[:-1] + b"x" + two, bytes(64)):
+            with pytest.raises(ValueError, match="did not send"):
+                await read_twice(fed(frames))
+        with pytest.raises(EOFError):
+            await fed(one[:-1]).read()
+        mine = wire.Link(asyncio.StreamReader(), writer, (b"there", b"back"))  # type: ignore[arg-type]
+        mine.write(b"one")
+        with pytest.raises(ValueError, match="did not send"):  # sent back to us
+            await fed(writer.data[-1]).read()
+
+    asyncio.run(work())
 
 
 def test_a_frame_that_is_too_large_is_refused() -> None:
     async def work() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
         with pytest.raises(ValueError, match="bytes"):
-            await wire.read_frame(reader)
+            await fed((1001).to_bytes(4, "big")).read()
 
     asyncio.run(work())

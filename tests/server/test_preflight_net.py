@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.model import Listening, NodeReport, encode
 from rankscope.preflight.probe.listener import Listener
 from rankscope_server.api.app import create_app
@@ -85,7 +86,8 @@ class Member:
         assert made.status_code == 200, made.text
         self.id, self.token = made.json()["id"], made.json()["token"]
         self.headers = {"Authorization": f"Bearer {self.token}"}
-        joined = self.post(f"{RUNS}/{self.id}/join", node=node, hello_token=HELLO, **more)
+        words = RunKey.of(HELLO, "a run").words_for_server()
+        joined = self.post(f"{RUNS}/{self.id}/join", node=node, hello_token=words, **more)
         assert joined.status_code == 200, joined.text
 
     def post(self, path: str, **body: Any) -> Any:
@@ -115,12 +117,13 @@ class ListeningAgent:
 
     def __init__(self, node: str, token: str = HELLO) -> None:
         self.loop = asyncio.new_event_loop()
-        self.listener = Listener(token, node, self._nothing)
+        key = RunKey.of(token, "a run")
+        self.listener = Listener(key, node, self._nothing)
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.port = self._do(self.listener.bind(0))
 
-    async def _nothing(self, node: str, stream: Any) -> None:
+    async def _nothing(self, node: str, link: Any) -> None:
         """Take no reports."""
 
     def _do(self, work: Any) -> Any:
@@ -192,7 +195,7 @@ def test_dialback_tells_the_class_and_the_time_and_nothing_else(local: Any) -> N
         good = member.dialback(port).json()
         assert (good["outcome"], good["address"], good["port"]) == ("ok", "127.0.0.1", port)
         assert 0 < good["elapsed_ms"] < 1500
-        assert member.dialback(foreign).json()["outcome"] == "no-data"  # it hangs up on strangers
+        assert member.dialback(foreign).json()["outcome"] == "other-secret"
         assert member.dialback(dead).json()["outcome"] == "refused"
         answer = member.dialback(redirect.port)
         assert answer.json()["outcome"] == "not-us"

@@ -674,6 +674,7 @@ export interface PreflightInvitation {
   token: string;
   command: string;
   expires_ms: number;
+  num_apart: number;
 }
 
 /** A node takes part; agents should not ask more often than each pause. */

@@ -94,6 +94,18 @@ def _ways(add: Callable[..., object]) -> None:
         "$RANKSCOPE_RUN_ID, or the scheduler's job",
     )
     add(
+        "--token-file",
+        default="",
+        metavar="FILE",
+        help="the secret that all nodes share, readable by you alone; default: "
+        "$RANKSCOPE_PREFLIGHT_TOKEN, or a file that is made below ~/.config",
+    )
+    add(
+        "--insecure",
+        action="store_true",
+        help="no secret: anyone who reaches a node can take part and change the answer",
+    )
+    add(
         "--emit",
         action="store_true",
         help="use no network: print this node's report as one "
@@ -255,6 +267,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
         timeout_s=arguments.timeout,
         command=tuple(arguments.words),
         is_mesh=not arguments.emit,
+        token_file=arguments.token_file,
+        is_insecure=arguments.insecure,
     )
 
 

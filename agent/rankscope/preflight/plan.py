@@ -9,12 +9,13 @@ from typing import Protocol
 from rankscope.preflight.checks.base import Check
 from rankscope.preflight.exchange.carrier import Carrier
 from rankscope.preflight.exchange.discover import Asked, Discovery
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.options import Options
+from rankscope.preflight.secret import Secret
 from rankscope.preflight.system import System
 
 WAIT_S = 60.0
 UNNAMED = "preflight"  # a run of several nodes that was given no name
-TOKEN_VARIABLE = "RANKSCOPE_PREFLIGHT_TOKEN"
 
 
 class UsageError(Exception):
@@ -36,6 +37,8 @@ class Request:
     timeout_s: float = 0.0
     command: Sequence[str] = ()
     is_mesh: bool = True
+    token_file: str = ""  # that holds the secret
+    is_insecure: bool = False  # no secret: whoever reaches a node may take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,8 @@ class Plan:
     """All that the runner needs; made by the command line."""
 
     run_id: str
-    token: str  # what agents of one run share: strangers get nothing but a close
+    key: RunKey  # what agents of one run share: strangers get nothing but a close
+    secret: Secret  # that the key is made of
     who: Discovery
     options: Options = field(default_factory=Options)
     wait_s: float = WAIT_S  # for nodes that have not reported
@@ -62,9 +66,16 @@ class Progress(Protocol):
         """Show what is being done; called again as `detail` changes."""
         ...
 
+    def note(self, text: str) -> None:
+        """Show a line that stays, on this node's terminal and in no report."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
 
     def stage(self, name: str, detail: str = "") -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
         """Do nothing."""

@@ -28,7 +28,7 @@ from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import ports, rdma, storage
 from rankscope.preflight.model import SCHEMA_VERSION, LaunchVerdict, Listening, NodeReport, Stage
 from rankscope.preflight.plan import Plan, Progress
-from rankscope.preflight.probe import schedule
+from rankscope.preflight.probe import schedule, wire
 from rankscope.preflight.probe.dial import Caller
 from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.mesh import Mesh
@@ -77,9 +77,10 @@ class PreflightAgent:
                 options=plan.options, addresses=own_addresses(plan.system),
             )
         )  # fmt: skip
-        caller = Caller(plan.token, who.me)
+        limit_bytes = wire.frame_limit(who.num_nodes)
+        caller = Caller(plan.key, who.me, max_frame_bytes=limit_bytes)
         self._mesh = Mesh(self.exchange)
-        self._listener = Listener(plan.token, who.me, self._mesh.attend)
+        self._listener = Listener(plan.key, who.me, self._mesh.attend, limit_bytes)
         self._prober = Prober(plan.system, caller, self.exchange, self._mesh, self._touch)
         self._transfers = Transfers(caller, self._listener)
         self._pace = Pace()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import signal
 import time
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankscope.preflight import transports
+from rankscope.preflight import secret, transports
 from rankscope.preflight.checks.base import Check, Run
 from rankscope.preflight.exchange.discover import Discovery, discover
 from rankscope.preflight.facts import launch
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.model import CheckFinding, NodeReport
 from rankscope.preflight.plan import (
-    TOKEN_VARIABLE,
     UNNAMED,
     Plan,
     Progress,
@@ -63,16 +62,20 @@ def plan_of(request: Request, system: System, who: Discovery, by: Transports | N
         raise UsageError("; ".join(who.errors))
     is_alone = who.num_nodes == 1 or (by is not None and by.is_over_ssh)
     run_id = request.run_id or run_id_of(system, is_alone)
-    token = token_of(system, run_id)
+    over = by or transports.Transports()
+    is_shared = request.is_mesh and not is_alone
+    known = secret_of(request, system, not is_shared, over.share)
+    key = RunKey.of(known.text, run_id)
     return Plan(
         run_id=run_id,
-        token=token,
+        key=key,
+        secret=known,
         who=who,
         options=request.options,
         wait_s=request.wait_s,
         timeout_s=request.timeout_s,
         command=request.command,
-        carriers=by.carriers(run_id, token, who, request) if by else (),
+        carriers=over.carriers(key, known, who, request),
         is_mesh=request.is_mesh,
         foreign=foreign_checks(),
         system=system,
@@ -91,10 +94,18 @@ def run_id_of(system: System, is_alone: bool = False) -> str:
     return secrets.token_hex(2) if is_alone else UNNAMED
 
 
-def token_of(system: System, run_id: str) -> str:
-    """Return what agents of one run show each other; a secret one comes from the environment."""
-    secret = system.environ.get(TOKEN_VARIABLE, "")
-    return hashlib.sha256(f"rankscope preflight {run_id} {secret}".encode()).hexdigest()[:32]
+def secret_of(
+    request: Request, system: System, is_alone: bool = False, share: str = ""
+) -> secret.Secret:
+    """Return what agents of one run share and strangers do not know. Raises UsageError."""
+    asked = secret.Asked(
+        token_file=request.token_file, share=share, is_insecure=request.is_insecure,
+        is_alone=is_alone,
+    )  # fmt: skip
+    try:
+        return secret.find(system.environ, asked)
+    except secret.SecretError as error:
+        raise UsageError(str(error)) from error
 
 
 def foreign_checks() -> tuple[Check, ...]:
@@ -150,6 +161,10 @@ class _Clock:
             self._start = None
         self._progress.stage(name, detail)
 
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        self._progress.note(text)
+
 
 async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
     from rankscope.preflight.runner import PreflightAgent  # torch-free, but not needed for --help
@@ -157,6 +172,8 @@ async def _run(plan: Plan, progress: Progress, stop_asked: Stop) -> Ended:
     loop = asyncio.get_running_loop()
     if plan.timeout_s:
         progress = _Clock(progress, lambda: loop.call_later(plan.timeout_s, stop))
+    if plan.secret.notice:
+        progress.note(plan.secret.notice)
     agent = PreflightAgent(plan, progress)
     is_interrupted = False
 
@@ -193,7 +210,8 @@ def run_from_outside(
     started = time.monotonic()
     progress.stage("ssh", f"{len(who.nodes)} nodes")
     limit_s = request.timeout_s or SSH_LIMIT_S
-    reports, failures = asyncio.run(_collected(run_id, who, request, limit_s))
+    known = secret_of(request, system, is_alone=True)
+    reports, failures = asyncio.run(_collected(run_id, known, who, request, limit_s))
     run = Run(run_id, who.nodes, reports, request.options)
     verdict = evaluate(run, foreign_checks())
     took_ms = (time.monotonic() - started) * 1e3
@@ -211,9 +229,9 @@ def run_from_outside(
 
 
 async def _collected(
-    run_id: str, who: Discovery, request: Request, limit_s: float
+    run_id: str, known: secret.Secret, who: Discovery, request: Request, limit_s: float
 ) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    carrier = transports.over_ssh(who.nodes, run_id, who, request)
+    carrier = transports.over_ssh(who.nodes, run_id, known, who, request)
     try:
         return await carrier.collect(request.wait_s, limit_s), carrier.failures
     finally:

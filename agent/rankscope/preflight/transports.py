@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from rankscope.preflight.exchange.carrier import Carrier, CarrierError
 from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.plan import TOKEN_VARIABLE, UNNAMED, Request, UsageError
+from rankscope.preflight.key import RunKey
+from rankscope.preflight.plan import UNNAMED, Request, UsageError
+from rankscope.preflight.secret import Secret
 
 if TYPE_CHECKING:
     from rankscope.preflight.exchange.ssh import SshCarrier
@@ -27,18 +29,18 @@ class Transports:
     stop: Callable[[], None] = lambda: None  # ends this agent, when the one that started it is gone
 
     def carriers(
-        self, run_id: str, token: str, who: Discovery, request: Request
+        self, key: RunKey, secret: Secret, who: Discovery, request: Request
     ) -> tuple[Carrier, ...]:
         """Open them. Raises UsageError."""
         made: list[Carrier] = []
         try:
             if self.share:
-                made.append(_share(self.share, run_id))
+                made.append(_share(self.share, key))
             if self.server:
-                made.append(_server(self.server, run_id, token, who, os.environ))
+                made.append(_server(self.server, key, who, os.environ))
             if self.is_over_ssh:
                 others = [node for node in who.nodes if node != who.me]
-                made.append(over_ssh(others, run_id, who, request))
+                made.append(over_ssh(others, key.run_id, secret, who, request))
         except CarrierError as error:
             raise UsageError(str(error)) from error
         if self.is_on_lines:
@@ -48,34 +50,35 @@ class Transports:
         return tuple(made)
 
 
-def _share(directory: str, run_id: str) -> Carrier:
+def _share(directory: str, key: RunKey) -> Carrier:
     from rankscope.preflight.exchange.share import ShareCarrier
 
     if not os.path.isdir(directory):
         raise UsageError(f"--share: {directory} is no directory here; give one that all nodes see")
-    return ShareCarrier(directory, run_id)
+    return ShareCarrier(directory, key)
 
 
-def _server(
-    server: str, run_id: str, token: str, who: Discovery, environ: Mapping[str, str]
-) -> Carrier:
+def _server(server: str, key: RunKey, who: Discovery, environ: Mapping[str, str]) -> Carrier:
     from rankscope.preflight.exchange.http import Meeting, ServerCarrier
 
-    if run_id == UNNAMED:
+    if key.run_id == UNNAMED:
         raise UsageError("--server: other jobs meet there too: add --run NAME, the same everywhere")
     meeting = Meeting(
-        run=run_id,
+        run=key.run_id,
+        proof=key.derived("meeting").hex(),
         node=who.me,
         node_rank=who.node_rank,
         num_nodes=who.num_nodes,
         nodes=who.nodes,
-        hello_token=token,
+        hello_token=key.words_for_server(),
         training_run=environ.get("RANKSCOPE_RUN_ID", ""),
     )
     return ServerCarrier(server, meeting, environ.get("RANKSCOPE_TOKEN", ""), environ)
 
 
-def over_ssh(nodes: Sequence[str], run_id: str, who: Discovery, request: Request) -> SshCarrier:
+def over_ssh(
+    nodes: Sequence[str], run_id: str, secret: Secret, who: Discovery, request: Request
+) -> SshCarrier:
     """Return the carrier that starts agents on `nodes`. Raises UsageError."""
     from rankscope.preflight.exchange.ssh import SshCarrier
 
@@ -85,7 +88,7 @@ def over_ssh(nodes: Sequence[str], run_id: str, who: Discovery, request: Request
         raise UsageError("--ssh: nodes have command lines of their own: give --nproc, --backend, "
                          "--master-port in place of the launch")  # fmt: skip
     words = (*_words(request, who), "--run", run_id)
-    return SshCarrier(nodes, words, token=os.environ.get(TOKEN_VARIABLE, ""))
+    return SshCarrier(nodes, words, token=secret.text)
 
 
 def _words(request: Request, who: Discovery) -> Iterator[str]:
@@ -93,6 +96,8 @@ def _words(request: Request, who: Discovery) -> Iterator[str]:
     options = request.options
     if options.tier != "default":
         yield f"--{options.tier}"
+    if request.is_insecure:
+        yield "--insecure"
     given = {
         "--nodes": ",".join(who.nodes),
         "--wait": f"{request.wait_s:g}",

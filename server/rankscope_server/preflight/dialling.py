@@ -11,6 +11,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe.dial import Caller, dial
 from rankscope_server.answers import Schema
 from rankscope_server.preflight import targets
@@ -73,7 +74,8 @@ class Dialler:
         """Connect once and say hello; nothing that was received is shown."""
         self.spend(live, target.address)
         started = time.monotonic()
-        caller = Caller(target.member.hello_token or live.token, NAME)
+        words = target.member.hello_token or live.token
+        caller = Caller(RunKey.of(words), NAME, by="server")
         try:
             async with self._slots, asyncio.timeout(SILENT_S):
                 found, call = await dial(
@@ -106,6 +108,8 @@ _WHY = {
     "no-answer": "its agent did not answer; the reason is shown only of the address it came from",
     "no-data": "the connection was accepted, and no byte came back",
     "not-us": "something else answered there",
+    "other-secret": "an agent that does not know this preflight answered there",
+    "other-version": "an older or a newer rankscope answered there",
     "wrong-host": "the agent of another node answered there",
     "drop": "no answer: a firewall drops, or a route is missing",
     "refused": "the machine refused: nothing listens, or a firewall rejects",

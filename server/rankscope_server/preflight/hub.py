@@ -78,6 +78,15 @@ class Hub:
                 return live
         return None
 
+    def num_apart(self, key: str) -> int:
+        """Return how many preflights under way have the same name in their key, and are not it.
+
+        A key is a name and, after a blank, a proof: those with another secret are kept apart.
+        """
+        name = key.rpartition(" ")[0]
+        keys = {live.key for live in self._runs.values() if not live.finished_ns} if name else set()
+        return sum(other != key and other.rpartition(" ")[0] == name for other in keys)
+
     def spend_new(self, address: str) -> None:
         """Count a new preflight against the limit of an address. Raises Problem 429."""
         wait_s = self.limits.wait_s(f"create {address}", CREATED_SIZE, CREATED_PER_S)

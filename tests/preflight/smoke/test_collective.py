@@ -13,9 +13,11 @@ from rankscope.preflight.exchange.discover import Discovery
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, PathMtu
 from rankscope.preflight.facts.smoke import SmokeFacts
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.model import Facts, Listening, NodeReport
 from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Plan
+from rankscope.preflight.secret import Secret
 from rankscope.preflight.system import System
 
 NAMES = ("a", "b", "c")
@@ -65,7 +67,10 @@ def test_what_holds_it_back_is_said() -> None:
 
 def plan(**options: str) -> Plan:
     who = Discovery(nodes=NAMES, me="b", node_rank=1, num_nodes=3)
-    return Plan(run_id="7", token="t", who=who, options=Options(**options), system=System())  # type: ignore[arg-type]
+    return Plan(
+        run_id="7", key=RunKey.of("t"), secret=Secret(text="t", source="a test"), who=who,
+        options=Options(**options), system=System(),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 @pytest.mark.multiproc

@@ -22,6 +22,7 @@ from rankscope.preflight.model import LaunchVerdict, NodeReport, encode
 RUNS = "/api/v1/preflight/runs"
 OWN_TOKEN = "pf-"  # begins the token of one preflight, which came with its id
 MAX_ANSWER_BYTES = 256 << 20  # all reports of 1,000 nodes
+_MOST_RUN, _PROOF = 160, 32  # characters of a key
 MAX_VERDICT_WAIT_S = 20.0  # of one request: proxies often end a silent one after 30 s
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ class Meeting:
     node_rank: int = -1
     num_nodes: int = 0  # 0: not known
     nodes: Sequence[str] = ()
-    hello_token: str = ""  # of the listener on this node: with it the server can dial back
+    proof: str = ""  # of the run's secret: those with another one meet elsewhere
+    hello_token: str = ""  # for the listener on this node: with it the server can only knock
     training_run: str = ""  # the run that this preflight precedes
 
 
@@ -70,6 +72,7 @@ class ServerCarrier:
         self._meeting = meeting
         self._asked_token = token  # of the server, or of one preflight
         self._token = self._id = ""
+        self._num_apart = 0  # preflights of our name there whose nodes have another secret
         self._number = 0  # of the newest report that we have
         self._sent = -1
         self._next_s = 0.0
@@ -114,6 +117,12 @@ class ServerCarrier:
             ) from error
 
     def _exchange(self, mine: NodeReport) -> list[NodeReport]:
+        if self._num_apart:
+            self._num_apart = 0
+            raise CarrierError(
+                f"{self._client.route}: other nodes meet there under the name "
+                f"{self._meeting.run} with another secret than ours"
+            )
         if not self._id:
             self._begin(mine)
         path, since = f"/{self._id}/reports", f"?since={self._number}"
@@ -136,10 +145,12 @@ class ServerCarrier:
         self._token = self._asked_token
         if not self._token.startswith(OWN_TOKEN):
             wanted = {
-                "key": meeting.run, "num_nodes": meeting.num_nodes, "nodes": list(meeting.nodes),
+                "key": _key(meeting), "num_nodes": meeting.num_nodes, "nodes": list(meeting.nodes),
                 "run_id": meeting.training_run,
             }  # fmt: skip
             made = self._ask("POST", "", msgspec.json.encode(wanted)).fields
+            apart = made.get("num_apart", 0)
+            self._num_apart = apart if isinstance(apart, int) else 0
             id, self._token = str(made.get("id", "")), str(made.get("token", ""))
             if not id or not self._token:
                 raise CarrierError(f"{self._client.route}: no rankscope server answers there")
@@ -201,6 +212,11 @@ def upload(
     if answer.status != 200:
         raise CarrierError(f"{client.route}: {answer.why()}")
     return f"{client.address.url}{path}/verdict"
+
+
+def _key(meeting: Meeting) -> str:
+    """Return by what nodes find each other there: the run's name, and that they may know it."""
+    return f"{meeting.run[:_MOST_RUN]} {meeting.proof[:_PROOF]}".strip()
 
 
 def _client(server: str, environ: Mapping[str, str]) -> Client:

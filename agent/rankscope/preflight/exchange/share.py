@@ -1,19 +1,28 @@
-"""Reports through a directory that all nodes see: one file each, replaced in one step."""
+"""Reports through a directory that all nodes see: one file each, replaced in one step.
+
+Others may write there too. So each file is signed with the run's secret, and holds a number that
+this agent drew and those that it has read of the others: a report counts for us only once its
+author has shown our own number, which no file of an earlier preflight can.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import math
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from rankscope.preflight.exchange.blocking import in_thread
 from rankscope.preflight.exchange.carrier import CarrierError
-from rankscope.preflight.model import NodeReport, decode_report, encode
+from rankscope.preflight.key import RunKey, tag
+from rankscope.preflight.model import NodeReport
 
 LIMIT_S = 3.0  # of one exchange: a hung network disk is reported, and tried again
 TOUCH_S = 5.0  # an agent that lives writes its file at least so often
@@ -21,7 +30,18 @@ TOUCH_S = 5.0  # an agent that lives writes its file at least so often
 # times as quick, and the caches of NFS hide a change for up to 30 s (nfs(5), acdirmin).
 STALE_S = 60.0
 _MAX_REPORT_BYTES = 64 * 2**20  # 1,000 nodes: 24 kB
+_MARK_BYTES = 64
+_MOST_NAMED = 6
 _OVER = ".left"  # a mark beside a report: its node has read all that it wanted
+
+
+class _File(msgspec.Struct, frozen=True):
+    report: NodeReport
+    number: str  # that its author drew
+    shown: dict[str, str]  # by node: the number that its author has read
+
+
+_FILES = msgspec.json.Decoder(_File)  # at import: two first users at once crash msgspec
 
 
 class ShareCarrier:
@@ -29,11 +49,17 @@ class ShareCarrier:
 
     name: ClassVar[str] = "share"
 
-    def __init__(self, directory: str | Path, run_id: str) -> None:
-        self._directory = Path(directory) / f"rankscope-preflight-{quote(run_id, safe='')}"
+    def __init__(self, directory: str | Path, key: RunKey) -> None:
+        self._directory = Path(directory) / f"rankscope-preflight-{quote(key.run_id, safe='')}"
+        self._key = key.derived("share")
+        self._number = secrets.token_hex(16)
+        self._shown_by: dict[str, str] = {}  # by node: the number in its newest file
+        self._foreign: set[str] = set()  # files that somebody wrote who has another secret
+        self._is_told = False
+        self._begun = math.inf  # time of the file server at our first exchange
         self._shown = str(directory)
-        self._written: tuple[int, float] = (-1, 0.0)  # version, time of the file server
-        self._read: dict[str, tuple[tuple[int, int, int], NodeReport]] = {}  # by file
+        self._written: tuple[object, float] = ((), 0.0)  # what, time of the file server
+        self._read: dict[str, tuple[tuple[int, int, int], _File]] = {}  # by file
         self._old: set[tuple[str, float]] = set()  # (node, started) of an earlier preflight
         self._own, self._inode = "", 0  # of our file
         self._is_first = True
@@ -59,6 +85,7 @@ class ShareCarrier:
     def _exchange(self, mine: NodeReport, have: Mapping[str, int]) -> list[NodeReport]:
         namesake = self._namesake(mine)
         now = self._write(mine)
+        self._begun = min(self._begun, now)
         reports = [namesake] if namesake is not None else []
         for path in sorted(self._directory.glob("*.json")):
             if path.name == self._own:
@@ -67,8 +94,19 @@ class ShareCarrier:
                 report = self._news(path, now)
                 if report is not None and report.version > have.get(report.node, -1):
                     reports.append(report)
+        self._write(mine)  # at once, if there are numbers to show
         self._is_first = False
+        self._tell()
         return reports
+
+    def _tell(self) -> None:
+        """Say once whose reports are not believed. Raises CarrierError."""
+        if self._foreign and not self._is_told:
+            self._is_told = True
+            names = ", ".join(sorted(unquote(name) for name in self._foreign)[:_MOST_NAMED])
+            raise CarrierError(
+                f"{self._shown}: written with another secret, and not believed: {names}"
+            )
 
     def _namesake(self, mine: NodeReport) -> NodeReport | None:
         """Return the report of another agent of our name, which has replaced our file."""
@@ -79,9 +117,15 @@ class ShareCarrier:
             return None
         if self._is_first or stat.st_ino == self._inode:
             return None
-        report = _decoded(path, stat.st_size)
-        is_other = report is not None and report.started_unix_s != mine.started_unix_s
-        return report if is_other else None
+        found = self._decoded(path, stat.st_size)
+        if found is None or found.report.started_unix_s == mine.started_unix_s:
+            return None
+        return found.report if self._is_fresh(found) else None
+
+    def _is_fresh(self, found: _File) -> bool:
+        """Return whether the author of a file has read ours."""
+        self._shown_by[found.report.node] = found.number
+        return found.shown.get(unquote(self._own.removesuffix(".json"))) == self._number
 
     def _write(self, mine: NodeReport) -> float:
         """Replace our file if it is due; return the file server's time."""
@@ -89,16 +133,17 @@ class ShareCarrier:
         path = self._directory / self._own
         probe = self._directory / f".{self._own}.{os.getpid()}"
         self._directory.mkdir(parents=True, exist_ok=True)
-        version, at = self._written
+        what, at = (mine.version, dict(self._shown_by)), self._written[1]
         probe.touch()
         now = probe.stat().st_mtime
-        if mine.version == version and now - at < TOUCH_S and path.exists():
+        if what == self._written[0] and now - at < TOUCH_S and path.exists():
             probe.unlink()
             return now
-        probe.write_bytes(encode(mine))
+        data = msgspec.json.encode(_File(mine, self._number, self._shown_by))
+        probe.write_bytes(self._signed(data, path.name))
         (self._directory / f"{self._own}{_OVER}").unlink(missing_ok=True)
         probe.replace(path)
-        self._written, self._inode = (mine.version, now), path.stat().st_ino
+        self._written, self._inode = (what, now), path.stat().st_ino
         return now
 
     def _news(self, path: Path, now: float) -> NodeReport | None:
@@ -109,16 +154,18 @@ class ShareCarrier:
             path.with_name(f"{path.name}{_OVER}").unlink(missing_ok=True)
             return None
         mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        known, report = self._read.get(path.name, (None, None))
-        if report is None or known != mark:
-            report = _decoded(path, stat.st_size)
-            if report is None:
+        known, found = self._read.get(path.name, (None, None))
+        if found is None or known != mark:
+            found = self._decoded(path, stat.st_size)
+            if found is None:
                 return None
-            self._read[path.name] = (mark, report)
+            self._read[path.name] = (mark, found)
+        report = found.report
         # a node cannot be done before it has met us: this is its report of the last time
         if self._is_first and (report.stage == "done" or report.is_leaving):
             self._old.add((report.node, report.started_unix_s))
-        return None if (report.node, report.started_unix_s) in self._old else report
+        is_old = (report.node, report.started_unix_s) in self._old
+        return report if not is_old and self._is_fresh(found) else None
 
     def _leave(self) -> list[NodeReport]:
         if not self._own or not (self._directory / self._own).exists():
@@ -132,12 +179,30 @@ class ShareCarrier:
             self._directory.rmdir()
         return []
 
+    def _decoded(self, path: Path, size: int) -> _File | None:
+        """Return what is in a file; None if a stranger or another version wrote it."""
+        if size > _MAX_REPORT_BYTES:
+            return None
+        data = _read(path)
+        report = data[: -_MARK_BYTES - 1]
+        if not hmac.compare_digest(self._signed(report, path.name), data):
+            if path.stat().st_mtime > self._begun:  # of an agent that lives
+                self._foreign.add(path.stem)
+            return None
+        self._foreign.discard(path.stem)
+        try:
+            found = _FILES.decode(report)
+        except msgspec.MsgspecError:
+            return None
+        return found if f"{quote(found.report.node, safe='')}.json" == path.name else None
 
-def _decoded(path: Path, size: int) -> NodeReport | None:
-    """Return the report; None if another version of this program wrote it."""
-    if size > _MAX_REPORT_BYTES:
-        return None
-    try:
-        return decode_report(path.read_bytes())
-    except msgspec.MsgspecError:
-        return None
+    def _signed(self, report: bytes, name: str) -> bytes:
+        """Return what stands in a file: the report, and a line that proves who may write it."""
+        return report + b"\n" + tag(self._key, name, report).hex().encode()
+
+
+def _read(path: Path) -> bytes:
+    """Read a file of a directory in which others may write: through no link, from no device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_MAX_REPORT_BYTES + 1)

@@ -15,6 +15,8 @@ DialClass = Literal[
     "no-data",  # no byte came back in time, or it was closed or reset before one came
     "not-us",  # bytes came that are no agent's: `banner` holds the first of them
     "other-secret",  # an agent answered that does not share our secret
+    "other-run",  # an agent of ours of another preflight: `banner` holds its name
+    "other-version",  # an older or a newer rankscope, as `banner` says
     "wrong-host",  # the agent of another node answered: `answered_by`
     "no-answer",  # of reports that earlier versions wrote
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Bandwidth of a pair: one side sends, the other counts for 0.2 s and reports what came.
 
 The receiver ends the transfer, so that a slow path costs no more time than a fast one: what the
-sender's buffers still hold is thrown away with the connection.
+sender's buffers still hold is thrown away with the connection. The bytes themselves carry nothing
+and prove nothing, so they have no tags, which would cost a core; the count that ends them has one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rankscope.preflight.probe.pace import waited_s
+from rankscope.preflight.probe.wire import Link
 
 COUNT_S = 0.2
 LIMIT_S = 2.0  # of one transfer: a path that is dead on the way must not hold the round
@@ -44,8 +46,9 @@ class Received:
     waited_ratio: float = 0.0  # of the sender: without a core it sends no faster on a fast path
 
 
-async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def receive(link: Link) -> None:
     """Count what comes for 0.2 s after the first byte, and report it to the sender."""
+    reader = link.reader
     num_bytes, started, now = 0, 0.0, 0.0
     async with asyncio.timeout(LIMIT_S):
         first = await reader.read(_READ_BYTES)
@@ -67,21 +70,21 @@ async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     elapsed_s = max(now - started, 1e-6)
     waited_ratio = (waited_s() - waited) / elapsed_s
     count = Count(num_bytes=num_bytes, elapsed_s=elapsed_s, waited_ratio=waited_ratio)
-    writer.write(msgspec.json.encode(count) + b"\n")
-    await writer.drain()
+    link.write(msgspec.json.encode(count))
+    await link.drain()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(HANG_UP_S):  # a reset would overtake our answer
             while await reader.read(_READ_BYTES):
                 pass
 
 
-async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Received:
+async def send(link: Link) -> Received:
     """Send until the receiver reports what came. Raises EOFError, OSError, ValueError."""
-    writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
+    link.writer.transport.set_write_buffer_limits(high=_BLOCK_BYTES)
     info: list[tuple[int, int]] = [(0, 0)]
     started, waited = time.monotonic(), waited_s()
-    counted = asyncio.ensure_future(reader.readline())
-    flood = asyncio.ensure_future(_flood(writer, info))
+    counted = asyncio.ensure_future(link.read())
+    flood = asyncio.ensure_future(_flood(link.writer, info))
     try:
         await asyncio.wait({counted}, timeout=2 * LIMIT_S)
         line = counted.result() if counted.done() else b""

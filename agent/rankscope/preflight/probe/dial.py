@@ -14,9 +14,8 @@ import socket
 import time
 from dataclasses import dataclass
 
-import msgspec
-
 from rankscope.preflight.facts.edges import Dial, DialClass
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe import wire
 
 ARP_GAVE_UP_MS = 1_000.0  # between the two kinds of EHOSTUNREACH: 1.5 ms and 3,060 ms
@@ -53,23 +52,24 @@ ANSWER_LIMIT_S = 4.0  # an agent on a busy machine takes its time
 class Caller:
     """Who we are to those we call."""
 
-    token: str
+    key: RunKey
     node: str
+    by: wire.By = "agent"
+    max_frame_bytes: int = wire.MAX_FRAME_BYTES  # of a link that carries reports
 
 
 @dataclass
 class DialCall:
-    """An open connection to a peer's agent."""
+    """An open connection to a peer's agent, both sides proven."""
 
     dial: Dial
     sock: socket.socket
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    link: wire.Link
     is_busy: bool = False
 
     async def close(self) -> None:
         """Close at once; what is still in a buffer is lost."""
-        await hang_up(self.writer)
+        await hang_up(self.link.writer)
 
 
 async def dial(
@@ -96,46 +96,88 @@ async def dial(
         return Dial(
             outcome=outcome, address=address, port=port, elapsed_ms=elapsed_ms, errno=name
         ), None
-    return await _greet(caller, sock, (address, port), to, op, started)
-
-
-async def _greet(
-    caller: Caller, sock: socket.socket, where: tuple[str, int], to: str, op: wire.Op,
-    started: float,
-) -> tuple[Dial, DialCall | None]:  # fmt: skip
     local = plain(sock.getsockname()[0])
-    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
-    line, nonce = wire.hello(caller.token, caller.node, to, op)
-    answer, banner, how = None, "", ""
-    outcome: DialClass = "no-data"
-    try:
-        writer.write(line)
-        async with asyncio.timeout(ANSWER_LIMIT_S):
-            said = await reader.readline()
-        if said:
-            outcome = "not-us"
-            answer = wire.read_answer(caller.token, nonce, said)
-        how = "" if said else "EOF"
-    except wire.StrangerError as error:
-        banner = str(error)
-    except ValueError as error:  # a line without end
-        outcome, banner = "not-us", f"no answer ({type(error).__name__})"
-    except TimeoutError:
-        how = "ETIMEDOUT"
-    except OSError as error:
-        how = codes.errorcode.get(error.errno or 0, type(error).__name__)
+    greeting = await _Greeting(caller, sock).run(to, op)
     base = Dial(
-        outcome="ok", address=where[0], port=where[1], local_address=local,
-        elapsed_ms=(time.monotonic() - started) * 1e3,
+        outcome=greeting.outcome, address=address, port=port, local_address=local,
+        elapsed_ms=(time.monotonic() - started) * 1e3, errno=greeting.errno,
+        answered_by=greeting.answered_by, seen_address=greeting.seen, banner=greeting.banner,
     )  # fmt: skip
-    if answer is None:
-        await hang_up(writer)
-        return _changed(base, outcome=outcome, banner=banner, errno=how), None
-    base = _changed(base, answered_by=answer.node, seen_address=answer.seen)
-    if to and answer.node != to:
-        await hang_up(writer)
-        return _changed(base, outcome="wrong-host"), None
-    return base, DialCall(base, sock, reader, writer, answer.is_busy)
+    if greeting.link is None:
+        return base, None
+    return base, DialCall(base, sock, greeting.link, greeting.is_busy)
+
+
+class _Greeting:
+    """What happens after a connection was accepted: the proofs of both sides."""
+
+    def __init__(self, caller: Caller, sock: socket.socket) -> None:
+        self._caller, self._sock = caller, sock
+        self.outcome: DialClass = "no-data"
+        self.errno = self.answered_by = self.seen = self.banner = ""
+        self.is_busy = False
+        self.link: wire.Link | None = None
+        self._heard = b""  # of a line that has not ended
+
+    async def run(self, to: str, op: wire.Op) -> _Greeting:
+        """Prove who we are and hear who answers; the socket is closed unless there is a link."""
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                await self._prove(to, op)
+        except wire.StrangerError as error:
+            self.outcome, self.banner = error.why, str(error)
+        except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
+            self.errno = _name_of(error)
+            if self._heard:  # a program that greets and waits
+                self.outcome, self.banner = "not-us", wire.printable(self._heard)
+        finally:
+            if self.link is None:
+                self._sock.close()
+        return self
+
+    async def _prove(self, to: str, op: wire.Op) -> None:
+        caller, loop = self._caller, asyncio.get_running_loop()
+        speaker = wire.Speaker(caller.key, caller.node)
+        await loop.sock_sendall(self._sock, speaker.say_hello(to, op, caller.by))
+        answer = speaker.hear_challenge(await self._line())
+        self.answered_by, self.seen, self.is_busy = answer.node, answer.seen, answer.is_busy
+        if caller.key.run_id and answer.run != wire.short(caller.key.run_id):
+            self.outcome, self.banner = "other-run", answer.run
+            return
+        if to and answer.node != to:
+            self.outcome = "wrong-host"
+            return
+        await loop.sock_sendall(self._sock, speaker.say_confirm())
+        reader, writer = await asyncio.open_connection(sock=self._sock, limit=1 << 20)
+        link = speaker.link(reader, writer, is_caller=True, limit_bytes=caller.max_frame_bytes)
+        try:
+            await link.accepted()
+        except BaseException:
+            await hang_up(writer)
+            raise
+        self.outcome, self.link = "ok", link
+
+    async def _line(self) -> bytes:
+        """Return the first line. Raises EOFError, OSError."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._heard and len(self._heard) <= wire.MAX_LINE_BYTES:
+            some = await loop.sock_recv(self._sock, wire.MAX_LINE_BYTES)
+            if not some and not self._heard:
+                raise EOFError("closed")
+            if not some:
+                break
+            self._heard += some
+        line, self._heard = self._heard, b""
+        return line
+
+
+def _name_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "ETIMEDOUT"
+    if isinstance(error, EOFError):
+        return "EOF"
+    number = getattr(error, "errno", None) or 0
+    return codes.errorcode.get(number, type(error).__name__)
 
 
 async def knock(caller: Caller, address: str, port: int, to: str) -> Dial:
@@ -156,7 +198,3 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 def plain(address: str) -> str:
     """Return an address without IPv4-in-IPv6 notation and without a zone."""
     return address.removeprefix("::ffff:").partition("%")[0]
-
-
-def _changed(dial: Dial, **fields: str) -> Dial:
-    return msgspec.structs.replace(dial, **fields)

@@ -7,34 +7,36 @@ import contextlib
 import socket
 
 from rankscope.preflight.facts.edges import Datagrams
-from rankscope.preflight.probe.listener import datagram_mark
+from rankscope.preflight.key import RunKey
+from rankscope.preflight.probe.datagrams import Probes
 
 NUM_SENT = 400  # 0.5 % each way loses four of them, 2 % sixteen
 MAX_IN_ALL = 3200  # of one node to all its peers: one costs it and the peer 0.1 ms of a core
 LEAST_SENT = 128
+SIZE_BYTES = 64
 BURST, PAUSE_S = 8, 0.008  # 1,000 a second, 64 kB/s: no queue fills by that
 WAIT_S = 0.25  # after the last one, and twice the round trip
 ENOUGH = 32  # without one answer to these UDP is closed
 
 
 async def measure(
-    token: str, address: str, port: int, rtt_ms: float, num_wanted: int = NUM_SENT
+    key: RunKey, address: str, port: int, rtt_ms: float, num_wanted: int = NUM_SENT
 ) -> Datagrams:
     """Send and count the answers. A closed UDP port costs 0.3 s."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    mark, num_sent = datagram_mark(token).ljust(64, b"\0"), 0
+    probes, num_sent = Probes(key), 0
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         try:
             sock.connect((address, port))
         except OSError:
             return Datagrams(num_sent=0, num_answered=0)
-        answers = _Answers(sock)
+        answers = _Answers(sock, probes)
         reading = asyncio.ensure_future(answers.count())
         while num_sent < num_wanted:
             for _ in range(BURST):
                 with contextlib.suppress(OSError):
-                    sock.send(mark)
+                    sock.send(probes.probe(num_sent, SIZE_BYTES))
                     num_sent += 1
             await asyncio.sleep(PAUSE_S)
             if num_sent == ENOUGH and not answers.num:
@@ -48,16 +50,22 @@ async def measure(
 
 
 class _Answers:
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.num = 0
+    def __init__(self, sock: socket.socket, probes: Probes) -> None:
+        self._sock, self._probes = sock, probes
+        self._numbers: set[int] = set()
+
+    @property
+    def num(self) -> int:
+        """Return how many of ours were answered."""
+        return len(self._numbers)
 
     async def count(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await loop.sock_recv(self._sock, 64)
-                self.num += 1
+                answer = self._probes.answered(await loop.sock_recv(self._sock, 64))
+                if answer is not None:
+                    self._numbers.add(answer[0])
             except ConnectionRefusedError:
                 await asyncio.sleep(0.01)
 

@@ -15,7 +15,6 @@ from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.model import NodeReport
 from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.dial import DialCall
-from rankscope.preflight.probe.listener import Stream
 
 RELAY_PAUSE_S = 0.4
 STALE_S = 3.0  # after that, even what the peer should have heard from its author is passed on
@@ -41,7 +40,7 @@ class Mesh:
         """Return the peers to which a link is open."""
         return {link.peer for link in self._links}
 
-    async def attend(self, peer: str, stream: Stream) -> None:
+    async def attend(self, peer: str, stream: wire.Link) -> None:
         """Exchange reports over an open connection until it ends."""
         link = _Link(self._exchange, peer, stream)
         self._links.add(link)
@@ -54,7 +53,7 @@ class Mesh:
     async def attend_call(self, call: DialCall) -> None:
         """The same for a connection that we opened."""
         try:
-            await self.attend(call.dial.answered_by, (call.reader, call.writer))
+            await self.attend(call.dial.answered_by, call.link)
         finally:
             await call.close()
 
@@ -73,9 +72,9 @@ class Mesh:
 
 
 class _Link:
-    def __init__(self, exchange: Exchange, peer: str, stream: Stream) -> None:
+    def __init__(self, exchange: Exchange, peer: str, stream: wire.Link) -> None:
         self._exchange, self.peer = exchange, peer
-        self._reader, self._writer = stream
+        self._stream = stream
         self.theirs: dict[str, int] = {}  # versions that the peer said it has
         self._sent: dict[str, int] = {}  # versions that we sent it, or that it has
         self._acknowledged: dict[str, int] = {}  # versions that it knows us to have
@@ -108,9 +107,9 @@ class _Link:
             if not lacking and not ((is_relay or self._owes_answer) and have != self._acknowledged):
                 continue
             self._owes_answer = False
-            self._writer.write(wire.frame(msgspec.json.encode(Gossip(have, lacking))))
+            self._stream.write(msgspec.json.encode(Gossip(have, lacking)))
             async with asyncio.timeout(SEND_LIMIT_S):
-                await self._writer.drain()
+                await self._stream.drain()
             self._acknowledged = have
             for report in lacking:
                 self._sent[report.node] = report.version
@@ -137,7 +136,7 @@ class _Link:
 
     async def _receive(self) -> None:
         while True:
-            said = msgspec.json.decode(await wire.read_frame(self._reader), type=Gossip)
+            said = msgspec.json.decode(await self._stream.read(), type=Gossip)
             self.theirs = said.have
             self._owes_answer = bool(said.reports)
             for node, version in said.have.items():

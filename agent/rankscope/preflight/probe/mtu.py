@@ -11,8 +11,9 @@ import struct
 import sys
 
 from rankscope.preflight.facts.edges import PathMtu
+from rankscope.preflight.key import RunKey
+from rankscope.preflight.probe.datagrams import Probes
 from rankscope.preflight.probe.dial import Caller, dial
-from rankscope.preflight.probe.listener import datagram_mark
 from rankscope.preflight.probe.path import echo_large
 
 # Jumbo frames, InfiniBand's 4 kB, Ethernet, and what PPPoE, VXLAN, GRE and WireGuard leave of it.
@@ -53,11 +54,11 @@ def mtu_of(interface: str) -> int:
             return 0
 
 
-async def probe(token: str, address: str, port: int, limit_bytes: int) -> int:
+async def probe(key: RunKey, address: str, port: int, limit_bytes: int) -> int:
     """Return the largest packet in bytes that a peer acknowledged; 0: none (UDP is closed)."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sizes = sorted({s for s in (*SIZES_BYTES, limit_bytes) if s <= limit_bytes}, reverse=True)
-    mark, headers = datagram_mark(token), _HEADERS[family]
+    probes, headers = Probes(key), _HEADERS[family]
     best = 0
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
@@ -70,15 +71,15 @@ async def probe(token: str, address: str, port: int, limit_bytes: int) -> int:
         for wait_s in ROUNDS_S:
             for size in (s for s in sizes if s > best):
                 with contextlib.suppress(OSError):  # EMSGSIZE: our own interface is smaller
-                    sock.send(mark.ljust(size - headers, b"\0"))
-            best = max(best, await _acknowledged(sock, mark, headers, sizes[0], wait_s))
+                    sock.send(probes.probe(size, size - headers))
+            best = max(best, await _acknowledged(sock, probes, headers, sizes[0], wait_s))
             if best >= sizes[0]:
                 break
     return best
 
 
 async def _acknowledged(
-    sock: socket.socket, mark: bytes, headers: int, enough: int, wait_s: float
+    sock: socket.socket, probes: Probes, headers: int, enough: int, wait_s: float
 ) -> int:
     best, loop = 0, asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
@@ -91,8 +92,9 @@ async def _acknowledged(
                         return best
                     await asyncio.sleep(0.01)
                     continue
-                if data.startswith(mark) and len(data) == len(mark) + 4:
-                    best = max(best, int.from_bytes(data[-4:], "big") + headers)
+                answer = probes.answered(data)
+                if answer is not None:
+                    best = max(best, answer[1] + headers)
     return best
 
 
@@ -118,7 +120,7 @@ async def measure(
     _, interface = interface_of(address)
     own_bytes = mtu_of(interface) or 1500
     limit_bytes = min(own_bytes, _LARGEST_PACKET_BYTES)
-    carried = await probe(caller.token, address, ports[1], limit_bytes) if ports[1] else 0
+    carried = await probe(caller.key, address, ports[1], limit_bytes) if ports[1] else 0
     if carried == limit_bytes:
         carried = own_bytes
     if carried or large_ms is not None:

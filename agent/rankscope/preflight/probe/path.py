@@ -8,7 +8,6 @@ import struct
 import time
 
 from rankscope.preflight.facts.edges import Clock, Idle, Rtt
-from rankscope.preflight.probe import wire
 from rankscope.preflight.probe.dial import DialCall
 
 NUM_PINGS = 12
@@ -23,8 +22,8 @@ IDLE_S = 65.0  # NAT and firewalls that forget an idle connection do so after 60
 async def ask(call: DialCall, data: bytes, limit_s: float = STEP_LIMIT_S) -> bytes:
     """Send a frame and return the answer. Raises OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(limit_s):
-        call.writer.write(wire.frame(data))
-        return await wire.read_frame(call.reader)
+        call.link.write(data)
+        return await call.link.read()
 
 
 async def ping(call: DialCall) -> Rtt:

@@ -243,9 +243,7 @@ class Prober:
         rtt = self._edge(peer).rtt
         if ports[1] and rtt is not None:
             num = loss.num_for(len(self.edges))
-            lost = await loss.measure(
-                self._caller.token, where.address, ports[1], rtt.median_ms, num
-            )
+            lost = await loss.measure(self._caller.key, where.address, ports[1], rtt.median_ms, num)
             self._set(peer, datagrams=lost)
         measured = await mtu.measure(self._caller, where.address, ports, peer, large_ms)
         self._set(peer, mtu=measured)

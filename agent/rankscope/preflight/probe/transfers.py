@@ -91,10 +91,10 @@ class Transfers:
             if call.is_busy:
                 return False
             if op == "send":
-                sent = await bulk.send(call.reader, call.writer)
+                sent = await bulk.send(call.link)
                 self._listener.counted.setdefault(peer, []).append(sent)
             else:
-                await bulk.receive(call.reader, call.writer)
+                await bulk.receive(call.link)
         except (OSError, EOFError, TimeoutError, ValueError):
             pass  # no figure is no verdict
         finally:

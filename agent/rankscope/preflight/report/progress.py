@@ -57,6 +57,11 @@ class Live:
             columns = shutil.get_terminal_size().columns
             self._write(f"\r\x1b[K{cut(text, columns - 1)}")
 
+    def note(self, text: str) -> None:
+        """Show a line that stays, whole: it may be a command to copy."""
+        clear = "\r\x1b[K" if self._is_terminal else ""
+        self._write(f"{clear}{self._prefix}{clean(text)}\n")
+
     def _write(self, text: str) -> None:
         try:
             self._stream.write(text)

@@ -98,7 +98,11 @@ async def create(request: Request) -> Response:
         f"--server {str(request.base_url).rstrip('/')} --run {live.id}"
     )
     body = PreflightInvitation(
-        id=live.id, token=live.token, command=command, expires_ms=live.expires_ns / 1e6
+        id=live.id,
+        token=live.token,
+        command=command,
+        expires_ms=live.expires_ns / 1e6,
+        num_apart=hub.num_apart(asked.key),
     )
     answer = send(request, body)
     answer.headers["Cache-Control"] = "no-store"  # it holds a token

@@ -18,6 +18,7 @@ class PreflightInvitation(Schema, frozen=True):
     token: str
     command: str
     expires_ms: float
+    num_apart: int = 0  # preflights of the same name whose nodes proved another secret
 
 
 class PreflightJoined(Schema, frozen=True):
