@@ -6,6 +6,7 @@ milliseconds unless the name says otherwise, sizes are bytes.
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -92,6 +93,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node_rank: int = -1  # -1: not known
     started_unix_s: float = 0.0  # the node's wall clock
     pid: int = 0  # of the agent
+    secret_from: str = ""  # the variable or file that the run's secret is in; never the secret
     stage: Stage = "facts"
     is_leaving: bool = False  # interrupted: no node should wait for it
     options: Options = Options()
@@ -106,12 +108,27 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extra: dict[str, Any] = {}  # by id of a check from elsewhere: what its `collect` returned
 
 
+# Format characters turn or hide text beside them; the others end lines or move cursors.
+_ACTS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def acts(one: str) -> bool:
+    """Return whether a terminal or a shell would do something at this character."""
+    return not (one.isascii() and one.isprintable()) and unicodedata.category(one) in _ACTS
+
+
 class Fix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One repair: a command, ready to paste on that node."""
+    """One repair: a command, ready to paste on that node; it is one line, whatever was in it."""
 
     node: str = ""  # empty: on every node
     command: str
     owner: Owner = "you"  # whose right it takes
+
+    def __post_init__(self) -> None:
+        """Take out what would end the line, or change how it looks."""
+        if any(map(acts, self.command)):
+            safe = "".join(" " if acts(one) else one for one in self.command)
+            msgspec.structs.force_setattr(self, "command", safe)
 
 
 _SENT_AS = {"lines": "told", "impact": "would", "unless": "wrong_if", "notes": "asides"}

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -26,7 +27,14 @@ from rankscope.preflight.exchange.carrier import CarrierError, carry, exchange_o
 from rankscope.preflight.exchange.discover import expected
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import ports, rdma, storage
-from rankscope.preflight.model import SCHEMA_VERSION, LaunchVerdict, Listening, NodeReport, Stage
+from rankscope.preflight.model import (
+    SCHEMA_VERSION,
+    LaunchVerdict,
+    Listening,
+    NodeReport,
+    Stage,
+    Trouble,
+)
 from rankscope.preflight.plan import Plan, Progress
 from rankscope.preflight.probe import schedule, wire
 from rankscope.preflight.probe.dial import Caller
@@ -35,6 +43,7 @@ from rankscope.preflight.probe.mesh import Mesh
 from rankscope.preflight.probe.pace import Pace
 from rankscope.preflight.probe.prober import MEETING_PORT, Goal, Prober, is_listening
 from rankscope.preflight.probe.transfers import Transfers
+from rankscope.preflight.secret import line_for_others
 from rankscope.preflight.system import System
 from rankscope.preflight.verdict import engine
 
@@ -73,9 +82,13 @@ class PreflightAgent:
         self.exchange = Exchange(
             NodeReport(
                 schema_version=SCHEMA_VERSION, node=who.me, node_rank=who.node_rank,
-                started_unix_s=time.time(), pid=os.getpid(),
+                started_unix_s=time.time(), pid=os.getpid(), secret_from=plan.secret.source,
                 options=plan.options, addresses=own_addresses(plan.system),
-            )
+            ),
+            who.num_nodes,
+            lambda why: self._collected.note(
+                Trouble(part="node.absent", status="unknown", reason=why)
+            ),
         )  # fmt: skip
         limit_bytes = wire.frame_limit(who.num_nodes)
         caller = Caller(plan.key, who.me, max_frame_bytes=limit_bytes)
@@ -88,7 +101,7 @@ class PreflightAgent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slow: list[asyncio.Task[None]] = []
         self._collected = collect.Collected(self._touch)
-        self._is_touched = False
+        self._is_touched = self._is_shown = False
         self._server_verdict: LaunchVerdict | None = None
         self._started = time.monotonic()
 
@@ -169,6 +182,7 @@ class PreflightAgent:
                     if peer in calling:
                         calling[peer].cancel()
                     reaching[peer] = self._spawn(self._prober.reach(peer, self._goal()))
+            self._show_secret()
             missing = self.missing_reports()
             if not missing or time.monotonic() > deadline:
                 break
@@ -178,6 +192,16 @@ class PreflightAgent:
             task.cancel()
         self._start_collective()
         await asyncio.gather(*reaching.values(), return_exceptions=True)
+
+    def _show_secret(self) -> None:
+        """Show node 0 the line that lets nodes in which do not share its secret."""
+        edges, secret = self._prober.edges, self._plan.secret
+        odd = [p for p, e in edges.items() if e.mesh and e.mesh.outcome == "other-secret"]
+        if odd and not self._is_shown and self._plan.who.me == self._expected()[0]:
+            self._is_shown = True
+            if secret.is_own or secret.path:
+                told = f"{', '.join(odd[:4])}: another secret. There, then start it again"
+                self._progress.note(f"{told}: {line_for_others(secret, sys.stderr.isatty())}")
 
     def _start_collective(self) -> None:
         """Have torch imported while ports are dialled."""

@@ -130,6 +130,13 @@ def export_of(text: str) -> str:
     return f"export {TOKEN_VARIABLE}={shlex.quote(text)}"
 
 
+def line_for_others(secret: Secret, is_terminal: bool) -> str:
+    """Return the line to copy to a node; in a log, which others may read, without the secret."""
+    if is_terminal or secret.is_own:
+        return export_of(secret.text)
+    return f"export {FILE_VARIABLE}=FILE, with what is in {secret.path}, readable by you alone"
+
+
 def _own_path(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification: a relative one is ignored

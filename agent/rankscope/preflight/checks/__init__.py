@@ -15,6 +15,7 @@ from rankscope.preflight.checks import (
     paths,
     ports,
     rdma,
+    secret,
     software,
     storage,
 )
@@ -34,7 +35,7 @@ def _checks_of(module: ModuleType) -> tuple[Check, ...]:
 
 
 FAMILIES: dict[str, tuple[Check, ...]] = {
-    "launch": _checks_of(launch),
+    "launch": (*_checks_of(secret), *_checks_of(launch)),
     "names": _checks_of(names),
     "interfaces": _checks_of(interfaces),
     "ports": _checks_of(ports),

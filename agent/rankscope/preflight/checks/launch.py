@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.comparing import by_value, compared, odd_ones
 from rankscope.preflight.checks.pairs import SEEN, shortened
+from rankscope.preflight.checks.secret import refusing
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.launch import LaunchFacts, Mode
 from rankscope.preflight.model import CheckFinding, Claim, Fix, NodeReport, Status
@@ -28,7 +30,8 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         """Put absent nodes that their peers see alike into one finding."""
         if not run.absent:
             return
-        seen: dict[str, dict[str, Dial]] = {name: {} for name in run.absent}
+        refused = refusing(run)  # `node.secret` names them
+        seen: dict[str, dict[str, Dial]] = {n: {} for n in run.absent if n not in refused}
         for start, end, edge in run.edges():
             dial = edge.mesh or edge.master
             if end in seen and dial is not None:
@@ -120,7 +123,7 @@ def _agent(claim: Claim) -> str:
 def _seen(dial: Dial) -> str:
     return SEEN[dial.outcome].format(
         address=dial.address, port=dial.port, elapsed_s=dial.elapsed_ms / 1e3,
-        answered_by=dial.answered_by, errno=dial.errno,
+        answered_by=dial.answered_by, errno=dial.errno, banner=dial.banner,
     )  # fmt: skip
 
 
@@ -528,7 +531,7 @@ def _drift_fixes(nodes: tuple[str, ...], rows: dict[str, dict[str, str]]) -> Ite
         usual = [value for node, value in values.items() if node not in nodes]
         if not usual or name.startswith(("/", "~")):
             continue
-        command = f"unset {name}" if usual[0] == UNSET else f"export {name}='{usual[0]}'"
+        command = f"unset {name}" if usual[0] == UNSET else f"export {name}={word(usual[0])}"
         for node in nodes:
             yield Fix(node=node, command=command)
 
@@ -559,7 +562,7 @@ class EnvUnknown(BuiltinCheck, id="env.unknown"):
                 f"nothing reads {name}; did you mean {meant}?",
                 at=nodes,
                 evidence={"name": name, "meant": meant, "value": value},
-                fix=(Fix(command=f"unset {name}; export {meant}='{value}'"),),
+                fix=(Fix(command=f"unset {name}; export {meant}={word(value)}"),),
                 impact=f"{name} is ignored without a word",
                 unless="a plugin of your site, or a newer NCCL or torch, reads it",
                 confidence="likely",

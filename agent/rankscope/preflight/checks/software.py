@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.comparing import by_value, compared, odd_ones
 from rankscope.preflight.facts.script import IMPORT_LIMIT_S, ScriptFacts
 from rankscope.preflight.facts.software import (
@@ -336,7 +337,7 @@ class SwNcclMulti(BuiltinCheck, id="sw.nccl.multi", needs=("torch", "gpu")):
                 at=nodes,
                 evidence={"others": list(others)},
                 lines=others,
-                fix=on_each(nodes, f"unset {variable}"),
+                fix=on_each(nodes, f"unset {word(variable)}"),
                 impact="ranks may load different versions of NCCL: init fails or hangs",
                 unless="the other one is meant, and set on all nodes",
                 confidence="likely",

@@ -7,13 +7,24 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from rankscope.preflight.exchange.intake import Intake, RefusedReportError, name
 from rankscope.preflight.model import STAGES, Claim, NodeReport, Stage
+
+MOST_NODES = 4096  # where it is not known how many there are
+MOST_REFUSED = 16  # that are told
 
 
 class Exchange:
     """Reports by node. Merging is idempotent: the higher version holds."""
 
-    def __init__(self, mine: NodeReport) -> None:
+    def __init__(
+        self, mine: NodeReport, num_nodes: int = 0,
+        on_refused: Callable[[str], None] = lambda why: None,
+    ) -> None:  # fmt: skip
+        """Take `num_nodes`, 0 if unknown; `on_refused` gets why a report was not taken, once."""
+        self._intake, self._on_refused = Intake(num_nodes), on_refused
+        self._most = 2 * num_nodes + 64 if num_nodes else MOST_NODES
+        self._refused: set[str] = set()  # nodes
         self.mine = mine
         self.reports: dict[str, NodeReport] = {mine.node: mine}
         self._changed = asyncio.Event()
@@ -21,12 +32,20 @@ class Exchange:
 
     def publish(self, **fields: object) -> None:
         """Change our own report; all other nodes will get it."""
-        self.mine = msgspec.structs.replace(self.mine, version=self.mine.version + 1, **fields)
+        changed = msgspec.structs.replace(self.mine, version=self.mine.version + 1, **fields)
+        self.mine = self._intake.clean(changed)  # as the others see it
         self.reports[self.mine.node] = self.mine
         self.wake()
 
     def add(self, report: NodeReport) -> bool:
         """Take a report of another node; return whether it was news."""
+        try:
+            if report.node not in self.reports and len(self.reports) >= self._most:
+                raise RefusedReportError(f"{len(self.reports)} nodes have reported already")
+            report = self._intake.take(report)
+        except RefusedReportError as error:
+            self._refuse(name(report.node), str(error))
+            return False
         if report.node == self.mine.node:
             if report.started_unix_s != self.mine.started_unix_s:
                 self._note_twins(report, self.mine)
@@ -40,6 +59,11 @@ class Exchange:
         self.reports[report.node] = report
         self.wake()
         return True
+
+    def _refuse(self, node: str, why: str) -> None:
+        if node not in self._refused and len(self._refused) < MOST_REFUSED:
+            self._refused.add(node)
+            self._on_refused(f"the report of {node} is not taken: {why}")
 
     def _replace_restarted(self, before: NodeReport, report: NodeReport) -> bool:
         """Take the report of an agent that was started again, in place of the older one's."""

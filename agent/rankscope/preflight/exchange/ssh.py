@@ -18,6 +18,7 @@ from typing import ClassVar
 import msgspec
 
 from rankscope.preflight.exchange.carrier import CarrierError
+from rankscope.preflight.exchange.intake import Intake, RefusedReportError
 from rankscope.preflight.model import NodeReport, decode_report, encode
 
 # BatchMode: a question for a password would wait for ever where it is not seen.
@@ -52,6 +53,7 @@ class SshCarrier:
         self._nodes, self._options, self._token = tuple(nodes), tuple(options), token
         self._ssh, self._agent = tuple(ssh), tuple(agent)
         self._directory = directory or os.getcwd()
+        self._intake = Intake(len(self._nodes) + 1)
         self._sessions: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._reports: dict[str, NodeReport] = {}
@@ -164,8 +166,8 @@ class SshCarrier:
         assert session.stdout is not None
         while line := await session.stdout.readline():
             try:
-                report = decode_report(line)
-            except msgspec.MsgspecError:
+                report = self._intake.take(decode_report(line))
+            except (msgspec.MsgspecError, RefusedReportError):
                 self._errors[node].append(line.decode(errors="replace").strip()[:200])
                 continue  # a greeting of the shell's start files
             before = self._reports.get(report.node)

@@ -9,6 +9,7 @@ import msgspec
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.exchange.discover import Discovery, expected
+from rankscope.preflight.exchange.intake import Intake, RefusedReportError
 from rankscope.preflight.model import SCHEMA_VERSION, LaunchVerdict, NodeReport, decode_report
 from rankscope.preflight.options import Options
 from rankscope.preflight.report.summary import Summary
@@ -68,6 +69,9 @@ def decode(data: bytes) -> tuple[LaunchVerdict, Run]:
     return verdict, run
 
 
+_INTAKE = Intake()
+
+
 class StoredError(Exception):
     """What was read is no report; the message says where and why."""
 
@@ -90,8 +94,9 @@ def read(texts: Iterable[tuple[str, bytes]]) -> list[NodeReport]:
 def _reports(name: str, data: bytes) -> Iterable[NodeReport]:
     if b'"verdict"' in data:
         try:
-            return msgspec.json.decode(data, type=Document).reports
-        except msgspec.MsgspecError as error:
+            document = msgspec.json.decode(data, type=Document)
+            return [_INTAKE.take(report) for report in document.reports]
+        except (msgspec.MsgspecError, RefusedReportError) as error:
             raise StoredError(f"{name}: {error}") from error
     lines = [line for line in data.splitlines() if line.strip()]
     if not lines:
@@ -99,8 +104,8 @@ def _reports(name: str, data: bytes) -> Iterable[NodeReport]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(decode_report(_unlabelled(line)))
-        except msgspec.MsgspecError as error:
+            found.append(_INTAKE.take(decode_report(_unlabelled(line))))
+        except (msgspec.MsgspecError, RefusedReportError) as error:
             raise StoredError(f"{name}, line {number}: {error}") from error
     return found
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-# Format characters turn or hide text beside them; the others end lines or move cursors.
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+from rankscope.preflight.model import acts
 
 
 def clean(text: str) -> str:
@@ -25,9 +23,7 @@ def _spelled(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        one
-        if unicodedata.category(one) not in _UNPRINTABLE
-        else one.encode("unicode_escape", "backslashreplace").decode("ascii")
+        one if not acts(one) else one.encode("unicode_escape", "backslashreplace").decode("ascii")
         for one in text
     )
 

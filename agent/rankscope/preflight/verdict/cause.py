@@ -96,10 +96,11 @@ _RULES = (
     Rule(_SLOW, ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
-    Rule(("node.absent", "net.mtu.path", *_PORTS), ("coll.",), always=True),
+    Rule(("node.absent", "node.secret", "net.mtu.path", *_PORTS), ("coll.",), always=True),
     Rule(("lim.nofile", "lim.nproc", "lim.shm"), ("coll.",), always=True, only_failed=True),
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
-    Rule(("node.absent",), ("host.dup", "fs.shared"), _touching),
+    Rule(("node.absent", "node.secret"), ("host.dup", "fs.shared"), _touching),
+    Rule(("node.secret",), ("port.", "net."), _touching),
     Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
     Rule(("fs.shared",), ("fs.same",)),
     Rule(("fs.hang",), ("fs.free", "fs.write", "fs.lock", "fs.shared", "fs.same")),

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from rankscope.preflight.exchange.intake import Intake, RefusedReportError
 from rankscope.preflight.model import (
     SCHEMA_VERSION,
     LaunchVerdict,
@@ -249,7 +250,9 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
 def read_report(data: bytes, node: str) -> NodeReport:
     """Return a node's report. Raises Problem, which names the field."""
     try:
-        node_report = decode_report(data)
+        node_report = Intake(MAX_NODES).take(decode_report(data))
+    except RefusedReportError as error:
+        raise Problem(413, f"this report is not taken: {error}", "body", "send less") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise unreadable(error, NodeReport) from error
     if node_report.node != node:
