@@ -42,7 +42,8 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     """Return variables without a launcher's, and with a place for what a run records."""
     prefixes = ("RANKSCOPE", "SLURM", "MASTER", "OMPI", "RANK", "WORLD", "LOCAL_", "TORCHELASTIC")
     clean = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
-    return clean | {"RANKSCOPE_DIR": str(tmp_path / "runs"), "COLUMNS": "100"} | more
+    places = {"RANKSCOPE_DIR": str(tmp_path / "runs"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    return clean | places | {"COLUMNS": "100"} | more
 
 
 def call(tmp_path: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:

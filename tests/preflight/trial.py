@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.model import CheckFinding, LaunchVerdict
-from rankscope.preflight.verdict.engine import NOT_JUDGED
+from rankscope.preflight.verdict.engine import ABSENCES
 from tests.capabilities import NOBODY, is_root
 from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections_machine import training_script
@@ -245,7 +245,7 @@ def _unlike(expected: Expected, found: CheckFinding) -> list[str]:
 
 def _code(fault: Fault) -> int:
     failed = {expected.id for expected in fault.expected if expected.status == "fail"}
-    if failed - set(NOT_JUDGED):
+    if failed - set(ABSENCES):
         return 2
     return 3 if failed else 0
 

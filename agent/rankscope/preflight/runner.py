@@ -200,8 +200,8 @@ class PreflightAgent:
         if odd and not self._is_shown and self._plan.who.me == self._expected()[0]:
             self._is_shown = True
             if secret.is_own or secret.path:
-                told = f"{', '.join(odd[:4])}: another secret. There, then start it again"
-                self._progress.note(f"{told}: {line_for_others(secret, sys.stderr.isatty())}")
+                whom = f"{', '.join(odd[:4])}: another secret. There, then start it again"
+                self._progress.note(f"{whom}: {line_for_others(secret, sys.stderr.isatty())}")
 
     def _start_collective(self) -> None:
         """Have torch imported while ports are dialled."""

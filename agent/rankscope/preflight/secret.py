@@ -1,4 +1,4 @@
-"""Where the secret of a preflight comes from: who knows it takes part, and nobody else.
+"""Where the secret of a preflight comes from: only who knows it takes part.
 
 No launcher gives the processes of a job something that only they know. Slurm, PBS and MPI hand out
 numbers of jobs, which everybody on the cluster can list, and Open MPI's key of its transports is
@@ -103,11 +103,15 @@ def _from_file(path: str, how: str) -> Secret:
 def _in_share(directory: str) -> Secret | None:
     """Nodes that see one directory agree by a file in it, if they run as one user."""
     path = Path(directory) / SHARED_NAME
+
+    def agree() -> str:
+        return _read_or_make(path) if path.parent.is_dir() else ""
+
     try:
-        text = _limited(lambda: _read_or_make(path))
+        text = _limited(agree)
     except (OSError, SecretError):  # of another user, or not writable: the files are signed all the
         return None  # same, with a secret from elsewhere
-    return Secret(text=text, source=str(path), path=str(path))
+    return Secret(text=text, source=str(path), path=str(path)) if text else None
 
 
 def _in_home(environ: Mapping[str, str]) -> Secret:
@@ -200,7 +204,7 @@ def _make(path: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-    except OSError:  # a file system without links: whoever opens it first, fills it
+    except OSError:  # a file system without links: the first to open it fills it
         with contextlib.suppress(FileExistsError):
             _write(path, f"{_made()}\n")
     finally:

@@ -1,8 +1,8 @@
 """Datagrams that are answered only if they prove the run's secret, and answers that prove it too.
 
 A probe is a nonce, a tag, and what fills it up; an answer repeats the nonce and says how many bytes
-came. It is shorter than any probe, so that a forged sender's address gains nobody anything, and
-whoever repeats a recorded probe gets only what was answered before.
+came. It is shorter than any probe, so that a forged sender's address gains nothing, and who repeats
+a recorded probe gets only what was answered before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers the peers of this run on MASTER_PORT and on three random ports, while preflight runs.
 
-Whoever has not proven the run's secret gets little: a few places that others of its address share,
-of which the oldest is given up for a newcomer, 2 kB of memory and three seconds.
+A caller that has not proven the run's secret gets little: a few places that others of its address
+share, of which the oldest is given up for a newcomer, 2 kB of memory and three seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankscope.preflight.probe.dial import hang_up, plain
 MAX_CALLS = 512  # open at a time, of peers
 MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE = 256, 64  # open at a time, of all addresses and of one
 HELLO_LIMIT_S = 3.0
-MAX_REFUSALS, REFUSALS_PER_S = 200, 100.0  # lines that tell a stranger why
+MAX_REFUSALS, REFUSALS_PER_S = 200, 100.0  # lines that give a stranger the reason
 NUM_EPHEMERAL = 3
 _BACKLOG = 1024
 _PLACES = 8  # tries to find a free port in each third of the range
@@ -125,7 +125,7 @@ class Listener:
     async def _meet(
         self, sock: socket.socket, seen: str
     ) -> tuple[wire.Link, wire.Hello, bool] | None:
-        """Have the caller prove itself; None: it wanted somebody else."""
+        """Have the caller prove itself; None: it wanted another node."""
         loop = asyncio.get_running_loop()
         try:
             line = await _line(sock)

@@ -8,7 +8,7 @@
 Proofs are HMAC-SHA256 with a key that only agents with the run's secret have; each is made for its
 place, so that none can be sent back or be used in another call. A recorded hello gets a challenge
 that its sender cannot answer. After `accept` data has passed in both directions. A stranger gets a
-close; one who says a hello that cannot be verified is told why, and nothing else.
+close; one who says a hello that cannot be verified gets the reason, and nothing else.
 """
 
 from __future__ import annotations

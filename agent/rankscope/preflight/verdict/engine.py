@@ -26,7 +26,7 @@ from rankscope.preflight.verdict.cause import fold
 
 LIMIT_S = 5.0  # of one check; the slowest needs 0.2 s over the reports of 1,000 nodes
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "skipped", "ok")
-NOT_JUDGED = ("node.absent", "node.secret")  # they say that nodes are missing, not that a job fails
+ABSENCES = ("node.absent", "node.secret")  # they say that nodes are missing, not that a job fails
 _TRIED = "not evaluated"  # begins the reasons that leave a question open
 
 
@@ -63,7 +63,7 @@ def evaluate(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) 
 
 def exit_code(verdict: LaunchVerdict, fail_on: str = "fail") -> int:
     """Return the documented exit code of a verdict."""
-    statuses = {f.status for f in verdict.findings if f.id not in NOT_JUDGED}
+    statuses = {f.status for f in verdict.findings if f.id not in ABSENCES}
     if "fail" in statuses:
         return EXIT_FAIL
     has_answers = any(r.status in ("ok", "warn") for r in verdict.results)
