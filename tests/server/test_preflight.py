@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from rankscope.preflight.exchange.http import Meeting, ServerCarrier
 from rankscope.preflight.facts.edges import Bandwidth, Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.launch import LaunchFacts
+from rankscope.preflight.key import RunKey
 from rankscope.preflight.model import Facts, LaunchVerdict, Listening, NodeReport
 from rankscope_server.preflight.live import FULL_UP_TO_NODES
 from tests.server.conftest import ServerProcess
@@ -234,6 +236,25 @@ def test_with_a_token_only_the_preflights_own_opens_its_routes(
     pasted = boards.at(server.url, Meeting(run=mine.id, node="node1"), own)
     heard = heard_by(pasted, report("node1", stage="pairs"))
     assert [one.node for one in heard] == ["node0"]
+
+
+def test_nodes_meet_only_if_they_prove_the_same_secret(start_server: Start, boards: Boards) -> None:
+    server = start_server()
+    by_secret = {}
+    for node, secret in (("node0", "a"), ("node1", "a"), ("node2", "b")):
+        proof = RunKey.of(secret, "job").derived("meeting").hex()
+        by_secret[node] = boards.at(server.url, Meeting(run="job", node=node, proof=proof))
+    stranger = boards.at(server.url, Meeting(run="job", node="node9"))  # knows the name alone
+    for node, board in (*by_secret.items(), ("node9", stranger)):
+        asyncio.run(board.exchange(report(node, stage="pairs"), {}))
+    heard = heard_by(by_secret["node0"], report("node0", version=1, stage="pairs"))
+    assert {one.node for one in heard} == {"node1"}
+    assert len({board.id for board in (*by_secret.values(), stranger)}) == 3
+    with pytest.raises(CarrierError, match="under the name job with another secret"):
+        heard_by(by_secret["node2"], report("node2", version=1, stage="pairs"))
+    shown = json.dumps(get(server, RUNS))
+    for board in by_secret.values():
+        assert board._meeting.proof[:32] not in shown  # who lists them cannot join
 
 
 class Proxy(BaseHTTPRequestHandler):

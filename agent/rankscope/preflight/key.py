@@ -7,7 +7,7 @@ import hmac
 from dataclasses import dataclass, field
 
 _SALT = b"rankscope preflight 2"
-_LONG_ENOUGH = 32  # characters: nobody guesses a made secret; what people write may be a word
+_LONG_ENOUGH = 32  # characters: a made secret cannot be guessed; what people write may be a word
 _ROUNDS = 50_000  # 20 ms: for each guess at a word
 
 

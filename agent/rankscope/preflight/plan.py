@@ -38,7 +38,7 @@ class Request:
     command: Sequence[str] = ()
     is_mesh: bool = True
     token_file: str = ""  # that holds the secret
-    is_insecure: bool = False  # no secret: whoever reaches a node may take part
+    is_insecure: bool = False  # no secret: all who reach a node may take part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,3 +134,60 @@ def test_what_a_stranger_answers_is_shown_as_text(tmp_path: Path) -> None:
             assert not any(map(is_acting, line)), line
         for fix in (fix for finding in answer.loud for fix in finding.fix):
             assert "touch" not in fix.command
+
+
+def without_a_secret(scene: Scene) -> None:
+    """Give no host a secret, and all of them one home directory, as clusters do."""
+    for number in scene.everywhere:
+        scene.lab.env[number] |= {
+            "RANKSCOPE_PREFLIGHT_TOKEN": "", "XDG_CONFIG_HOME": str(scene.shared / "config"),
+        }  # fmt: skip
+
+
+def test_nodes_with_one_home_directory_need_nothing() -> None:
+    fault = Fault("key file", "no secret was given", without_a_secret, ())
+    trial = attempt(fault, Way(has_torch=False, options="--quick"))
+    assert not misses(trial), [answer.screen for answer in trial.answers]
+    for answer in trial.answers:
+        assert "secret" not in answer.screen
+        assert "TOKEN" not in answer.screen
+
+
+def with_another(scene: Scene) -> None:
+    """Give node 2 another secret."""
+    scene.lab.env[2]["RANKSCOPE_PREFLIGHT_TOKEN"] = "not that of the others"
+
+
+def test_a_node_with_another_secret_is_named_by_all() -> None:
+    wanted = (Expected("node.secret", nodes=("node2",), remedy="RANKSCOPE_PREFLIGHT_TOKEN"),)
+    fault = Fault("secret", "node 2 has another secret", with_another, wanted)
+    trial = attempt(fault, Way(has_torch=False, options="--quick --wait 4"))
+    assert not misses(trial), [answer.screen for answer in trial.answers]
+    for answer in trial.answers:
+        assert "not that of the others" not in answer.screen
+
+
+def homes_apart(scene: Scene) -> None:
+    """Give no host a secret, and each a home directory of its own."""
+    without_a_secret(scene)
+    for number in scene.everywhere:
+        scene.lab.env[number]["XDG_CONFIG_HOME"] = str(scene.shared / f"config{number}")
+
+
+def test_where_homes_are_apart_node_0_shows_what_to_copy() -> None:
+    wanted = (Expected("node.secret", nodes=("node1", "node2")),)
+    fault = Fault("homes", "no home is shared", homes_apart, wanted, agree=False)
+    trial = attempt(fault, Way(has_torch=False, options="--quick --wait 4"))
+    first = trial.answers[0]
+    assert first.exit_code == 3, first.screen
+    assert [one.id for one in first.loud] == ["node.secret"], first.screen
+    assert first.loud[0].nodes == ("node1", "node2")
+    shown = [line for line in first.screen.split("\n") if "start it again: export RANKSC" in line]
+    assert len(shown) == 1, first.screen
+
+
+def test_insecure_lets_nodes_meet_and_says_what_that_means() -> None:
+    fault = Fault("insecure", "no secret", homes_apart, ())
+    trial = attempt(fault, Way(has_torch=False, options="--quick --insecure"))
+    assert not misses(trial), [answer.screen for answer in trial.answers]
+    assert all("anyone who reaches this node" in answer.screen for answer in trial.answers)

@@ -115,7 +115,7 @@ def test_a_healthy_report_is_taken_as_it_is() -> None:
         (NodeReport(node=""), "no name of a node"),
         (NodeReport(node="-oProxyCommand=x"), "no name of a node"),
         (NodeReport(node="a", extra={"x": "y" * (4 << 20)}), "bytes, at most"),
-        (NodeReport(node="a", edges={f"n{i}": EdgeFacts() for i in range(999)}), "tells of 999"),
+        (NodeReport(node="a", edges={f"n{i}": EdgeFacts() for i in range(999)}), "names 999"),
         (NodeReport(node="a", listening=Listening(mesh=70_000)), "port"),
         (NodeReport(node="a", listening=Listening(ephemeral=(-1,))), "port"),
     ],

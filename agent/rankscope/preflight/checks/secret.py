@@ -40,9 +40,9 @@ class NodeSecret(BuiltinCheck, id="node.secret", scope="all"):
                 + ([f"{listed(ordered(run, here))}: from {source}"] if source else [])
             ),
             fix=_fixes(run, odd, source),
-            impact="nothing: the job itself does not use this secret; these nodes are not judged",
+            impact="nothing: the job itself does not use this secret; these nodes are not evaluated",
             unless="other people run a preflight there: then choose another MASTER_PORT",
-            confidence="likely",  # whoever answers so has proven nothing
+            confidence="likely",  # who answers so has proven nothing
         )
 
 
@@ -58,7 +58,7 @@ def refusing(run: Run) -> dict[str, dict[str, Dial]]:
 
 def _fixes(run: Run, odd: tuple[str, ...], source: str) -> tuple[Fix, ...]:
     known = next((node for node in run.expected if node not in odd), "")
-    if "RANKSCOPE" in source:  # a variable: whoever set it knows it
+    if "RANKSCOPE" in source:  # a variable: the one who set it knows it
         return on_each(odd, f"# set {source} as on {known}: srun passes it on, mpirun with -x")
     if source.startswith("--token-file"):
         return on_each(odd, f"# give it the --token-file of {known}")

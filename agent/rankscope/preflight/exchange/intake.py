@@ -21,7 +21,7 @@ from rankscope.preflight.model import Facts, NodeReport, acts, encode
 
 MOST_TEXT, MOST_NAME = 16_384, 255  # characters; the longest path has 4,096
 _BASE_BYTES, _NODE_BYTES = 2 << 20, 8 << 10  # of the report of one of n nodes
-_MOST_UNKNOWN = 1024  # nodes that a report may tell of, where it is not known how many there are
+_MOST_UNKNOWN = 1024  # nodes in a report, where it is not known how many there are
 _PORTS = range(1 << 16)
 # What a shell acts on, a blank, and a dash that would begin an option.
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.:%@/+=^,~\[\]-]|^-")
@@ -97,9 +97,9 @@ class Intake:
         size, most = len(encode(report)), _BASE_BYTES + num_nodes * _NODE_BYTES
         if size > most:
             raise RefusedReportError(f"it has {size:,} bytes, at most {most:,} are taken")
-        told = max(len(report.edges), len(report.claims), len(report.heard))
-        if told > 4 * num_nodes + 64:
-            raise RefusedReportError(f"it tells of {told:,} nodes, of {num_nodes:,} there can be")
+        num = max(len(report.edges), len(report.claims), len(report.heard))
+        if num > 4 * num_nodes + 64:
+            raise RefusedReportError(f"it names {num:,} nodes, of {num_nodes:,} there can be")
         heard = report.listening
         if any(p not in _PORTS for p in (heard.master, heard.mesh, heard.udp, *heard.ephemeral)):
             raise RefusedReportError("it listens on a port that there is not")

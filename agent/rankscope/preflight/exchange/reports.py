@@ -11,7 +11,7 @@ from rankscope.preflight.exchange.intake import Intake, RefusedReportError, name
 from rankscope.preflight.model import STAGES, Claim, NodeReport, Stage
 
 MOST_NODES = 4096  # where it is not known how many there are
-MOST_REFUSED = 16  # that are told
+MOST_REFUSED = 16  # that are reported
 
 
 class Exchange:

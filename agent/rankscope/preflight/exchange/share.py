@@ -54,8 +54,8 @@ class ShareCarrier:
         self._key = key.derived("share")
         self._number = secrets.token_hex(16)
         self._shown_by: dict[str, str] = {}  # by node: the number in its newest file
-        self._foreign: set[str] = set()  # files that somebody wrote who has another secret
-        self._is_told = False
+        self._foreign: set[str] = set()  # files of one who has another secret
+        self._is_reported = False
         self._begun = math.inf  # time of the file server at our first exchange
         self._shown = str(directory)
         self._written: tuple[object, float] = ((), 0.0)  # what, time of the file server
@@ -96,13 +96,13 @@ class ShareCarrier:
                     reports.append(report)
         self._write(mine)  # at once, if there are numbers to show
         self._is_first = False
-        self._tell()
+        self._report()
         return reports
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Say once whose reports are not believed. Raises CarrierError."""
-        if self._foreign and not self._is_told:
-            self._is_told = True
+        if self._foreign and not self._is_reported:
+            self._is_reported = True
             names = ", ".join(sorted(unquote(name) for name in self._foreign)[:_MOST_NAMED])
             raise CarrierError(
                 f"{self._shown}: written with another secret, and not believed: {names}"
