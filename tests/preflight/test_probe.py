@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import hmac
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +16,7 @@ import pytest
 from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe import bulk, loss, mtu, path, wire
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
-from rankscope.preflight.probe.listener import Listener
+from rankscope.preflight.probe.listener import MAX_UNPROVEN_OF_ONE, Listener
 from rankscope.preflight.probe.transfers import Transfers
 from tests.ports import free_port
 
@@ -114,6 +116,84 @@ def test_another_program_on_the_port(says: bytes) -> None:
         assert found.outcome == ("not-us" if says else "no-data")
         assert found.banner.isprintable()
         assert len(found.banner) <= 60
+
+    asyncio.run(work())
+
+
+def test_an_agent_of_an_older_version_is_told_from_a_firewall() -> None:
+    run = b"rankscope preflight run "
+    token = hashlib.sha256(run).hexdigest()[:32].encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = json.loads(await reader.readline())
+        words = f"{said['nonce']}|{said['node']}>{said['op']}".encode()
+        proof = hmac.new(token, words, hashlib.sha256).hexdigest()[:32]
+        if said["proof"] == proof:  # as version 1 did; to all others a close
+            writer.write(b'{"rankscope_preflight":1,"node":"a","seen":"","proof":""}\n')
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        found = await knock(CALLER, "127.0.0.1", server.sockets[0].getsockname()[1], "a")
+        server.close()
+        assert (found.outcome, found.banner) == ("other-version", "an older rankscope")
+
+    asyncio.run(work())
+
+
+def test_one_who_speaks_another_version_is_refused_in_a_line() -> None:
+    async def work() -> None:
+        async with listening() as (_, port):
+            for version in (1, 3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(json.dumps({"rankscope_preflight": version}).encode() + b"\n")
+                said = await asyncio.wait_for(reader.read(), 5)
+                assert said == b'{"rankscope_preflight":2,"refused":"version"}\n'
+                await hang_up(writer)
+
+    asyncio.run(work())
+
+
+def test_idle_strangers_do_not_keep_peers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.preflight.probe.listener.HELLO_LIMIT_S", 60.0)
+
+    async def work() -> None:
+        async with listening() as (listener, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+            for _ in range(3):
+                assert (await knock(CALLER, "127.0.0.1", port, "a")).outcome == "ok"
+            assert len(listener._open) <= MAX_UNPROVEN_OF_ONE + 1
+            for _, writer in idle:
+                await hang_up(writer)
+
+    asyncio.run(work())
+
+
+def test_a_server_may_knock_and_no_more() -> None:
+    words = RunKey.of(KEY.words_for_server())
+
+    async def work() -> None:
+        async with listening() as (listener, port):
+            caller = Caller(words, "rankscope-server", by="server")
+            found, call = await dial(caller, "127.0.0.1", port, "a")
+            assert found.outcome == "ok"
+            assert call is not None
+            await call.close()
+            found, call = await dial(caller, "127.0.0.1", port, "a", "board")
+            assert (call, found.outcome) == (None, "no-data")
+            as_agent = Caller(words, "b")
+            assert (await knock(as_agent, "127.0.0.1", port, "a")).outcome == "other-secret"
+            assert listener.heard == set()
+
+    asyncio.run(work())
+
+
+def test_an_agent_of_another_preflight_of_ours_says_which() -> None:
+    async def work() -> None:
+        async with listening(key=RunKey(KEY.secret, "another")) as (listener, port):
+            found = await knock(CALLER, "127.0.0.1", port, "a")
+            assert (found.outcome, found.banner) == ("other-run", "another")
+            assert listener.heard == set()
 
     asyncio.run(work())
 

@@ -40,7 +40,7 @@ class NodeSecret(BuiltinCheck, id="node.secret", scope="all"):
                 + ([f"{listed(ordered(run, here))}: from {source}"] if source else [])
             ),
             fix=_fixes(run, odd, source),
-            impact="nothing: the job itself does not use this secret; these nodes are not evaluated",
+            impact="the job does not use this secret: of these nodes nothing is known",
             unless="other people run a preflight there: then choose another MASTER_PORT",
             confidence="likely",  # who answers so has proven nothing
         )

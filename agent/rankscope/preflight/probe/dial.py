@@ -10,6 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno as codes
+import hashlib
+import hmac
+import json
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -45,6 +49,7 @@ LIMIT_S = 1.5  # one SYN and its first repetition after 1 s
 # Of a dial that counts: three SYNs, after 0, 1 and 3 s, and the kernel gives up on an address that
 # no host has after 3.06 s.
 PROVEN_LIMIT_S = 3.5
+OLDER = "an older rankscope"
 ANSWER_LIMIT_S = 4.0  # an agent on a busy machine takes its time
 
 
@@ -98,6 +103,8 @@ async def dial(
         ), None
     local = plain(sock.getsockname()[0])
     greeting = await _Greeting(caller, sock).run(to, op)
+    if greeting.errno in ("EOF", "ECONNRESET") and await _is_older(caller, address, port):
+        greeting.outcome, greeting.banner, greeting.errno = "other-version", OLDER, ""
     base = Dial(
         outcome=greeting.outcome, address=address, port=port, local_address=local,
         elapsed_ms=(time.monotonic() - started) * 1e3, errno=greeting.errno,
@@ -106,6 +113,30 @@ async def dial(
     if greeting.link is None:
         return base, None
     return base, DialCall(base, sock, greeting.link, greeting.is_busy)
+
+
+async def _is_older(caller: Caller, address: str, port: int) -> bool:
+    """Return whether a rankscope answers there that closes on the words of this version.
+
+    It is asked in its own words, with what its agents showed where no secret was given.
+    """
+    run = f"rankscope preflight {caller.key.run_id} ".encode()
+    token, nonce = hashlib.sha256(run).hexdigest()[:32], secrets.token_hex(8)
+    said = f"{nonce}|{caller.node}>hello".encode()
+    words = {
+        "rankscope_preflight": 1, "node": caller.node, "to": "", "op": "hello", "nonce": nonce,
+        "proof": hmac.new(token.encode(), said, hashlib.sha256).hexdigest()[:32],
+    }  # fmt: skip
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            reader, writer = await asyncio.open_connection(address, port)
+            try:
+                writer.write(json.dumps(words).encode() + b"\n")
+                return b'"rankscope_preflight":1,' in await reader.read(wire.MAX_LINE_BYTES)
+            finally:
+                await hang_up(writer)
+    except (OSError, ValueError):
+        return False
 
 
 class _Greeting:

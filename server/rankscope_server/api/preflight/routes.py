@@ -228,6 +228,7 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
         run_id=asked.run_id, coordinated="upload", nodes=asked.verdict.expected,
         verdict=asked.verdict,
     )  # fmt: skip
+    intake = Intake(MAX_NODES)
     for report in asked.reports:
         if not re.fullmatch(NODE_NAME, report.node):
             raise Problem(
@@ -241,6 +242,7 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
                 addresses=report.addresses,
             )
         )
+        report = _taken(intake, report)
         live.put(report, encode(report))
     live.evaluated_number = live.number
     service.preflights.upload(live)
@@ -250,9 +252,7 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
 def read_report(data: bytes, node: str) -> NodeReport:
     """Return a node's report. Raises Problem, which names the field."""
     try:
-        node_report = Intake(MAX_NODES).take(decode_report(data))
-    except RefusedReportError as error:
-        raise Problem(413, f"this report is not taken: {error}", "body", "send less") from error
+        node_report = _taken(Intake(MAX_NODES), decode_report(data))
     except (msgspec.MsgspecError, ValueError) as error:
         raise unreadable(error, NodeReport) from error
     if node_report.node != node:
@@ -265,6 +265,14 @@ def read_report(data: bytes, node: str) -> NodeReport:
             "schema_version", "bring the server up to date",
         )  # fmt: skip
     return node_report
+
+
+def _taken(intake: Intake, report: NodeReport) -> NodeReport:
+    """Return a report with nothing in it that acts. Raises Problem."""
+    try:
+        return intake.take(report)
+    except RefusedReportError as error:
+        raise Problem(413, f"this report is not taken: {error}", "body", "send less") from error
 
 
 def member_of(request: Request, id: str) -> Live:
