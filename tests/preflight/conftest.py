@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,12 @@ NUM_AT_ONCE = 3  # laboratories; their nodes wait more than they compute
 # Torch is left out: its import would take most of the time. So is, in the crowd, what is timed.
 _TIMED = ("net.latency", "net.jitter", "net.loss", "net.bandwidth")
 _CROWDED = Way(has_torch=False, skip=_TIMED)
+
+
+@pytest.fixture(autouse=True)
+def own_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the secrets that preflights make out of the home directory of who runs the tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture(scope="session")
