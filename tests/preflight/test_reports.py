@@ -16,6 +16,9 @@ from rankscope.preflight.model import NodeReport, Trouble
 from rankscope.preflight.probe import mesh
 from rankscope.preflight.probe.dial import hang_up
 from rankscope.preflight.probe.mesh import Mesh
+from rankscope.preflight.probe.wire import Link
+
+THERE, BACK = (b"there", b"back"), (b"back", b"there")  # keys of either end
 
 
 def exchange(node: str) -> Exchange:
@@ -81,14 +84,16 @@ async def chain(*nodes: Exchange) -> AsyncIterator[list[Mesh]]:
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        tasks.append(asyncio.ensure_future(waiting.get_nowait().attend("left", (reader, writer))))
+        tasks.append(
+            asyncio.ensure_future(waiting.get_nowait().attend("left", Link(reader, writer, BACK)))
+        )
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     for left, right in itertools.pairwise(meshes):
         waiting.put_nowait(right)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writers.append(writer)
-        tasks.append(asyncio.ensure_future(left.attend("right", (reader, writer))))
+        tasks.append(asyncio.ensure_future(left.attend("right", Link(reader, writer, THERE))))
     yield meshes
     for task in tasks:
         task.cancel()

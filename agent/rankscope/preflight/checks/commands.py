@@ -15,6 +15,12 @@ def word(text: object) -> str:
     return f"$'{''.join(map(_escaped, raw))}'"
 
 
+def quoted(text: object) -> str:
+    """Return `text` as one word, in quotes also where it needs none."""
+    safe = word(text)
+    return safe if safe.startswith(("'", "$'")) else f"'{safe}'"
+
+
 def command(*words: object) -> str:
     """Return a command of these words: none of them can be more than a word."""
     return " ".join(map(word, words))

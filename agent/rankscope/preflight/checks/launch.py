@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
-from rankscope.preflight.checks.commands import word
+from rankscope.preflight.checks.commands import quoted
 from rankscope.preflight.checks.comparing import by_value, compared, odd_ones
 from rankscope.preflight.checks.pairs import SEEN, shortened
 from rankscope.preflight.checks.secret import refusing
@@ -531,7 +531,7 @@ def _drift_fixes(nodes: tuple[str, ...], rows: dict[str, dict[str, str]]) -> Ite
         usual = [value for node, value in values.items() if node not in nodes]
         if not usual or name.startswith(("/", "~")):
             continue
-        command = f"unset {name}" if usual[0] == UNSET else f"export {name}={word(usual[0])}"
+        command = f"unset {name}" if usual[0] == UNSET else f"export {name}={quoted(usual[0])}"
         for node in nodes:
             yield Fix(node=node, command=command)
 
@@ -562,7 +562,7 @@ class EnvUnknown(BuiltinCheck, id="env.unknown"):
                 f"nothing reads {name}; did you mean {meant}?",
                 at=nodes,
                 evidence={"name": name, "meant": meant, "value": value},
-                fix=(Fix(command=f"unset {name}; export {meant}={word(value)}"),),
+                fix=(Fix(command=f"unset {name}; export {meant}={quoted(value)}"),),
                 impact=f"{name} is ignored without a word",
                 unless="a plugin of your site, or a newer NCCL or torch, reads it",
                 confidence="likely",
