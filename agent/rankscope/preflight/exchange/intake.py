@@ -8,6 +8,7 @@ cannot be, is refused with the reason.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from rankscope.preflight.model import Facts, NodeReport, acts, encode
 MOST_TEXT, MOST_NAME = 16_384, 255  # characters; the longest path has 4,096
 _BASE_BYTES, _NODE_BYTES = 2 << 20, 8 << 10  # of the report of one of n nodes
 _MOST_UNKNOWN = 1024  # nodes in a report, where it is not known how many there are
+_MOST_KNOWN = 1024  # texts that were looked at lately: most come again
+_INERT = frozenset({int, float, bool, type(None)})
 _PORTS = range(1 << 16)
 # What a shell acts on, a blank, and a dash that would begin an option.
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.:%@/+=^,~\[\]-]|^-")
@@ -124,6 +127,8 @@ def cleaned(value: Any) -> Any:
     changed = {}
     for one in value.__struct_fields__:
         raw = getattr(value, one)
+        if raw.__class__ in _INERT or not raw:
+            continue
         clean = _field(raw, one, kind)
         if clean is not raw and clean != raw:
             changed[one] = clean
@@ -132,10 +137,7 @@ def cleaned(value: Any) -> Any:
 
 def _field(value: Any, called: str, of: str) -> Any:
     if isinstance(value, str):
-        if f"{of}.{called}" in _ADDRESS_OF:
-            return value if _is_address(value) else ""
-        is_name = called in _NAMES or f"{of}.{called}" in _NAMES_OF
-        return name(value) if is_name else text(value)
+        return _rule(called, of)(value)
     if isinstance(value, msgspec.Struct):
         return cleaned(value)
     if isinstance(value, list | tuple | set | frozenset):
@@ -148,6 +150,17 @@ def _field(value: Any, called: str, of: str) -> Any:
     return value
 
 
+@functools.cache
+def _rule(called: str, of: str) -> Callable[[str], str]:
+    if f"{of}.{called}" in _ADDRESS_OF:
+        return _address
+    return name if called in _NAMES or f"{of}.{called}" in _NAMES_OF else text
+
+
+def _address(raw: str) -> str:
+    return raw if _is_address(raw) else ""
+
+
 def _key(key: Any) -> Any:
     """Return a key: of a path what is text there, else a name."""
     if not isinstance(key, str):
@@ -157,22 +170,40 @@ def _key(key: Any) -> Any:
 
 def text(raw: str) -> str:
     """Return a text without what acts, and no longer than any that is meant."""
-    if len(raw) > MOST_TEXT:
-        raw = f"{raw[:MOST_TEXT]}..."
+    if len(raw) <= MOST_NAME:
+        return _known_text(raw)
+    return _text(f"{raw[:MOST_TEXT]}..." if len(raw) > MOST_TEXT else raw)
+
+
+def name(raw: str) -> str:
+    """Return a name, with "_" for what no name holds."""
+    return _known_name(raw[:MOST_NAME])
+
+
+def _text(raw: str) -> str:
     if raw.isascii() and raw.isprintable():
         return raw
     raw = _ESCAPES.sub("", raw)
     return "".join(one for one in raw if one in _KEPT or not acts(one))
 
 
-def name(raw: str) -> str:
-    """Return a name, with "_" for what no name holds."""
-    return _NO_NAME.sub("_", text(raw)[:MOST_NAME])
+# Short ones alone are kept, so that a report cannot fill the memory.
+_known_text = functools.lru_cache(_MOST_KNOWN)(_text)
 
 
-def _is_address(one: Any) -> bool:
+@functools.lru_cache(_MOST_KNOWN)
+def _known_name(raw: str) -> str:
+    return _NO_NAME.sub("_", _text(raw))
+
+
+def _is_address(one: str) -> bool:
+    return len(one) <= MOST_NAME and _is_known_address(one)
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _is_known_address(one: str) -> bool:
     try:
-        ipaddress.ip_interface(str(one).partition("%")[0])
+        ipaddress.ip_interface(one.partition("%")[0])
     except ValueError:
         return False
     return True
