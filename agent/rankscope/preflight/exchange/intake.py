@@ -43,6 +43,7 @@ _NAMES = frozenset({
 _NAMES_OF = frozenset({"Interface.name", "Resolved.name"})
 _NAMED_VALUES = frozenset({"packages"})  # dictionaries whose values are names, too: versions
 _ADDRESSES = frozenset({"addresses"})
+_WITH_PREFIX = frozenset({"Interface"})  # their addresses are "10.0.0.5/24"
 _ADDRESS_OF = frozenset({
     "Choice.address", "Dial.local_address", "Dial.seen_address", "EdgeFacts.source_address",
     "NameFacts.reverse_of",
@@ -141,8 +142,8 @@ def _field(value: Any, called: str, of: str) -> Any:
     if isinstance(value, msgspec.Struct):
         return cleaned(value)
     if isinstance(value, list | tuple | set | frozenset):
-        is_listed = called in _ADDRESSES
-        kept = [one for one in value if not is_listed or _is_address(one)]
+        is_listed, may_be_net = called in _ADDRESSES, of in _WITH_PREFIX
+        kept = [one for one in value if not is_listed or _is_address(one, may_be_net)]
         return type(value)(_field(one, called, of) for one in kept)
     if isinstance(value, Mapping):
         inner = "node" if called in _NAMED_VALUES else ""
@@ -196,8 +197,9 @@ def _known_name(raw: str) -> str:
     return _NO_NAME.sub("_", _text(raw))
 
 
-def _is_address(one: str) -> bool:
-    return len(one) <= MOST_NAME and _is_known_address(one)
+def _is_address(one: str, may_have_prefix: bool = False) -> bool:
+    is_short = len(one) <= MOST_NAME and (may_have_prefix or "/" not in one)
+    return is_short and _is_known_address(one)
 
 
 @functools.lru_cache(_MOST_KNOWN)
