@@ -148,7 +148,7 @@ def test_two_agents_that_go_by_one_name_are_found(tmp_path: Path, port: int) -> 
             assert time.monotonic() < deadline
             time.sleep(0.05)
             for path in share.glob("*/*.json"):
-                report = json.loads(path.read_bytes())
+                report = json.loads(path.read_bytes().splitlines()[0])["report"]
                 if report.get("claims"):
                     have_noticed.add(report["pid"])
         for agent in agents:
