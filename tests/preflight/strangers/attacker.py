@@ -193,7 +193,16 @@ async def share(stranger: Stranger) -> None:
 
 def answer(stranger: Stranger) -> None:
     """Answer on the port of an agent, with words that act."""
-    words = (BAD.encode() + b"\r\n", b"\x1b[2J" * 40 + b"\n", b"HTTP/1.1 200\n\x1b]0;x\x07\n", b"")
+    speaker = wire.Speaker(RunKey.of("guess", "preflight"), "node3")
+    speaker.say_hello("", "hello")
+    challenge = speaker.say_challenge(BAD, is_busy=False)  # with a proof of another secret
+    words = (
+        challenge,
+        BAD.encode() + b"\r\n",
+        b"\x1b[2J" * 40 + b"\n",
+        b"HTTP/1.1 200\n\x1b]0;x\x07\n",
+        b"",
+    )
     with socket.create_server(("", PORT)) as server:
         for said in itertools.cycle(words):
             call, _ = server.accept()

@@ -122,7 +122,7 @@ class Speaker:
         """Return who answered. Raises StrangerError."""
         _check_refusal(line)
         _check_version(line)
-        self.challenge = self._heard(line, Challenge, "challenge")
+        self.challenge = self._heard(line, Challenge, "challenge", "not-us")
         return self.challenge
 
     def say_confirm(self) -> bytes:
@@ -156,11 +156,11 @@ class Speaker:
         self._said += packed(place, msgspec.json.encode(words))
         return words
 
-    def _heard(self, line: bytes, kind: type[Any], place: str) -> Any:
+    def _heard(self, line: bytes, kind: type[Any], place: str, why: Why = "other-secret") -> Any:
         words = _decoded(line, kind)
         proof = self._proof(place, _bare(words))
         if not hmac.compare_digest(words.proof.encode(), proof.encode()):
-            raise StrangerError("other-secret", "a wrong proof")
+            raise StrangerError(why, "a wrong proof")
         self._said += packed(place, msgspec.json.encode(words))
         return words
 
