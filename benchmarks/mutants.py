@@ -369,8 +369,8 @@ DEFECTS = (
     ),
     Defect(
         "port-direction", "the firewall of the caller is to be opened, not that of the called node",
-        "firewall.open_inbound(run, end, (start,), ports, outcome)",
-        "firewall.open_inbound(run, start, (end,), ports, outcome)", (PREFLIGHT + "test_pairs.py",),
+        "firewall.open_path(run, (start,), end, ports, outcome)",
+        "firewall.open_path(run, (end,), start, ports, outcome)", (PREFLIGHT + "test_pairs.py",),
     ),
     Defect(
         "preflight-code", "nodes that did not report are no reason for exit code 3",

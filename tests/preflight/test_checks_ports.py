@@ -8,13 +8,8 @@ import msgspec
 import pytest
 
 from rankscope.preflight.checks.base import Check
-from rankscope.preflight.checks.ports import (
-    PortConntrack,
-    PortCount,
-    PortMasterFree,
-    PortMasterRange,
-    ProcLeftover,
-)
+from rankscope.preflight.checks.master_port import PortMasterFree, PortMasterRange
+from rankscope.preflight.checks.ports import PortConntrack, PortCount, ProcLeftover
 from rankscope.preflight.facts.ports import PortOwner
 from rankscope.preflight.facts.processes import Leftover
 from rankscope.preflight.model import CheckFinding, Facts, Listening, NodeReport

@@ -63,8 +63,9 @@ def test_master_port_closed_at_the_master(outcome: str, word: str, mode: str) ->
     assert (finding.id, finding.nodes) == ("port.master.reach", ("node0",))
     assert finding.title == f"node0 {word} tcp port 29500 from every node"
     assert set(finding.edges) == {("node1", "node0"), ("node2", "node0")}
-    assert "node0: sudo ufw allow from 10.77.0.0/16 to any port 29500 proto tcp" in commands(
-        finding
+    assert (
+        "node0: sudo ufw prepend allow from 10.77.0.0/16 to any port 29500 proto tcp"
+        in commands(finding)
     )
     assert "min" in finding.impact
     assert finding.confidence == "proven"
@@ -77,7 +78,7 @@ def test_master_port_closed_for_some_sources() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("port.master.reach", ("node0",))
     assert finding.title == "node0 prohibits tcp port 29500 from node2, node3"
-    assert "firewall-cmd --permanent --add-rich-rule" in commands(finding)
+    assert "--add-rich-rule='rule family=" in commands(finding)
     assert "sudo firewall-cmd --reload" in commands(finding)
 
 
@@ -148,7 +149,9 @@ def test_one_way_that_gloo_dials(backend: str) -> None:
     assert (finding.id, finding.nodes, finding.edges) == (
         "port.oneway", (), (("node2", "node1"),),
     )  # fmt: skip
-    assert "node1: sudo ufw allow from 10.77.0.3 to any port 32768:60999" in commands(finding)
+    assert "node1: sudo ufw prepend allow from 10.77.0.3 to any port 32768:60999" in commands(
+        finding
+    )
     assert ("NCCL init" if backend == "nccl" else "9.5 min") in finding.impact
 
 
@@ -188,7 +191,7 @@ def test_a_node_that_cannot_dial_out() -> None:
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("port.ephemeral", ("node2",))
     assert "cannot dial" in finding.title
-    assert "node2: sudo ufw allow out" in commands(finding)
+    assert "node2: sudo ufw prepend allow out" in commands(finding)
 
 
 @pytest.mark.parametrize("node", ["node0", "node1"])

@@ -160,7 +160,8 @@ class PreflightAgent:
         low, high = ports.range_of(system) or _EPHEMERAL
         listening = Listening(
             master=master, mesh=mesh, udp=await self._listener.bind_udp(),
-            ephemeral=await self._listener.bind_spread(low, high),
+            ephemeral=await self._listener.bind_spread(low, high, ports.reserved_of(system)),
+            shut=self._listener.bind_shut(),
         )  # fmt: skip
         self.exchange.publish(listening=listening)
         self._spawn(self._tick())
@@ -357,7 +358,7 @@ class PreflightAgent:
         who, names = self._plan.who, self._expected()
         return Goal(
             is_named=bool(who.nodes), master=names[0] if names else "",
-            master_addr=who.master_addr, master_port=who.master_port,
+            master_addr=who.master_addr, master_port=who.master_port, num_peers=len(self._whom()),
         )  # fmt: skip
 
     def _reach(self, stage: Stage, **fields: object) -> None:

@@ -14,14 +14,17 @@ from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.interfaces import Interface
 
 MAX_LINES = 6  # lines of evidence
+MAX_PORTS = 4  # in a line
 NO_PATH = "no path was measured from there"  # unknown is not healthy
 CLOSED: frozenset[DialClass] = frozenset(
-    ("refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall", "error")
+    ("refused", "prohibited", "no-arp", "drop", "no-route", "local-firewall", "no-data", "error")
 )
 SAYS: dict[DialClass, str] = {  # what a node whose listener was up does to a caller
     "drop": "drops", "refused": "refuses", "prohibited": "prohibits", "no-arp": "does not answer",
     "no-route": "has no route for", "local-firewall": "forbids", "error": "fails",
+    "no-data": "passes no data on",
 }  # fmt: skip
+HOW: dict[DialClass, str] = {"no-data": "accepted, but no data"}  # classes that are no word
 SEEN: dict[DialClass, str] = {  # what a caller knows of a node that never reported
     "ok": "its port {port} answers, but no report came",
     "refused": "{address} is up, nothing listens on port {port}: not started there, or rejected",
@@ -90,9 +93,10 @@ def dial_line(start: str, end: str, dials: Collection[Dial]) -> str:
     failed = [dial for dial in dials if dial.outcome != "ok"]
     took = max(dial.elapsed_ms for dial in failed)
     time = f"{took / 1e3:.1f} s" if took >= 100 else f"{took:.1f} ms"
-    ports = ", ".join(str(dial.port) for dial in failed)
+    more = f" and {len(failed) - MAX_PORTS} more" if len(failed) > MAX_PORTS else ""
+    ports = ", ".join(str(dial.port) for dial in failed[:MAX_PORTS]) + more
     word = "port" if len(failed) == 1 else "ports"
-    how = f"{failed[0].outcome} {time}"
+    how = f"{HOW.get(failed[0].outcome, failed[0].outcome)} {time}"
     return f"{start}->{end}  {how}  {word} {ports} of {failed[0].address}"
 
 

@@ -62,6 +62,7 @@ class Datagrams(msgspec.Struct, frozen=True, kw_only=True):
 
     num_sent: int
     num_answered: int  # 0: UDP is closed, and nothing is known of loss
+    num_arrived: int = -1  # as the far end counted them; -1: it did not say
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,7 +98,12 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mesh: Dial | None = None  # the peer's name and control port: the newest attempt
     master: Dial | None = None  # MASTER_ADDR:MASTER_PORT; only towards the node that holds it
     others: tuple[Dial, ...] = ()  # further addresses of the peer's name, if the first one failed
-    ephemeral: tuple[Dial, ...] = ()  # the peer's random ports, at its gloo address
+    # The peer's random ports, at its gloo address: all that failed twice, and the first of the
+    # others; of the rest, and of ports at the ends of a hole where nobody listens, the numbers.
+    ephemeral: tuple[Dial, ...] = ()
+    ephemeral_ok: tuple[int, ...] = ()
+    ephemeral_shut: tuple[int, ...] = ()
+    decoy: str = ""  # class of a port that is bound and never listened on; "ok": it was accepted
     source_address: str = ""  # of ours, that the route to the peer takes
     rtt: Rtt | None = None
     mtu: PathMtu | None = None

@@ -6,8 +6,9 @@ import time
 
 import msgspec
 
-from rankscope.preflight.facts import processes
+from rankscope.preflight.facts import processes, rules
 from rankscope.preflight.facts.processes import Leftover
+from rankscope.preflight.facts.rules import FilterRules
 from rankscope.preflight.system import System
 
 
@@ -32,6 +33,7 @@ class PortFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     conntrack_count: int = -1
     conntrack_max: int = -1
     leftovers: tuple[Leftover, ...] = ()
+    rules: FilterRules | None = None  # None: this user may not read them, or not all of them
 
 
 def collect(
@@ -48,6 +50,7 @@ def collect(
         conntrack_count=_number(system, "nf_conntrack_count"),
         conntrack_max=_number(system, "nf_conntrack_max"),
         leftovers=processes.leftovers(system, since_unix_s or time.time()),
+        rules=rules.collect(system),
     )
 
 
@@ -77,6 +80,16 @@ def range_of(system: System) -> tuple[int, int] | None:
     if len(words) == 2 and all(word.isdigit() for word in words):
         return int(words[0]), int(words[1])
     return None
+
+
+def reserved_of(system: System) -> tuple[tuple[int, int], ...]:
+    """Return the ports that the kernel never hands out, as (first, last)."""
+    found = []
+    for part in (system.read("/proc/sys/net/ipv4/ip_local_reserved_ports") or "").split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.append((int(first), int(last or first)))
+    return tuple(found)
 
 
 def _time_wait(system: System) -> int:

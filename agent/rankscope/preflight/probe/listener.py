@@ -1,4 +1,4 @@
-"""Answers the peers of this run on MASTER_PORT and on three random ports, while preflight runs.
+"""Answers the peers of this run on MASTER_PORT and on random ports, while preflight runs.
 
 A caller that has not proven the run's secret gets little: a few places that others of its address
 share, of which the oldest is given up for a newcomer, 2 kB of memory and three seconds.
@@ -14,10 +14,10 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from rankscope.preflight.key import RunKey
-from rankscope.preflight.probe import bulk, wire
+from rankscope.preflight.probe import bulk, doors, wire
 from rankscope.preflight.probe.datagrams import Acknowledger
 from rankscope.preflight.probe.dial import hang_up, plain
 
@@ -25,9 +25,9 @@ MAX_CALLS = 512  # open at a time, of peers
 MAX_UNPROVEN, MAX_UNPROVEN_OF_ONE = 256, 64  # open at a time, of all addresses and of one
 HELLO_LIMIT_S = 3.0
 MAX_REFUSALS, REFUSALS_PER_S = 200, 100.0  # lines that give a stranger the reason
-NUM_EPHEMERAL = 3
 _BACKLOG = 1024
-_PLACES = 8  # tries to find a free port in each third of the range
+_PLACES = 8  # tries to find a free port in each part of the range
+_SHARE = 4  # of a small range, the part that is taken
 _NO_FILES_PAUSE_S = 0.05  # after an accept that failed: out of files, or the caller has gone
 
 
@@ -46,6 +46,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._udp: asyncio.DatagramTransport | None = None
+        self._shut: socket.socket | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._unproven = _Unproven()
         self._refusals = _Allowance(MAX_REFUSALS, REFUSALS_PER_S)
@@ -60,17 +61,31 @@ class Listener:
         self._accepting.append(asyncio.ensure_future(self._accept(sock)))
         return int(sock.getsockname()[1])
 
-    async def bind_spread(self, low: int, high: int) -> tuple[int, ...]:
-        """Listen on three ports spread over low..high, as libraries will that ask for any."""
+    async def bind_spread(
+        self, low: int, high: int, reserved: Sequence[tuple[int, int]] = ()
+    ) -> tuple[int, ...]:
+        """Listen on ports spread evenly over low..high, as libraries will that ask for any.
+
+        `reserved` are ports (first, last) that the kernel hands out to nobody.
+        """
         found: list[int] = []
-        third = max(1, (high - low + 1) // NUM_EPHEMERAL)
-        for part in range(NUM_EPHEMERAL):
-            for _ in range(_PLACES):
-                port = low + part * third + random.randrange(third)
+        num = max(doors.LEAST_DIALS, min(doors.most_ports(), (high - low + 1) // _SHARE))
+        for part in doors.spread(low, high, num, random.random()):
+            places = [part[0], *random.sample(part, min(_PLACES, len(part)))]
+            for port in places:
+                if any(first <= port <= last for first, last in reserved):
+                    continue
                 with contextlib.suppress(OSError):
                     found.append(await self.bind(port))
                     break
         return tuple(found)
+
+    def bind_shut(self) -> int:
+        """Hold a port on which nobody listens; return it, or 0 where none can be had."""
+        with contextlib.suppress(OSError):
+            self._shut = _bound(socket.SOCK_STREAM, 0)
+            return int(self._shut.getsockname()[1])
+        return 0
 
     async def bind_udp(self) -> int:
         """Acknowledge MTU probes on a random UDP port; return it. Raises OSError."""
@@ -90,6 +105,8 @@ class Listener:
             sock.close()
         if self._udp is not None:
             self._udp.abort()
+        if self._shut is not None:
+            self._shut.close()
         await asyncio.sleep(0)  # for the loop to close what was aborted
 
     async def _accept(self, sock: socket.socket) -> None:

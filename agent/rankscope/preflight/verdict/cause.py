@@ -48,7 +48,8 @@ def _touching(cause: CheckFinding, path: Path) -> bool:
     return path[0] in cause.nodes or path[1] in cause.nodes
 
 
-_PORTS = ("port.master.reach", "port.master.identity", "port.ephemeral", "port.oneway")
+_PORTS = ("port.master.reach", "port.master.identity", "port.intercepted", "port.ephemeral",
+          "port.oneway")  # fmt: skip
 _SLOW = ("net.latency", "net.jitter", "net.loss", "net.bandwidth")
 _RULES = (
     # the same machine, or the same address, twice: whatever is said of these nodes is about both
@@ -83,6 +84,8 @@ _RULES = (
          only_class="drop"),
     Rule(("net.rp_filter",), ("net.route.sym",), _touching),
     # closed ports
+    Rule(("port.intercepted",), ("port.ephemeral", "port.oneway", "port.master.reach",
+                                 "port.master.identity"), _along),
     Rule(("port.ephemeral",), ("port.oneway", "port.master.reach", "net.route.sym"), _along),
     Rule(("port.oneway",), ("port.master.reach",), _along),
     # paths
@@ -96,7 +99,8 @@ _RULES = (
     Rule(_SLOW, ("coll.pair",), _between),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
-    Rule(("node.absent", "node.secret", "net.mtu.path", *_PORTS), ("coll.",), always=True),
+    Rule(("node.absent", "node.secret", "net.mtu.path", *_PORTS), ("coll.",), always=True,
+         only_failed=True),
     Rule(("lim.nofile", "lim.nproc", "lim.shm"), ("coll.",), always=True, only_failed=True),
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent", "node.secret"), ("host.dup", "fs.shared"), _touching),

@@ -25,6 +25,8 @@ _SAYS: dict[tuple[str, str, str], str] = {
     ("port.master.reach", "refused", "env"): "30 min of silence, then still no end",
     ("port.master.reach", "prohibited", "static"): "'No route to host' with a wrong address, the "
     "end after 16 min",
+    ("port.master.reach", "no-data", _ANY): "the store accepts and stays silent: the end after 15 "
+    "to 30 min",
     ("port.master.reach", _ANY, "c10d"): "no rendezvous: RendezvousTimeoutError after 10 min",
     ("port.master.reach", _ANY, _ANY): "the nodes never meet: the end after 15 to 30 min",
     ("port.master.free", _ANY, "static"): "node 0 ends after 5 s with EADDRINUSE, the others hang "
@@ -62,10 +64,18 @@ _LUCK = (
     "works today with gloo, which dials the other way around; fails when the order of the "
     "addresses changes, or with NCCL, which dials both ways"
 )
+_UPPER = (
+    "works today with gloo, to which the kernel gives ports of the lower half of the range; fails "
+    "with NCCL, or where many ports are taken"
+)
+_GLOO_SILENT = (
+    "gloo init: connections are accepted and stay silent: all ranks hang until their time-out"
+)
 _GLOO_CLOSED = {
     "drop": "gloo init: the dialling ranks fail after 9.5 min, the dialled one hangs > 30 min",
     "prohibited": "gloo init: the dialling ranks fail after 12 s, the dialled one hangs > 30 min",
     "refused": "gloo init: the dialling ranks fail after 12 s, the dialled one hangs > 30 min",
+    "no-data": _GLOO_SILENT,
 }
 _NCCL_CLOSED = "NCCL init: connects are retried without a word, then fail (read in its source)"
 
@@ -89,8 +99,23 @@ def _closed(finding: CheckFinding, run: Run) -> str:
     used = [gloo_dials(run, start, end) for start, end in finding.edges]
     if used and not any(way is None or way for way in used):
         return _LUCK
+    if finding.evidence.get("in_reach_of_gloo") is False:
+        return _UPPER
     outcome = str(finding.evidence.get("class", ""))
-    return _GLOO_CLOSED.get(outcome, "gloo init: the dialling ranks fail, the dialled one hangs")
+    said = _GLOO_CLOSED.get(outcome, "gloo init: the dialling ranks fail, the dialled one hangs")
+    if "ports_closed" in finding.evidence:
+        return f"whenever a rank gets one of these ports, {said}"
+    return said
+
+
+def _intercepted(finding: CheckFinding, run: Run) -> str:
+    used = [gloo_dials(run, start, end) for start, end in finding.edges]
+    if run.backend == "gloo" and used and not any(way is None or way for way in used):
+        return _LUCK
+    return (
+        "ranks connect to that program, and wait for each other until their time-out: no message "
+        "names it"
+    )
 
 
 def _clock(finding: CheckFinding, run: Run) -> str:
@@ -128,6 +153,7 @@ FORGOTTEN_MS = 15_000.0  # keep_alive_interval 5 s x 3 attempts, dynamic_rendezv
 _SPECIAL = {
     "port.ephemeral": _closed,
     "port.oneway": _closed,
+    "port.intercepted": _intercepted,
     "clock.offset": _clock,
     "dns.wrong": _name,
     "dns.loopback": _name,
