@@ -100,7 +100,58 @@ FIREWALLS = (
     ),
     Fault(
         "one-way-1-2", "one way node1 -> node2 dropped", broken.one_way(1, 2),
-        _one("port.oneway", edges=(("node1", "node2"),), remedy=r"10\.77\.0\.2"),
+        _one("port.oneway", edges=(("node1", "node2"),), remedy=r"10\.77\.0\.2", status="warn"),
+    ),
+    Fault(
+        "third-drop", "a third of the random ports dropped at node 1",
+        broken.hole(1, 36000, 45409), _one("port.ephemeral", "node1", remedy=_OPEN_RANGE),
+        modes=(),
+    ),
+    Fault(
+        "seventh-drop", "a seventh of the random ports dropped at node 1",
+        broken.hole(1, 32768, 36800), _one("port.ephemeral", "node1", remedy=_OPEN_RANGE),
+        modes=(),
+    ),
+    Fault(
+        "third-drop-2-1", "a third of the random ports dropped one way, node2 -> node1",
+        broken.hole(1, 34000, 43409, source=2),
+        _one("port.oneway", edges=(("node2", "node1"),), remedy=r"10\.77\.0\.3"), modes=(),
+    ),
+    Fault(
+        "third-drop-1-2", "a third of the random ports dropped one way, node1 -> node2",
+        broken.hole(2, 34000, 43409, source=1),
+        _one("port.oneway", edges=(("node1", "node2"),), remedy=r"10\.77\.0\.2", status="warn"),
+        modes=(),
+    ),
+    Fault(
+        "data-drop", "handshakes pass, data is dropped on random ports at node 1",
+        broken.no_data(1, EPHEMERAL, "drop"),
+        _one("port.ephemeral", "node1", remedy=_OPEN_RANGE), modes=(),
+    ),
+    Fault(
+        "data-reset", "handshakes pass, data is reset on random ports at node 1",
+        broken.no_data(1, EPHEMERAL, "reject with tcp reset"),
+        _one("port.ephemeral", "node1", remedy=_OPEN_RANGE), modes=(),
+    ),
+    Fault(
+        "data-drop-master", "handshakes pass, data is dropped on MASTER_PORT at node 0",
+        broken.no_data(0, str(MASTER_PORT), "drop"),
+        _one("port.master.reach", "node0", remedy=_OPEN_MASTER), modes=(),
+    ),
+    Fault(
+        "sidecar-http", "node 2's outgoing random ports go to a proxy that speaks HTTP",
+        broken.sidecar(2, "http"),
+        _one("port.intercepted", "node2", remedy=r"nft insert rule.*32768-60999"), modes=(),
+    ),
+    Fault(
+        "sidecar-silent", "node 2's outgoing random ports go to a proxy that is silent",
+        broken.sidecar(2, "hang"),
+        _one("port.intercepted", "node2", remedy=r"nft insert rule.*32768-60999"), modes=(),
+    ),
+    Fault(
+        "sidecar-master", "node 2's outgoing calls of MASTER_PORT go to a proxy beside it",
+        broken.sidecar(2, "http", str(MASTER_PORT)),
+        _one("port.master.identity", "node2", remedy=r"nft insert rule.*29500"), modes=(),
     ),
     Fault(
         "isolated-one", "node 2 hears and reaches no node", broken.isolated(2),

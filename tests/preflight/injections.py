@@ -62,6 +62,56 @@ def isolated(*numbers: int) -> Injection:
     return inject
 
 
+def no_data(number: int, ports: str, verdict: str) -> Injection:
+    """Let handshakes to one host's ports pass and drop or reset what callers then send."""
+    match = f"tcp dport {ports} ct direction original ct state established meta length > 60"
+    return firewall(number, f"{match} {verdict}")
+
+
+def hole(number: int, first: int, last: int, source: int | None = None) -> Injection:
+    """Drop new connections to some of one host's ports, of all or of one caller."""
+
+    def inject(scene: Scene) -> None:
+        origin = f"ip saddr {scene.lab.ip(source)} " if source is not None else ""
+        scene.firewall(number, f"{origin}tcp dport {first}-{last} ct state new drop")
+
+    return inject
+
+
+_SIDECAR = """
+import socket, sys, threading
+def serve(call):
+    if sys.argv[1] == "http":
+        call.recv(4096)
+        call.sendall(b"HTTP/1.1 400 Bad Request\\r\\nserver: envoy\\r\\n\\r\\n")
+        call.close()
+    else:
+        while call.recv(65536):
+            pass
+listener = socket.create_server(("", 15001), backlog=512)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+def sidecar(number: int, manner: str, ports: str = EPHEMERAL) -> Injection:
+    """Send one host's outgoing connections to a proxy beside it, which says HTTP, or nothing."""
+
+    def inject(scene: Scene) -> None:
+        scene.lab.popen(
+            number, [sys.executable, "-c", _SIDECAR, manner], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        _wait_for_listener(scene, number, 15001)
+        scene.nft(
+            number,
+            "table ip mesh {\nchain out {\ntype nat hook output priority -100; policy accept;\n"
+            f"oif lo accept\ntcp dport {ports} redirect to :15001\n}}\n}}\n",
+        )
+
+    return inject
+
+
 # ---- names and addresses
 
 
@@ -256,8 +306,8 @@ def _torchrun(launch: list[str]) -> list[str]:
     return ["torch.distributed.run", *launch[1:]]
 
 
-def _wait_for_listener(scene: Scene, number: int) -> None:
-    look = f"for i in $(seq 600); do grep -qi ':{MASTER_PORT:04X} .* 0A ' /proc/net/tcp"
+def _wait_for_listener(scene: Scene, number: int, port: int = MASTER_PORT) -> None:
+    look = f"for i in $(seq 600); do grep -qi ':{port:04X} .* 0A ' /proc/net/tcp"
     look += " /proc/net/tcp6 && exit 0; sleep 0.1; done; exit 1"
     scene.lab.run(number, look, limit_s=90)
 

@@ -30,6 +30,7 @@ from rankscope.preflight.system import Resolved
 
 PORT = 29500
 RANDOM = (33000, 47000, 60000)
+GRID = tuple(range(33300, 60999, 1176))  # 24 of them
 TOOK_MS = {"drop": 1500.0, "refused": 0.4, "prohibited": 1.5, "no-arp": 3060.0, "no-route": 0.1}
 ERRNO = {
     "drop": "ETIMEDOUT", "refused": "ECONNREFUSED", "prohibited": "EHOSTUNREACH",
@@ -136,6 +137,19 @@ class Cluster:
             self.change(start, end, ephemeral=some)
         if which == "all":
             self.change(start, end, rtt=None, mtu=None, datagrams=None, bandwidth=None, clock=None)
+
+    def hole(
+        self, start: str, end: str, outcome: str = "drop", first: int = 40000, last: int = 45000,
+        **fields: Any,
+    ) -> None:  # fmt: skip
+        """Close a part of the random ports from `start` to `end`."""
+        own = self.address[end]
+        bad = [dial(end, own, port, outcome, **fields) for port in GRID if first <= port <= last]
+        good = [port for port in GRID if not first <= port <= last]
+        self.report(end, listening=msgspec.structs.replace(
+            self.reports[end].listening, ephemeral=GRID, shut=39999))  # fmt: skip
+        some = tuple(dial(end, own, port) for port in good[:3])
+        self.change(start, end, ephemeral=(*bad, *some), ephemeral_ok=tuple(good[3:]))
 
     def close_inbound(self, end: str, outcome: str = "drop", which: str = "all") -> None:
         for start in self.sources(end):

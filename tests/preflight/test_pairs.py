@@ -11,9 +11,12 @@ import pytest
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
+from rankscope.preflight.facts.rules import FilterRules
 from rankscope.preflight.model import CheckFinding, Listening
 from rankscope.preflight.options import Options
 from rankscope.preflight.probe import schedule
+from rankscope.preflight.report import grid
+from rankscope.preflight.report.matrix import build
 from rankscope.preflight.system import Resolved
 from rankscope.preflight.verdict.engine import evaluate
 
@@ -21,8 +24,9 @@ from .synthetic import PORT, Cluster, cluster, dial
 
 OURS = (
     "node.absent", "dns.loopback", "dns.wrong", "dns.family", "port.master.reach",
-    "port.master.identity", "port.ephemeral", "port.oneway", "net.mtu.path", "net.mtu.differs",
-    "net.latency", "net.jitter", "net.loss", "net.bandwidth", "net.idle", "clock.offset",
+    "port.master.identity", "port.intercepted", "port.ephemeral", "port.oneway", "net.mtu.path",
+    "net.mtu.differs", "net.latency", "net.jitter", "net.loss", "net.bandwidth", "net.idle",
+    "clock.offset",
 )  # fmt: skip
 
 
@@ -173,6 +177,190 @@ def test_gloo_compares_bytes_not_numbers() -> None:
         some.facts(name, interfaces=msgspec.structs.replace(facts, gloo=(choice,)))
     some.close("node0", "node1", which="random")
     assert only(some.run()).impact.startswith("works today")
+
+
+def test_a_hole_in_the_range_is_told_with_its_ports() -> None:
+    some = cluster(3)
+    for start in ("node0", "node2"):
+        some.hole(start, "node1")
+    some.change("node0", "node1", ephemeral_shut=(40010, 44900))
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("port.ephemeral", "fail", ("node1",))
+    assert finding.title == "node1 drops random ports 40,010 to 44,900; others are open"
+    assert "32768:60999" in commands(finding)
+    assert finding.impact.startswith("whenever a rank gets one of these ports")
+    assert len(finding.evidence["ports_failed"]) == 6
+    assert finding.evidence["ports_closed"] == "40010-44900"
+    assert 33300 in finding.evidence["ports_ok"]
+
+
+def test_closed_ports_among_open_ones_are_counted() -> None:
+    some = cluster(3)
+    for start in ("node0", "node2"):
+        some.hole(start, "node1")
+        edge = some.edges[start, "node1"]
+        some.change(start, "node1", ephemeral=edge.ephemeral[::2])
+        dials = tuple(msgspec.structs.replace(d, outcome="ok") for d in edge.ephemeral[1:4:2])
+        some.change(start, "node1", ephemeral=(*edge.ephemeral[0:4:2], *dials))
+    assert "of 23 random ports tried" in only(some.run()).title
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_hole_where_gloo_does_not_listen_warns(backend: str) -> None:
+    some = cluster(3, backend=backend)
+    for start in ("node0", "node2"):
+        some.hole(start, "node1", first=50000, last=60999)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node1",))
+    assert finding.status == ("warn" if backend == "gloo" else "fail")
+    assert ("lower half" in finding.impact) == (backend == "gloo")
+
+
+def test_what_nobody_dials_is_a_warning() -> None:
+    some = cluster(3)
+    some.close_inbound("node2", "drop", "random")  # gloo dials from the higher address
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("port.ephemeral", "warn", ("node2",))
+    assert finding.impact.startswith("works today with gloo")
+
+
+@pytest.mark.parametrize(("start", "end"), [("node2", "node1"), ("node1", "node2")])
+def test_a_hole_one_way(start: str, end: str) -> None:
+    some = cluster(3)
+    some.hole(start, end)
+    finding = only(some.run())
+    assert (finding.id, finding.edges) == ("port.oneway", ((start, end),))
+    assert finding.status == ("fail" if start == "node2" else "warn")
+    assert "random ports 40,356 to 44,0" in finding.title
+
+
+def test_who_missed_the_hole_is_no_witness() -> None:
+    some = cluster(8)
+    for start in some.sources("node1"):
+        if start in ("node0", "node3", "node5"):
+            some.hole(start, "node1")
+        else:
+            few = tuple(dial("node1", some.address["node1"], port) for port in (33300, 52116))
+            some.change(start, "node1", ephemeral=few)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes, finding.confidence) == (
+        "port.ephemeral", ("node1",), "proven",
+    )  # fmt: skip
+
+
+def test_handshakes_without_data_are_closed_ports() -> None:
+    some = cluster(3)
+    some.close_inbound("node1", "no-data", "random")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node1",))
+    assert finding.title == "node1 passes no data on random ports; only 29500 is open"
+    assert finding.evidence["class"] == "no-data"
+
+
+def test_handshakes_without_data_on_the_master_port() -> None:
+    some = cluster(3, tools=("nft",))
+    some.close_inbound("node0", "no-data", "master")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.reach", ("node0",))
+    assert "tcp dport 29500" in commands(finding)
+    assert "tcp sport 29500" in commands(finding)  # its answers may be what is dropped
+
+
+@pytest.mark.parametrize(
+    "change", [{"stage": "listening"}, {"delay_p90_ms": 3000.0}], ids=["stopped", "no-core"]
+)
+def test_silence_of_a_node_that_hardly_ran_proves_nothing(change: dict[str, object]) -> None:
+    some = cluster(3)
+    some.close_inbound("node1", "no-data", "random")
+    some.report("node1", **change)
+    run = some.run()
+    assert found(run) == []
+    options = msgspec.structs.replace(run.options, only=("port.ephemeral",))
+    (note,) = evaluate(Run("x", run.expected, run.reports, options)).notes
+    assert (note.id, note.status) == ("port.ephemeral", "unknown")
+
+
+def taken(some: Cluster, paths: list[tuple[str, str]], outcome: str, **fields: object) -> None:
+    """Let another program take the random ports of paths."""
+    for start, end in paths:
+        own = some.address[end]
+        dials = tuple(
+            dial(end, own, port, outcome, **fields)
+            for port in some.reports[end].listening.ephemeral
+        )
+        some.change(start, end, ephemeral=dials, decoy="ok")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fields", "says"),
+    [
+        ("not-us", {"banner": "HTTP/1.1 400"}, "another program answers ('HTTP/1.1 400')"),
+        ("no-data", {}, "something accepts every connection and passes no data on"),
+    ],
+)
+def test_a_sidecar_that_takes_what_a_node_dials(
+    outcome: str, fields: dict[str, object], says: str
+) -> None:
+    some = cluster(3, tools=("nft",))
+    taken(some, [("node2", "node0"), ("node2", "node1")], outcome, **fields)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.intercepted", ("node2",))
+    assert finding.title == f"node2 dials other nodes on random ports: {says}"
+    assert "hook (output)" in commands(finding)
+    assert "ip daddr 10.77.0.0/16 tcp dport 32768-60999 accept" in commands(finding)
+    assert "wait for each other" in finding.impact
+
+
+def test_a_sidecar_that_takes_what_comes_in() -> None:
+    some = cluster(3)
+    taken(some, [("node0", "node1"), ("node2", "node1")], "not-us")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.intercepted", ("node1",))
+    assert "hook (prerouting|input)" in commands(finding)
+
+
+def test_what_accepts_all_and_is_silent_at_one_node_is_its_firewall() -> None:
+    some = cluster(3)
+    taken(some, [("node0", "node1"), ("node2", "node1")], "no-data")  # a SYN proxy
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.ephemeral", ("node1",))
+
+
+def test_sidecars_everywhere() -> None:
+    some = cluster(3)
+    taken(some, list(some.edges), "not-us")
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.intercepted", some.names)
+
+
+def test_one_pair_of_two_nodes_names_nobody_without_their_rules() -> None:
+    some = cluster(2)
+    taken(some, [("node1", "node0")], "not-us")
+    assert only(some.run()).nodes == ()
+    facts = some.reports["node1"].facts.ports
+    assert facts is not None
+    rules = FilterRules(redirects_out=True)
+    some.facts("node1", ports=msgspec.structs.replace(facts, rules=rules))
+    assert only(some.run()).nodes == ("node1",)
+
+
+def test_a_proxy_for_the_master_port_beside_one_node() -> None:
+    some = cluster(3, tools=("nft",))
+    other = dial("node0", some.address["node0"], PORT, "not-us", banner="HTTP/1.0 400")
+    some.change("node2", "node0", master=other)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.identity", ("node2",))
+    assert "tcp dport 29500 accept" in commands(finding)
+
+
+def test_a_proxy_in_front_of_the_master() -> None:
+    some = cluster(3)
+    other = dial("node0", some.address["node0"], PORT, "not-us", banner="HTTP/1.0 400")
+    for start in ("node1", "node2"):
+        some.change(start, "node0", master=other)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.master.identity", ("node0",))
+    assert "hook (prerouting|input)" in commands(finding)
 
 
 def test_all_inbound_closed_at_the_master_is_one_finding() -> None:
@@ -544,6 +732,24 @@ def test_loss_is_the_cause_of_slowness(mbit: float) -> None:
     assert (finding.id, finding.nodes, finding.status) == ("net.loss", (), "warn")
     assert "node0-node1: 4.0 % of packets are lost" in finding.title
     assert "node0: ip -s link show eth0" in commands(finding)
+
+
+def test_loss_says_which_way() -> None:
+    some = cluster(3)
+    _lossy(some, PAIR, 16, 200)
+    there, back = PAIR[0], PAIR[0][::-1]
+    for path, arrived in ((there, 384), (back, 400)):  # what is lost, is lost on the way there
+        counted = Datagrams(num_sent=400, num_answered=384, num_arrived=arrived)
+        some.change(*path, datagrams=counted)
+    finding = only(some.run())
+    assert (finding.id, finding.edges) == ("net.loss", (there,))
+    assert finding.evidence["lost_ratios"] == {"->".join(there): 0.04}
+    matrix = build(evaluate(some.run()), some.run())
+    assert matrix is not None
+    row, column = (matrix.names.index(name) for name in there)
+    assert matrix.cells[row][column] + matrix.value(row, column) == "L4%"
+    assert matrix.cells[column][row] + matrix.value(column, row) == "."
+    assert any("L4%" in line.plain for line in grid.lines(matrix, 80))
 
 
 def test_loss_at_one_node() -> None:

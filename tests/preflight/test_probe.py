@@ -285,6 +285,7 @@ def test_datagrams_are_acknowledged_only_to_our_own() -> None:
             port = await listener.bind_udp()
             ours = await loss.measure(KEY, "127.0.0.1", port, 0.1)
             assert (ours.num_sent, ours.num_answered) == (loss.NUM_SENT, loss.NUM_SENT)
+            assert ours.num_arrived == loss.NUM_SENT  # as the far end counted
             theirs = await loss.measure(OTHER, "127.0.0.1", port, 0.1)
             assert theirs.num_answered == 0
 

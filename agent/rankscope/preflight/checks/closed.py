@@ -122,7 +122,9 @@ class _Found:
     bad: dict[Path, tuple[Dial, ...]]
     good: dict[Path, EdgeFacts]
     strange: dict[Path, tuple[Dial, ...]]
-    silent: dict[Path, tuple[Dial, ...]]  # accepted without data, as is a port that nobody holds
+    silent: dict[
+        Path, tuple[Dial, ...]
+    ]  # accepted without data, as is a port that no process holds
     edges: dict[Path, EdgeFacts]
     doubtful: list[Path]
     lacking: list[str]

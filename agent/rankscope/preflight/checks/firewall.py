@@ -291,7 +291,7 @@ def _orchestrator(run: Run, node: str) -> str:
 
 
 def _annotation(networks: Collection[str], ports: str, way: Way) -> str:
-    """Return what a service mesh is told, in the template of the pod."""
+    """Return what a service mesh is given, in the template of the pod."""
     where = ",".join(network for network in networks if network)
     if way == "in":
         istio = 'traffic.sidecar.istio.io/includeInboundPorts: ""'

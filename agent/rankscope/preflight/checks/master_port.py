@@ -1,4 +1,4 @@
-"""MASTER_PORT: free at its node, reachable from the others, and held by nobody else."""
+"""MASTER_PORT: free at its node, reachable from the others, and held by no other program."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class PortMasterIdentity(BuiltinCheck, id="port.master.identity", scope="pair", 
             title += f", and another program answers{said}"
         elif len(dials) > 1 or (into is not None and into.redirects_in):
             nodes = (master,)
-            title = f"another program answers whoever calls {master}'s port {one.port}{said}"
+            title = f"another program answers all calls to {master}'s port {one.port}{said}"
         else:
             title = f"{arrows([(node, master) for node in dials])}: another program answers"
             title += f" on port {one.port}{said}"

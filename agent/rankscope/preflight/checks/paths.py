@@ -13,6 +13,7 @@ from rankscope.preflight.checks.blame import Blame, Path, Side, blame
 from rankscope.preflight.checks.pairs import NO_PATH, arrows, interface_towards, ordered, shortened
 from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts, PathMtu
 from rankscope.preflight.facts.interfaces import Interface
+from rankscope.preflight.facts.loss import along
 from rankscope.preflight.model import CheckFinding, Fix, Status
 from rankscope.preflight.probe import schedule
 
@@ -353,16 +354,23 @@ class NetLoss(PathCheck, id="net.loss", scope="pair", tier="default", needs=("pe
     """
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Evaluate pairs, as a datagram is echoed."""
+        """Evaluate pairs, as a datagram is echoed; then tell which way it is lost."""
         edges = {(a, b): edge for a, b, edge in both_ends(run) if _is_measured(edge)}
         ratios = {path: _lost(edge, edges.get(path[::-1])) for path, edge in edges.items()}
-        for group in grouped_paths(run, [path for path, lost in ratios.items() if lost], edges):
-            ratio = max(ratios[path] for path in group.paths)
+        bad = [path for path, lost in ratios.items() if lost and _is_this_way(edges, path)]
+        for group in grouped_paths(run, bad, edges):
+            ways = {path: _way_ratio(edges, path, ratios[path]) for path in group.paths}
             yield self.about(
                 group,
-                f"{ratio * 100:.1f} % of packets are lost",
-                evidence={"lost_ratio": round(ratio, 5)},
-                lines=shortened(f"{a}->{b}  {_loss_words(edges[a, b])}" for a, b in group.paths),
+                f"{max(ways.values()) * 100:.1f} % of packets are lost",
+                evidence={
+                    "lost_ratio": round(max(ways.values()), 5),
+                    "lost_ratios": {f"{a}->{b}": round(r, 5) for (a, b), r in ways.items()},
+                },
+                lines=shortened(
+                    f"{a}->{b}  {_loss_words(edges[a, b], edges.get((b, a)))}"
+                    for a, b in group.paths
+                ),
                 fix=at_ends(
                     run,
                     group,
@@ -411,9 +419,27 @@ def _lost(edge: EdgeFacts, back: EdgeFacts | None) -> float:
     return min(num / total for num, total in lost)
 
 
-def _loss_words(edge: EdgeFacts) -> str:
+def _is_this_way(edges: Mapping[Path, EdgeFacts], path: Path) -> bool:
+    """Return whether a pair that loses packets does so this way; both, where that is not known."""
+    this = along(edges[path], edges.get(path[::-1]))
+    other = along(edges.get(path[::-1]), edges[path])
+    if this is None or other is None:
+        return True
+    is_lossy = this.num_lost >= MIN_LOST and this.ratio >= LIMIT_RATIO
+    return is_lossy or (this.ratio >= other.ratio and this.num_lost > 0)
+
+
+def _way_ratio(edges: Mapping[Path, EdgeFacts], path: Path, there_or_back: float) -> float:
+    lost = along(edges[path], edges.get(path[::-1]))
+    return lost.ratio if lost is not None else there_or_back
+
+
+def _loss_words(edge: EdgeFacts, back: EdgeFacts | None) -> str:
     words = []
-    if edge.datagrams is not None and edge.datagrams.num_answered:
+    lost_here = along(edge, back)
+    if lost_here is not None:
+        words.append(f"{lost_here.num_lost} of {lost_here.num_sent} datagrams lost on this way")
+    elif edge.datagrams is not None and edge.datagrams.num_answered:
         lost = edge.datagrams.num_sent - edge.datagrams.num_answered
         words.append(f"{lost} of {edge.datagrams.num_sent} datagrams lost there or back")
     if edge.bandwidth is not None and edge.bandwidth.num_segments:

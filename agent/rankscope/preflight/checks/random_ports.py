@@ -188,7 +188,7 @@ def _ports(run: Run, node: str, master_port: str) -> list[str]:
 
 
 class PortIntercepted(BuiltinCheck, id="port.intercepted", scope="pair", needs=("peers",)):
-    """Whoever dials a node's random ports reaches that node, and no proxy on the way.
+    """A call to the random ports of a node reaches that node, and no proxy on the way.
 
     The sidecar of a service mesh takes all connections of its container: gloo and NCCL then talk
     to it, and not to each other.
@@ -234,7 +234,7 @@ class PortIntercepted(BuiltinCheck, id="port.intercepted", scope="pair", needs=(
             for (start, end), dials in ((path, closed.strange[path]) for path in paths)
         )
         if any(closed.edges[path].decoy == "ok" for path in paths):
-            yield "a port on which nobody listens is accepted as well"
+            yield "a port on which no process listens is accepted as well"
 
 
 def _said(closed: Closed, paths: Collection[Path]) -> str:
@@ -259,7 +259,7 @@ def _outcome(dial: Dial) -> str:
 
 def _whose(side: str, nodes: tuple[str, ...], paths: tuple[Path, ...]) -> str:
     if side == "inbound":
-        return f"whoever dials {listed(nodes)} on"
+        return f"calls to {listed(nodes)} on"
     if side in ("outbound", "everywhere"):
         verb = "dials" if len(nodes) == 1 else "dial"
         return f"{listed(nodes)} {verb} other nodes on"

@@ -99,7 +99,7 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: Dial | None = None  # MASTER_ADDR:MASTER_PORT; only towards the node that holds it
     others: tuple[Dial, ...] = ()  # further addresses of the peer's name, if the first one failed
     # The peer's random ports, at its gloo address: all that failed twice, and the first of the
-    # others; of the rest, and of ports at the ends of a hole where nobody listens, the numbers.
+    # others; of the rest, and of ports at the ends of a hole where no process listens, the numbers.
     ephemeral: tuple[Dial, ...] = ()
     ephemeral_ok: tuple[int, ...] = ()
     ephemeral_shut: tuple[int, ...] = ()

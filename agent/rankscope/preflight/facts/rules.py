@@ -16,7 +16,10 @@ import msgspec
 from rankscope.preflight.system import System
 
 LIMIT_S = 2.0  # ten thousand rules take 0.2 s
-_LEGACY = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")  # tables that nft is not told
+_LEGACY = (
+    "/proc/net/ip_tables_names",
+    "/proc/net/ip6_tables_names",
+)  # tables that nft does not see
 _HOOKS_IN = frozenset(("ingress", "prerouting", "input"))
 _HOOKS_OUT = frozenset(("output", "postrouting", "egress"))
 _DROPS = re.compile(r"\b(drop|reject|queue|synproxy|DROP|REJECT|NFQUEUE)\b")

@@ -7,6 +7,7 @@ limits new connections looks like a hole until it is asked again at leisure.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -35,7 +36,7 @@ GENTLE_S, SLOW_S = 0.06, 0.3  # the same of later rounds
 MOST_SLOW = 6
 PROBE_LIMIT_S = 1.2  # one SYN and its repetition
 NUM_PROBES = 12  # ports without a listener, on either side of a hole
-NUM_KEPT = 3  # good dials that are told whole; of the others only the port
+NUM_KEPT = 3  # good dials that are reported whole; of the others only the port
 _FILES_BESIDE = 48  # descriptors that an agent needs for anything else
 _MOST_OPEN = 256  # attempts at a time
 BY_FILTER: frozenset[DialClass] = frozenset(("drop", "prohibited"))  # no kernel does that itself
@@ -99,11 +100,11 @@ class Doors:
         async with self._slots:
             return await _twice(lambda limit_s: self._once(house, port, limit_s))
 
-    async def ask(self, house: House, tell: Callable[..., None]) -> None:
-        """Dial all ports of a house; `tell` gets fields of `EdgeFacts` once they are known."""
+    async def ask(self, house: House, publish: Callable[..., None]) -> None:
+        """Dial all ports of a house; `publish` gets fields of `EdgeFacts` once they are known."""
         dials: dict[int, Dial] = {}
         await self._round(house, house.ports, SPACING_S, dials)
-        tell(**_fields(dials))
+        publish(**_fields(dials))
         again = [port for port, dial in dials.items() if dial.outcome != "ok"]
         if not again:
             return
@@ -116,14 +117,15 @@ class Doors:
         decoy = (
             await touch(house.address, house.decoy) if house.decoy and outcomes & STRANGE else ""
         )
-        tell(**_fields(dials), ephemeral_shut=shut if outcomes != {"ok"} else (), decoy=decoy)
+        publish(**_fields(dials), ephemeral_shut=shut if outcomes != {"ok"} else (), decoy=decoy)
 
     async def _round(
         self, house: House, ports: Iterable[int], spacing_s: float, dials: dict[int, Dial]
     ) -> None:
         async def one(number: int, port: int) -> None:
             await asyncio.sleep(number * spacing_s)
-            dials[port] = await self.knock(house, port)
+            with contextlib.suppress(OSError):  # out of files: that says nothing of the port
+                dials[port] = await self.knock(house, port)
 
         await asyncio.gather(*(one(*item) for item in enumerate(ports)))
 
@@ -140,9 +142,9 @@ class Doors:
                 del dials[port]
 
     async def _ends(self, house: House, dials: Mapping[int, Dial]) -> tuple[int, ...]:
-        """Return ports at the ends of a hole that are closed as well, though nobody listens there.
+        """Return closed ports at the ends of a hole, where no process listens.
 
-        A kernel refuses them at once. Where a firewall refuses, too, they tell nothing.
+        A kernel refuses them at once. Where a firewall refuses, too, they say nothing.
         """
         ports = [
             port
@@ -218,7 +220,7 @@ async def touch(address: str, port: int) -> DialClass:
 
 
 def _fields(dials: Mapping[int, Dial]) -> dict[str, Any]:
-    """Return what is told of all dials: those that failed, some that did not, and other ports."""
+    """Return what is reported of all dials: those that failed, some others, and further ports."""
     in_order = [dials[port] for port in sorted(dials)]
     good = [dial for dial in in_order if dial.outcome == "ok"]
     bad = [dial for dial in in_order if dial.outcome != "ok"]

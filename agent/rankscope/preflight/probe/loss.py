@@ -1,4 +1,4 @@
-"""Loss of a path: small UDP datagrams at a gentle pace, each acknowledged."""
+"""Loss of a path: small UDP datagrams at a gentle pace, each acknowledged, counted at both ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 from rankscope.preflight.facts.edges import Datagrams
 from rankscope.preflight.key import RunKey
-from rankscope.preflight.probe.datagrams import Probes
+from rankscope.preflight.probe.datagrams import UNCOUNTED, Probes
 
 NUM_SENT = 400  # 0.5 % each way loses four of them, 2 % sixteen
 MAX_IN_ALL = 3200  # of one node to all its peers: one costs it and the peer 0.1 ms of a core
@@ -16,6 +16,8 @@ LEAST_SENT = 128
 SIZE_BYTES = 64
 BURST, PAUSE_S = 8, 0.008  # 1,000 a second, 64 kB/s: no queue fills by that
 WAIT_S = 0.25  # after the last one, and twice the round trip
+NUM_ASKED = 5  # datagrams that ask how many came
+ANSWER_S = 0.05
 ENOUGH = 32  # without one answer to these UDP is closed
 
 
@@ -43,16 +45,22 @@ async def measure(
                 await asyncio.sleep(WAIT_S + rtt_ms / 500)
                 if not answers.num:
                     break
-        await asyncio.sleep(WAIT_S + rtt_ms / 500)
+        for number in range(NUM_ASKED):  # how many came: this may be lost as well
+            await asyncio.sleep((WAIT_S + rtt_ms / 500) / NUM_ASKED)
+            with contextlib.suppress(OSError):
+                sock.send(probes.probe(UNCOUNTED + number, SIZE_BYTES))
+        await asyncio.sleep(ANSWER_S + rtt_ms / 500)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    return Datagrams(num_sent=num_sent, num_answered=answers.num)
+    num_arrived = min(num_sent, max(answers.num, answers.num_arrived)) if answers.num else -1
+    return Datagrams(num_sent=num_sent, num_answered=answers.num, num_arrived=num_arrived)
 
 
 class _Answers:
     def __init__(self, sock: socket.socket, probes: Probes) -> None:
         self._sock, self._probes = sock, probes
         self._numbers: set[int] = set()
+        self.num_arrived = -1  # as the far end counts
 
     @property
     def num(self) -> int:
@@ -64,8 +72,11 @@ class _Answers:
         while True:
             try:
                 answer = self._probes.answered(await loop.sock_recv(self._sock, 64))
-                if answer is not None:
-                    self._numbers.add(answer[0])
+                if answer is None:
+                    continue
+                self.num_arrived = max(self.num_arrived, answer.num_arrived)
+                if answer.number < UNCOUNTED:
+                    self._numbers.add(answer.number)
             except ConnectionRefusedError:
                 await asyncio.sleep(0.01)
 

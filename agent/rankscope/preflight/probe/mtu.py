@@ -94,7 +94,7 @@ async def _acknowledged(
                     continue
                 answer = probes.answered(data)
                 if answer is not None:
-                    best = max(best, answer[1] + headers)
+                    best = max(best, answer.size_bytes + headers)
     return best
 
 

@@ -34,10 +34,11 @@ def lines(matrix: Matrix, width: int) -> list[Text]:
     for head, size in zip(heads, columns, strict=True):
         top += _centred(head, size)
     drawn = [Text(top.rstrip(), style="dim")]
-    for start, cells in zip(starts, matrix.cells, strict=True):
+    for row, (start, cells) in enumerate(zip(starts, matrix.cells, strict=True)):
         line = Text("  " + start)
-        for cell, size in zip(cells, columns, strict=True):
-            line.append(_centred(cell, size), _style(cell))
+        for column, (cell, size) in enumerate(zip(cells, columns, strict=True)):
+            shown = cell + matrix.value(row, column)
+            line.append(_centred(shown if len(shown) < size else cell, size), _style(cell))
         line.rstrip()
         drawn.append(line)
     return [*drawn, *_legend(matrix, width)]

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts
+from rankscope.preflight.facts.loss import along
 from rankscope.preflight.model import LaunchVerdict
 
-OK, NOT_TESTED, SELF, SOME = ".", "-", " ", "+"
+OK, NOT_TESTED, SELF, SOME, LOSS = ".", "-", " ", "+", "L"
 MEANINGS: dict[str, str] = {  # worst first; the order decides where a path has several
     "D": "drop", "R": "refused", "P": "prohibited", "A": "address dead", "U": "unresolved",
     "W": "wrong host", "X": "other program", "M": "large lost", "E": "error",
     "N": "no data",
-    "L": "loss", "s": "slow", "c": "clock", OK: "ok", NOT_TESTED: "not tested",
+    LOSS: "loss", "s": "slow", "c": "clock", OK: "ok", NOT_TESTED: "not tested",
 }  # fmt: skip
 _OF_DIAL: dict[DialClass, str] = {
     "drop": "D", "refused": "R", "prohibited": "P", "local-firewall": "P", "no-arp": "A",
@@ -23,7 +24,7 @@ _OF_DIAL: dict[DialClass, str] = {
     "other-version": "X", "ok": OK,
 }  # fmt: skip
 _OF_FINDING = {
-    "net.mtu.path": "M", "net.loss": "L", "net.latency": "s", "net.jitter": "s",
+    "net.mtu.path": "M", "net.loss": LOSS, "net.latency": "s", "net.jitter": "s",
     "net.bandwidth": "s", "clock.offset": "c", "coll.pair": "s",
 }  # fmt: skip
 MILD = frozenset("Lsc")  # a path that works, though badly
@@ -41,6 +42,11 @@ class Matrix:
     cells: tuple[tuple[str, ...], ...]  # a letter; with SOME: only some of the others
     others: str = ""  # label of the row and column for all who have none
     note: str = ""  # what is not shown, and what is known of it
+    values: tuple[tuple[str, ...], ...] = ()  # beside the letters: "2 %", the loss on that way
+
+    def value(self, row: int, column: int) -> str:
+        """Return what stands beside the letter of a cell; "" for nothing."""
+        return self.values[row][column] if self.values else ""
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -82,15 +88,17 @@ def build(verdict: LaunchVerdict, run: Run, most_nodes: int = MOST_NODES) -> Mat
     letters = _letters(verdict, run)
     if len(names) < 2 or all(one == NOT_TESTED for one in letters.values()):
         return None
+    lost = _lost(run, letters)
     if len(names) <= most_nodes:
-        return Matrix(names=tuple(names), cells=_cells(names, letters))
+        return Matrix(names=tuple(names), cells=_cells(names, letters), values=_values(names, lost))
     bad = {pair: one for pair, one in letters.items() if one not in (OK, NOT_TESTED)}
     chosen, num_left = _chosen(bad, names, min(most_nodes, _MOST_ROWS))
     rest = [name for name in names if name not in chosen]
     others = f"{len(rest):,} others"
     cells = _with_others(chosen, letters, set(rest))
     note = _note(rest, letters, num_left)
-    return Matrix(names=(*chosen, others), cells=cells, others=others, note=note)
+    values = _values([*chosen, others], lost)
+    return Matrix(names=(*chosen, others), cells=cells, others=others, note=note, values=values)
 
 
 def _note(rest: list[str], letters: Mapping[tuple[str, str], str], num_left: int) -> str:
@@ -111,6 +119,23 @@ def _letters(verdict: LaunchVerdict, run: Run) -> dict[tuple[str, str], str]:
             for pair in finding.edges:
                 letters[pair] = _worst([letters.get(pair, NOT_TESTED), said])
     return {(start, end): one for (start, end), one in letters.items() if start != end}
+
+
+def _lost(run: Run, letters: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """Return the loss of the paths that lose too much, as it is shown; each way has its own."""
+    found = {}
+    for (start, end), one in letters.items():
+        lost = along(run.edge(start, end), run.edge(end, start)) if one == LOSS else None
+        if lost is not None:
+            share = lost.ratio * 100
+            found[start, end] = f"{share:.0f}%" if share >= 1 else f"{share:.1g}%".lstrip("0")
+    return found
+
+
+def _values(names: list[str], values: Mapping[tuple[str, str], str]) -> tuple[tuple[str, ...], ...]:
+    if not values:
+        return ()
+    return tuple(tuple(values.get((start, end), "") for end in names) for start in names)
 
 
 def _cells(names: list[str], letters: Mapping[tuple[str, str], str]) -> tuple[tuple[str, ...], ...]:

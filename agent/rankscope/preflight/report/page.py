@@ -79,9 +79,12 @@ def _matrix(matrix: Matrix | None) -> str:
     heads = "".join(f"<th>{_text(name)}</th>" for name in matrix.names)
     rows = "".join(
         f"<tr><th>{_text(name)}</th>"
-        + "".join(f'<td class="{_kind(cell)}">{_text(cell)}</td>' for cell in cells)
+        + "".join(
+            f'<td class="{_kind(cell)}">{_text(cell + matrix.value(row, column))}</td>'
+            for column, cell in enumerate(cells)
+        )
         + "</tr>"
-        for name, cells in zip(matrix.names, matrix.cells, strict=True)
+        for row, (name, cells) in enumerate(zip(matrix.names, matrix.cells, strict=True))
     )
     legend = [f"{one} {MEANINGS[one]}" for one in matrix.letters]
     legend += [f"{SOME} only some of them", matrix.note] if matrix.others else []

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rankscope.preflight.facts.edges import EdgeFacts
+from rankscope.preflight.facts.loss import along
 from rankscope.preflight.model import CheckFinding, LaunchVerdict, NodeReport
 from rankscope_server.answers import capped
 from rankscope_server.api.preflight.schema import (
@@ -38,8 +39,16 @@ def state_of(edge: EdgeFacts | None) -> str:
     return failed or ("ok" if dials else "")
 
 
-def value_of(edge: EdgeFacts | None, metric: PreflightMetric) -> float | None:
-    """Return what was measured along a path; None where it was not."""
+def value_of(
+    edge: EdgeFacts | None, metric: PreflightMetric, back: EdgeFacts | None = None
+) -> float | None:
+    """Return what was measured along a path; None where it was not.
+
+    `back` is the way back: of loss, it has the other half of what is known of this one.
+    """
+    lost = along(edge, back) if metric == "loss" else None
+    if lost is not None:
+        return lost.ratio
     if edge is None:
         return None
     if metric == "rtt":
@@ -85,10 +94,12 @@ def matrix(
 ) -> PreflightMatrix:
     """Return the matrix; above `most` nodes it is a part, and says which."""
     nodes = shown_nodes(expected, verdict, most)
-    rows = [
-        [reports[start].edges.get(end) if start in reports else None for end in nodes]
+    edges = {
+        (start, end): reports[start].edges.get(end) if start in reports else None
         for start in nodes
-    ]
+        for end in nodes
+    }
+    rows = [[edges[start, end] for end in nodes] for start in nodes]
     is_cut = len(nodes) < len(expected)
     named = len(named_nodes(verdict) & set(nodes))
     text = plural(len(expected), "node")
@@ -104,7 +115,12 @@ def matrix(
         text=text,
         nodes=list(nodes),
         states=[[state_of(edge) for edge in row] for row in rows],
-        values=[] if metric == "connect" else [[value_of(e, metric) for e in row] for row in rows],
+        values=[]
+        if metric == "connect"
+        else [
+            [value_of(edges[start, end], metric, edges[end, start]) for end in nodes]
+            for start in nodes
+        ],
         flags=_flags(nodes, verdict.findings if verdict is not None else ()),
         capped=capped(len(nodes), len(expected)),
     )
