@@ -110,9 +110,10 @@ class Lab:
 
     def __init__(
         self, num_hosts: int = 3, *, wire: Wire = "veth", mtu: int = 1500, net: str = "10.77.0",
-        base: Mapping[str, str] | None = None,
+        base: Mapping[str, str] | None = None, tails: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.num_hosts, self.wire, self.mtu, self.net = num_hosts, wire, mtu, net
+        self.tails = tuple(tails) or tuple(range(1, num_hosts + 1))  # last numbers of addresses
         self.names = [f"node{number}" for number in range(num_hosts)]
         self.hosts: list[Host] = []
         self.base = dict(os.environ if base is None else base)  # environment of all programs
@@ -139,7 +140,7 @@ class Lab:
 
     def ip(self, number: int) -> str:
         """Return the address of a host."""
-        return f"{self.net}.{number + 1}"
+        return f"{self.net}.{self.tails[number]}"
 
     @property
     def switch(self) -> Host:

@@ -38,13 +38,15 @@ class Scene:
     mode: Mode = "static"
     missing: set[int] = field(default_factory=set)  # hosts on which nobody starts anything
     limits: dict[int, str] = field(default_factory=dict)  # options of prlimit, by host
+    nodes: dict[int, str] = field(default_factory=dict)  # what a host is told as --nodes
+    master_port: int = MASTER_PORT
 
     def __post_init__(self) -> None:
         """Tell every host the right launch; a fault then changes it."""
         for number in self.everywhere:
             self.say(
                 number, num_nodes=self.lab.num_hosts, node_rank=number, master_addr="node0",
-                master_port=MASTER_PORT, endpoint=f"node0:{MASTER_PORT}",
+                master_port=self.master_port, endpoint=f"node0:{self.master_port}",
             )  # fmt: skip
             own = self.lab.env[number]
             if self.mode == "env":

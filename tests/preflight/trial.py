@@ -88,13 +88,18 @@ def attempt(fault: Fault, way: Way | None = None) -> Trial:
     ) as lab:
         scene = Scene(lab, way.mode)
         fault.build(scene)
-        if not way.has_torch:
-            _make_light(lab)
-        if way.is_user:
-            reveal(lab)
-        present = [number for number in scene.everywhere if number not in scene.missing]
-        with ThreadPoolExecutor(len(present)) as pool:
-            answers = list(pool.map(lambda number: _ask(scene, number, fault, way), present))
+        return ask_all(scene, fault, way)
+
+
+def ask_all(scene: Scene, fault: Fault, way: Way) -> Trial:
+    """Run preflight on all hosts of a scene at once."""
+    if not way.has_torch:
+        _make_light(scene.lab)
+    if way.is_user:
+        reveal(scene.lab)
+    present = [number for number in scene.everywhere if number not in scene.missing]
+    with ThreadPoolExecutor(len(present)) as pool:
+        answers = list(pool.map(lambda number: _ask(scene, number, fault, way), present))
     return Trial(fault, tuple(answers))
 
 
@@ -104,7 +109,9 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     given = f"{fault.options} {way.options}".format(
         shared=scene.shared, script=training_script(scene)
     )
-    argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
+    document.unlink(missing_ok=True)
+    nodes = scene.nodes.get(number, ",".join(lab.names))
+    argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", nodes]
     argv += ["--json", str(document), *shlex.split(given)]
     argv += ["--skip", ",".join(way.skip)] if way.skip else []
     started = time.monotonic()
@@ -146,6 +153,8 @@ def _python_path(lab: Lab, number: int, way: Way) -> dict[str, str]:
 def _make_light(lab: Lab) -> None:
     """Make a directory of packages that has all the agent needs, and no torch."""
     site = lab.folder / _LIGHT
+    if site.exists():
+        return
     site.mkdir()
     for name in _PACKAGES:
         spec = find_spec(name)

@@ -1,0 +1,202 @@
+"""The real job in a drawn laboratory: torch over gloo, one process a node, with short time limits.
+
+Torch is imported once; each node's process is a fork of this one that enters the node's
+namespaces. What it does is what `preflight_job.py` does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from tests.preflight.scene import Scene
+
+LIMIT_S = 25.0  # of the store and of each collective; torch's own are 10 to 30 min
+CUT_S = 2.5 * LIMIT_S
+NUM_STEPS = 10
+STEP_ELEMENTS = 1_000_000  # 4 MB of float32
+SAMPLE_ELEMENTS = 24 * 1024 * 1024  # 96 MiB: one sample that passes through /dev/shm
+_SPACES = ("pid", "net", "uts", "mnt")
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+# What torchrun gives its workers, from what it is told itself.
+_OF_TORCHRUN = {
+    "PET_NNODES": "WORLD_SIZE", "PET_NODE_RANK": "RANK", "PET_MASTER_ADDR": "MASTER_ADDR",
+    "PET_MASTER_PORT": "MASTER_PORT",
+}  # fmt: skip
+
+
+class Large(Dataset[torch.Tensor]):
+    """Two samples that do not fit into a container's 64 MiB of /dev/shm."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(SAMPLE_ELEMENTS)
+
+
+def run_job(scene: Scene, job: str = "") -> dict[str, Any]:
+    """Run the job on all nodes of a scene; return what became of it."""
+    started = time.monotonic()
+    children = {
+        number: _start(scene, number, job)
+        for number in scene.everywhere
+        if number not in scene.missing
+    }
+    exits: dict[int, int | None] = {}
+    while len(exits) < len(children) and time.monotonic() - started < CUT_S:
+        for number, child in children.items():
+            if number not in exits and os.waitpid(child, os.WNOHANG)[0]:
+                exits[number] = 0
+        time.sleep(0.1)
+    for number, child in children.items():
+        if number not in exits:
+            os.kill(child, signal.SIGKILL)  # its child ends with the laboratory
+            os.waitpid(child, 0)
+    told = [_read(scene, number) for number in children]
+    has_worked = len(exits) == scene.lab.num_hosts and all(one.get("done") for one in told)
+    medians = [one["median_ms"] for one in told if "median_ms" in one]
+    return {
+        "worked": has_worked,
+        "elapsed_s": round(time.monotonic() - started, 1),
+        "worlds": sorted({one["world"] for one in told if "world" in one}),
+        "median_ms": round(max(medians), 1) if medians else None,
+        "nodes": {f"node{n}": _said(exits, n, one) for n, one in zip(children, told, strict=True)},
+    }
+
+
+def _said(exits: dict[int, int | None], number: int, told: dict[str, Any]) -> str:
+    if told.get("done"):
+        return "done"
+    return str(told.get("error") or ("ended" if number in exits else "hangs"))
+
+
+def _read(scene: Scene, number: int) -> dict[str, Any]:
+    path = _answer(scene, number)
+    told: dict[str, Any] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        told.update(json.loads(line))
+    return told
+
+
+def _answer(scene: Scene, number: int) -> Path:
+    return scene.answers / f"job{number}.jsonl"
+
+
+def _start(scene: Scene, number: int, job: str) -> int:
+    answer, shared = _answer(scene, number), scene.shared
+    answer.unlink(missing_ok=True)
+    descriptor = os.open(answer, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    environment = _environment(scene, number)
+    child = os.fork()
+    if child:
+        os.close(descriptor)
+        return child
+    try:
+        _enter(scene.lab.hosts[number].pid)
+        inner = os.fork()  # only children are in the other process namespace
+        if inner:
+            os.waitpid(inner, 0)
+        else:
+            _limit(scene.limits.get(number, ""))
+            os.environ.clear()
+            os.environ.update(environment)
+            _work(descriptor, job, shared)
+    finally:
+        os._exit(0)
+
+
+def _environment(scene: Scene, number: int) -> dict[str, str]:
+    given = scene.lab.environment(number)
+    if scene.mode == "env":
+        return given
+    given.setdefault("PET_NODE_RANK", "0")
+    return {**given, **{new: given[old] for old, new in _OF_TORCHRUN.items() if old in given}}
+
+
+def _enter(pid: int) -> None:
+    for space in _SPACES:
+        descriptor = os.open(f"/proc/{pid}/ns/{space}", os.O_RDONLY)
+        _setns(descriptor)
+        os.close(descriptor)
+
+
+def _setns(descriptor: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _limit(options: str) -> None:
+    for option in options.split():
+        name, _, values = option.removeprefix("--").partition("=")
+        soft, _, hard = values.partition(":")
+        resource.setrlimit(_LIMITS[name], (int(soft), int(hard or soft)))
+
+
+def _work(descriptor: int, job: str, shared: Path) -> None:
+    def tell(**what: Any) -> None:
+        os.write(descriptor, (json.dumps(what) + "\n").encode())
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    try:
+        _train(tell, job, shared)
+        tell(done=True)
+    except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
+        last = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        tell(error=last[:300])
+
+
+def _train(tell: Any, job: str, shared: Path) -> None:
+    name, _, detail = job.partition(":")
+    if name == "cache":
+        place = Path(os.environ[detail]) / "hub"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "model.bin").write_bytes(b"weights")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=LIMIT_S))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    tell(world=world_size)
+    if name == "loader":
+        for sample in DataLoader(Large(), batch_size=1, num_workers=1, timeout=LIMIT_S):
+            one += sample.flatten()[0]
+    gradient, durations = torch.ones(STEP_ELEMENTS), []
+    for _ in range(NUM_STEPS):
+        started = time.monotonic()
+        dist.all_reduce(gradient)
+        gradient /= world_size
+        durations.append(time.monotonic() - started)
+    tell(median_ms=statistics.median(durations) * 1e3)
+    if name == "checkpoint":
+        torch.save(gradient, shared / f"rank{rank}.pt")
+        dist.barrier()
+        for peer in range(world_size):
+            torch.load(shared / f"rank{peer}.pt")
+    dist.barrier()
+    if rank:
+        dist.destroy_process_group()
+        return
+    time.sleep(1)  # the store is here: the others leave first
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(__doc__)
