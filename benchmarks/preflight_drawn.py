@@ -26,9 +26,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.preflight.drawn import harm
+from tests.preflight.drawn.catalogue import HEALTHY as HEALTHY_KINDS
 from tests.preflight.drawn.catalogue import KINDS, Draw, draw, draws
 from tests.preflight.drawn.judge import Judgement, ask, judge, laboratory
 from tests.preflight.drawn.remedies import execute, flaws
+from tests.preflight.drawn.world import Kind
 from tests.preflight.scene import Scene
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,7 @@ DOCUMENT = ROOT / "docs" / "preflight_drawn.md"
 NUM_TRIES = 12  # of a fault that the job meets by chance
 SLOW_FACTOR = 3.0  # against the median step of a healthy laboratory on the same machine
 _TORCHRUN_CUT_S = 90.0
+ALL = {**KINDS, **HEALTHY_KINDS}
 Row = dict[str, Any]
 
 
@@ -82,14 +85,14 @@ def measure_truth(names: Iterable[str], seed: int, num_at_once: int) -> int:
     with multiprocessing.get_context("fork").Pool(num_at_once, maxtasksperchild=1) as pool:
         for name, row in pool.imap_unordered(_truth, waiting):
             Rows(TRUTH).keep(name, row)
-            mark = "" if row["truth"] == KINDS[name].truth else f"  NOT {KINDS[name].truth}"
+            mark = "" if row["truth"] == ALL[name].truth else f"  NOT {ALL[name].truth}"
             print(f"{name:24} {row['truth']:10}{mark}  {row['says']}  {row['nodes']}", flush=True)
     return 0
 
 
 def _truth(what: tuple[str, int]) -> tuple[str, Row]:
     name, seed = what
-    kind = KINDS[name]
+    kind = ALL[name]
     drawn = draw(kind, seed)
     tries: list[Row] = []
     for _ in range(NUM_TRIES if kind.truth == "sometimes" else 1):
@@ -159,12 +162,18 @@ def _torchrun(scene: Scene) -> Row:
 
 
 def measure_draws(
-    names: list[str], count: int, seed: int, *, is_quick: bool, is_crowded: bool, has_job: bool
+    kept: Rows,
+    names: list[str],
+    count: int,
+    seed: int,
+    *,
+    is_quick: bool,
+    is_crowded: bool,
+    has_job: bool,
 ) -> int:
-    """Draw faults, judge the answers, execute the remedies and look again."""
-    kept = Rows(DRAWS)
+    """Draw, judge the answers, execute the remedies and look again."""
     known, wrong = kept.read(), 0
-    for drawn in draws(count, seed, names):
+    for drawn in draws(count, seed, [ALL[name] for name in names]):
         key = f"{seed}/{drawn.kind.name}/{drawn.seed}"
         if key in known:
             continue
@@ -186,11 +195,10 @@ def told(row: Row) -> str:
 def try_draw(drawn: Draw, *, is_quick: bool, is_crowded: bool, has_job: bool) -> Row:
     """Break a laboratory, ask preflight, do what it says, ask again."""
     started = time.monotonic()
-    options = "--quick" if is_quick else ""
     with laboratory(drawn) as scene:
         drawn.case.inject(scene)
         harm.plant(scene)
-        trial = ask(scene, drawn, options=options, is_crowded=is_crowded)
+        trial = ask(scene, drawn, is_quick=is_quick, is_crowded=is_crowded)
         found = judge(drawn, trial)
         row = {
             "kind": drawn.kind.name, "seed": drawn.seed, "says": drawn.case.says,
@@ -212,7 +220,7 @@ def _mend(scene: Scene, drawn: Draw, found: Judgement, *, has_job: bool) -> Row:
     named = {one.node for one in executed}
     damage = harm.done(drawn.world, before, harm.look(scene), named)
     damage += [flaw for f in found.findings for fix in f.fix for flaw in flaws(fix)]
-    again = judge(drawn, ask(scene, drawn, options="--quick"))
+    again = judge(drawn, ask(scene, drawn))
     ids = {finding.id for finding in found.findings}
     fails = {finding.id for finding in again.findings if finding.status == "fail"}
     damage += [f"a new failure: {id}" for id in sorted(fails - ids)]
@@ -238,8 +246,8 @@ def _mend(scene: Scene, drawn: Draw, found: Judgement, *, has_job: bool) -> Row:
 # ---- the command line
 
 
-def _chosen(words: list[str]) -> list[str]:
-    names = [name for name, kind in KINDS.items() if not words or {name, kind.family} & {*words}]
+def _chosen(words: list[str], among: dict[str, Kind]) -> list[str]:
+    names = [name for name, kind in among.items() if not words or {name, kind.family} & {*words}]
     if not names:
         raise SystemExit(f"no such kind or family: {' '.join(words)}")
     return names
@@ -252,23 +260,23 @@ def main() -> int:
     truth.add_argument("--kinds", nargs="*", default=[])
     truth.add_argument("--seed", type=int, default=1)
     truth.add_argument("--at-once", type=int, default=6)
-    drawing = commands.add_parser("draws")
-    drawing.add_argument("--kinds", nargs="*", default=[])
-    drawing.add_argument("--count", type=int, default=0, help="default: each kind once")
-    drawing.add_argument("--seed", type=int, default=1)
-    drawing.add_argument("--quick", action="store_true", help="preflight --quick")
-    drawing.add_argument("--crowded", action="store_true", help="judge no times but of timed kinds")
-    drawing.add_argument("--job", action="store_true", help="run the job after the remedies")
+    for name in ("draws", "healthy"):
+        drawing = commands.add_parser(name)
+        drawing.add_argument("--kinds", nargs="*", default=[], help="by name or family")
+        drawing.add_argument("--count", type=int, default=0, help="default: each kind once")
+        drawing.add_argument("--seed", type=int, default=1)
+        drawing.add_argument("--quick", action="store_true", help="preflight --quick")
+        drawing.add_argument("--crowded", action="store_true", help="times of timed kinds only")
+        drawing.add_argument("--job", action="store_true", help="run the job after the remedies")
     chosen = parser.parse_args()
-    if chosen.command == "draws":
-        names = _chosen(chosen.kinds)
-        return measure_draws(
-            names, chosen.count or len(names), chosen.seed, is_quick=chosen.quick,
-            is_crowded=chosen.crowded, has_job=chosen.job,
-        )  # fmt: skip
     if chosen.command == "truth":
-        return measure_truth(_chosen(chosen.kinds), chosen.seed, chosen.at_once)
-    return 0
+        return measure_truth(_chosen(chosen.kinds, ALL), chosen.seed, chosen.at_once)
+    is_healthy = chosen.command == "healthy"
+    names = _chosen(chosen.kinds, HEALTHY_KINDS if is_healthy else KINDS)
+    return measure_draws(
+        Rows(HEALTHY if is_healthy else DRAWS), names, chosen.count or len(names), chosen.seed,
+        is_quick=chosen.quick, is_crowded=chosen.crowded, has_job=chosen.job,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ CUT_S = 2.5 * LIMIT_S
 NUM_STEPS = 10
 STEP_ELEMENTS = 1_000_000  # 4 MB of float32
 SAMPLE_ELEMENTS = 24 * 1024 * 1024  # 96 MiB: one sample that passes through /dev/shm
+Place = tuple[int, int]  # node, local rank
 _SPACES = ("pid", "net", "uts", "mnt")
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 # What torchrun gives its workers, from what it is told itself.
@@ -52,55 +53,62 @@ def run_job(scene: Scene, job: str = "") -> dict[str, Any]:
     """Run the job on all nodes of a scene; return what became of it."""
     started = time.monotonic()
     children = {
-        number: _start(scene, number, job)
+        (number, local): _start(scene, number, local, job)
         for number in scene.everywhere
         if number not in scene.missing
+        for local in range(_num_local(scene, number))
     }
-    exits: dict[int, int | None] = {}
+    exits: dict[Place, int] = {}
     while len(exits) < len(children) and time.monotonic() - started < CUT_S:
-        for number, child in children.items():
-            if number not in exits and os.waitpid(child, os.WNOHANG)[0]:
-                exits[number] = 0
+        for place, child in children.items():
+            if place not in exits and os.waitpid(child, os.WNOHANG)[0]:
+                exits[place] = 0
         time.sleep(0.1)
-    for number, child in children.items():
-        if number not in exits:
+    for place, child in children.items():
+        if place not in exits:
             os.kill(child, signal.SIGKILL)  # its child ends with the laboratory
             os.waitpid(child, 0)
-    told = [_read(scene, number) for number in children]
-    has_worked = len(exits) == scene.lab.num_hosts and all(one.get("done") for one in told)
+    answers = {place: _read(scene, *place) for place in children}
+    told = answers.values()
+    has_worked = not scene.missing and all(one.get("done") for one in told)
     medians = [one["median_ms"] for one in told if "median_ms" in one]
     return {
         "worked": has_worked,
         "elapsed_s": round(time.monotonic() - started, 1),
         "worlds": sorted({one["world"] for one in told if "world" in one}),
         "median_ms": round(max(medians), 1) if medians else None,
-        "nodes": {f"node{n}": _said(exits, n, one) for n, one in zip(children, told, strict=True)},
+        "nodes": {f"node{place[0]}": _said(exits, place, one) for place, one in answers.items()},
     }
 
 
-def _said(exits: dict[int, int | None], number: int, told: dict[str, Any]) -> str:
+def _num_local(scene: Scene, number: int) -> int:
+    given = scene.lab.env[number]
+    return int(given.get("PET_NPROC_PER_NODE") or given.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def _said(exits: dict[Place, int], place: Place, told: dict[str, Any]) -> str:
     if told.get("done"):
         return "done"
-    return str(told.get("error") or ("ended" if number in exits else "hangs"))
+    return str(told.get("error") or ("ended" if place in exits else "hangs"))
 
 
-def _read(scene: Scene, number: int) -> dict[str, Any]:
-    path = _answer(scene, number)
+def _read(scene: Scene, number: int, local: int) -> dict[str, Any]:
+    path = _answer(scene, number, local)
     told: dict[str, Any] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         told.update(json.loads(line))
     return told
 
 
-def _answer(scene: Scene, number: int) -> Path:
-    return scene.answers / f"job{number}.jsonl"
+def _answer(scene: Scene, number: int, local: int) -> Path:
+    return scene.answers / f"job{number}-{local}.jsonl"
 
 
-def _start(scene: Scene, number: int, job: str) -> int:
-    answer, shared = _answer(scene, number), scene.shared
+def _start(scene: Scene, number: int, local: int, job: str) -> int:
+    answer, shared = _answer(scene, number, local), scene.shared
     answer.unlink(missing_ok=True)
     descriptor = os.open(answer, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    environment = _environment(scene, number)
+    environment = _environment(scene, number, local)
     child = os.fork()
     if child:
         os.close(descriptor)
@@ -119,12 +127,17 @@ def _start(scene: Scene, number: int, job: str) -> int:
         os._exit(0)
 
 
-def _environment(scene: Scene, number: int) -> dict[str, str]:
+def _environment(scene: Scene, number: int, local: int) -> dict[str, str]:
     given = scene.lab.environment(number)
-    if scene.mode == "env":
-        return given
-    given.setdefault("PET_NODE_RANK", "0")
-    return {**given, **{new: given[old] for old, new in _OF_TORCHRUN.items() if old in given}}
+    num_local = _num_local(scene, number)
+    if scene.mode != "env":
+        given.setdefault("PET_NODE_RANK", "0")
+        given |= {new: given[old] for old, new in _OF_TORCHRUN.items() if old in given}
+        given["WORLD_SIZE"] = str(int(given["WORLD_SIZE"]) * num_local)
+        given["RANK"] = str(int(given["RANK"]) * num_local)
+    if local:
+        given["RANK"] = str(int(given["RANK"]) + local)
+    return given
 
 
 def _enter(pid: int) -> None:

@@ -6,13 +6,15 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tests.preflight.drawn import data, holes, launches, machines, routes
+from tests.preflight.drawn import data, healthy, holes, launches, machines, routes
 from tests.preflight.drawn.world import Case, Kind, World, draw_world
 
 _FAMILIES = (data, holes, launches, routes, machines)
 KINDS: dict[str, Kind] = {
     name: kind for family in _FAMILIES for name, kind in family.KINDS.kinds.items()
 }
+
+HEALTHY: dict[str, Kind] = healthy.KINDS.kinds
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ def draw(kind: Kind, seed: int) -> Draw:
     return Draw(seed, kind, world, kind.draw(world, rng))
 
 
-def draws(count: int, seed: int, names: Collection[str] = ()) -> list[Draw]:
-    """Draw `count` faults: all kinds in turn, in a shuffled order, until there are enough."""
+def draws(count: int, seed: int, kinds: Collection[Kind]) -> list[Draw]:
+    """Draw `count` times: all kinds in turn, in a shuffled order, until there are enough."""
     rng = random.Random(seed)
-    chosen: list[str] = []
+    chosen: list[Kind] = []
     while len(chosen) < count:
-        deck = sorted(names or KINDS)
+        deck = sorted(kinds, key=lambda kind: kind.name)
         rng.shuffle(deck)
         chosen += deck
-    return [draw(KINDS[name], rng.randrange(1 << 31)) for name in chosen[:count]]
+    return [draw(kind, rng.randrange(1 << 31)) for kind in chosen[:count]]

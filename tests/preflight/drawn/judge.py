@@ -39,9 +39,10 @@ def laboratory(draw: Draw, *, num_threads: int = 1) -> Iterator[Scene]:
         yield Scene(lab, draw.world.mode, master_port=draw.world.master_port)
 
 
-def ask(scene: Scene, draw: Draw, *, options: str = "", is_crowded: bool = True) -> Trial:
+def ask(scene: Scene, draw: Draw, *, is_quick: bool = True, is_crowded: bool = True) -> Trial:
     """Run preflight on all nodes, without torch."""
     case = draw.case
+    options = "--quick" if is_quick and not case.is_default else ""
     fault = Fault(draw.kind.name, case.says, case.inject, (), options=case.options)
     skip = TIMED if is_crowded and not draw.kind.is_timed else ()
     return ask_all(scene, fault, Way(has_torch=False, options=options, skip=skip))

@@ -94,7 +94,7 @@ def loss_oneway(world: World, rng: random.Random) -> Case:
 
     return Case(
         f"{share:.0%} of the packets from node{start} to node{end} are lost", inject,
-        warned("net.loss", between((start, end))), wire="tap",
+        warned("net.loss", between((start, end))), wire="tap", is_default=True,
     )  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def slow_sender(world: World, rng: random.Random) -> Case:
         f"node{number} sends at {mbit} Mbit/s",
         lambda scene: scene.lab.run(number, f"tc qdisc replace dev eth0 root {rate}"),
         warned("net.bandwidth", at(number)),
+        is_default=True,
     )
 
 
@@ -114,11 +115,12 @@ def _read_only_place(variable: str) -> Callable[[World, random.Random], Case]:
         number = rng.choice(world.everywhere)
 
         def inject(scene: Scene) -> None:
-            place = scene.lab.folder / f"{variable.lower()}-{number}"
+            place = scene.lab.folder / variable.lower()
             place.mkdir()
             place.chmod(0o777)
             scene.lab.run(number, f"mount --bind {place} {place}; mount -o remount,bind,ro {place}")
-            scene.lab.env[number][variable] = str(place)
+            for one in world.everywhere:
+                scene.lab.env[one][variable] = str(place)
 
         return Case(
             f"{variable} is on a read-only mount at node{number}", inject,
@@ -148,6 +150,7 @@ def checkpoint_read_only(world: World, rng: random.Random) -> Case:
     return Case(
         f"the checkpoint directory is read-only at node{number}", read_only(number),
         wanted("fs.write", at(number)), options="--checkpoint-dir {shared}", job="checkpoint",
+        is_default=True,
     )  # fmt: skip
 
 

@@ -127,6 +127,7 @@ class Case:
     job: str = ""  # what the job does besides: see benchmarks/preflight_drawn.py
     wire: Wire = "veth"
     mtu: int = 1500
+    is_default: bool = False  # it takes more than --quick
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
 
