@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -122,6 +123,7 @@ def _start(scene: Scene, number: int, local: int, job: str) -> int:
             _limit(scene.limits.get(number, ""))
             os.environ.clear()
             os.environ.update(environment)
+            multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
             _work(descriptor, job, shared)
     finally:
         os._exit(0)
@@ -177,10 +179,18 @@ def _work(descriptor: int, job: str, shared: Path) -> None:
         tell(error=last[:300])
 
 
+def _cache(variable: str) -> Path:
+    """Return where what is downloaded goes, as torch.hub and huggingface_hub have it."""
+    if variable != "HOME":
+        return Path(os.environ[variable])
+    cache = os.environ.get("XDG_CACHE_HOME") or f"{os.environ['HOME']}/.cache"
+    return Path(os.environ.get("TORCH_HOME") or f"{cache}/torch")
+
+
 def _train(tell: Any, job: str, shared: Path) -> None:
     name, _, detail = job.partition(":")
     if name == "cache":
-        place = Path(os.environ[detail]) / "hub"
+        place = _cache(detail) / "hub"
         place.mkdir(parents=True, exist_ok=True)
         (place / "model.bin").write_bytes(b"weights")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=LIMIT_S))
@@ -192,10 +202,14 @@ def _train(tell: Any, job: str, shared: Path) -> None:
         for sample in DataLoader(Large(), batch_size=1, num_workers=1, timeout=LIMIT_S):
             one += sample.flatten()[0]
     gradient, durations = torch.ones(STEP_ELEMENTS), []
+    dist.broadcast(gradient, src=0)  # as DDP does first
+    pieces = torch.ones(STEP_ELEMENTS // world_size * world_size)
     for _ in range(NUM_STEPS):
         started = time.monotonic()
         dist.all_reduce(gradient)
         gradient /= world_size
+        # Of experts, or of sequences in parallel: the only one that uses all pairs both ways.
+        dist.all_to_all_single(torch.empty_like(pieces), pieces)
         durations.append(time.monotonic() - started)
     tell(median_ms=statistics.median(durations) * 1e3)
     if name == "checkpoint":

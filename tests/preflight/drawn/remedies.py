@@ -2,8 +2,8 @@
 
 Each node has one shell session: what a command exports, unlimits or tells torchrun counts for the
 launch that follows, as it would in a terminal. Tools that a namespace cannot have are stood in for
-by programs that do the same to the laboratory: `sudo`, `hostnamectl`, `chronyc`, and `torchrun`,
-which notes how it was started.
+by programs that do the same to the laboratory: `sudo`, `hostnamectl`, `chronyc`, and `torchrun`
+and `docker`, which note how they were started.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _SHIMS = {
     "hostnamectl": '[ "$1" = set-hostname ] && hostname "$2" && echo "$2" > /etc/hostname',
     "chronyc": 'echo clock >> "$DRAWN_NOTES"',
     "torchrun": 'for word; do printf "torchrun\\t%s\\n" "$word"; done >> "$DRAWN_NOTES"',
+    "docker": 'for word; do printf "docker\\t%s\\n" "$word"; done >> "$DRAWN_NOTES"',
     "rankscope": 'echo "rankscope $*" >> "$DRAWN_NOTES"',
 }
 # An option of torchrun -> what the laboratory's launch calls it.
@@ -137,13 +138,29 @@ def _take_state(scene: Scene, number: int, before: dict[str, str], text: str) ->
 
 
 def _take_notes(scene: Scene, number: int, text: str) -> None:
-    words = [line.partition("\t")[2] for line in text.splitlines() if line.startswith("torchrun\t")]
-    options = re.split(r"[= ]", " ".join(words))
-    for name, value in itertools.pairwise(options):
+    for name, value in _options(text, "torchrun"):
         word = _OPTIONS.get(name.removeprefix("--").replace("_", "-"))
-        if name.startswith("--") and word and scene.mode != "env":  # there is no torchrun there
+        if word and scene.mode != "env":  # there is no torchrun there
             scene.say(number, **{word: value})
+    for name, value in _options(text, "docker"):
+        if name == "--ulimit" and value.startswith("nofile="):
+            scene.limits[number] = f"--{value}"
+        if name == "--shm-size":
+            scene.lab.run(number, f"mount -o remount,size={value} /dev/shm")
     if "clock" in text.splitlines():
         scene.lab.env[number].pop("LD_PRELOAD", None)
     if "rankscope preflight" in text:
         scene.missing.discard(number)
+
+
+def _options(text: str, program: str) -> list[tuple[str, str]]:
+    """Return the options, each with its value, with which a program was started."""
+    lines = (line.split("\t") for line in text.splitlines())
+    words = [line[1] for line in lines if line[0] == program and len(line) > 1]
+    split = [part for word in words for part in _parts(word)]
+    return [(name, value) for name, value in itertools.pairwise(split) if name.startswith("--")]
+
+
+def _parts(word: str) -> list[str]:
+    name, equals, value = word.partition("=")
+    return [name, value] if equals and name.startswith("--") else [word]
