@@ -3,6 +3,7 @@
     python benchmarks/preflight_drawn.py truth                       what the real job does
     python benchmarks/preflight_drawn.py draws --count 200 --seed 7  what preflight says, and mends
     python benchmarks/preflight_drawn.py healthy --count 100 --seed 7
+    python benchmarks/preflight_drawn.py written --job               the first laboratory's remedies
     python benchmarks/preflight_drawn.py table                       docs/preflight_drawn.md
 
 Each keeps its rows in benchmarks/results, and goes on where it was stopped. Beside a secret seed of
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.preflight.drawn.catalogue import HEALTHY as HEALTHY_KINDS
 from tests.preflight.drawn.catalogue import KINDS, Draw, draw, draws
+from tests.preflight.drawn.catalogue import WRITTEN as FIRST
 from tests.preflight.drawn.judge import laboratory
 from tests.preflight.drawn.rounds import Round, try_draw
 from tests.preflight.drawn.world import Kind
@@ -37,6 +39,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 TRUTH = RESULTS / "preflight_drawn_truth.json"
 DRAWS = RESULTS / "preflight_drawn.json"
 HEALTHY = RESULTS / "preflight_drawn_healthy.json"
+WRITTEN = RESULTS / "preflight_drawn_written.json"
 DOCUMENT = ROOT / "docs" / "preflight_drawn.md"
 NUM_TRIES = 12  # of a fault that the job meets by chance
 SLOW_FACTOR = 1.5  # against the median step of a healthy laboratory on the same machine
@@ -163,7 +166,7 @@ def _torchrun(scene: Scene) -> Row:
 
 def measure_draws(
     kept: Rows,
-    names: list[str],
+    kinds: list[Kind],
     count: int,
     seed: int,
     *,
@@ -173,7 +176,7 @@ def measure_draws(
 ) -> int:
     """Draw, judge the answers, execute the remedies and look again."""
     known, wrong = kept.read(), 0
-    for drawn in draws(count, seed, [ALL[name] for name in names]):
+    for drawn in draws(count, seed, kinds):
         key = f"{seed}/{drawn.kind.name}/{drawn.seed}"
         if key in known:
             continue
@@ -233,6 +236,11 @@ def _chosen(words: list[str], among: dict[str, Kind]) -> list[str]:
     return names
 
 
+_KINDS_OF = {
+    "draws": (DRAWS, KINDS), "healthy": (HEALTHY, HEALTHY_KINDS), "written": (WRITTEN, FIRST),
+}  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -240,7 +248,7 @@ def main() -> int:
     truth.add_argument("--kinds", nargs="*", default=[])
     truth.add_argument("--seed", type=int, default=1)
     truth.add_argument("--at-once", type=int, default=6)
-    for name in ("draws", "healthy"):
+    for name in _KINDS_OF:
         drawing = commands.add_parser(name)
         drawing.add_argument("--kinds", nargs="*", default=[], help="by name or family")
         drawing.add_argument("--count", type=int, default=0, help="default: each kind once")
@@ -251,10 +259,10 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.command == "truth":
         return measure_truth(_chosen(chosen.kinds, ALL), chosen.seed, chosen.at_once)
-    is_healthy = chosen.command == "healthy"
-    names = _chosen(chosen.kinds, HEALTHY_KINDS if is_healthy else KINDS)
+    path, kinds = _KINDS_OF[chosen.command]
+    names = _chosen(chosen.kinds, kinds)
     return measure_draws(
-        Rows(HEALTHY if is_healthy else DRAWS), names, chosen.count or len(names), chosen.seed,
+        Rows(path), [kinds[name] for name in names], chosen.count or len(names), chosen.seed,
         is_quick=chosen.quick, is_crowded=chosen.crowded, has_job=chosen.job,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""All kinds of faults, and the draw of one by its seed."""
+"""All kinds: drawn faults, healthy ones, the first laboratory's; the draw of one by its seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tests.preflight.drawn import data, healthy, holes, launches, machines, routes
-from tests.preflight.drawn.world import Case, Kind, World, draw_world
+from tests.preflight.drawn.world import Case, Kind, Place, Wanted, World, draw_world
+from tests.preflight.faults import FAULTS, Fault
+from tests.preflight.scene import MASTER_PORT
 
 _FAMILIES = (data, holes, launches, routes, machines)
 KINDS: dict[str, Kind] = {
@@ -15,6 +17,30 @@ KINDS: dict[str, Kind] = {
 }
 
 HEALTHY: dict[str, Kind] = healthy.KINDS.kinds
+
+
+def _written(fault: Fault) -> Kind:
+    """Return a fault of the first laboratory, of which there is one place and one size."""
+    (expected,) = fault.expected
+    pairs = expected.edges and frozenset(frozenset(edge) for edge in expected.edges)
+    nodes = None if expected.nodes is None and not pairs else expected.nodes
+    place = (Place(nodes=nodes, pairs=pairs or None),) if nodes is not None or pairs else ()
+    case = Case(
+        fault.says, fault.build, Wanted(frozenset((expected.id,)), place, (expected.status,)),
+        also=fault.also, options=fault.options, job=_JOBS.get(fault.job, fault.job),
+        wire=fault.wire, mtu=fault.mtu, is_default=True, is_user=fault.is_user,
+        has_torch=fault.needs_torch, agree=fault.agree,
+    )  # fmt: skip
+    mode = (*fault.modes, "static")[0]
+    return Kind(
+        fault.name, "written", "breaks" if expected.status == "fail" else "works",
+        lambda world, rng: case, is_timed=fault.is_timed, needs=fault.needs,
+        world=World(3, fault.net, (1, 2, 3), MASTER_PORT, mode),
+    )  # fmt: skip
+
+
+_JOBS = {"--loader": "loader", "--checkpoint {shared}": "checkpoint", "--checkpoint {full}": ""}
+WRITTEN: dict[str, Kind] = {fault.name: _written(fault) for fault in FAULTS}
 
 
 @dataclass(frozen=True)
@@ -30,7 +56,7 @@ class Draw:
 def draw(kind: Kind, seed: int) -> Draw:
     """Draw a place and a size; the same seed draws the same."""
     rng = random.Random(f"{kind.name}:{seed}")
-    world = draw_world(rng, kind.mode, kind.net)
+    world = kind.world or draw_world(rng, kind.mode, kind.net)
     return Draw(seed, kind, world, kind.draw(world, rng))
 
 

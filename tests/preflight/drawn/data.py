@@ -50,13 +50,13 @@ def _master(verdict: str) -> Callable[[World, random.Random], Case]:
     return draw
 
 
-kind("data-drop-random", "data", "PATHS", "breaks")(_random_ports("drop"))
-kind("data-reset-random", "data", "PATHS", "breaks")(_random_ports("reset"))
-kind("data-drop-master", "data", "PATHS", "breaks")(_master("drop"))
-kind("data-reset-master", "data", "PATHS", "breaks")(_master("reset"))
+kind("data-drop-random", "data", "breaks")(_random_ports("drop"))
+kind("data-reset-random", "data", "breaks")(_random_ports("reset"))
+kind("data-drop-master", "data", "breaks")(_master("drop"))
+kind("data-reset-master", "data", "breaks")(_master("reset"))
 
 
-@kind("data-unused", "data", "PATHS", "works")
+@kind("data-unused", "data", "works")
 def data_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(("drop", "reset"))
     return Case(
@@ -67,7 +67,7 @@ def data_unused(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("data-master-all", "data", "PATHS", "breaks")
+@kind("data-master-all", "data", "breaks")
 def data_master_all(world: World, rng: random.Random) -> Case:
     verdict = rng.choice(("drop", "reset"))
     return Case(
@@ -78,7 +78,7 @@ def data_master_all(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("data-pair", "data", "PATHS", "breaks")
+@kind("data-pair", "data", "breaks")
 def data_pair(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
     verdict = rng.choice(("drop", "reset"))
@@ -93,7 +93,7 @@ def data_pair(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("data-oneway-used", "data", "PATHS", "breaks")
+@kind("data-oneway-used", "data", "breaks")
 def data_oneway_used(world: World, rng: random.Random) -> Case:
     low, high = sorted(rng.sample(world.everywhere, 2), key=world.by_address.index)
     verdict = rng.choice(("drop", "reset"))
@@ -104,7 +104,7 @@ def data_oneway_used(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("data-oneway-unused", "data", "PATHS", "works")
+@kind("data-oneway-unused", "data", "works")
 def data_oneway_unused(world: World, rng: random.Random) -> Case:
     low, high = sorted(rng.sample(world.everywhere, 2), key=world.by_address.index)
     verdict = rng.choice(("drop", "reset"))
@@ -115,7 +115,7 @@ def data_oneway_unused(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("data-cut", "data", "PATHS", "breaks")
+@kind("data-cut", "data", "breaks")
 def data_cut(world: World, rng: random.Random) -> Case:
     number, num_packets = rng.choice(world.dialled), rng.randrange(3, 7)
     verdict = rng.choice(("drop", "reset"))
@@ -131,7 +131,7 @@ def data_cut(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("syn-proxy", "data", "PATHS", "breaks")
+@kind("syn-proxy", "data", "breaks")
 def syn_proxy(world: World, rng: random.Random) -> Case:
     """Draw the classical mistake: a SYN proxy, and connections picked up in the middle."""
     number = rng.choice(world.dialled)
@@ -190,13 +190,13 @@ def _incoming(manners: tuple[str, ...], ids: str) -> Callable[[World, random.Ran
 
 _SILENT = ("hang", "close")
 _EITHER = "port.intercepted port.ephemeral"  # who says nothing cannot be told from a firewall
-kind("sidecar-out", "data", "PATHS", "breaks")(_outgoing(_SPEAKING, "port.intercepted"))
-kind("sidecar-out-silent", "data", "PATHS", "breaks")(_outgoing(_SILENT, _EITHER))
-kind("sidecar-in", "data", "PATHS", "breaks")(_incoming(_SPEAKING, "port.intercepted"))
-kind("sidecar-in-silent", "data", "PATHS", "breaks")(_incoming(_SILENT, _EITHER))
+kind("sidecar-out", "data", "breaks")(_outgoing(_SPEAKING, "port.intercepted"))
+kind("sidecar-out-silent", "data", "breaks")(_outgoing(_SILENT, _EITHER))
+kind("sidecar-in", "data", "breaks")(_incoming(_SPEAKING, "port.intercepted"))
+kind("sidecar-in-silent", "data", "breaks")(_incoming(_SILENT, _EITHER))
 
 
-@kind("sidecar-everywhere", "data", "PATHS", "breaks")
+@kind("sidecar-everywhere", "data", "breaks")
 def sidecar_everywhere(world: World, rng: random.Random) -> Case:
     manner, port = rng.choice(_SPEAKING), rng.choice(_MESH_PORTS)
 
@@ -212,7 +212,7 @@ def sidecar_everywhere(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("sidecar-master", "data", "PATHS", "breaks")
+@kind("sidecar-master", "data", "breaks")
 def sidecar_master(world: World, rng: random.Random) -> Case:
     number = rng.choice(list(world.everywhere)[1:])
     manner, port = rng.choice(_SPEAKING), rng.choice(_MESH_PORTS)
@@ -228,7 +228,7 @@ def sidecar_master(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("sidecar-all-out", "data", "PATHS", "breaks")
+@kind("sidecar-all-out", "data", "breaks")
 def sidecar_all_out(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.dialling[-1:])
     manner, port = rng.choice(_SPEAKING), rng.choice(_MESH_PORTS)
@@ -245,7 +245,7 @@ def sidecar_all_out(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("proxy-at-master", "data", "PATHS", "breaks")
+@kind("proxy-at-master", "data", "breaks")
 def proxy_at_master(world: World, rng: random.Random) -> Case:
     manner = rng.choice(_SPEAKING)
 
@@ -259,7 +259,7 @@ def proxy_at_master(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-port-taken", "data", "PATHS", "breaks")
+@kind("master-port-taken", "data", "breaks")
 def master_port_taken(world: World, rng: random.Random) -> Case:
     manner = rng.choice((*_SPEAKING, "hang", "close"))
 
@@ -272,7 +272,7 @@ def master_port_taken(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("port-taken-elsewhere", "data", "PATHS", "works", remedy="none")
+@kind("port-taken-elsewhere", "data", "works", remedy="none")
 def port_taken_elsewhere(world: World, rng: random.Random) -> Case:
     number = rng.choice(list(world.everywhere)[1:])
     manner = rng.choice((*_SPEAKING, "hang", "close"))

@@ -29,7 +29,7 @@ def _kind(
             )  # fmt: skip
 
         needs = ("tun",) if wire == "tap" else ()
-        KINDS.add(name, "healthy", "KNOWN", "works", remedy="none", needs=needs)(draw)
+        KINDS.add(name, "healthy", "works", remedy="none", needs=needs)(draw)
 
     return take
 

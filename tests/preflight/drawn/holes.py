@@ -60,7 +60,7 @@ def _inbound(
             wanted("port.ephemeral", at(number)),
         )
 
-    kind(name, "holes", "PATHS", truth, remedy="command")(draw)  # type: ignore[arg-type]
+    kind(name, "holes", truth, remedy="command")(draw)  # type: ignore[arg-type]
 
 
 _inbound("random-closed", 1, "the random ports", "breaks")
@@ -82,8 +82,8 @@ def _high(share: int) -> Callable[[World, random.Random], Case]:
     return draw
 
 
-kind("half-high", "holes", "PATHS", "works")(_high(2))
-kind("third-high", "holes", "PATHS", "works")(_high(3))
+kind("half-high", "holes", "works")(_high(2))
+kind("third-high", "holes", "works")(_high(3))
 
 
 def _pair(world: World, rng: random.Random, share: int) -> Case:
@@ -102,12 +102,12 @@ def _pair(world: World, rng: random.Random, share: int) -> Case:
     )  # fmt: skip
 
 
-@kind("pair-closed", "holes", "PATHS", "breaks", remedy="command")
+@kind("pair-closed", "holes", "breaks", remedy="command")
 def pair_closed(world: World, rng: random.Random) -> Case:
     return _pair(world, rng, 1)
 
 
-@kind("pair-third", "holes", "PATHS", "sometimes", remedy="command")
+@kind("pair-third", "holes", "sometimes", remedy="command")
 def pair_third(world: World, rng: random.Random) -> Case:
     return _pair(world, rng, 3)
 
@@ -120,7 +120,7 @@ def _unused(world: World) -> Wanted:
     )  # fmt: skip
 
 
-@kind("random-unused", "holes", "PATHS", "works")
+@kind("random-unused", "holes", "works")
 def random_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(_VERDICTS)
     return Case(
@@ -129,7 +129,7 @@ def random_unused(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("third-unused", "holes", "PATHS", "works")
+@kind("third-unused", "holes", "works")
 def third_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(_VERDICTS)
     low, high = part(3, rng)
@@ -156,13 +156,13 @@ def _oneway(is_used: bool, share: int) -> Callable[[World, random.Random], Case]
     return draw
 
 
-kind("oneway-used", "holes", "PATHS", "breaks", remedy="command")(_oneway(True, 1))
-kind("oneway-unused", "holes", "PATHS", "works")(_oneway(False, 1))
-kind("oneway-third-used", "holes", "PATHS", "sometimes", remedy="command")(_oneway(True, 3))
-kind("oneway-third-unused", "holes", "PATHS", "works")(_oneway(False, 3))
+kind("oneway-used", "holes", "breaks", remedy="command")(_oneway(True, 1))
+kind("oneway-unused", "holes", "works")(_oneway(False, 1))
+kind("oneway-third-used", "holes", "sometimes", remedy="command")(_oneway(True, 3))
+kind("oneway-third-unused", "holes", "works")(_oneway(False, 3))
 
 
-@kind("egress-random", "holes", "PATHS", "breaks", remedy="command")
+@kind("egress-random", "holes", "breaks", remedy="command")
 def egress_random(world: World, rng: random.Random) -> Case:
     number, verdict = rng.choice(world.dialling), rng.choice(_VERDICTS)
     return Case(
@@ -172,7 +172,7 @@ def egress_random(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("egress-third", "holes", "PATHS", "sometimes", remedy="command")
+@kind("egress-third", "holes", "sometimes", remedy="command")
 def egress_third(world: World, rng: random.Random) -> Case:
     number, verdict = rng.choice(world.dialling), rng.choice(_VERDICTS)
     low, high = part(3, rng)
@@ -183,7 +183,7 @@ def egress_third(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("egress-master", "holes", "PATHS", "breaks", remedy="command")
+@kind("egress-master", "holes", "breaks", remedy="command")
 def egress_master(world: World, rng: random.Random) -> Case:
     number, verdict = rng.choice(list(world.everywhere)[1:]), rng.choice(_VERDICTS)
     return Case(
@@ -193,7 +193,7 @@ def egress_master(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("master-closed", "holes", "PATHS", "breaks", remedy="command")
+@kind("master-closed", "holes", "breaks", remedy="command")
 def master_closed(world: World, rng: random.Random) -> Case:
     verdict = rng.choice(_VERDICTS)
     return Case(
@@ -203,7 +203,7 @@ def master_closed(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("master-closed-to-one", "holes", "PATHS", "breaks", remedy="command")
+@kind("master-closed-to-one", "holes", "breaks", remedy="command")
 def master_closed_to_one(world: World, rng: random.Random) -> Case:
     number, verdict = rng.choice(list(world.everywhere)[1:]), rng.choice(_VERDICTS)
     match = f"ip saddr {world.ip(number)} tcp dport {world.master_port}"
@@ -213,7 +213,7 @@ def master_closed_to_one(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("policy-drop", "holes", "PATHS", "breaks", remedy="command")
+@kind("policy-drop", "holes", "breaks", remedy="command")
 def policy_drop(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.dialled)
 
@@ -229,7 +229,7 @@ def policy_drop(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("netdev-ingress", "holes", "PATHS", "breaks")
+@kind("netdev-ingress", "holes", "breaks")
 def netdev_ingress(world: World, rng: random.Random) -> Case:
     """Draw a filter in front of the firewall, where no rule of an input chain helps."""
     number = rng.choice(world.dialled)
@@ -245,7 +245,7 @@ def netdev_ingress(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("wire-node", "holes", "PATHS", "breaks")
+@kind("wire-node", "holes", "breaks")
 def wire_node(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.dialled)
     rule = f"{_STATELESS} tcp dport {RANDOM_PORTS[0]}-{RANDOM_PORTS[1]} drop"
@@ -256,7 +256,7 @@ def wire_node(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("wire-pair", "holes", "PATHS", "breaks")
+@kind("wire-pair", "holes", "breaks")
 def wire_pair(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
     rule = f"{_STATELESS} tcp dport {RANDOM_PORTS[0]}-{RANDOM_PORTS[1]} drop"
@@ -271,7 +271,7 @@ def wire_pair(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("bundle-link", "holes", "PATHS", "sometimes")
+@kind("bundle-link", "holes", "sometimes")
 def bundle_link(world: World, rng: random.Random) -> Case:
     """Draw a bundle of links towards a node of which one is dead: ports are hashed to links."""
     number, size = rng.choice(world.dialled), rng.choice((3, 4))
@@ -289,7 +289,7 @@ def bundle_link(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("icmp-blocked", "holes", "PATHS", "works", remedy="none")
+@kind("icmp-blocked", "holes", "works", remedy="none")
 def icmp_blocked(world: World, rng: random.Random) -> Case:
     numbers = rng.choice((tuple(world.everywhere), (rng.choice(world.everywhere),)))
 
@@ -302,7 +302,7 @@ def icmp_blocked(world: World, rng: random.Random) -> Case:
     return Case(f"no ICMP in or out at {numbers}", inject, None)
 
 
-@kind("udp-blocked", "holes", "PATHS", "works", remedy="none")
+@kind("udp-blocked", "holes", "works", remedy="none")
 def udp_blocked(world: World, rng: random.Random) -> Case:
     numbers = rng.choice((tuple(world.everywhere), (rng.choice(world.everywhere),)))
 
@@ -313,7 +313,7 @@ def udp_blocked(world: World, rng: random.Random) -> Case:
     return Case(f"no UDP into {numbers}", inject, None)
 
 
-@kind("fragments-dropped", "holes", "PATHS", "works", remedy="none")
+@kind("fragments-dropped", "holes", "works", remedy="none")
 def fragments_dropped(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.everywhere)
 
@@ -325,7 +325,7 @@ def fragments_dropped(world: World, rng: random.Random) -> Case:
     return Case(f"node{number} takes no fragments", inject, None)
 
 
-@kind("isolated", "holes", "PATHS", "breaks", remedy="command")
+@kind("isolated", "holes", "breaks", remedy="command")
 def isolated(world: World, rng: random.Random) -> Case:
     number = rng.choice(list(world.everywhere)[1:])
 

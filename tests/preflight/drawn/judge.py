@@ -45,7 +45,8 @@ def ask(scene: Scene, draw: Draw, *, is_quick: bool = True, is_crowded: bool = T
     options = "--quick" if is_quick and not case.is_default else ""
     fault = Fault(draw.kind.name, case.says, case.inject, (), options=case.options)
     skip = TIMED if is_crowded and not draw.kind.is_timed else ()
-    return ask_all(scene, fault, Way(has_torch=False, options=options, skip=skip))
+    way = Way(has_torch=case.has_torch, is_user=case.is_user, options=options, skip=skip)
+    return ask_all(scene, fault, way)
 
 
 def judge(draw: Draw, trial: Trial) -> Judgement:

@@ -32,7 +32,7 @@ def _endpoint(scene: Scene, number: int, host: str) -> None:
     scene.say(number, master_addr=host, endpoint=f"{host}:{scene.master_port}")
 
 
-@kind("rank0-swapped", "launch", "LAUNCH", "breaks")
+@kind("rank0-swapped", "launch", "breaks")
 def rank0_swapped(world: World, rng: random.Random) -> Case:
     number = _other(world, rng, 0)
     order = list(world.everywhere)
@@ -43,7 +43,7 @@ def rank0_swapped(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("ranks-rotated", "launch", "LAUNCH", "breaks")
+@kind("ranks-rotated", "launch", "breaks")
 def ranks_rotated(world: World, rng: random.Random) -> Case:
     shift = rng.randrange(1, world.num_hosts)
     order = [(number + shift) % world.num_hosts for number in world.everywhere]
@@ -54,14 +54,14 @@ def ranks_rotated(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("ranks-other-order", "launch", "LAUNCH", "works", remedy="none")
+@kind("ranks-other-order", "launch", "works", remedy="none")
 def ranks_other_order(world: World, rng: random.Random) -> Case:
     order = [0, *rng.sample(list(world.everywhere)[1:], world.num_hosts - 1)]
     order = order if order != sorted(order) else [0, *order[:0:-1]]
     return Case(f"node ranks {order} in the order of --nodes; rank 0 is right", _ranks(order), None)
 
 
-@kind("master-elsewhere", "launch", "LAUNCH", "breaks")
+@kind("master-elsewhere", "launch", "breaks")
 def master_elsewhere(world: World, rng: random.Random) -> Case:
     number = _other(world, rng, 0)
     host = rng.choice((f"node{number}", world.ip(number)))
@@ -76,7 +76,7 @@ def master_elsewhere(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-differs", "launch", "LAUNCH", "breaks")
+@kind("master-differs", "launch", "breaks")
 def master_differs(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     number = _other(world, rng, 0)
@@ -87,7 +87,7 @@ def master_differs(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-nobody", "launch", "LAUNCH", "breaks")
+@kind("master-nobody", "launch", "breaks")
 def master_nobody(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         for number in world.everywhere:
@@ -99,7 +99,7 @@ def master_nobody(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-localhost-one", "launch", "LAUNCH", "breaks")
+@kind("master-localhost-one", "launch", "breaks")
 def master_localhost_one(world: World, rng: random.Random) -> Case:
     odd, host = _other(world, rng, 0), rng.choice(("localhost", "127.0.0.1"))
     return Case(
@@ -108,7 +108,7 @@ def master_localhost_one(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-localhost-all", "launch", "LAUNCH", "breaks")
+@kind("master-localhost-all", "launch", "breaks")
 def master_localhost_all(world: World, rng: random.Random) -> Case:
     host = rng.choice(("localhost", "127.0.0.1", "127.0.0.53"))
 
@@ -122,7 +122,7 @@ def master_localhost_all(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-docker0", "launch", "LAUNCH", "breaks")
+@kind("master-docker0", "launch", "breaks")
 def master_docker0(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         for number in world.everywhere:
@@ -135,7 +135,7 @@ def master_docker0(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("port-differs", "launch", "LAUNCH", "breaks")
+@kind("port-differs", "launch", "breaks")
 def port_differs(world: World, rng: random.Random) -> Case:
     odd, port = _other(world, rng, 0), world.master_port + rng.randrange(1, 40)
     return Case(
@@ -144,7 +144,7 @@ def port_differs(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nodes-order", "launch", "LAUNCH", "works", remedy="command")
+@kind("nodes-order", "launch", "works", remedy="command")
 def nodes_order(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
     names = list(world.names)
@@ -159,7 +159,7 @@ def nodes_order(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nodes-shorter", "launch", "LAUNCH", "works", remedy="command")
+@kind("nodes-shorter", "launch", "works", remedy="command")
 def nodes_shorter(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
     gone = _other(world, rng, odd, 0)
@@ -174,7 +174,7 @@ def nodes_shorter(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nodes-longer", "launch", "LAUNCH", "works", remedy="command")
+@kind("nodes-longer", "launch", "works", remedy="command")
 def nodes_longer(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
 
@@ -187,7 +187,7 @@ def nodes_longer(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nodes-blanks", "launch", "LAUNCH", "works", remedy="none")
+@kind("nodes-blanks", "launch", "works", remedy="none")
 def nodes_blanks(world: World, rng: random.Random) -> Case:
     joint = rng.choice((", ", " ,", " , ", ",\t"))
     numbers = rng.choice((tuple(world.everywhere), (rng.choice(world.everywhere),)))
@@ -199,7 +199,7 @@ def nodes_blanks(world: World, rng: random.Random) -> Case:
     return Case(f"--nodes is written with {joint!r} on {numbers}", inject, None)
 
 
-@kind("world-size-one", "launch", "LAUNCH", "breaks")
+@kind("world-size-one", "launch", "breaks")
 def world_size_one(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
     size = world.num_hosts + rng.choice((-1, 1))
@@ -210,7 +210,7 @@ def world_size_one(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("world-size-all", "launch", "LAUNCH", "breaks")
+@kind("world-size-all", "launch", "breaks")
 def world_size_all(world: World, rng: random.Random) -> Case:
     size = world.num_hosts + rng.choice((1, 2))
 
@@ -224,7 +224,7 @@ def world_size_all(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("rank-twice", "launch", "LAUNCH", "breaks")
+@kind("rank-twice", "launch", "breaks")
 def rank_twice(world: World, rng: random.Random) -> Case:
     one, other = sorted(rng.sample(world.everywhere, 2))
     return Case(
@@ -234,7 +234,7 @@ def rank_twice(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("ranks-from-one", "launch", "LAUNCH", "breaks")
+@kind("ranks-from-one", "launch", "breaks")
 def ranks_from_one(world: World, rng: random.Random) -> Case:
     return Case(
         "node ranks are counted from 1", _ranks([number + 1 for number in world.everywhere]),
@@ -242,7 +242,7 @@ def ranks_from_one(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("rank-unset", "launch", "LAUNCH", "breaks", mode="env")
+@kind("rank-unset", "launch", "breaks", mode="env")
 def rank_unset(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
     name = rng.choice(("RANK", "WORLD_SIZE"))
@@ -253,7 +253,7 @@ def rank_unset(world: World, rng: random.Random) -> Case:
     return Case(f"{name} is not set on node{odd}", inject, wanted("env.complete", at(odd)))
 
 
-@kind("rank-no-number", "launch", "LAUNCH", "breaks", mode="env")
+@kind("rank-no-number", "launch", "breaks", mode="env")
 def rank_no_number(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
     name, value = rng.choice((("RANK", "one"), ("RANK", "$NODE_RANK"), ("WORLD_SIZE", "3.0")))
@@ -264,7 +264,7 @@ def rank_no_number(world: World, rng: random.Random) -> Case:
     return Case(f"{name} is {value!r} on node{odd}", inject, wanted("env.complete", at(odd)))
 
 
-@kind("master-name-moved", "launch", "LAUNCH", "breaks")
+@kind("master-name-moved", "launch", "breaks")
 def master_name_moved(world: World, rng: random.Random) -> Case:
     """Draw a name of the endpoint that leads to another node, the same for all."""
     number = _other(world, rng, 0)
@@ -281,7 +281,7 @@ def master_name_moved(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("gloo-loopback", "launch", "LAUNCH", "breaks")
+@kind("gloo-loopback", "launch", "breaks")
 def gloo_loopback(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         for number in world.everywhere:
@@ -293,7 +293,7 @@ def gloo_loopback(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("gloo-nic-missing", "launch", "LAUNCH", "breaks")
+@kind("gloo-nic-missing", "launch", "breaks")
 def gloo_nic_missing(world: World, rng: random.Random) -> Case:
     odd, name = rng.choice(world.everywhere), rng.choice(("ens5", "eth1", "^lo", "ib0"))
 
@@ -307,7 +307,7 @@ def gloo_nic_missing(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("not-started", "launch", "ALIVE", "breaks", remedy="command")  # type: ignore[arg-type]
+@kind("not-started", "launch", "breaks", remedy="command")
 def not_started(world: World, rng: random.Random) -> Case:
     number = _other(world, rng, 0)
     return Case(
@@ -319,7 +319,7 @@ def not_started(world: World, rng: random.Random) -> Case:
 # ---- names
 
 
-@kind("hosts-dead", "names", "LAUNCH", "breaks")
+@kind("hosts-dead", "names", "breaks")
 def hosts_dead(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     return Case(
@@ -328,7 +328,7 @@ def hosts_dead(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("hosts-stale", "names", "LAUNCH", "breaks")
+@kind("hosts-stale", "names", "breaks")
 def hosts_stale(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     number = _other(world, rng, 0, odd)
@@ -338,7 +338,7 @@ def hosts_stale(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("hosts-loopback", "names", "LAUNCH", "breaks")
+@kind("hosts-loopback", "names", "breaks")
 def hosts_loopback(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     return Case(
@@ -347,7 +347,7 @@ def hosts_loopback(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("hosts-missing", "names", "LAUNCH", "breaks", remedy="command")
+@kind("hosts-missing", "names", "breaks", remedy="command")
 def hosts_missing(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     return Case(
@@ -356,7 +356,7 @@ def hosts_missing(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("peer-unknown", "names", "LAUNCH", "works", remedy="none")
+@kind("peer-unknown", "names", "works", remedy="none")
 def peer_unknown(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     number = _other(world, rng, 0, odd)
@@ -366,7 +366,7 @@ def peer_unknown(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("own-loopback", "names", "LAUNCH", "breaks", remedy="command")
+@kind("own-loopback", "names", "breaks", remedy="command")
 def own_loopback(world: World, rng: random.Random) -> Case:
     address = rng.choice(("127.0.1.1", "127.0.0.1"))
 
@@ -381,7 +381,7 @@ def own_loopback(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("own-stale", "names", "LAUNCH", "breaks", remedy="command", net="192.168.77")
+@kind("own-stale", "names", "breaks", remedy="command", net="192.168.77")
 def own_stale(world: World, rng: random.Random) -> Case:
     """Draw a node that was cloned: its own name still has the address it had before.
 
@@ -396,7 +396,7 @@ def own_stale(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("all-localhost", "names", "LAUNCH", "breaks")
+@kind("all-localhost", "names", "breaks")
 def all_localhost(world: World, rng: random.Random) -> Case:
     name = rng.choice(("localhost", "localhost.localdomain"))
 
@@ -411,7 +411,7 @@ def all_localhost(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("all-one-name", "names", "LAUNCH", "works")
+@kind("all-one-name", "names", "works")
 def all_one_name(world: World, rng: random.Random) -> Case:
     name = rng.choice(("worker", "ubuntu", "ip-10-0-0-1"))
 
@@ -428,7 +428,7 @@ def all_one_name(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("two-one-name", "names", "LAUNCH", "works")
+@kind("two-one-name", "names", "works")
 def two_one_name(world: World, rng: random.Random) -> Case:
     numbers = tuple(sorted(rng.sample(world.everywhere, 2)))
 
@@ -442,7 +442,7 @@ def two_one_name(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("ipv6-first-one-lacks", "names", "LAUNCH", "breaks")
+@kind("ipv6-first-one-lacks", "names", "breaks")
 def ipv6_first_one_lacks(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
 
@@ -460,7 +460,7 @@ def ipv6_first_one_lacks(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("ipv6-own-name", "names", "LAUNCH", "breaks")
+@kind("ipv6-own-name", "names", "breaks")
 def ipv6_own_name(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
 
@@ -474,7 +474,7 @@ def ipv6_own_name(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("ipv6-dead-first", "names", "LAUNCH", "works")
+@kind("ipv6-dead-first", "names", "works")
 def ipv6_dead_first(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
 

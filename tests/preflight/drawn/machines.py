@@ -14,7 +14,7 @@ KINDS = Catalogue()
 kind = KINDS.add
 
 
-@kind("mtu-hole-node", "paths", "PATHS", "breaks")
+@kind("mtu-hole-node", "paths", "breaks")
 def mtu_hole_node(world: World, rng: random.Random) -> Case:
     number, mtu = rng.choice(world.everywhere), rng.choice((1500, 4000, 8000))
     return Case(
@@ -23,7 +23,7 @@ def mtu_hole_node(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("mtu-hole-pair", "paths", "PATHS", "breaks", needs=("tun",))
+@kind("mtu-hole-pair", "paths", "breaks", needs=("tun",))
 def mtu_hole_pair(world: World, rng: random.Random) -> Case:
     pair = tuple(sorted(rng.sample(world.everywhere, 2)))
     mtu = rng.choice((1280, 1400, 1450))
@@ -34,7 +34,7 @@ def mtu_hole_pair(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("mtu-hole-oneway", "paths", "PATHS", "breaks", needs=("tun",))
+@kind("mtu-hole-oneway", "paths", "breaks", needs=("tun",))
 def mtu_hole_oneway(world: World, rng: random.Random) -> Case:
     start, end = rng.sample(world.everywhere, 2)
     mtu = rng.choice((1280, 1400, 1450))
@@ -48,7 +48,7 @@ def mtu_hole_oneway(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("mtu-differs", "paths", "PATHS", "works", remedy="command")
+@kind("mtu-differs", "paths", "works", remedy="command")
 def mtu_differs(world: World, rng: random.Random) -> Case:
     number, mtu = rng.choice(world.everywhere), rng.choice((1400, 1450, 1280))
     return Case(
@@ -66,14 +66,14 @@ def _clock(name: str, low: int, high: int, truth: str, *statuses: str) -> None:
             wanted("clock.offset", at(number), statuses=statuses),
         )  # fmt: skip
 
-    kind(name, "clock", "KNOWN", truth, mode="c10d", needs=("compiler",))(draw)  # type: ignore[arg-type]
+    kind(name, "clock", truth, mode="c10d", needs=("compiler",))(draw)  # type: ignore[arg-type]
 
 
 _clock("clock-behind", -600, -17, "breaks", "fail")
 _clock("clock-ahead", 21, 600, "works", "warn", "fail")
 
 
-@kind("delay", "timed", "PATHS", "slow", is_timed=True, needs=("tun",))
+@kind("delay", "timed", "slow", is_timed=True, needs=("tun",))
 def delay(world: World, rng: random.Random) -> Case:
     pair = tuple(sorted(rng.sample(world.everywhere, 2)))
     seconds = rng.choice((0.03, 0.05, 0.08))
@@ -84,7 +84,7 @@ def delay(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("loss-oneway", "timed", "PATHS", "works", is_timed=True, needs=("tun",))
+@kind("loss-oneway", "timed", "works", is_timed=True, needs=("tun",))
 def loss_oneway(world: World, rng: random.Random) -> Case:
     start, end = rng.sample(world.everywhere, 2)
     share = rng.choice((0.03, 0.05, 0.08))
@@ -98,7 +98,7 @@ def loss_oneway(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("slow-sender", "timed", "PATHS", "slow", is_timed=True)
+@kind("slow-sender", "timed", "slow", is_timed=True)
 def slow_sender(world: World, rng: random.Random) -> Case:
     number, mbit = rng.choice(world.everywhere), rng.choice((5, 10, 25))
     rate = f"tbf rate {mbit}mbit burst 32kb latency 400ms"
@@ -131,12 +131,12 @@ def _read_only_place(variable: str) -> Callable[[World, random.Random], Case]:
     return draw
 
 
-kind("home-read-only", "storage", "ROUTES", "breaks")(_read_only_place("HOME"))
-kind("hf-home-read-only", "storage", "ROUTES", "breaks")(_read_only_place("HF_HOME"))
-kind("torch-home-read-only", "storage", "ROUTES", "breaks")(_read_only_place("TORCH_HOME"))
+kind("home-read-only", "storage", "breaks")(_read_only_place("HOME"))
+kind("hf-home-read-only", "storage", "breaks")(_read_only_place("HF_HOME"))
+kind("torch-home-read-only", "storage", "breaks")(_read_only_place("TORCH_HOME"))
 
 
-@kind("tmpdir-full", "storage", "KNOWN", "works")
+@kind("tmpdir-full", "storage", "works")
 def tmpdir_full(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.everywhere)
     return Case(
@@ -144,7 +144,7 @@ def tmpdir_full(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("checkpoint-read-only", "storage", "KNOWN", "breaks")
+@kind("checkpoint-read-only", "storage", "breaks")
 def checkpoint_read_only(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.everywhere)
     return Case(
@@ -154,7 +154,7 @@ def checkpoint_read_only(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("checkpoint-local", "storage", "KNOWN", "breaks")
+@kind("checkpoint-local", "storage", "breaks")
 def checkpoint_local(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.everywhere)
     return Case(
@@ -164,7 +164,7 @@ def checkpoint_local(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("open-files", "limits", "KNOWN", "works")
+@kind("open-files", "limits", "works")
 def open_files(world: World, rng: random.Random) -> Case:
     number, count = rng.choice(world.everywhere), rng.choice((64, 128, 256))
     return Case(
@@ -173,7 +173,7 @@ def open_files(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("shared-memory", "limits", "KNOWN", "breaks")
+@kind("shared-memory", "limits", "breaks")
 def shared_memory(world: World, rng: random.Random) -> Case:
     number, size = rng.choice(world.everywhere), rng.choice((8, 32, 64))
     return Case(
@@ -182,7 +182,7 @@ def shared_memory(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("variable-differs", "limits", "LAUNCH", "works")
+@kind("variable-differs", "limits", "works")
 def variable_differs(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.everywhere)
     name, value = rng.choice(

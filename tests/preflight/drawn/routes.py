@@ -36,7 +36,7 @@ def _translated(world: World, number: int, net: str, is_inbound: bool) -> Callab
     return inject
 
 
-@kind("nat-one-to-one", "routes", "ROUTES", "breaks")
+@kind("nat-one-to-one", "routes", "breaks")
 def nat_one_to_one(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -45,7 +45,7 @@ def nat_one_to_one(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nat-one-to-one-lucky", "routes", "ROUTES", "works")
+@kind("nat-one-to-one-lucky", "routes", "works")
 def nat_one_to_one_lucky(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -55,7 +55,7 @@ def nat_one_to_one_lucky(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nat-masquerade", "routes", "ROUTES", "breaks")
+@kind("nat-masquerade", "routes", "breaks")
 def nat_masquerade(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -64,7 +64,7 @@ def nat_masquerade(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("snat-local", "routes", "ROUTES", "works", remedy="none")
+@kind("snat-local", "routes", "works", remedy="none")
 def snat_local(world: World, rng: random.Random) -> Case:
     number, other = _not_master(world, rng), f"{world.net}.95"
 
@@ -80,7 +80,7 @@ def snat_local(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("endpoint-other-nic", "routes", "ROUTES", "breaks")
+@kind("endpoint-other-nic", "routes", "breaks")
 def endpoint_other_nic(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         tools.second_nic(scene, 0, "eth1", "10.99.3.1/24")
@@ -94,7 +94,7 @@ def endpoint_other_nic(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("gloo-other-nic", "routes", "ROUTES", "breaks")
+@kind("gloo-other-nic", "routes", "breaks")
 def gloo_other_nic(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
 
@@ -108,7 +108,7 @@ def gloo_other_nic(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("gloo-other-nic-all", "routes", "ROUTES", "breaks")
+@kind("gloo-other-nic-all", "routes", "breaks")
 def gloo_other_nic_all(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         for number in world.everywhere:
@@ -121,7 +121,7 @@ def gloo_other_nic_all(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("own-name-other-nic", "routes", "ROUTES", "breaks")
+@kind("own-name-other-nic", "routes", "breaks")
 def own_name_other_nic(world: World, rng: random.Random) -> Case:
     odd = rng.choice(world.everywhere)
 
@@ -135,7 +135,7 @@ def own_name_other_nic(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("route-refused", "routes", "ROUTES", "breaks", remedy="command")
+@kind("route-refused", "routes", "breaks", remedy="command")
 def route_refused(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
     word = rng.choice(("blackhole", "unreachable", "prohibit"))
@@ -146,7 +146,7 @@ def route_refused(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("route-wrong-gateway", "routes", "ROUTES", "breaks", remedy="command")
+@kind("route-wrong-gateway", "routes", "breaks", remedy="command")
 def route_wrong_gateway(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
     return Case(
@@ -158,7 +158,7 @@ def route_wrong_gateway(world: World, rng: random.Random) -> Case:
     )
 
 
-@kind("route-wrong-nic", "routes", "ROUTES", "breaks", remedy="command")
+@kind("route-wrong-nic", "routes", "breaks", remedy="command")
 def route_wrong_nic(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
 
@@ -172,7 +172,7 @@ def route_wrong_nic(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("overlapping-nic", "routes", "ROUTES", "breaks")
+@kind("overlapping-nic", "routes", "breaks")
 def overlapping_nic(world: World, rng: random.Random) -> Case:
     """Draw a container network that lies over a part of the nodes' own."""
     one = rng.choice(world.everywhere)
@@ -188,7 +188,7 @@ def overlapping_nic(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("policy-route", "routes", "ROUTES", "breaks", remedy="command")
+@kind("policy-route", "routes", "breaks", remedy="command")
 def policy_route(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
     word = rng.choice(("blackhole default", f"default via {world.nobody} dev eth0"))
@@ -204,7 +204,7 @@ def policy_route(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("policy-source", "routes", "ROUTES", "breaks", remedy="command")
+@kind("policy-source", "routes", "breaks", remedy="command")
 def policy_source(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     word = rng.choice(("blackhole default", f"default via {world.nobody} dev eth0"))
@@ -221,7 +221,7 @@ def policy_source(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("no-default-route", "routes", "ROUTES", "breaks")
+@kind("no-default-route", "routes", "breaks")
 def no_default_route(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
 
@@ -237,7 +237,7 @@ def no_default_route(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("no-way-back", "routes", "ROUTES", "breaks")
+@kind("no-way-back", "routes", "breaks")
 def no_way_back(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     others = [one for one in world.everywhere if one != number]
@@ -253,7 +253,7 @@ def no_way_back(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("hop-limit", "routes", "ROUTES", "breaks")
+@kind("hop-limit", "routes", "breaks")
 def hop_limit(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
 
@@ -269,7 +269,7 @@ def hop_limit(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("other-segment", "routes", "ROUTES", "breaks")
+@kind("other-segment", "routes", "breaks")
 def other_segment(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
 
@@ -284,7 +284,7 @@ def other_segment(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("cable", "routes", "ROUTES", "breaks")
+@kind("cable", "routes", "breaks")
 def cable(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -294,7 +294,7 @@ def cable(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("nic-down", "routes", "ROUTES", "breaks", remedy="command")
+@kind("nic-down", "routes", "breaks", remedy="command")
 def nic_down(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -304,7 +304,7 @@ def nic_down(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("loopback-down-master", "routes", "ROUTES", "breaks", remedy="command")
+@kind("loopback-down-master", "routes", "breaks", remedy="command")
 def loopback_down_master(world: World, rng: random.Random) -> Case:
     return Case(
         "lo is down at node0", lambda scene: scene.lab.run(0, "ip link set lo down"),
@@ -312,7 +312,7 @@ def loopback_down_master(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("loopback-down", "routes", "ROUTES", "works", remedy="command")
+@kind("loopback-down", "routes", "works", remedy="command")
 def loopback_down(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
@@ -321,7 +321,7 @@ def loopback_down(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("rp-filter", "routes", "ROUTES", "breaks")
+@kind("rp-filter", "routes", "breaks")
 def rp_filter(world: World, rng: random.Random) -> Case:
     """Draw packets that come with an address to which the way back is another interface."""
     low, high = sorted(rng.sample(world.everywhere, 2), key=world.by_address.index)
@@ -340,7 +340,7 @@ def rp_filter(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("neighbour-wrong", "routes", "ROUTES", "breaks")
+@kind("neighbour-wrong", "routes", "breaks")
 def neighbour_wrong(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
 
@@ -354,7 +354,7 @@ def neighbour_wrong(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("arp-filtered", "routes", "ROUTES", "breaks")
+@kind("arp-filtered", "routes", "breaks")
 def arp_filtered(world: World, rng: random.Random) -> Case:
     one, other = rng.sample(world.everywhere, 2)
 
@@ -369,7 +369,7 @@ def arp_filtered(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("address-twice", "routes", "ROUTES", "breaks")
+@kind("address-twice", "routes", "breaks")
 def address_twice(world: World, rng: random.Random) -> Case:
     one, other = sorted(rng.sample(list(world.everywhere), 2))
 
@@ -383,7 +383,7 @@ def address_twice(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("mac-twice", "routes", "ROUTES", "breaks")
+@kind("mac-twice", "routes", "breaks")
 def mac_twice(world: World, rng: random.Random) -> Case:
     one, other = sorted(rng.sample(world.everywhere, 2))
 

@@ -14,7 +14,6 @@ from tests.preflight.scene import Mode
 
 Truth = Literal["breaks", "sometimes", "works", "slow"]
 Remedy = Literal["command", "either", "none"]
-Owner = Literal["SECRET", "PATHS", "LAUNCH", "ROUTES", "KNOWN"]
 NETS = ("10.77.0", "10.140.33", "172.25.9", "192.168.77")
 PORTS = (29500, 29500, 29400, 12355, 6001)
 RANDOM_PORTS = (32768, 60999)  # Linux's default of ip_local_port_range
@@ -128,6 +127,8 @@ class Case:
     wire: Wire = "veth"
     mtu: int = 1500
     is_default: bool = False  # it takes more than --quick
+    is_user: bool = False  # it binds ordinary users only
+    has_torch: bool = False  # it lies in torch itself
     agree: bool = True  # all nodes print the same; without any carrier they cannot
 
 
@@ -137,7 +138,6 @@ class Kind:
 
     name: str
     family: str
-    owner: Owner
     truth: Truth  # what the job does; benchmarks/preflight_drawn.py measures it
     draw: Callable[[World, random.Random], Case]
     remedy: Remedy = "either"
@@ -145,6 +145,7 @@ class Kind:
     net: str = ""  # the only network, where its number matters
     is_timed: bool = False  # it is found by timing: it wants the machine for itself
     needs: tuple[str, ...] = ()  # of the machine: tests/capabilities.py
+    world: World | None = None  # the only one there is
 
 
 @dataclass
@@ -157,7 +158,6 @@ class Catalogue:
         self,
         name: str,
         family: str,
-        owner: Owner,
         truth: Truth,
         *,
         remedy: Remedy = "either",
@@ -170,9 +170,7 @@ class Catalogue:
 
         def take(draw: Callable[[World, random.Random], Case]) -> Callable[..., Case]:
             assert name not in self.kinds, name
-            self.kinds[name] = Kind(
-                name, family, owner, truth, draw, remedy, mode, net, is_timed, needs
-            )
+            self.kinds[name] = Kind(name, family, truth, draw, remedy, mode, net, is_timed, needs)
             return draw
 
         return take
