@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.preflight_drawn_table import write
 from tests.preflight.drawn.catalogue import HEALTHY as HEALTHY_KINDS
 from tests.preflight.drawn.catalogue import KINDS, Draw, draw, draws
 from tests.preflight.drawn.catalogue import WRITTEN as FIRST
@@ -40,7 +41,6 @@ TRUTH = RESULTS / "preflight_drawn_truth.json"
 DRAWS = RESULTS / "preflight_drawn.json"
 HEALTHY = RESULTS / "preflight_drawn_healthy.json"
 WRITTEN = RESULTS / "preflight_drawn_written.json"
-DOCUMENT = ROOT / "docs" / "preflight_drawn.md"
 NUM_TRIES = 12  # of a fault that the job meets by chance
 SLOW_FACTOR = 1.5  # against the median step of a healthy laboratory on the same machine
 _TORCHRUN_CUT_S = 90.0
@@ -256,7 +256,11 @@ def main() -> int:
         drawing.add_argument("--quick", action="store_true", help="preflight --quick")
         drawing.add_argument("--crowded", action="store_true", help="times of timed kinds only")
         drawing.add_argument("--job", action="store_true", help="run the job after the remedies")
+    commands.add_parser("table")
     chosen = parser.parse_args()
+    if chosen.command == "table":
+        write({"truth": TRUTH, "draws": DRAWS, "healthy": HEALTHY, "written": WRITTEN})
+        return 0
     if chosen.command == "truth":
         return measure_truth(_chosen(chosen.kinds, ALL), chosen.seed, chosen.at_once)
     path, kinds = _KINDS_OF[chosen.command]
