@@ -85,8 +85,8 @@ def _of_node(old: Node, new: Node) -> list[str]:
     harm = []
     if gone := set(old.programs) - set(new.programs):
         harm.append(f"ended another's program: {sorted(gone)[0][-60:]}")
-    if gone := [line for line in old.rules if _is_foreign(line) and line not in new.rules]:
-        harm.append(f"removed another's rule: {gone[0]}")
+    rules = [line for line in old.rules if _is_foreign(line) and line not in new.rules]
+    harm += [f"removed another's rule: {line}" for line in rules[:1]]
     if _NEIGHBOUR in old.hosts and _NEIGHBOUR not in new.hosts:
         harm.append("removed another's line of /etc/hosts")
     if _ROUTE in old.routes and _ROUTE not in new.routes:

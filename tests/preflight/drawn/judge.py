@@ -128,7 +128,7 @@ def _essence(answer: Answer) -> str:
 
 
 def _findings(trial: Trial) -> tuple[CheckFinding, ...]:
-    found = {}
+    found: dict[tuple[str, str], CheckFinding] = {}
     for answer in trial.answers:
         for finding in answer.loud:
             found.setdefault((finding.id, finding.title), finding)

@@ -181,5 +181,5 @@ def draw_world(rng: random.Random, mode: Mode | None = None, net: str = "") -> W
     num_hosts = rng.choice((3, 3, 3, 4))
     tails = tuple(rng.sample(range(1, HIGHEST_TAIL + 1), num_hosts))
     modes: tuple[Mode, ...] = ("static", "env")
-    chosen = (net or rng.choice(NETS), rng.choice(PORTS), mode or rng.choice(modes))
-    return World(num_hosts, chosen[0], tails, chosen[1], chosen[2])
+    drawn_net, port, drawn_mode = rng.choice(NETS), rng.choice(PORTS), rng.choice(modes)
+    return World(num_hosts, net or drawn_net, tails, port, mode or drawn_mode)
