@@ -14,6 +14,7 @@ _TELNET += "tcp dport 23 drop\n}\n}\n"
 _NEIGHBOUR = "192.0.2.77 storage.example.org storage"
 _ROUTE = "198.51.100.0/24"
 _SERVICE_PORT = 8080
+_PROGRAMS = (str(tools.PROGRAM), "http.server")  # none of them is a job's
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def _node(scene: Scene, number: int) -> Node:
         for name in scene.lab.names
     ]
     listening = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done"
-    programs = [line for line in said(listening).splitlines() if str(tools.PROGRAM) in line]
+    programs = [
+        line for line in said(listening).splitlines() if any(mark in line for mark in _PROGRAMS)
+    ]
     return Node(
         tuple(line.strip() for line in said("nft list ruleset").splitlines()),
         said("ip -o address show | sed 's/valid_lft.*//'"),
