@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.preflight.drawn.world import Case, Catalogue, World, at, between, wanted, warned
+from tests.preflight.drawn.world import Case, Catalogue, Truth, World, at, between, wanted, warned
 from tests.preflight.injections import black_hole, clock, links
 from tests.preflight.injections_machine import full_temporary, limit, read_only, tmpfs
 from tests.preflight.scene import Scene
@@ -58,19 +58,25 @@ def mtu_differs(world: World, rng: random.Random) -> Case:
     )
 
 
-def _clock(name: str, low: int, high: int, truth: str, *statuses: str) -> None:
+def _clock(name: str, seconds: range, truth: Truth, *statuses: str, is_master: bool) -> None:
+    """Add a clock that is off; torchrun compares others' heartbeats with the own clock."""
+
     def draw(world: World, rng: random.Random) -> Case:
-        number, seconds = rng.choice(world.everywhere), rng.randrange(low, high)
+        number = 0 if is_master else rng.choice(list(world.everywhere)[1:])
+        off_s = rng.choice(seconds)
         return Case(
-            f"node{number}'s clock is {seconds:+d} s off", clock(number, seconds),
+            f"node{number}'s clock is {off_s:+d} s off", clock(number, off_s),
             wanted("clock.offset", at(number), statuses=statuses),
         )  # fmt: skip
 
-    kind(name, "clock", truth, mode="c10d", needs=("compiler",))(draw)  # type: ignore[arg-type]
+    kind(name, "clock", truth, mode="c10d", needs=("compiler",))(draw)
 
 
-_clock("clock-behind", -600, -17, "breaks", "fail")
-_clock("clock-ahead", 21, 600, "works", "warn", "fail")
+_BEHIND, _AHEAD = range(-600, -20), range(21, 600)
+_clock("clock-behind", _BEHIND, "breaks", "fail", is_master=False)
+_clock("clock-ahead", _AHEAD, "works", "warn", "fail", is_master=False)
+_clock("clock-master-ahead", _AHEAD, "breaks", "fail", is_master=True)
+_clock("clock-master-behind", _BEHIND, "sometimes", "fail", is_master=True)
 
 
 @kind("delay", "timed", "slow", is_timed=True, needs=("tun",))

@@ -26,7 +26,7 @@ _SHIMS = {
     "chronyc": 'echo clock >> "$DRAWN_NOTES"',
     "torchrun": 'for word; do printf "torchrun\\t%s\\n" "$word"; done >> "$DRAWN_NOTES"',
     "docker": 'for word; do printf "docker\\t%s\\n" "$word"; done >> "$DRAWN_NOTES"',
-    "rankscope": 'echo "rankscope $*" >> "$DRAWN_NOTES"',
+    "rankscope": 'for word; do printf "rankscope\\t%s\\n" "$word"; done >> "$DRAWN_NOTES"',
 }
 # An option of torchrun -> what the laboratory's launch calls it.
 _OPTIONS = {
@@ -149,8 +149,9 @@ def _take_notes(scene: Scene, number: int, text: str) -> None:
             scene.lab.run(number, f"mount -o remount,size={value} /dev/shm")
     if "clock" in text.splitlines():
         scene.lab.env[number].pop("LD_PRELOAD", None)
-    if "rankscope preflight" in text:
+    if "rankscope\tpreflight" in text.splitlines():
         scene.missing.discard(number)
+        scene.nodes |= {number: v for name, v in _options(text, "rankscope") if name == "--nodes"}
 
 
 def _options(text: str, program: str) -> list[tuple[str, str]]:
