@@ -151,7 +151,9 @@ def _take_notes(scene: Scene, number: int, text: str) -> None:
         scene.lab.env[number].pop("LD_PRELOAD", None)
     if "rankscope\tpreflight" in text.splitlines():
         scene.missing.discard(number)
-        scene.nodes |= {number: v for name, v in _options(text, "rankscope") if name == "--nodes"}
+        given = dict(_options(text, "rankscope"))
+        if "--nodes" in given:
+            scene.nodes[number] = given["--nodes"]
 
 
 def _options(text: str, program: str) -> list[tuple[str, str]]:
