@@ -84,7 +84,8 @@ def _mend(scene: Scene, round_: Round) -> None:
     round_.again = judge(draw, ask(scene, draw)).findings
     ids = {finding.id for finding in findings}
     fails = {finding.id for finding in round_.again if finding.status == "fail"}
-    round_.harm += [f"a new failure: {id}" for id in sorted(fails - ids)]
+    other_faces = draw.case.wanted.ids if draw.case.wanted else frozenset()
+    round_.harm += [f"a new failure: {id}" for id in sorted(fails - ids - other_faces)]
     if not fails and not ids & {finding.id for finding in round_.again}:
         round_.mended = "command"
     else:
