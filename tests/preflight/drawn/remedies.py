@@ -56,16 +56,15 @@ def is_sentence(command: str) -> bool:
     return command.startswith("# ")
 
 
-def flaws(fix: Fix) -> list[str]:
+def flaws(command: str) -> list[str]:
     """Return why a command may not be printed as it is."""
     wrong = []
-    if any(not character.isprintable() for character in fix.command):
-        wrong.append(f"unprintable characters in {fix.command!r}")
-    body = re.sub(r"(^|\s)#.*", "", fix.command)
+    if not command.isprintable():
+        wrong.append(f"unprintable characters in {command!r}")
     try:
-        shlex.split(body)
+        shlex.split(re.sub(r"(^|\s)#.*", "", command))
     except ValueError as error:
-        wrong.append(f"{error} in {fix.command!r}")
+        wrong.append(f"{error} in {command!r}")
     return wrong
 
 

@@ -80,7 +80,9 @@ def _mend(scene: Scene, round_: Round) -> None:
     round_.executed = execute(scene, findings)
     named = {one.node for one in round_.executed if not one.is_person}
     round_.harm = harm.done(draw.world, before, harm.look(scene), named)
-    round_.harm += [flaw for finding in findings for fix in finding.fix for flaw in flaws(fix)]
+    round_.harm += [
+        flaw for finding in findings for fix in finding.fix for flaw in flaws(fix.command)
+    ]
     round_.again = judge(draw, ask(scene, draw)).findings
     ids = {finding.id for finding in findings}
     fails = {finding.id for finding in round_.again if finding.status == "fail"}

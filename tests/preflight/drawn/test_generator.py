@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.preflight.model import CheckFinding, Fix, LaunchVerdict, Status
+from rankscope.preflight.model import CheckFinding, LaunchVerdict, Status
 from tests.preflight.drawn import harm
 from tests.preflight.drawn.catalogue import HEALTHY, KINDS, draw, draws
 from tests.preflight.drawn.holes import part
@@ -160,11 +160,11 @@ def test_places() -> None:
 
 @pytest.mark.parametrize("command", ["echo a\nrm -r b", "echo 'cut", "echo \x1b[2J"])
 def test_a_command_may_be_unfit_to_be_printed(command: str) -> None:
-    assert flaws(Fix(command=command))
+    assert flaws(command)
 
 
 def test_a_good_command_is_fit() -> None:
-    assert not flaws(Fix(command="sudo sed -i '3s/^/# /' /etc/hosts && echo 'a b'   # don't"))
+    assert not flaws("sudo sed -i '3s/^/# /' /etc/hosts && echo 'a b'   # don't")
     assert is_sentence("# ask the provider")
     assert not is_sentence("export A=1  # then start again")
 
