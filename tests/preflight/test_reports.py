@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
@@ -75,9 +75,11 @@ def test_a_node_that_leaves_holds_nobody() -> None:
 
 
 @asynccontextmanager
-async def chain(*nodes: Exchange) -> AsyncIterator[list[Mesh]]:
+async def chain(
+    *nodes: Exchange, on_silence: Callable[[str, str], None] = lambda peer, how: None
+) -> AsyncIterator[list[Mesh]]:
     """Link nodes in a chain over real sockets."""
-    meshes = [Mesh(one) for one in nodes]
+    meshes = [Mesh(one, on_silence) for one in nodes]
     tasks: list[asyncio.Task[None]] = []
     writers: list[asyncio.StreamWriter] = []
     waiting: asyncio.Queue[Mesh] = asyncio.Queue()
@@ -142,6 +144,34 @@ def test_an_idle_mesh_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
             assert frames == [1, 1]  # of the report and its frame alone: nothing came before
 
     asyncio.run(work())
+
+
+def test_a_peer_that_says_nothing_is_silent_until_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mesh, "SILENT_S", 0.2)
+    monkeypatch.setattr(mesh, "_LOOK_S", 0.01)
+    monkeypatch.setattr(mesh, "BEAT_S", 3600.0)
+    seen: list[tuple[str, str]] = []
+
+    async def until(length: int) -> None:
+        async with asyncio.timeout(10):
+            while len(seen) < length:
+                await asyncio.sleep(0.01)
+
+    async def work() -> None:
+        nodes = [exchange(name) for name in "ab"]
+        async with chain(*nodes, on_silence=lambda *what: seen.append(what)) as meshes:
+            watching = asyncio.ensure_future(meshes[0].watch())
+            await until(1)
+            nodes[1].publish(stage="reached")
+            await until(2)
+            watching.cancel()
+        await until(4)  # both ends see it close
+
+    asyncio.run(work())
+    assert seen[:2] == [("right", "silent"), ("right", "")]
+    assert {how for _, how in seen[2:]} == {"closed"}
 
 
 class Failing:

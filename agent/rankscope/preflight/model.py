@@ -7,6 +7,7 @@ milliseconds unless the name says otherwise, sizes are bytes.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -85,6 +86,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     addresses: tuple[str, ...] = ()
 
 
+class Gone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node whose agent has reported, and then left, closed its links or fell silent."""
+
+    how: Literal["left", "closed", "silent"]
+    stage: Stage  # the last that it reported
+    after_s: float = 0.0  # since the agent that says so began
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one node says. Reports of a node are ordered by `version`: the newest holds."""
 
@@ -104,6 +113,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     edges: dict[str, EdgeFacts] = {}  # by peer: what THIS node measured towards it
     claims: dict[str, tuple[Claim, ...]] = {}  # by node: its agents, where THIS one saw several
     heard: tuple[str, ...] = ()  # nodes whose agent has talked to this one over the mesh
+    gone: dict[str, Gone] = {}  # by node: agents that THIS one heard, and that are not there now
     delay_p90_ms: float = -1.0  # of a 20 ms sleep, while the paths were measured; -1: unknown
     troubles: tuple[Trouble, ...] = ()
     extra: dict[str, Any] = {}  # by id of a check from elsewhere: what its `collect` returned
@@ -116,6 +126,29 @@ _ACTS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 def acts(one: str) -> bool:
     """Return whether a terminal or a shell would do something at this character."""
     return not (one.isascii() and one.isprintable()) and unicodedata.category(one) in _ACTS
+
+
+def gone_nodes(reports: Mapping[str, NodeReport]) -> dict[str, Gone]:
+    """Return the nodes that left, or of which most that have heard them say that they are gone.
+
+    One of several may have lost its path to a node that is alive: that is a broken path, and the
+    node's reports come by the others.
+    """
+    accused = {node for report in reports.values() for node in report.gone}
+    found = {
+        node: Gone(how="left", stage=report.stage)
+        for node, report in reports.items()
+        if report.is_leaving and report.stage != "done"
+    }
+    for node in sorted(accused - set(found)):
+        if node in reports and reports[node].stage == "done":
+            continue
+        voters = [r for name, r in reports.items() if name not in accused
+                  and (node in r.gone or node in r.heard)]  # fmt: skip
+        says = [report.gone[node] for report in voters if node in report.gone]
+        if 2 * len(says) > len(voters):
+            found[node] = min(says, key=lambda one: one.after_s)
+    return found
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

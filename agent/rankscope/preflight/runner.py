@@ -16,7 +16,7 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import ports, rdma, storage
 from rankscope.preflight.model import (
     SCHEMA_VERSION,
+    Gone,
     LaunchVerdict,
     Listening,
     NodeReport,
@@ -52,6 +53,7 @@ STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the ot
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
 _AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
+LAST_WORD_S = 0.3  # of a peer that closed its links: its report may come by another
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
 
 
@@ -92,7 +94,7 @@ class PreflightAgent:
         )  # fmt: skip
         limit_bytes = wire.frame_limit(who.num_nodes)
         caller = Caller(plan.key, who.me, max_frame_bytes=limit_bytes)
-        self._mesh = Mesh(self.exchange)
+        self._mesh = Mesh(self.exchange, self._on_silence)
         self._listener = Listener(plan.key, who.me, self._mesh.attend, limit_bytes)
         self._prober = Prober(plan.system, caller, self.exchange, self._mesh, self._touch)
         self._transfers = Transfers(caller, self._listener)
@@ -102,6 +104,7 @@ class PreflightAgent:
         self._slow: list[asyncio.Task[None]] = []
         self._collected = collect.Collected(self._touch)
         self._is_touched = self._is_shown = False
+        self._rechecked: dict[str, asyncio.Task[None]] = {}
         self._server_verdict: LaunchVerdict | None = None
         self._started = time.monotonic()
 
@@ -136,7 +139,7 @@ class PreflightAgent:
         await self._meet()
         await self._pairs()
         if self._plan.options.tier != "quick":
-            await self._bandwidth()
+            await self._while_there(self._whom(), self._bandwidth())
             await self._run_collective()
         await asyncio.gather(*self._slow)
         await self._count_again()
@@ -165,6 +168,7 @@ class PreflightAgent:
         )  # fmt: skip
         self.exchange.publish(listening=listening)
         self._spawn(self._tick())
+        self._spawn(self._mesh.watch())
         self._spawn(self._pace.measure())
 
     async def _meet(self) -> None:
@@ -182,7 +186,8 @@ class PreflightAgent:
                 if peer not in reaching:
                     if peer in calling:
                         calling[peer].cancel()
-                    reaching[peer] = self._spawn(self._prober.reach(peer, self._goal()))
+                    work = self._prober.reach(peer, self._goal())
+                    reaching[peer] = self._spawn(self._while_there((peer,), work))
             self._show_secret()
             missing = self.missing_reports()
             if not missing or time.monotonic() > deadline:
@@ -213,12 +218,17 @@ class PreflightAgent:
         )
 
     def _listening_peers(self) -> list[str]:
-        return [p for p in self._whom() if is_listening(self.exchange.reports.get(p))]
+        gone = self.exchange.gone()
+        reports = self.exchange.reports
+        return [p for p in self._whom() if is_listening(reports.get(p)) and p not in gone]
 
     def missing_reports(self) -> tuple[str, ...]:
-        """Return who has not reported that it listens."""
+        """Return who has not reported that it listens, and may still come."""
+        gone, reports = self.exchange.gone(), self.exchange.reports
         return tuple(
-            name for name in self._expected() if not is_listening(self.exchange.reports.get(name))
+            name
+            for name in self._expected()
+            if not is_listening(reports.get(name)) and name not in gone
         )
 
     def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:
@@ -244,7 +254,9 @@ class PreflightAgent:
         if peers:
             self._progress.stage("paths", f"to {len(peers)} nodes")
         self._pace.forget()
-        await asyncio.gather(*(self._prober.measure(peer) for peer in peers))
+        await asyncio.gather(
+            *(self._while_there((peer,), self._prober.measure(peer)) for peer in peers)
+        )
         if self._plan.options.tier == "deep":
             self._slow += [
                 self._spawn(self._prober.hold(peer))
@@ -255,7 +267,8 @@ class PreflightAgent:
         await self._everyone("pairs")
 
     async def _bandwidth(self) -> None:
-        nodes = tuple(n for n in self._expected() if is_listening(self.exchange.reports.get(n)))
+        gone, reports = self.exchange.gone(), self.exchange.reports
+        nodes = tuple(n for n in self._expected() if is_listening(reports.get(n)) and n not in gone)
         if self._plan.is_mesh and len(nodes) > 1:
             self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
             drawn = schedule.rounds(nodes, self._plan.run_id)
@@ -283,8 +296,7 @@ class PreflightAgent:
     async def _run_collective(self) -> None:
         if self._collective.port:
             self._progress.stage("collective", f"{len(self.exchange.reports)} nodes")
-        facts = await self._collective.run(self.exchange, self._merged())
-        self._collected.set(smoke=facts)
+        self._collected.set(smoke=await self._collective.run(self.exchange, self._merged()))
         self._reach("collective")
 
     async def _count_again(self) -> None:
@@ -369,7 +381,47 @@ class PreflightAgent:
         def is_over() -> bool:
             return self.exchange.have_reached(stage) or self._is_alone()
 
-        await self.exchange.wait(is_over, STAGE_LIMIT_S)
+        if await self.exchange.wait(is_over, STAGE_LIMIT_S):
+            return
+        linked = self._mesh.linked()  # which says itself whether they are there
+        for node in self.exchange.behind(stage):
+            if node not in linked and node != self._plan.who.me:
+                self._note_gone(node, "silent")
+
+    def _on_silence(self, peer: str, how: str) -> None:
+        """Take note of a peer whose links are closed ("closed") or "silent", or that is back."""
+        if how == "closed" and peer not in self._rechecked:
+            self._rechecked[peer] = self._spawn(self._look_after(peer))
+        elif how == "silent":
+            self._note_gone(peer, "silent")
+        elif not how:
+            self._note_back(peer)
+
+    async def _look_after(self, peer: str) -> None:
+        """Call a peer whose links are closed: it may be there, with a connection cut in between."""
+        await asyncio.sleep(LAST_WORD_S)
+        report = self.exchange.reports.get(peer)
+        is_over = report is None or report.is_leaving or report.stage == "done"
+        if not is_over and not await self._prober.call_again(peer):
+            self._note_gone(peer, "closed")
+        self._rechecked.pop(peer, None)
+
+    def _note_gone(self, peer: str, how: Literal["closed", "silent"]) -> None:
+        report = self.exchange.reports.get(peer)
+        if report is None or peer in self.exchange.mine.gone:
+            return
+        after_s = round(time.monotonic() - self._started, 1)
+        gone = Gone(how=how, stage=report.stage, after_s=after_s)
+        self.exchange.publish(gone={**self.exchange.mine.gone, peer: gone})
+
+    def _note_back(self, peer: str) -> None:
+        left = {name: gone for name, gone in self.exchange.mine.gone.items() if name != peer}
+        if len(left) < len(self.exchange.mine.gone):
+            self.exchange.publish(gone=left)
+
+    async def _while_there(self, peers: tuple[str, ...], work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` with peers until one of them is gone."""
+        await self.exchange.unless(lambda: bool(self.exchange.gone() & set(peers)), work)
 
     def _is_alone(self) -> bool:
         """Return whether no news can come any more."""

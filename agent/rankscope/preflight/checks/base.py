@@ -15,10 +15,12 @@ from rankscope.preflight.model import (
     Confidence,
     Facts,
     Fix,
+    Gone,
     NodeReport,
     Owner,
     Scope,
     Status,
+    gone_nodes,
 )
 from rankscope.preflight.options import Options, Tier
 
@@ -57,6 +59,11 @@ class Run:
     def absent(self) -> tuple[str, ...]:
         """Return the names of those who never reported."""
         return tuple(name for name in self.expected if name not in self.reports)
+
+    @cached_property
+    def gone(self) -> dict[str, Gone]:
+        """Return those who reported, and then died or fell silent."""
+        return gone_nodes(self.reports)
 
     def edge(self, start: str, end: str) -> EdgeFacts | None:
         """Return what `start` measured towards `end`; None if it measured nothing."""

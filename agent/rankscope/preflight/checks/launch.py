@@ -20,7 +20,7 @@ from rankscope.preflight.checks.pairs import SEEN, shortened
 from rankscope.preflight.checks.secret import refusing
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.launch import LaunchFacts, Mode
-from rankscope.preflight.model import CheckFinding, Claim, Fix, NodeReport, Status
+from rankscope.preflight.model import CheckFinding, Claim, Fix, NodeReport, Stage, Status
 
 
 class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
@@ -28,6 +28,7 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Put absent nodes that their peers see alike into one finding."""
+        yield from self._gone(run)
         if not run.absent:
             return
         refused = refusing(run)  # `node.secret` names them
@@ -39,6 +40,30 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         alike = grouped((frozenset(d.outcome for d in seen[name].values()), name) for name in seen)
         for outcomes, nodes in alike.items():
             yield self._finding(run, nodes, outcomes, seen)
+
+    def _gone(self, run: Run) -> Iterator[CheckFinding]:
+        """Yield one for each way in which agents that had reported went away."""
+        alike = grouped((gone.how, node) for node, gone in run.gone.items())
+        for how, nodes in alike.items():
+            says = [
+                (r.node, node, r.gone[node])
+                for r in run.present
+                for node in r.gone
+                if node in nodes
+            ]
+            yield self.fail(
+                f"the preflight there {_AWAY[how]}, {_DURING[run.gone[nodes[0]].stage]}",
+                at=nodes,
+                edges=((start, node) for start, node, _ in says),
+                evidence={node: {"how": how, "stage": run.gone[node].stage} for node in nodes},
+                lines=shortened(
+                    f"{start}: {node} {_GONE[gone.how]}, {gone.after_s:.0f} s after {start} began"
+                    for start, node, gone in says
+                ),
+                fix=on_each(nodes[:4], _LOOK[how]),
+                unless="the agent alone was stopped or killed there, and the machine is well",
+                confidence="proven" if how == "left" else "likely",
+            )
 
     def _finding(
         self,
@@ -77,6 +102,30 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
             unless=f"the agent runs on {listed(nodes)}: then it cannot reach those who reported",
             confidence="likely",
         )
+
+
+_AWAY = {  # what became of an agent that had reported
+    "left": "was ended (Ctrl-C, or its --timeout)",
+    "closed": "has died",
+    "silent": "has stopped answering",
+}
+_GONE = {"closed": "closed its connections", "silent": "was silent for 6 s"}
+_LOOK = {
+    "left": "rankscope preflight  # again, on all nodes, with the same options as here",
+    "closed": "journalctl -k --since -10min  # killed for memory? rebooted? else start it again",
+    "silent": "ps -o pid,stat,wchan:20,args -C rankscope  # T: stopped; D: waits for a disk",
+}
+_DURING: dict[Stage, str] = {
+    "facts": "before it listened",
+    "listening": "while ports were dialled",
+    "reached": "while paths were timed",
+    "pairs": "while bandwidth was measured",
+    "transferred": "while bandwidth was measured",
+    "bandwidth": "while bandwidth was measured",
+    "again": "in the collective test",
+    "collective": "at its end",
+    "done": "at its end",
+}
 
 
 class NodeTwice(BuiltinCheck, id="node.twice", scope="all"):

@@ -86,8 +86,11 @@ class SmokeChild:
         if self._starting is None:
             return False
         await self._starting
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._imported.wait(), limit_s if self._child else 0.0)
+        with contextlib.suppress(
+            TimeoutError
+        ):  # wait_for of Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(limit_s if self._child else 0.0):
+                await self._imported.wait()
         if not self._imported.is_set():
             self._fail("not begun", f"torch was not imported in {limit_s:g} s")
         return not self._facts.error

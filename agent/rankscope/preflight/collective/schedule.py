@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 
 import msgspec
@@ -74,10 +74,21 @@ class Collective:
                 self._child.facts(), backend=run.backend, skipped=reason, error="", ended_by=""
             )
         first = together[0]
-        return await self._child.run(
+        work = self._child.run(
             rank=together.index(me), nodes=together, address=way_to(run, me, first),
             port=run.reports[first].listening.store, backend=run.backend,
         )  # fmt: skip
+        facts = await exchange.unless(lambda: bool(exchange.gone() & set(together)), work)
+        return facts if facts is not None else await self._cut_short(exchange.gone(), run.backend)
+
+    async def _cut_short(self, gone: Collection[str], backend: str) -> SmokeFacts:
+        """End it, of whose nodes one is gone: what the child says then is about that."""
+        assert self._child is not None
+        await self._child.stop()
+        reason = f"it was under way when {', '.join(sorted(gone)[:4])} went away"
+        return msgspec.structs.replace(
+            self._child.facts(), backend=backend, skipped=reason, error="", ended_by=""
+        )
 
     async def stop(self) -> None:
         """Leave no process behind."""
@@ -107,6 +118,9 @@ def blocked(run: Run, together: Sequence[str]) -> str:
     absent = [name for name in together if name not in run.reports]
     if absent:
         return f"{', '.join(absent[:4])} did not report"
+    gone = [name for name in together if name in run.gone]
+    if gone:
+        return f"{', '.join(gone[:4])} went away"
     for name in together:
         software = run.reports[name].facts.software
         if software is not None and not software.has_torch:

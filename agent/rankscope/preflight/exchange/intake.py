@@ -35,7 +35,7 @@ _KEPT = "\n\t"  # of texts of several lines
 _NAMES = frozenset({
     "node", "hostname", "master_addr", "rendezvous_id", "rendezvous_backend", "backend", "backends",
     "container", "firewall_tools", "user", "governor", "huge_pages", "address", "local_address",
-    "seen_address", "source_address", "reverse_of", "interface", "bond_slaves", "duplex",
+    "gone", "seen_address", "source_address", "reverse_of", "interface", "bond_slaves", "duplex",
     "device", "uuid", "bus_id", "answered_by", "again_with", "heard", "part", "gid",
     "torch", "torch_cuda", "torch_hip", "torch_git", "nccl", "python", "kernel", "driver",
     "cuda_driver", "visible", "machine_id", "boot_id", "nodes", "only", "skip",

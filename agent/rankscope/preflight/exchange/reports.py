@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from rankscope.preflight.exchange.intake import Intake, RefusedReportError, name
-from rankscope.preflight.model import STAGES, Claim, NodeReport, Stage
+from rankscope.preflight.model import STAGES, Claim, NodeReport, Stage, gone_nodes
+
+Result = TypeVar("Result")
 
 MOST_NODES = 4096  # where it is not known how many there are
 MOST_REFUSED = 16  # that are reported
@@ -100,7 +104,7 @@ class Exchange:
     async def wait(self, is_met: Callable[[], bool], limit_s: float) -> bool:
         """Wait until `is_met`; return whether it was before the limit."""
         try:
-            async with asyncio.timeout(max(0.0, limit_s)):
+            async with asyncio.timeout(None if limit_s == math.inf else max(0.0, limit_s)):
                 while not is_met():
                     self._changed.clear()
                     await self._changed.wait()
@@ -108,10 +112,36 @@ class Exchange:
             return is_met()
         return True
 
+    async def unless(
+        self, is_met: Callable[[], bool], work: Coroutine[Any, Any, Result]
+    ) -> Result | None:
+        """Do `work` to its end and return what it returns; None if `is_met` came before."""
+        task = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self.wait(is_met, math.inf))
+        try:
+            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for one in (task, ended):
+                one.cancel()
+            await asyncio.gather(task, ended, return_exceptions=True)
+
     def have_reached(self, stage: Stage) -> bool:
-        """Return whether all nodes that reported and did not leave are at `stage` or beyond."""
-        least = STAGES.index(stage)
-        return all(r.is_leaving or STAGES.index(r.stage) >= least for r in self.reports.values())
+        """Return whether all that reported, and neither left nor are gone, are at `stage`."""
+        return not self.behind(stage)
+
+    def behind(self, stage: Stage) -> list[str]:
+        """Return the nodes that are to come to `stage` and have not."""
+        least, gone = STAGES.index(stage), self.gone()
+        return [
+            node
+            for node, report in self.reports.items()
+            if STAGES.index(report.stage) < least and node not in gone
+        ]
+
+    def gone(self) -> set[str]:
+        """Return the nodes that reported and are not there any more, by most or by us alone."""
+        return {*self.mine.gone, *gone_nodes(self.reports)}
 
     def wake(self) -> None:
         """Wake all that wait: something that they look at has changed."""

@@ -1,13 +1,15 @@
 """The mesh: links between agents over which reports travel, each report once over each link.
 
 Our own changes go out at once. What others said is passed on only after a pause and only to those
-who still lack it, so that in a healthy mesh nothing is sent twice.
+who still lack it, so that in a healthy mesh nothing is sent twice. A link with nothing to say sends
+an empty frame each second: a peer that is gone closes its links, one that is stopped falls silent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,6 +21,9 @@ from rankscope.preflight.probe.dial import DialCall
 RELAY_PAUSE_S = 0.4
 STALE_S = 3.0  # after that, even what the peer should have heard from its author is passed on
 SEND_LIMIT_S = 5.0  # a peer that stops reading must not hold us
+BEAT_S = 1.0  # of a link with nothing to say
+SILENT_S = 6.0  # a loaded machine delays a process by 2 s at most (16 agents on 2 cores)
+_LOOK_S = 0.5
 
 
 class Gossip(msgspec.Struct, frozen=True):
@@ -31,14 +36,36 @@ class Gossip(msgspec.Struct, frozen=True):
 class Mesh:
     """All links of this node."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, on_silence: Callable[[str, str], None]) -> None:
+        """`on_silence` gets a peer and "closed", "silent", or "" where it speaks again."""
         self._exchange = exchange
         self._links: set[_Link] = set()
+        self._on_silence = on_silence
+        self._silent: set[str] = set()
         exchange.watch(self._wake)
 
     def linked(self) -> set[str]:
         """Return the peers to which a link is open."""
         return {link.peer for link in self._links}
+
+    async def watch(self) -> None:
+        """Look for peers that have fallen silent, or speak again; it never ends."""
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now = time.monotonic()
+            if now - looked_at > _LOOK_S + BEAT_S:  # we were held up: what came lies unread
+                for link in self._links:
+                    link.heard_at = now
+            looked_at = now
+            silent = {
+                peer
+                for peer in self.linked()
+                if all(now - one.heard_at > SILENT_S for one in self._links if one.peer == peer)
+            }
+            changed, self._silent = silent ^ self._silent, silent
+            for peer in changed & (silent | self.linked()):
+                self._on_silence(peer, "silent" if peer in silent else "")
 
     async def attend(self, peer: str, stream: wire.Link) -> None:
         """Exchange reports over an open connection until it ends."""
@@ -48,6 +75,8 @@ class Mesh:
             await link.run()
         finally:
             self._links.discard(link)
+            if peer not in self.linked():
+                self._on_silence(peer, "closed")
             self._exchange.wake()
 
     async def attend_call(self, call: DialCall) -> None:
@@ -81,6 +110,8 @@ class _Link:
         self._relay_at = 0.0
         self._stale_at = time.monotonic() + STALE_S
         self._owes_answer = False  # the peer sent reports: it learns at once that they came
+        self.heard_at = time.monotonic()
+        self._beat_at = self.heard_at + BEAT_S
         self.wake = asyncio.Event()
         self.wake.set()
 
@@ -105,14 +136,23 @@ class _Link:
             if now >= self._stale_at:
                 self._stale_at = now + STALE_S
             if not lacking and not ((is_relay or self._owes_answer) and have != self._acknowledged):
+                await self._beat(now)
                 continue
             self._owes_answer = False
+            self._beat_at = now + BEAT_S
             self._stream.write(msgspec.json.encode(Gossip(have, lacking)))
             async with asyncio.timeout(SEND_LIMIT_S):
                 await self._stream.drain()
             self._acknowledged = have
             for report in lacking:
                 self._sent[report.node] = report.version
+
+    async def _beat(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self._stream.write(b"")
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await self._stream.drain()
 
     def _sends(self, report: NodeReport, now: float) -> bool:
         """Our own report at once; that of another after a pause, unless its author is nearer."""
@@ -136,7 +176,11 @@ class _Link:
 
     async def _receive(self) -> None:
         while True:
-            said = msgspec.json.decode(await self._stream.read(), type=Gossip)
+            data = await self._stream.read()
+            self.heard_at = time.monotonic()
+            if not data:
+                continue
+            said = msgspec.json.decode(data, type=Gossip)
             self.theirs = said.have
             self._owes_answer = bool(said.reports)
             for node, version in said.have.items():

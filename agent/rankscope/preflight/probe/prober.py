@@ -111,6 +111,18 @@ class Prober:
                     self._ask_random(peer, goal.num_peers),
                 )
 
+    async def call_again(self, peer: str) -> bool:
+        """Open another link to a peer whose link was closed; return whether it is there."""
+        where = self.open_door(peer)
+        report = self._exchange.reports.get(peer)
+        address = where.address if where is not None else self._address(peer)
+        if report is None or not address:
+            return False
+        found, call = await self._dial_board(address, report.listening.mesh, peer, "board")
+        if call is not None:
+            self._keep(call)
+        return found.outcome == "ok"
+
     async def measure(self, peer: str) -> None:
         """Time the path to a peer; no node may be busy with anything else."""
         with contextlib.suppress(TimeoutError):

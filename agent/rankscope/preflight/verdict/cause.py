@@ -105,6 +105,8 @@ _RULES = (
     Rule(("net.iface.missing",), ("coll.rdzv", "coll.gloo"), always=True),  # one has no address
     Rule(("node.absent", "node.secret"), ("host.dup", "fs.shared"), _touching),
     Rule(("node.secret",), ("port.", "net."), _touching),
+    # of a node that goes away, and of nodes that never came: nothing else is said about paths there
+    Rule(("node.absent",), (*_PORTS, "net.", "clock.", "node.twice"), _touching),
     Rule(("fs.write",), ("fs.shared", "fs.same", "fs.lock")),
     Rule(("fs.shared",), ("fs.same",)),
     Rule(("fs.hang",), ("fs.free", "fs.write", "fs.lock", "fs.shared", "fs.same")),

@@ -67,7 +67,8 @@ def exit_code(verdict: LaunchVerdict, fail_on: str = "fail") -> int:
     if "fail" in statuses:
         return EXIT_FAIL
     has_answers = any(r.status in ("ok", "warn") for r in verdict.results)
-    if len(verdict.reported) < len(verdict.expected) or not has_answers:
+    is_absent = any(finding.id == "node.absent" for finding in verdict.findings)
+    if is_absent or len(verdict.reported) < len(verdict.expected) or not has_answers:
         return EXIT_INCOMPLETE
     return EXIT_WARN if "warn" in statuses and fail_on == "warn" else EXIT_OK
 
@@ -114,6 +115,8 @@ def _no_rdma(run: Run) -> str:
 
 
 def _no_pace(run: Run) -> str:
+    if run.gone:
+        return f"not evaluated: {', '.join(run.gone)} went away while paths were timed"
     late = {r.node: r.delay_p90_ms for r in run.present if r.delay_p90_ms > BUSY_MS}
     if not late:
         return ""
