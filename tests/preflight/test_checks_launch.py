@@ -353,7 +353,7 @@ def test_two_agents_on_one_machine_only_warn() -> None:
     (finding,) = judged(NodeTwice(), some)  # one finding, whoever saw it
     assert (finding.status, finding.confidence) == ("warn", "likely")
     assert finding.title == "node0: 2 agents go by this name, on one machine"
-    assert finding.fix[0].command == "kill 100   # leave one agent on each machine"
+    assert finding.fix[0].command.startswith("# leave one agent on each machine")
     assert finding.unless
 
 

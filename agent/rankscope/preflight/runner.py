@@ -153,10 +153,9 @@ class PreflightAgent:
         if not self._plan.is_mesh:
             return
         wanted, system = self._plan.who.master_port, self._plan.system
-        try:
-            mesh = master = await self._listener.bind(wanted)
-        except OSError:
-            mesh, master = await self._listener.bind(0), 0
+        mesh = master = await self._bind_master(wanted)
+        if not master:
+            mesh = await self._listener.bind(0)
         if wanted != MEETING_PORT:
             with contextlib.suppress(OSError):
                 await self._listener.bind(MEETING_PORT)
@@ -170,6 +169,20 @@ class PreflightAgent:
         self._spawn(self._tick())
         self._spawn(self._mesh.watch())
         self._spawn(self._pace.measure())
+
+    async def _bind_master(self, port: int) -> int:
+        """Listen on MASTER_PORT, once no other preflight does on this node; 0: it is taken."""
+        started = time.monotonic()
+        while True:
+            try:
+                return await self._listener.bind(port)
+            except OSError:
+                waited_s = time.monotonic() - started
+                other = await self._prober.other_preflight(port)
+                if not other or waited_s > self._plan.wait_s:
+                    return 0
+            self._progress.stage("turn", f"{other} ({waited_s:.0f} s of {self._plan.wait_s:.0f})")
+            await asyncio.sleep(TICK_S)
 
     async def _meet(self) -> None:
         """Call all nodes until they have reported; dial all ports of each as soon as it listens."""

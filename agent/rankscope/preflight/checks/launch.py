@@ -142,7 +142,10 @@ class NodeTwice(BuiltinCheck, id="node.twice", scope="all"):
 
     def _finding(self, run: Run, node: str, claims: list[Claim]) -> CheckFinding:
         are_apart = len({claim.addresses for claim in claims}) > 1
-        fix = [Fix(node=node, command=f"kill {claims[0].pid}   # leave one agent on each machine")]
+        text = (
+            "# leave one agent on each machine: end the other where it was started, or let it end"
+        )
+        fix = [Fix(node=node, command=text)]
         impact = "if the job is started like this, two launchers want the same ports and GPUs"
         if are_apart:
             fix = [

@@ -101,6 +101,16 @@ class Prober:
                     await call.close()
             await asyncio.sleep(MEET_PAUSE_S)
 
+    async def other_preflight(self, port: int) -> str:
+        """Return what to call the preflight that holds a port of this node; "" if none does."""
+        found, call = await dial(self._caller, "127.0.0.1", port, "")
+        if call is not None:
+            await call.close()
+            return "this preflight's other agent"
+        if found.outcome == "other-run":
+            return f"the preflight {found.banner}"
+        return "another preflight" if found.outcome in ("other-secret", "other-version") else ""
+
     async def reach(self, peer: str, goal: Goal) -> None:
         """Dial all ports of a peer that has reported that it listens: these dials count."""
         with contextlib.suppress(TimeoutError):

@@ -14,6 +14,7 @@ _WORDS = {
     "quiet": "waiting",
     "facts": "looking at this node",
     "waiting": "waiting for",
+    "turn": "MASTER_PORT of this node is in use: waiting for the end of",
     "paths": "testing the paths",
     "bandwidth": "measuring bandwidth",
     "collective": "running a collective",
