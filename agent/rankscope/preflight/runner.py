@@ -241,7 +241,9 @@ class PreflightAgent:
         return tuple(
             name
             for name in self._expected()
-            if not is_listening(reports.get(name)) and name not in gone
+            if not is_listening(reports.get(name))
+            and name not in gone
+            and not self._prober.is_stuck(name)
         )
 
     def _lacks_other_than(self, missing: tuple[str, ...]) -> bool:

@@ -85,6 +85,8 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         if run.master_port != 29500:
             command += f" --master-port {run.master_port}"
         fixes = [Fix(node=name, command=command) for name in nodes[:4]]
+        if outcomes == {"no-data"}:  # its kernel accepts, and no process answers
+            fixes = [*on_each(nodes[:4], _LOOK["silent"])]
         if "drop" in outcomes or "prohibited" in outcomes or "refused" in outcomes:
             text = "rankscope preflight --share DIR  # if it runs there: another way to report"
             fixes.append(Fix(command=text))

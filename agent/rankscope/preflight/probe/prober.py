@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ MAX_RESOLVERS = 32
 # and what failed among them more slowly (4 s).
 REACH_LIMIT_S = 20.0
 PATH_LIMIT_S = 12.0
+STUCK_S = 10.0  # two calls of ANSWER_LIMIT_S; a process on a crowded machine answers in 2 s
 # Jitter of a path is there each time; that of a busy process is not. The calmest of four counts.
 CALM_MS = 2.0
 NUM_CALM, CALM_PAUSE_S = 4, 0.15
@@ -71,6 +73,7 @@ class Prober:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._doors = Doors(caller)
         self.edges: dict[str, EdgeFacts] = {}
+        self._stuck: dict[str, float] = {}  # by peer: since when its kernel alone answers
 
     async def meet(self, peer: str, goal: Goal) -> None:
         """Call a peer by its name until its agent answers; the link then carries reports."""
@@ -86,7 +89,19 @@ class Prober:
             if call is not None:
                 await call.close()
                 return
+            self._note_stuck(peer, started)
             await asyncio.sleep(max(0.0, MEET_PAUSE_S - (time.monotonic() - started)))
+
+    def _note_stuck(self, peer: str, started: float) -> None:
+        dial = self._edge(peer).mesh
+        if dial is not None and (dial.outcome, dial.errno) == ("no-data", "ETIMEDOUT"):
+            self._stuck.setdefault(peer, started)
+        else:
+            self._stuck.pop(peer, None)
+
+    def is_stuck(self, peer: str) -> bool:
+        """Return whether a peer's port was open for long, and never an answer came."""
+        return time.monotonic() - self._stuck.get(peer, math.inf) > STUCK_S
 
     async def meet_master(self, goal: Goal) -> None:
         """Call the holder of MASTER_ADDR, while no names are known."""
