@@ -39,6 +39,7 @@ class Fault:
     options: str = ""  # of preflight; {shared} and {script} are filled in
     job: str = ""  # of the training script
     modes: tuple[Mode, ...] = ("static",)  # launches in which torchrun was looked at
+    mode: Mode = "static"  # the launch that it needs
     wire: Wire = "veth"
     mtu: int = 1500
     net: str = "10.77.0"
@@ -325,6 +326,61 @@ LAUNCHES = (
     Fault(
         "endpoint-localhost", "endpoint localhost everywhere", broken.endpoint_localhost,
         _one("env.endpoint.local", *ALL, remedy=r"node0"), modes=("static", "c10d"),
+    ),
+    Fault(
+        "ranks-swapped", "nodes 0 and 1 have each other's rank: rank 0 is not at MASTER_ADDR",
+        broken.ranks_swapped, _one("env.master.rank0", "node1", remedy=r"node1|10\.77\.0\.2"),
+        modes=("static", "env"),
+    ),
+    Fault(
+        "master-elsewhere", "MASTER_ADDR is node 1 everywhere, rank 0 is on node 0",
+        broken.endpoint_of("node1"), _one("env.master.rank0", "node0", remedy=r"node0"),
+        modes=("static", "env"),
+    ),
+    Fault(
+        "master-nowhere", "MASTER_ADDR is an address that no node has",
+        broken.endpoint_of("10.77.0.99"), _one("env.master.rank0", "node0", remedy=r"node0"),
+        modes=("static", "env"),
+    ),
+    Fault(
+        "master-differs", "MASTER_ADDR is node 1 on node 2 alone",
+        broken.endpoint_of("node1", 2), _one("env.agree", "node2", remedy=r"node0"),
+        modes=("static", "env", "c10d"),
+    ),
+    Fault(
+        "c10d-no-store", "c10d: the endpoint is node 0's address, its own name is 127.0.1.1",
+        broken.unrecognised_endpoint,
+        _one("env.master.rank0", "node0", remedy=r"is_host=1"), modes=("c10d",), mode="c10d",
+    ),
+    Fault(
+        "c10d-two-stores", "c10d: the name of the endpoint is nodes 0 and 1",
+        broken.shared_endpoint,  # whose address comes first, the resolver decides
+        (Expected("env.master.rank0", remedy=r"--rdzv-endpoint node[01]:29500"),),
+        modes=("c10d",), mode="c10d",
+    ),
+    Fault(
+        "c10d-unknown-name", "c10d: node 0 calls itself by a name that the others do not know",
+        broken.own_name_unknown, _one("dns.master", "node0", remedy=r"--local-addr"),
+        modes=("c10d",), mode="c10d",
+    ),
+    Fault(
+        "ranks-overlap", "RANK is the number of the node, where each runs 2 ranks",
+        broken.ranks_overlap, _one("env.rank.unique", "node1", "node2", remedy=r"RANK=2"),
+        modes=("env",), mode="env",
+    ),
+    Fault(
+        "world-size", "WORLD_SIZE is 4, and 3 ranks are started", broken.world_of(4),
+        _one("env.rank.unique", remedy=r"WORLD_SIZE=3"), modes=("env",), mode="env",
+    ),
+    Fault(
+        "nodes-order", "node 2 was given --nodes in another order",
+        broken.list_of(2, "node0", "node2", "node1"),
+        _one("env.nodes", "node2", remedy=r"--nodes node0,node1,node2"), modes=(),
+    ),
+    Fault(
+        "nodes-shorter", "node 1 was given --nodes without node 2",
+        broken.list_of(1, "node0", "node1"),
+        _one("env.nodes", "node1", remedy=r"--nodes node0,node1,node2"), modes=(),
     ),
     Fault(
         "env-differs", "NCCL_BUFFSIZE differs on node 2",

@@ -322,6 +322,65 @@ def told(number: int, **words: object) -> Injection:
     return lambda scene: scene.say(number, **words)
 
 
+def ranks_swapped(scene: Scene) -> None:
+    """Give node 0 and node 1 each other's numbers: rank 0 is not at MASTER_ADDR."""
+    scene.say(0, node_rank=1)
+    scene.say(1, node_rank=0)
+
+
+def endpoint_of(host: str, *numbers: int) -> Injection:
+    """Name another host as the master, on some hosts (none: on all)."""
+
+    def inject(scene: Scene) -> None:
+        for number in numbers or scene.everywhere:
+            scene.say(number, master_addr=host, endpoint=f"{host}:{MASTER_PORT}")
+
+    return inject
+
+
+def unrecognised_endpoint(scene: Scene) -> None:
+    """Name node 0 by its address, which its own name does not resolve to (gloo is told better)."""
+    own_name(0, address="127.0.1.1")(scene)
+    endpoint_of(scene.lab.ip(0))(scene)
+    variable(GLOO_SOCKET_IFNAME="eth0")(scene)
+
+
+def shared_endpoint(scene: Scene) -> None:
+    """Meet at a name that has the addresses of nodes 0 and 1, as of a service without one."""
+    lines = "\n".join(f"{scene.lab.ip(number)} service" for number in (0, 1))
+    for number in scene.everywhere:
+        scene.lab.set_hosts(number, {"node0": f"{scene.lab.ip(0)} node0\n{lines}"})
+    endpoint_of("service")(scene)
+
+
+def own_name_unknown(scene: Scene) -> None:
+    """Let node 0 be called alpha, which no other node can resolve."""
+    scene.lab.run(0, "hostname alpha")
+    scene.lab.write_etc(0, "hostname", "alpha\n")
+    scene.lab.set_hosts(0, {"node0": f"{scene.lab.ip(0)} alpha node0"})
+
+
+def ranks_overlap(scene: Scene) -> None:
+    """Tell each node its number as RANK, though each runs two ranks."""
+    for number in scene.everywhere:
+        scene.lab.env[number].update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="6", OMP_NUM_THREADS="1")
+
+
+def world_of(size: int) -> Injection:
+    """Tell all nodes another WORLD_SIZE."""
+
+    def inject(scene: Scene) -> None:
+        for number in scene.everywhere:
+            scene.say(number, num_nodes=size)
+
+    return inject
+
+
+def list_of(number: int, *names: str) -> Injection:
+    """Give one host another list of nodes."""
+    return lambda scene: scene.nodes.update({number: ",".join(names)})
+
+
 def endpoint_localhost(scene: Scene) -> None:
     """Name localhost as the master, everywhere."""
     for number in scene.everywhere:

@@ -19,6 +19,7 @@ from rankscope.preflight.facts.edges import (
     PathMtu,
     Rtt,
 )
+from rankscope.preflight.facts.endpoint import Endpoint, NodeList
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.launch import LaunchFacts
@@ -203,6 +204,38 @@ class Cluster:
                     again_mbit_per_s=-1.0 if again is None else again,
                 ),
             )  # fmt: skip
+
+    def believes(
+        self, node: str, name: str, where: str = "", answered_by: str = "", outcome: str = ""
+    ) -> None:
+        """Let a node look for the store at `name`, which it resolves to `where`."""
+        where = where or self.address.get(name, name)
+        resolved = Resolved(name=name, addresses=(where,))
+        outcome = outcome or ("ok" if answered_by else "no-arp")
+        called = dial(answered_by, where, PORT, outcome)
+        facts = self.reports[node].facts
+        assert facts.launch is not None
+        assert facts.names is not None
+        self.facts(
+            node,
+            launch=msgspec.structs.replace(facts.launch, master_addr=name),
+            names=msgspec.structs.replace(facts.names, master=resolved),
+        )
+        endpoint = Endpoint(name=name, port=PORT, is_said=True, addresses=(where,), dial=called)
+        self.report(node, endpoint=endpoint)
+
+    def told(self, node: str, *names: str) -> None:
+        """Give a node a list of nodes."""
+        listed = NodeList(num=len(names), digest=",".join(names), names=names, how="--nodes")
+        self.report(node, nodes=listed)
+
+    def ranks(self, **numbers: int) -> None:
+        """Number the nodes otherwise."""
+        for node, number in numbers.items():
+            launch = self.reports[node].facts.launch
+            assert launch is not None
+            self.facts(node, launch=msgspec.structs.replace(launch, node_rank=number))
+            self.report(node, node_rank=number)
 
     def shift_clock(self, node: str, offset_ms: float) -> None:
         for start, end in self.touching(node):

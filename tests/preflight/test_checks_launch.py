@@ -9,15 +9,17 @@ from rankscope.preflight.checks.base import Check
 from rankscope.preflight.checks.launch import (
     EnvAgree,
     EnvComplete,
-    EnvDrift,
     EnvEndpointLocal,
-    EnvOmp,
     EnvRankUnique,
+    NodeTwice,
+)
+from rankscope.preflight.checks.meeting import is_local
+from rankscope.preflight.checks.variables import (
+    EnvDrift,
+    EnvOmp,
     EnvSlowLeft,
     EnvUnknown,
-    NodeTwice,
     closest,
-    is_local,
     known_variables,
 )
 from rankscope.preflight.facts.gpu import GpuFacts
@@ -263,7 +265,7 @@ def test_a_misspelt_variable(name: str, meant: str) -> None:
     found = judged(EnvUnknown(), run({"*": environment(**{name: "x"})}))
     assert [(f.status, f.nodes) for f in found] == [("warn", ("node0", "node1", "node2"))]
     assert f"did you mean {meant}?" in found[0].title
-    assert commands(found[0]) == [f"unset {name}; export {meant}='x'"]
+    assert commands(found[0]) == [f"unset {name}; export {meant}=x"]
 
 
 @pytest.mark.parametrize(

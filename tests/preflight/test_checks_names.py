@@ -99,14 +99,15 @@ def test_the_own_name_is_loopback() -> None:
     assert "/etc/hosts line 4: 127.0.1.1 node1" in finding.lines[1]
     assert commands(finding) == [
         "export GLOO_SOCKET_IFNAME=eth0",
-        "sudo sed -i '4s/^/# /' /etc/hosts && echo '10.77.0.2 node1' | sudo tee -a /etc/hosts",
+        "sudo cp /etc/hosts /etc/hosts.old && sed '4s/^/# /; $a10.77.0.2 node1' /etc/hosts.old"
+        " | sudo tee /etc/hosts",
     ]
     assert finding.impact.startswith("works today with gloo, by luck")
 
 
 def test_a_line_with_other_names_loses_only_this_one() -> None:
     (finding,) = judged(DnsSelfLoopback(), run({"node1": trapped("127.0.0.1 localhost node1")}))
-    assert "sed -i '4s/[[:space:]]node1\\b//' /etc/hosts" in commands(finding)[1]
+    assert "sed '4s/[[:space:]]node1\\b//; $a10.77.0.2 node1'" in commands(finding)[1]
 
 
 def test_two_of_them_or_high_addresses_pass_by_no_luck() -> None:
@@ -201,7 +202,7 @@ def test_a_host_that_is_called_by_a_number() -> None:
     assert (finding.status, finding.nodes) == ("fail", ("node0",))
     assert finding.title == "the host name 1234 is a number: the resolver reads it as 0.0.4.210"
     assert commands(finding) == [
-        "export MASTER_ADDR=10.77.0.1", "sudo hostnamectl set-hostname node1234",
+        "torchrun --master-addr 10.77.0.1 ...", "sudo hostnamectl set-hostname node1234",
     ]  # fmt: skip
 
 

@@ -45,6 +45,25 @@ def test_pet_variables_are_defaults_of_torchrun() -> None:
     assert facts.node_rank is None
 
 
+@pytest.mark.parametrize(
+    ("argv", "is_host"),
+    [
+        ("torchrun --rdzv-backend c10d --rdzv-conf join_timeout=60,is_host=1 t.py", True),
+        ("torchrun --rdzv-backend c10d --rdzv-conf is_host=False t.py", False),
+        ("torchrun --rdzv-backend c10d --rdzv-conf is_hosted=1 t.py", None),
+        ("torchrun --rdzv-backend c10d t.py", None),
+    ],
+)
+def test_who_hosts_the_store_may_be_said(argv: str, is_host: bool | None) -> None:
+    assert read({}, argv).is_store_host is is_host
+
+
+def test_the_name_of_a_node_among_those_of_a_rendezvous() -> None:
+    environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_LOCAL_ADDR": "10.0.0.1"}
+    assert read(environ).local_addr == "10.0.0.1"
+    assert read({}, "torchrun --local-addr a --rdzv-backend c10d t.py").local_addr == "a"
+
+
 def test_an_option_wins_over_its_variable() -> None:
     facts = read({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"}, "torchrun --nnodes 3 train.py")
     assert facts.num_nodes == 3

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.cli import main
 from rankscope.cli.preflight_options import add_options, request_of
 from rankscope.preflight.checks import CHECKS
 from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.model import encode
+from rankscope.preflight.facts.endpoint import NodeList
+from rankscope.preflight.model import decode_report, encode
 from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Request
 from rankscope.preflight.transports import _words
@@ -43,7 +45,14 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (("--backend", "mpi"), "--backend", "gloo"),
         (("--nodes", ""), "--nodes", "write node0,node1"),
         (("--nodes", "node[3-1]"), "--nodes", "node[0-7]"),
-        (("--nodes", "a,a"), "--nodes", "twice"),
+        (("--nodes", "a,a"), "--nodes", "twice: name each node once"),
+        (("--nodes", "node[0-2] node1"), "node1 is in the list twice", "name each node once"),
+        (("--nodes", "a", "b", "c"), "--nodes: b is no program", "write --nodes a,b,c"),
+        (("--nodes", "localhost,b"), "localhost", "the name by which the others reach"),
+        (("--nodes", f"a,{'b' * 64}"), "--nodes: 'bbb", "63 are the most"),
+        (("--nodes", ".a,b"), "'.a' is no host name", "write node0,node1"),
+        (("--nodes", "a..b,c"), "nothing between two dots", "write node0,node1"),
+        (("--nodes", "a:29500,b"), "'a:29500'", "--master-port"),
         (("--nodes", "a,b", "--node", "c"), "--node c", "a, b"),
         (("--hostfile", "/absent"), "--hostfile", "cannot be read"),
         (("--only", "port.mastr.free"), "--only", "did you mean port.master.free"),
@@ -177,6 +186,31 @@ def test_a_report_that_could_not_be_written_is_no_pass(
     code, _, err = told(capsys, "merge", str(path), "--html", str(tmp_path / "absent" / "a.html"))
     assert code == 3
     assert "a.html cannot be written: No such file or directory" in err
+
+
+def test_merge_knows_the_nodes_that_were_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = (*cases.THREE, "node9")
+    given = NodeList(num=4, digest="x", names=names, how="--nodes")
+    reports = [decode_report(line) for line in lines().splitlines()]
+    path = tmp_path / "all.jsonl"
+    path.write_bytes(
+        b"\n".join(encode(msgspec.structs.replace(report, nodes=given)) for report in reports)
+    )
+    code, out, _ = told(capsys, "merge", str(path), "--json")
+    verdict = json.loads(out)["verdict"]
+    assert (code, verdict["expected"]) == (3, list(names))
+    assert [finding["id"] for finding in verdict["findings"]] == ["node.absent"]
+
+
+@pytest.mark.parametrize("text", ["a b c", "a, b ,c", "a\nb\nc\n", "a,b,c,"])
+def test_lists_are_read_as_people_write_them(text: str) -> None:
+    assert asked("--nodes", text).who.nodes == ("a", "b", "c")
+
+
+def test_a_launch_behind_the_list_is_a_launch() -> None:
+    assert asked("--nodes", "a", "--", "python", "train.py").command == ("python", "train.py")
 
 
 def test_merge_overwrites_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rankscope.preflight.facts.endpoint import Endpoint
 from rankscope.preflight.key import RunKey
-from rankscope.preflight.probe import bulk, loss, mtu, path, wire
+from rankscope.preflight.probe import bulk, endpoint, loss, mtu, path, wire
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
 from rankscope.preflight.probe.listener import MAX_UNPROVEN_OF_ONE, Listener
 from rankscope.preflight.probe.transfers import Transfers
+from rankscope.preflight.system import Resolved
 from tests.ports import free_port
 
 KEY = RunKey.of("a secret of the tests, long enough", "run")
@@ -67,6 +69,60 @@ def test_an_agent_answers_with_its_name_and_our_address() -> None:
             assert listener.heard == {"b"}
 
     asyncio.run(work())
+
+
+def test_a_port_is_lent_and_left_without_a_gap() -> None:
+    async def work() -> None:
+        async with listening() as (listener, port):
+            assert listener.lend(port + 1) is None
+            lent = listener.lend(port)
+            assert lent is not None
+            assert (await knock(CALLER, "127.0.0.1", port, "a")).outcome == "ok"
+            listener.leave(port)
+            lent.setblocking(False)
+            loop = asyncio.get_running_loop()
+            calling = asyncio.ensure_future(asyncio.open_connection("127.0.0.1", port))
+            taken, _ = await asyncio.wait_for(loop.sock_accept(lent), 5.0)
+            _, writer = await calling
+            await hang_up(writer)
+            taken.close()
+            lent.close()
+            refused = await knock(CALLER, "127.0.0.1", port, "a")
+            assert refused.outcome == "refused"
+
+    asyncio.run(work())
+
+
+def test_the_endpoint_is_called_as_it_was_given_whoever_answers() -> None:
+    async def work() -> None:
+        async with listening("c") as (_, port):
+            asked = []
+
+            async def resolve(name: str) -> Resolved:
+                asked.append(name)
+                return Resolved(name=name, addresses=("127.0.0.9", "127.0.0.1"))
+
+            given = Endpoint(name="head", port=port, is_said=True)
+            found = await endpoint.ask(CALLER, given, resolve)
+            assert (asked, found.addresses) == (["head"], ("127.0.0.9", "127.0.0.1"))
+            assert found.dial is not None
+            assert (found.dial.outcome, found.dial.answered_by) == ("ok", "c")
+            itself = await endpoint.ask(Caller(CALLER.key, "c"), given, resolve)
+            assert itself.dial is not None
+            assert itself.dial.answered_by == "c"
+            found = await endpoint.ask_workers(CALLER, found, "c.site", port, "c", resolve)
+            assert found.workers_dial is not None
+            assert (found.workers_dial.outcome, asked[-1]) == ("ok", "c.site")
+
+    asyncio.run(work())
+
+
+def test_an_endpoint_that_does_not_resolve_is_not_called() -> None:
+    async def resolve(name: str) -> Resolved:
+        return Resolved(name=name, error="EAI_NONAME")
+
+    found = asyncio.run(endpoint.ask(CALLER, Endpoint(name="head", port=1), resolve))
+    assert (found.addresses, found.dial) == ((), None)
 
 
 def test_nothing_listens() -> None:

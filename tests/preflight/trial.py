@@ -81,7 +81,10 @@ def attempt(fault: Fault, way: Way | None = None) -> Trial:
     """Break a laboratory and run preflight on all its hosts at once."""
     way = way or Way()
     way = replace(
-        way, is_user=way.is_user or fault.is_user, has_torch=way.has_torch or fault.needs_torch
+        way,
+        mode=fault.mode if way.mode == "static" else way.mode,
+        is_user=way.is_user or fault.is_user,
+        has_torch=way.has_torch or fault.needs_torch,
     )
     with Lab(
         way.num_hosts, wire=fault.wire, mtu=fault.mtu, net=fault.net, base=base_environment()
@@ -111,7 +114,8 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     )
     document.unlink(missing_ok=True)
     nodes = scene.nodes.get(number, ",".join(lab.names))
-    argv = [*_interpreter(way), "-m", "rankscope", "preflight", "--nodes", nodes]
+    argv = [*_interpreter(way), "-m", "rankscope", "preflight"]
+    argv += ["--nodes", nodes] if nodes else []  # else as the launch says it
     argv += ["--json", str(document), *shlex.split(given)]
     argv += ["--skip", ",".join(way.skip)] if way.skip else []
     started = time.monotonic()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
+import shutil
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def _who(add: Callable[..., object]) -> None:
         "--nodes",
         metavar="LIST",
         help="all nodes, node 0 first: node0,node1 or node[0-7]; "
-        "default: from Slurm, the host file of MPI, Kubernetes, or torchrun's variables",
+        "default: from Slurm, PBS, LSF, Flux, Kubernetes, or torchrun's variables",
     )
     add(
         "--node",
@@ -238,8 +241,10 @@ def request_of(arguments: argparse.Namespace) -> Request:
     from rankscope.preflight.options import Options
     from rankscope.preflight.plan import Request
 
+    nodes = read_nodes(arguments.nodes, "--nodes")
+    _refuse_loose_nodes(nodes, arguments.words)
     who = Asked(
-        nodes=read_nodes(arguments.nodes, "--nodes"),
+        nodes=nodes,
         node=arguments.node or "",
         hostfile=arguments.hostfile or "",
         node_rank=arguments.node_rank,
@@ -269,6 +274,26 @@ def request_of(arguments: argparse.Namespace) -> Request:
         is_mesh=not arguments.emit,
         token_file=arguments.token_file,
         is_insecure=arguments.insecure,
+    )
+
+
+def _refuse_loose_nodes(nodes: tuple[str, ...], words: list[str]) -> None:
+    """Refuse `--nodes a b c`: a shell hands over one name, and the rest as if it were a launch.
+
+    Raises UsageError.
+    """
+    from rankscope.preflight.exchange.hostlist import why_no_host
+    from rankscope.preflight.plan import UsageError
+
+    if len(nodes) != 1 or not words or words[0] == "merge":
+        return
+    is_program = shutil.which(words[0]) is not None or Path(words[0]).exists()
+    if is_program or any(why_no_host(word.strip(",")) for word in words):
+        return
+    names = ",".join([*nodes, *(word.strip(",") for word in words)])
+    raise UsageError(
+        f"--nodes: {words[0]} is no program, and stands behind the list; "
+        f"write --nodes {shlex.quote(names)}"
     )
 
 
@@ -321,20 +346,17 @@ def _no_check(name: str, known: Iterable[str]) -> str:
 
 def read_nodes(text: str | None, option: str) -> tuple[str, ...]:
     """Return the names in "node0,node1" or "node[0-7]". Raises UsageError."""
-    from rankscope.preflight.exchange.hostlist import HostListError, expand
+    from rankscope.preflight.exchange.hostlist import HostListError, read_list
     from rankscope.preflight.plan import UsageError
 
     if text is None:
         return ()
-    if not text.strip(" ,"):
+    if not text.strip(" ,;\t\r\n"):
         raise UsageError(f"{option}: no name given; write node0,node1 or node[0-7]")
-    if "[" not in text:
-        return _list(text)  # with what stands there twice: discovery says so
     try:
-        names = expand(text)
+        return read_list(text)
     except HostListError as error:
         raise UsageError(f"{option}: {error}; write node0,node1 or node[0-7]") from error
-    return names
 
 
 def _list(text: str) -> tuple[str, ...]:

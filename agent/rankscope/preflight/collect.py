@@ -48,13 +48,12 @@ class Part:
 def quick_parts(plan: Plan) -> list[Part]:
     """Return what must be known before any node is called."""
     system, who = plan.system, plan.who
-    is_master = who.node_rank == 0
     collectors: dict[str, Callable[[], Any]] = {
         "launch": lambda: launch.collect(system, plan.command),
         "host": lambda: host.collect(system),
         "names": lambda: names.collect(system, who.master_addr, who.nodes),
         "interfaces": lambda: interfaces.collect(system),
-        "ports": lambda: ports.collect(system, who.master_port, is_master),
+        "ports": lambda: ports.collect(system, who.master_port, True),  # any node may have rank 0
         "limits": lambda: limits.collect(system, plan.options),
     }
     return [Part(name, collect, QUICK_LIMIT_S) for name, collect in collectors.items()]

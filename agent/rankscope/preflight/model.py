@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from rankscope.preflight.facts.edges import EdgeFacts
+from rankscope.preflight.facts.endpoint import Endpoint, NodeList
 from rankscope.preflight.facts.gpu import GpuFacts
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import InterfaceFacts
@@ -109,6 +110,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     options: Options = Options()
     addresses: tuple[str, ...] = ()  # all of this node's own, without loopback
     listening: Listening = Listening()
+    nodes: NodeList | None = None  # as this node was told them; None: they were not named
+    endpoint: Endpoint | None = None
     facts: Facts = Facts()
     edges: dict[str, EdgeFacts] = {}  # by peer: what THIS node measured towards it
     claims: dict[str, tuple[Claim, ...]] = {}  # by node: its agents, where THIS one saw several

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import os
 import sys
 import time
@@ -21,12 +22,13 @@ from typing import Any, Literal
 import msgspec
 
 from rankscope.preflight import collect
-from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.base import Run, worker_host
 from rankscope.preflight.collective.schedule import Collective
 from rankscope.preflight.exchange.carrier import CarrierError, carry, exchange_once, server_verdict
-from rankscope.preflight.exchange.discover import expected
+from rankscope.preflight.exchange.discover import Discovery, agreed, expected
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import ports, rdma, storage
+from rankscope.preflight.facts.endpoint import Endpoint, NodeList
 from rankscope.preflight.model import (
     SCHEMA_VERSION,
     Gone,
@@ -37,7 +39,7 @@ from rankscope.preflight.model import (
     Trouble,
 )
 from rankscope.preflight.plan import Plan, Progress
-from rankscope.preflight.probe import schedule, wire
+from rankscope.preflight.probe import endpoint, schedule, wire
 from rankscope.preflight.probe.dial import Caller
 from rankscope.preflight.probe.listener import Listener
 from rankscope.preflight.probe.mesh import Mesh
@@ -66,6 +68,18 @@ def own_addresses(system: System) -> tuple[str, ...]:
     )
 
 
+MAX_NAMES = 64  # of a list that travels with each report; of longer ones their digest does
+
+
+def _given(who: Discovery) -> NodeList | None:
+    """Return the list of nodes that this node was given."""
+    if not who.nodes:
+        return None
+    digest = hashlib.sha256(",".join(who.nodes).encode()).hexdigest()[:16]
+    names = who.nodes if len(who.nodes) <= MAX_NAMES else ()
+    return NodeList(num=len(who.nodes), digest=digest, names=names, how=who.how)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The verdict and all that it rests on."""
@@ -86,6 +100,9 @@ class PreflightAgent:
                 schema_version=SCHEMA_VERSION, node=who.me, node_rank=who.node_rank,
                 started_unix_s=time.time(), pid=os.getpid(), secret_from=plan.secret.source,
                 options=plan.options, addresses=own_addresses(plan.system),
+                nodes=_given(who), endpoint=Endpoint(
+                    name=who.master_addr, port=who.master_port, is_said=who.is_master_said
+                ),
             ),
             who.num_nodes,
             lambda why: self._collected.note(
@@ -93,7 +110,7 @@ class PreflightAgent:
             ),
         )  # fmt: skip
         limit_bytes = wire.frame_limit(who.num_nodes)
-        caller = Caller(plan.key, who.me, max_frame_bytes=limit_bytes)
+        caller = self._caller = Caller(plan.key, who.me, max_frame_bytes=limit_bytes)
         self._mesh = Mesh(self.exchange, self._on_silence)
         self._listener = Listener(plan.key, who.me, self._mesh.attend, limit_bytes)
         self._prober = Prober(plan.system, caller, self.exchange, self._mesh, self._touch)
@@ -192,7 +209,7 @@ class PreflightAgent:
         is_open = self._plan.is_mesh and self._plan.who.num_nodes > 1
         if is_open and self._plan.who.nodes:
             calling = {p: self._spawn(self._prober.meet(p, goal)) for p in self._whom()}
-        elif is_open and goal.master_addr and self._plan.who.node_rank != 0:
+        elif is_open and goal.master_addr:
             calling[""] = self._spawn(self._prober.meet_master(goal))
         while True:
             for peer in self._listening_peers() if is_open else ():
@@ -210,7 +227,22 @@ class PreflightAgent:
         for task in calling.values():
             task.cancel()
         self._start_collective()
-        await asyncio.gather(*reaching.values(), return_exceptions=True)
+        asking = [self._spawn(self._ask_endpoint())] if is_open else []
+        await asyncio.gather(*reaching.values(), *asking, return_exceptions=True)
+
+    async def _ask_endpoint(self) -> None:
+        """See who answers where this node will look for the store."""
+        believed = self.exchange.mine.endpoint
+        if believed is not None and believed.name:
+            resolve = self._prober.resolve
+            found = await endpoint.ask(self._caller, believed, resolve)
+            node, name = worker_host(self._merged())
+            ports = self.exchange.reports[node].listening.ephemeral if node else ()
+            if name and ports:
+                found = await endpoint.ask_workers(
+                    self._caller, found, name, ports[0], node, resolve
+                )
+            self.exchange.publish(endpoint=found)
 
     def _show_secret(self) -> None:
         """Show node 0 the line that lets nodes in which do not share its secret."""
@@ -224,7 +256,7 @@ class PreflightAgent:
 
     def _start_collective(self) -> None:
         """Have torch imported while ports are dialled."""
-        self._collective.start(self._merged())
+        self._collective.start(self._merged(), self._listener.lend)
         listening = self.exchange.mine.listening
         self.exchange.publish(
             listening=msgspec.structs.replace(listening, store=self._collective.port)
@@ -311,7 +343,8 @@ class PreflightAgent:
     async def _run_collective(self) -> None:
         if self._collective.port:
             self._progress.stage("collective", f"{len(self.exchange.reports)} nodes")
-        self._collected.set(smoke=await self._collective.run(self.exchange, self._merged()))
+        facts = await self._collective.run(self.exchange, self._merged(), self._listener.leave)
+        self._collected.set(smoke=facts)
         self._reach("collective")
 
     async def _count_again(self) -> None:
@@ -371,8 +404,10 @@ class PreflightAgent:
         )
 
     def _expected(self) -> tuple[str, ...]:
-        ranks = {name: report.node_rank for name, report in self.exchange.reports.items()}
-        return expected(self._plan.who, ranks)
+        reports = self.exchange.reports
+        ranks = {name: report.node_rank for name, report in reports.items()}
+        lists = [report.nodes.names for report in reports.values() if report.nodes is not None]
+        return expected(agreed(self._plan.who, lists), ranks)
 
     def _whom(self) -> tuple[str, ...]:
         """Return the peers that this node probes."""
@@ -384,7 +419,7 @@ class PreflightAgent:
     def _goal(self) -> Goal:
         who, names = self._plan.who, self._expected()
         return Goal(
-            is_named=bool(who.nodes), master=names[0] if names else "",
+            is_named=bool(who.nodes), master=self._merged().master or (names[0] if names else ""),
             master_addr=who.master_addr, master_port=who.master_port, num_peers=len(self._whom()),
         )  # fmt: skip
 

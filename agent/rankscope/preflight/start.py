@@ -35,7 +35,14 @@ from rankscope.preflight.transports import Transports
 if TYPE_CHECKING:
     from rankscope.preflight.runner import Outcome
 
-_RUN_VARIABLES = ("RANKSCOPE_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+_RUN_VARIABLES = (
+    "RANKSCOPE_RUN_ID",
+    "SLURM_JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "JOB_ID",
+    "FLUX_JOB_ID",
+)
 SSH_LIMIT_S = 120.0  # of agents started over ssh: `--deep` with idle connections takes 60 s
 _GROUP = "rankscope.preflight"  # entry points: checks of other packages
 

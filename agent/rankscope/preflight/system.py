@@ -28,6 +28,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     addresses: tuple[str, ...] = ()
+    canonical: str = ""  # the full name that the resolver says belongs to it
     error: str = ""  # "EAI_NONAME: Name or service not known", "no answer in 3 s"
     elapsed_ms: float = 0.0
 
@@ -153,6 +154,16 @@ class System:
             return found[0]
         return Resolved(name=name, error=f"no answer in {limit_s:g} s", elapsed_ms=limit_s * 1e3)
 
+    def full_name(self, limit_s: float = RESOLVE_LIMIT_S) -> str:
+        """Return the own name with its domain, as torchrun asks for it; "" where that hangs."""
+        found: list[str] = []
+        thread = threading.Thread(
+            target=lambda: found.append(socket.getfqdn()), name="preflight-name", daemon=True
+        )
+        thread.start()
+        thread.join(limit_s)
+        return found[0] if found else ""
+
     def reverse(self, address: str, limit_s: float = RESOLVE_LIMIT_S) -> float:
         """Return how many ms the name of `address` takes to be found, or found to be absent."""
         started = time.monotonic()
@@ -186,13 +197,20 @@ def _abandon(child: subprocess.Popen[str]) -> str:
 
 def _ask(name: str, started: float) -> Resolved:
     try:
-        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+    except UnicodeError as error:  # an empty label, or one over 63 characters
+        text = f"no host name: {error.__cause__ or error}"
+        return Resolved(name=name, error=text, elapsed_ms=(time.monotonic() - started) * 1e3)
     except OSError as error:
         word = _EAI.get(error.errno or 0, str(error.errno))
         text = f"{word}: {error.strerror}"
         return Resolved(name=name, error=text, elapsed_ms=(time.monotonic() - started) * 1e3)
-    addresses = tuple(dict.fromkeys(str(row[4][0]) for row in rows))
-    return Resolved(name=name, addresses=addresses, elapsed_ms=(time.monotonic() - started) * 1e3)
+    return Resolved(
+        name=name,
+        addresses=tuple(dict.fromkeys(str(row[4][0]) for row in rows)),
+        canonical=next((row[3] for row in rows if row[3]), ""),
+        elapsed_ms=(time.monotonic() - started) * 1e3,
+    )
 
 
 _EAI = {

@@ -230,5 +230,5 @@ def brief(report: NodeReport) -> NodeReport:
         node=report.node, version=report.version, schema_version=report.schema_version,
         node_rank=report.node_rank, started_unix_s=report.started_unix_s, stage=report.stage,
         is_leaving=report.is_leaving, addresses=report.addresses, listening=report.listening,
-        edges=speeds, delay_p90_ms=report.delay_p90_ms,
+        nodes=report.nodes, edges=speeds, delay_p90_ms=report.delay_p90_ms,
     )  # fmt: skip

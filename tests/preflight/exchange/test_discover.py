@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.preflight.exchange.discover import Asked, Discovery, discover, expected
+from rankscope.preflight.exchange.discover import Asked, Discovery, agreed, discover, expected
 from rankscope.preflight.facts.launch import Launcher, LaunchFacts
 from rankscope.preflight.system import RESOLVE_LIMIT_S, Resolved, System
 
@@ -227,6 +227,55 @@ def test_pods_are_named_by_their_number(master: str, name: str, nodes: tuple[str
     assert seen.nodes == nodes
     assert seen.me == (nodes[1] if nodes else name)
     assert seen.errors == ()
+
+
+def test_lists_are_the_same_however_they_are_spelt() -> None:
+    seen = found(asked=Asked(nodes=("Node0", "NODE1", "node2"), node="NODE1"))
+    assert (seen.nodes, seen.me, seen.errors) == (NODES, "node1", ())
+    kept = found({"SLURM_JOB_NODELIST": "Node[0-1]"}, asked=Asked(nodes=("Node0", "Node1")))
+    assert kept.nodes == ("Node0", "Node1")  # Slurm's --exclude knows capitals
+
+
+def test_localhost_is_no_name_among_others() -> None:
+    seen = found(asked=Asked(nodes=("localhost", "node1")))
+    assert "--nodes names localhost beside other nodes" in seen.errors[0]
+    assert "write the name by which the others reach this node" in seen.errors[0]
+
+
+def test_machines_that_are_all_called_localhost_go_by_their_addresses() -> None:
+    launch = LaunchFacts(launcher="env", master_addr="10.0.0.0", num_nodes=3, node_rank=1)
+    assert found(launch=launch, name="localhost").me == "10.0.0.1"
+
+
+def test_the_first_of_the_list_is_not_rank_0_when_it_has_another_rank() -> None:
+    launch = LaunchFacts(launcher="env", mode="env", rank=1, master_addr="node0", world_size=3)
+    seen = found(launch=launch, asked=Asked(nodes=NODES), name="node0")
+    assert (seen.me, seen.node_rank) == ("node0", -1)
+    assert found(launch=launch, asked=Asked(nodes=NODES), name="node2").node_rank == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch", "asked", "is_said"),
+    [
+        ({}, LaunchFacts(master_addr="x", read_from=("MASTER_ADDR",)), Asked(nodes=NODES), True),
+        ({}, LaunchFacts(), Asked(nodes=NODES, master_addr="x"), True),
+        ({}, LaunchFacts(), Asked(nodes=NODES), False),
+        (slurm(), LaunchFacts(launcher="slurm", master_addr="node0", node_rank=1, num_nodes=3,
+                              read_from=("SLURM_STEP_NODELIST",)), Asked(), False),
+    ],
+)  # fmt: skip
+def test_whether_master_addr_was_said(
+    environ: Mapping[str, str], launch: LaunchFacts, asked: Asked, is_said: bool
+) -> None:
+    assert found(environ, launch, asked).is_master_said is is_said
+
+
+def test_all_take_the_list_that_most_were_told() -> None:
+    mine = found(asked=Asked(nodes=("node0", "node1")))
+    assert agreed(mine, [("node0", "node1"), NODES, NODES]).nodes == NODES
+    assert agreed(mine, [("node0", "node1"), NODES]).nodes == NODES  # a tie: the longer one
+    assert agreed(mine, [("node0", "node1")]) == mine
+    assert agreed(Discovery(num_nodes=2), [NODES, ("a",)]).nodes == ()  # named by nobody here
 
 
 def test_mpi_inside_of_pbs_reads_its_host_file(tmp_path: Path) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
+from rankscope.preflight.exchange.hostlist import (
+    HostListError,
+    expand,
+    read_counted,
+    read_hostfile,
+    read_list,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,48 @@ def test_the_forms_of_host_files(text: str) -> None:
 
 def test_addresses_stay_whole() -> None:
     assert read_hostfile("10.0.0.1:8\nfd00::1\n[fd00::2]:8") == ("10.0.0.1", "fd00::1", "fd00::2")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a b c", "a b c"),
+        ("a, b ,c", "a b c"),
+        ("a\nb\r\nc\n", "a b c"),
+        (",a,,b;c,", "a b c"),
+        ("node[0-1] login", "node0 node1 login"),
+        ("node[0, 2]", "node0 node2"),
+        ("node0.site.,my_node", "node0.site my_node"),
+        ("[fd00::1],fd00::2 10.0.0.1", "fd00::1 fd00::2 10.0.0.1"),
+    ],
+)
+def test_what_people_type(text: str, names: str) -> None:
+    assert read_list(text) == tuple(names.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b,a", "a is in the list twice: name each node once"),
+        ("a,A.", "A is in the list twice"),
+        ("node[0-2],node1", "node1 is in the list twice"),
+        (f"a,{'b' * 64}", "64 characters"),
+        (".a", "begins with a dot"),
+        ("a..b", "nothing between two dots"),
+        ("a..", "ends with two dots"),
+        ("a:29500,b", "--master-port"),
+        ("a,b!", "cannot be part of a name"),
+        ("-a", "begins with a dash"),
+        (f"{'a.' * 127}b", "characters"),
+    ],
+)
+def test_what_cannot_be_a_list(text: str, words: str) -> None:
+    with pytest.raises(HostListError, match=re.escape(words)):
+        read_list(text)
+
+
+def test_hosts_with_their_slots() -> None:
+    assert read_counted("a 16 b 16") == read_counted("a a b b") == ("a", "b")
 
 
 def test_a_line_without_a_host_is_refused() -> None:

@@ -14,12 +14,14 @@ import pytest
 from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.checks.collective import CollGloo, difference
+from rankscope.preflight.collective.schedule import members
 from rankscope.preflight.facts.interfaces import InterfaceFacts
 from rankscope.preflight.facts.smoke import SmokeFacts
 from rankscope.preflight.model import Facts, NodeReport
+from rankscope.preflight.report.stored import Document
 from tests.preflight import injections as broken
 from tests.preflight.nslab import Lab
-from tests.preflight.scene import Scene, base_environment
+from tests.preflight.scene import MASTER_PORT, Mode, Scene, base_environment
 
 pytestmark = [
     pytest.mark.multiproc, pytest.mark.laboratory, pytest.mark.timeout(400),
@@ -105,6 +107,35 @@ def test_three_healthy_hosts(scene: Callable[[], Scene]) -> None:
         assert (smoke.stage, smoke.error) == ("done", "")
         assert [(c.interface, c.address) for c in smoke.gloo] == [("eth0", here.lab.ip(number))]
         assert difference(run, node) == ""
+
+
+@pytest.mark.parametrize("mode", ["static", "c10d", "env"])
+def test_it_meets_at_the_endpoint_of_the_job(mode: Mode) -> None:
+    """Rank 0 is node 1, and MASTER_ADDR a name of it: there the store is, at the job's port."""
+    with Lab(3, base=base_environment()) as lab:
+        here = Scene(lab, mode)
+        for number in here.everywhere:
+            lab.run(number, f"echo '{lab.ip(1)} head' >> /etc/hosts")
+            here.say(
+                number, master_addr="head", endpoint=f"head:{MASTER_PORT}",
+                node_rank=(number - 1) % 3,
+            )  # fmt: skip
+        children = []
+        for number in here.everywhere:
+            environment = {**lab.environment(number), "PYTHONPATH": str(ROOT / "agent")}
+            argv = [sys.executable, "-m", "rankscope", "preflight", "--nodes", ",".join(lab.names)]
+            argv += ["--only", "collective,env.master.rank0", "--json"]
+            children.append(here.start(number, argv, stdout=subprocess.PIPE, env=environment))
+        said = [child.communicate(timeout=200)[0] for child in children]
+    document = msgspec.json.decode(said[2], type=Document)
+    assert document.verdict.findings == ()
+    smokes = {report.node: report.facts.smoke for report in document.reports}
+    assert [(s.store, s.beside, s.stage) for s in smokes.values() if s is not None] == [
+        (f"head:{MASTER_PORT}", "", "done")
+    ] * 3
+    run = Run("7", document.verdict.expected, {report.node: report for report in document.reports})
+    rest = ("node0", "node2") if mode == "c10d" else ("node2", "node0")  # c10d numbers them itself
+    assert members(run, "node0") == ("node1", *rest)
 
 
 def test_a_path_that_loses_large_messages_shows_as_a_size(scene: Callable[[], Scene]) -> None:

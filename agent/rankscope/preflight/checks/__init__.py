@@ -7,6 +7,7 @@ from types import ModuleType
 from rankscope.preflight.checks import (
     clock,
     collective,
+    endpoint,
     gpu,
     interfaces,
     launch,
@@ -20,6 +21,7 @@ from rankscope.preflight.checks import (
     secret,
     software,
     storage,
+    variables,
 )
 from rankscope.preflight.checks.base import BuiltinCheck, Check
 
@@ -37,7 +39,12 @@ def _checks_of(module: ModuleType) -> tuple[Check, ...]:
 
 
 FAMILIES: dict[str, tuple[Check, ...]] = {
-    "launch": (*_checks_of(secret), *_checks_of(launch)),
+    "launch": (
+        *_checks_of(secret),
+        *_checks_of(launch),
+        *_checks_of(variables),
+        *_checks_of(endpoint),
+    ),
     "names": _checks_of(names),
     "interfaces": _checks_of(interfaces),
     "ports": (*_checks_of(master_port), *_checks_of(random_ports), *_checks_of(ports)),

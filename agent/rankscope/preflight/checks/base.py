@@ -88,7 +88,20 @@ class Run:
 
     @cached_property
     def master(self) -> str:
-        """Return the node that holds MASTER_PORT: node rank 0, else the first; "" if unknown."""
+        """Return the node that will hold MASTER_PORT; "" if unknown.
+
+        In a c10d rendezvous it is the one that takes the endpoint for its own, else node rank 0,
+        else the one that answers at MASTER_ADDR, else the first of the list.
+        """
+        if self.mode == "c10d" and len(self.store_hosts) == 1:
+            return self.store_hosts[0]
+        for report in self.present:
+            if report.node_rank == 0 and is_ranked(report):
+                return report.node
+        calls = [r.endpoint.dial for r in self.present if r.endpoint and r.endpoint.is_said]
+        answering = {dial.answered_by for dial in calls if dial and dial.outcome == "ok"}
+        if len(answering) == 1 and answering <= set(self.reports):
+            return answering.pop()
         for report in self.present:
             if report.node_rank == 0:
                 return report.node
@@ -104,9 +117,14 @@ class Run:
 
     @cached_property
     def mode(self) -> Mode:
-        """Return how the job will meet."""
-        launch = self.launches.get(self.master) or next(iter(self.launches.values()), None)
-        return launch.mode if launch is not None else "static"
+        """Return how the job will meet, as most nodes say it."""
+        says: list[Mode] = [launch.mode for launch in self.launches.values()]
+        return max(says, key=says.count) if says else "static"
+
+    @cached_property
+    def store_hosts(self) -> tuple[str, ...]:
+        """Return the nodes that take the endpoint of a c10d rendezvous for their own."""
+        return tuple(report.node for report in self.present if opens_store(report))
 
     @cached_property
     def backend(self) -> str:
@@ -132,6 +150,37 @@ class Run:
         interfaces = report.facts.interfaces if report is not None else None
         chosen = interfaces.gloo[0] if interfaces is not None and interfaces.gloo else None
         return chosen.address if chosen is not None else ""
+
+
+def is_ranked(report: NodeReport) -> bool:
+    """Return whether a launcher has numbered the node; else its place in a list is its number."""
+    launch = report.facts.launch
+    return launch is not None and (launch.node_rank is not None or launch.rank is not None)
+
+
+def opens_store(report: NodeReport) -> bool | None:
+    """Return whether a node will host the store of a c10d rendezvous; None: not known."""
+    launch, names = report.facts.launch, report.facts.names
+    if launch is not None and launch.is_store_host is not None:
+        return launch.is_store_host
+    return names.opens_store if names is not None else None
+
+
+def worker_host(run: Run) -> tuple[str, str]:
+    """Return the node that gets rank 0 in a c10d rendezvous, and the name by which it is called.
+
+    torch sorts the nodes by --local-addr, else by their full names; the first has rank 0, and its
+    workers open a second store there, at a random port.
+    """
+    names = {}
+    for report in run.present:
+        launch, facts = report.facts.launch, report.facts.names
+        said = launch.local_addr if launch is not None else ""
+        names[report.node] = said or (facts.full_name if facts is not None else "")
+    if run.mode != "c10d" or run.absent or not names or not all(names.values()):
+        return "", ""
+    node = min(names, key=lambda name: (names[name], name))
+    return node, names[node]
 
 
 class Check(Protocol):

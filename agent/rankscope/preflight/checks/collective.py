@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from rankscope.preflight.checks.base import BUSY_MS, BuiltinCheck, Run, on_each
+from rankscope.preflight.checks.meeting import is_address
 from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.smoke import SmokeFacts, SmokeHalf
 from rankscope.preflight.model import CheckFinding, Fix
@@ -98,7 +100,9 @@ class _AllReduces(BuiltinCheck):
             ),
             fix=(
                 Fix(
-                    node=node, command=f"ethtool -S {name} | grep -iE 'err|crc|drop'", owner="admin"
+                    node=node,
+                    command=f"ethtool -S {shlex.quote(name)} | grep -iE 'err|crc|drop'",
+                    owner="admin",
                 )
                 for node in wrong
                 if (name := next((c.interface for c in members[node].gloo if c.interface), ""))
@@ -206,7 +210,7 @@ def _probes(run: Run, edges: tuple[tuple[str, str], ...], hung: list[str]) -> tu
     return tuple(
         Fix(node=start, command=f"ping -c 3 -M do -s 1472 {run.reports[end].addresses[0]}")
         for start, end in edges[:3]
-        if run.reports[end].addresses
+        if run.reports[end].addresses and is_address(run.reports[end].addresses[0])
     )
 
 
@@ -261,25 +265,24 @@ class CollRdzv(BuiltinCheck, id="coll.rdzv", scope="all", tier="default", needs=
     def _missed(
         self, run: Run, missed: dict[str, SmokeFacts], members: dict[str, SmokeFacts]
     ) -> CheckFinding:
-        master = members.get(run.master)
-        port = master.port if master is not None else 0
+        stores = {node: smoke.store for node, smoke in missed.items() if smoke.store}
+        store = next(iter(stores.values()), f"{run.master}:{run.master_port}")
         is_all = len(missed) == len(members)  # no two met: then it is the store's side
-        address = next(iter(run.reports[run.master].addresses), run.master) if master else ""
         return self.fail(
             f"{'no node' if is_all else ', '.join(missed)} "
-            f"{'reached' if is_all else 'did not reach'} the store of {run.master}",
+            f"{'reached' if is_all else 'did not reach'} the store of {run.master} at {store}",
             nodes=(run.master,) if is_all else tuple(missed),
             edges=((node, run.master) for node in missed if node != run.master),
-            evidence={"port": port, "errors": {n: s.error for n, s in missed.items()}},
+            evidence={
+                "stores": stores,
+                "beside": next((s.beside for s in missed.values() if s.beside), ""),
+                "errors": {n: s.error for n, s in missed.items()},
+            },
             lines=(f"{n}: {s.error.splitlines()[0][:200]}" for n, s in missed.items()),
             fix=(
-                Fix(
-                    node=node,
-                    command=f'python -c "import socket; '
-                    f"print(socket.create_connection(('{address}', {run.master_port}), 5))\"",
-                )
+                Fix(node=node, command=_call(stores[node]))
                 for node in missed
-                if node != run.master and address
+                if node != run.master and node in stores
             ),
             impact=_NO_RENDEZVOUS[run.mode],
             unless="these machines were too busy to import torch in time",
@@ -288,6 +291,7 @@ class CollRdzv(BuiltinCheck, id="coll.rdzv", scope="all", tier="default", needs=
 
     def _slow(self, run: Run, slow: dict[str, float]) -> CheckFinding:
         worst = max(slow, key=lambda node: slow[node])
+        address = next(filter(is_address, run.reports[run.master].addresses), "")
         return self.warn(
             f"{worst} needs {slow[worst] / 1e3:.1f} s to meet in the store of {run.master}",
             nodes=slow,
@@ -295,12 +299,19 @@ class CollRdzv(BuiltinCheck, id="coll.rdzv", scope="all", tier="default", needs=
             lines=(f"{node}: {ms / 1e3:.1f} s" for node, ms in slow.items()),
             fix=on_each(
                 slow,
-                f"time getent hosts {run.master}; "
-                f"time getent hosts {next(iter(run.reports[run.master].addresses), '')}",
+                f"time getent hosts {shlex.quote(run.master)}; time getent hosts {address}",
             ),
             impact="each start and each new process group waits that long; training does not",
             unless="the machine was busy with something else just then",
         )
+
+
+def _call(store: str) -> str:
+    """Return a command that connects to "host:port", and says why it cannot."""
+    host, _, port = store.rpartition(":")
+    where = (host.strip("[]"), int(port))
+    program = f"import socket; print(socket.create_connection({where!r}, 5))"
+    return f"python -c {shlex.quote(program)}"
 
 
 class CollGloo(_AllReduces, id="coll.gloo", scope="all", tier="default", needs=("peers", "smoke")):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
 from rankscope.preflight.checks.collective import difference
 from rankscope.preflight.checks.comparing import by_value
-from rankscope.preflight.checks.launch import is_local
+from rankscope.preflight.checks.meeting import is_local
 from rankscope.preflight.checks.names import loopback_by_name
 from rankscope.preflight.facts.choice import Choice, matches, nccl_settings
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts, kind_of

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
-import ipaddress
-import re
+import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from rankscope.preflight.checks import meeting
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
-from rankscope.preflight.checks.commands import quoted
 from rankscope.preflight.checks.comparing import by_value, compared, odd_ones
-from rankscope.preflight.checks.pairs import SEEN, shortened
+from rankscope.preflight.checks.meeting import is_address, is_local
+from rankscope.preflight.checks.pairs import CLOSED, SEEN, ordered, owners, shortened
+from rankscope.preflight.checks.ranks import blocks, fault_of
 from rankscope.preflight.checks.secret import refusing
+from rankscope.preflight.exchange.hostlist import why_no_host
 from rankscope.preflight.facts.edges import Dial, DialClass
 from rankscope.preflight.facts.launch import LaunchFacts, Mode
-from rankscope.preflight.model import CheckFinding, Claim, Fix, NodeReport, Stage, Status
+from rankscope.preflight.model import CheckFinding, Claim, Fix, Stage, Status
 
 
 class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
@@ -79,7 +78,7 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
             lines = [f"no node that reported has tried to reach {listed(nodes)}"]
         elif len(run.present) == 1 and len(run.expected) > 2:
             lines.append(f"{run.present[0].node} hears no other node: it may itself be cut off")
-        command = f"rankscope preflight --nodes {','.join(run.expected)}"
+        command = f"rankscope preflight --nodes {shlex.quote(','.join(run.expected))}"
         if len(run.expected) > 16:
             command = "rankscope preflight  # with the same options as here"
         if run.master_port != 29500:
@@ -153,7 +152,7 @@ class NodeTwice(BuiltinCheck, id="node.twice", scope="all"):
             fix = [
                 Fix(command=f"rankscope preflight --node NAME   # on {claim.addresses[0]}")
                 for claim in claims[1:]
-                if claim.addresses
+                if claim.addresses and is_address(claim.addresses[0])
             ]
             impact = _DOUBLE_RANK[run.mode]
         return self.finding(
@@ -218,6 +217,8 @@ def _faults(launch: LaunchFacts) -> Iterator[str]:
         missing = [n for n, value in needed.items() if value in ("", None) and n not in unreadable]
         if missing:
             yield f"{', '.join(missing)} not set"
+    if launch.master_addr and (why := why_no_host(launch.master_addr)):
+        yield f"MASTER_ADDR {launch.master_addr[:60]!r} is no host name: {why}"
     if not 0 < launch.master_port < 65536:
         yield f"MASTER_PORT={launch.master_port} is no port"
     yield from _out_of_range(launch)
@@ -260,7 +261,11 @@ def _complete_fixes(run: Run, nodes: list[str], cause: str) -> Iterator[Fix]:
     """Yield export lines with the values that the other nodes and the order of nodes give."""
     if run.launches[nodes[0]].launcher not in ("env", "kubernetes", "mpi"):
         return
-    addresses = [launch.master_addr for launch in run.launches.values() if launch.master_addr]
+    addresses = [
+        launch.master_addr
+        for launch in run.launches.values()
+        if launch.master_addr and not why_no_host(launch.master_addr)
+    ]
     sizes = [launch.world_size for launch in run.launches.values() if launch.world_size]
     for node in nodes:
         nproc = run.nproc(node)
@@ -274,12 +279,11 @@ def _complete_fixes(run: Run, nodes: list[str], cause: str) -> Iterator[Fix]:
         }
         wanted = [f"{name}={value}" for name, value in values.items() if name in cause]
         if wanted:
-            yield Fix(node=node, command=f"export {' '.join(wanted)}")
+            yield Fix(node=node, command=f"export {shlex.join(wanted)}")
 
 
 _FIELDS: tuple[tuple[str, str, Callable[[LaunchFacts], object]], ...] = (
     # what it is called, the option that sets it, the value
-    ("port of the endpoint", "--master-port", lambda launch: launch.master_port),
     ("number of nodes", "--nnodes", lambda launch: _nodes(launch)),
     ("world size", "WORLD_SIZE", lambda launch: launch.world_size),
     ("rendezvous id", "--rdzv-id", lambda launch: launch.rendezvous_id or "none"),
@@ -304,11 +308,14 @@ class EnvAgree(BuiltinCheck, id="env.agree", scope="all", needs=("peers",)):
             (what, option, {n: v for n, x in launches.items() if (v := read(x)) is not None})
             for what, option, read in _FIELDS
         ]
-        fields.append(("endpoint", "--master-addr", dict(_endpoints(run, launches))))
+        fields.insert(0, ("port of the endpoint", "--master-port", _ports(run, launches)))
         by_nodes: dict[tuple[str, ...], list[_Field]] = defaultdict(list)
         for field in fields:
             if odd := odd_ones(field[2]):
                 by_nodes[odd].append(field)
+        endpoints = _endpoints(run)
+        if odd := _elsewhere(run, endpoints):
+            by_nodes[odd].append((_ENDPOINT, _SETS[run.mode], endpoints))
         for nodes, differing in by_nodes.items():
             yield self._finding(run, nodes, differing, "fail")
         nproc: dict[str, object] = {
@@ -317,23 +324,50 @@ class EnvAgree(BuiltinCheck, id="env.agree", scope="all", needs=("peers",)):
         if odd := odd_ones(nproc):
             field = ("processes per node", "--nproc-per-node", nproc)
             yield self._finding(run, odd, [field], "warn")
+        yield from self._unreached(run, endpoints)
         yield from self._asked(run)
+
+    def _unreached(self, run: Run, endpoints: dict[str, object]) -> Iterator[CheckFinding]:
+        """Warn where a node was given another address of the same node, which does not answer."""
+        names = {node: meeting.said_by(run, node) for node in endpoints}
+        ends = {node: meeting.dial_of(run, node) for node in endpoints}
+        good = [names[n] for n, dial in ends.items() if dial is not None and dial.outcome == "ok"]
+        if len(set(endpoints.values())) != 1 or not good:
+            return
+        usual = max(good, key=good.count)
+        lost = [
+            node
+            for node, dial in ends.items()
+            if dial is not None and dial.outcome in CLOSED and names[node] != usual
+        ]
+        if lost:
+            yield self.warn(
+                f"MASTER_ADDR is {names[lost[0]]}, another address of {run.master} than elsewhere "
+                f"({usual}), and it does not answer",
+                at=lost,
+                evidence={"endpoints": names},
+                lines=compared(names),
+                fix=(meeting.point_to(run, usual, node) for node in lost),
+                impact=_NO_MEETING[run.mode],
+            )
 
     def _finding(
         self, run: Run, nodes: tuple[str, ...], fields: list[_Field], status: Status
     ) -> CheckFinding:
         names = ", ".join(what for what, _, _ in fields)
+        verb = "differ" if len(fields) > 1 else "differs"
         what, _, values = fields[0]
+        nodes = ordered(run, nodes)
         usual = _most(values, nodes)
         is_tie = usual is None
         how = "no majority" if is_tie else f"{values[nodes[0]]}, the others {usual}"
         return self.finding(
             status,
-            f"{names} differ ({what}{':' if is_tie else ''} {how})",
+            f"{names} {verb} ({what}{':' if is_tie else ''} {how})",
             at=nodes,
             evidence={what: dict(values) for what, _, values in fields},
             lines=(f"{w}: {line}" for w, _, v in fields for line in compared(v)),
-            fix=() if is_tie else _agree_fixes(fields, nodes),
+            fix=() if is_tie else _agree_fixes(run, fields, nodes),
             impact=_NO_MEETING[run.mode] if status == "fail" else "ranks are spread unevenly",
             unless="" if status == "fail" else "the nodes have different numbers of GPUs",
         )
@@ -355,20 +389,48 @@ def _nodes(launch: LaunchFacts) -> str | None:
     return f"{launch.min_nodes}:{launch.num_nodes}" if launch.min_nodes else str(launch.num_nodes)
 
 
-def _endpoints(run: Run, launches: dict[str, LaunchFacts]) -> Iterator[tuple[str, str]]:
-    """Yield each node's endpoint; names that mean the same address count as the same."""
+def _ports(run: Run, launches: dict[str, LaunchFacts]) -> dict[str, object]:
+    """Return each node's MASTER_PORT, by whatever it was said."""
+    ports: dict[str, object] = {node: launch.master_port for node, launch in launches.items()}
+    asked = {r.node: r.endpoint.port for r in run.present if r.endpoint is not None}
+    return ports | {node: port for node, port in asked.items() if port}
+
+
+_ENDPOINT = "endpoint"
+_SETS: dict[Mode, str] = {
+    "static": "--master-addr", "c10d": "--rdzv-endpoint", "env": "MASTER_ADDR",
+}  # fmt: skip
+
+
+def _endpoints(run: Run) -> dict[str, object]:
+    """Return each node's endpoint; what means the same node or address counts as the same.
+
+    What one name means may differ from node to node: that is dns.wrong's or dns.loopback's.
+    """
+    owned = owners(run)
     groups: list[tuple[str, set[str]]] = []
-    for node, launch in launches.items():
-        name = launch.master_addr
+    found: dict[str, object] = {}
+    for node in (report.node for report in run.present):
+        name = meeting.said_by(run, node)
         if not name or is_local(name):  # that is env.endpoint.local's
             continue
-        facts = run.reports[node].facts.names
-        resolved = facts.master.addresses if facts is not None and facts.master is not None else ()
-        meaning = {name, *resolved}
-        first = next((label for label, members in groups if members & meaning), "")
-        if not first:
+        lead = "" if meeting.is_loop(run, node) else meeting.leads_to(run, node, owned)
+        meaning = {name, *meeting.addresses_of(run, node), *([f"node {lead}"] if lead else [])}
+        label, members = next((one for one in groups if one[1] & meaning), (name, meaning))
+        if members is meaning:
             groups.append((name, meaning))
-        yield node, first or name
+        members |= meaning
+        found[node] = label
+    return found
+
+
+def _elsewhere(run: Run, endpoints: dict[str, object]) -> tuple[str, ...]:
+    """Return the nodes with another endpoint than leads to rank 0, else than most say."""
+    owned = owners(run)
+    right = {endpoints[n] for n in endpoints if meeting.leads_to(run, n, owned) == run.master}
+    if len(set(endpoints.values())) > 1 and len(right) == 1:
+        return tuple(node for node, label in endpoints.items() if label not in right)
+    return odd_ones(endpoints)
 
 
 def _most(values: dict[str, object], odd: tuple[str, ...]) -> object | None:
@@ -377,16 +439,32 @@ def _most(values: dict[str, object], odd: tuple[str, ...]) -> object | None:
     return rest[0] if rest else None
 
 
-def _agree_fixes(fields: list[_Field], odd: tuple[str, ...]) -> Iterator[Fix]:
+def _agree_fixes(run: Run, fields: list[_Field], odd: tuple[str, ...]) -> Iterator[Fix]:
     """Yield what makes the odd nodes say what the others say."""
-    wanted = [(option, _most(values, odd)) for _, option, values in fields]
-    options = [f"{option} {value}" for option, value in wanted if option.startswith("--")]
-    exports = [f"{option}={value}" for option, value in wanted if not option.startswith("--")]
+    wanted = {option: str(_most(values, odd)) for _, option, values in fields}
+    if run.mode == "env":
+        names = {"--master-port": "MASTER_PORT", "--nnodes": "NNODES"}
+        wanted = {names.get(option, option): value for option, value in wanted.items()}
+    elif run.mode == "c10d":
+        wanted = _joined(run, wanted)
+    options = [f"{one} {shlex.quote(v)}" for one, v in wanted.items() if one.startswith("--")]
+    exports = [f"{one}={shlex.quote(v)}" for one, v in wanted.items() if not one.startswith("--")]
     for node in odd:
         if options:
             yield Fix(node=node, command=f"torchrun {' '.join(options)} ...")
         else:
             yield Fix(node=node, command=f"export {' '.join(exports)}")
+
+
+def _joined(run: Run, wanted: dict[str, str]) -> dict[str, str]:
+    """Return the options as c10d takes them: host and port are one."""
+    port = wanted.pop("--master-port", "")
+    host = wanted.pop("--rdzv-endpoint", "")
+    if port or host:
+        host = host or next(iter(meeting.said_by(run, n) for n in (run.master,)), "")
+        host = f"[{host}]" if ":" in host else host
+        wanted["--rdzv-endpoint"] = f"{host}:{port or run.master_port}"
+    return wanted
 
 
 _DOUBLE_RANK: dict[Mode, str] = {
@@ -417,7 +495,37 @@ class EnvRankUnique(BuiltinCheck, id="env.rank.unique", scope="all", needs=("pee
         limit = max(sizes, default=len(run.expected))  # where they differ: that is env.agree's
         high = {node: number for node, number in ranks.items() if not 0 <= number < limit}
         if high and not doubled:
-            yield self._beyond(run, high, limit)
+            yield self._beyond(run, ranks, high, limit)
+        if not high and not doubled and not run.absent:
+            yield from self._blocks(run)
+
+    def _blocks(self, run: Run) -> Iterator[CheckFinding]:
+        """Fail where a node begins within another's ranks, or numbers are left that no node has."""
+        found = blocks(run)
+        worlds = {x.world_size for n, x in run.launches.items() if n in found and x.world_size}
+        if len(found) < len(run.present) or len(worlds) != 1:
+            return
+        (world,) = worlds
+        fault = fault_of(run, found, world)
+        if fault is not None:
+            yield self.fail(
+                fault.title,
+                nodes=fault.nodes,
+                evidence={
+                    "world_size": world,
+                    "first_ranks": {node: block.first for node, block in found.items()},
+                    "sizes": {node: block.size for node, block in found.items()},
+                },
+                lines=(
+                    f"{node}: RANK {block.first}, "
+                    f"LOCAL_WORLD_SIZE {block.size if block.size else '(not set)'}"
+                    for node, block in list(found.items())[:6]
+                ),
+                fix=(Fix(node=node, command=command) for node, command in fault.commands),
+                impact=_DOUBLE_RANK["env"],
+                unless=fault.unless,
+                confidence=fault.confidence,
+            )
 
     def _doubled(self, run: Run, kind: str, number: int, nodes: tuple[str, ...]) -> CheckFinding:
         has_same_default = (
@@ -441,13 +549,15 @@ class EnvRankUnique(BuiltinCheck, id="env.rank.unique", scope="all", needs=("pee
             impact=_DOUBLE_RANK[run.mode],
         )
 
-    def _beyond(self, run: Run, high: dict[str, int], limit: int) -> CheckFinding:
+    def _beyond(
+        self, run: Run, ranks: dict[str, int], high: dict[str, int], limit: int
+    ) -> CheckFinding:
         said = ", ".join(f"{node} says {n} of {limit}" for node, n in list(high.items())[:4])
         return self.fail(
             f"node ranks are counted from 0: {said}",
             nodes=high,
             evidence={"node_ranks": high},
-            fix=_numbered(run, "node rank", tuple(high)),
+            fix=_numbered(run, "node rank", tuple(ranks if 0 not in ranks.values() else high)),
             impact=_DOUBLE_RANK[run.mode],
         )
 
@@ -457,15 +567,36 @@ def _doubles(numbers: dict[str, int]) -> dict[int, tuple[str, ...]]:
 
 
 def _numbered(run: Run, kind: str, nodes: tuple[str, ...]) -> Iterator[Fix]:
-    """Yield one command for each node, numbered in the order of the expected nodes."""
-    for node in nodes:
-        if node not in run.expected:
+    """Yield one command for each node, with numbers that no other node has.
+
+    Rank 0 goes where MASTER_ADDR leads, the others to their places in the list where these are
+    free.
+    """
+    worlds = {launch.world_size for launch in run.launches.values()}
+    is_by_node = kind != "RANK" or worlds == {len(run.expected)}
+    unit = {name: 1 if is_by_node else run.nproc(name) for name in run.expected}
+    starts = [sum(list(unit.values())[:place]) for place in range(len(unit))]
+    numbers = dict(zip(run.expected, starts, strict=True))
+    taken = {
+        launch.rank if kind == "RANK" else launch.node_rank
+        for name, launch in run.launches.items()
+        if name not in nodes
+    }
+    free = [number for number in starts if number not in taken]
+    owned = owners(run)
+    leads = [meeting.leads_to(run, name, owned) for name in run.reports]
+    chosen: dict[str, int] = {}
+    for name in sorted(nodes, key=lambda one: (-leads.count(one), numbers.get(one, 0))):
+        if name not in numbers or not free:
             continue
-        position = run.expected.index(node)
-        if kind == "RANK":
-            yield Fix(node=node, command=f"export RANK={position * run.nproc(node)}")
-        else:
-            yield Fix(node=node, command=f"torchrun --node-rank {position} ...")
+        wants = 0 if 0 in free and name in leads else numbers[name]
+        chosen[name] = wants if wants in free else free[0]
+        free.remove(chosen[name])
+    for name in nodes:
+        if name in chosen and kind == "RANK":
+            yield Fix(node=name, command=f"export RANK={chosen[name]}")
+        elif name in chosen:
+            yield Fix(node=name, command=f"torchrun --node-rank {chosen[name]} ...")
 
 
 _LOCAL_ENDPOINT: dict[Mode, str] = {
@@ -481,250 +612,28 @@ class EnvEndpointLocal(BuiltinCheck, id="env.endpoint.local", needs=("peers",)):
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Fail on a loopback endpoint, except at node 0, which may call itself localhost."""
-        local = [n for n, launch in run.launches.items() if is_local(launch.master_addr)]
+        owned = owners(run)
+        local = [node for node in run.launches if self._is_itself(run, node, owned)]
         culprits = [node for node in local if node != run.master]
         if not culprits:
             return
         nodes = local if len(local) == len(run.launches) else culprits
-        said = run.launches[culprits[0]].master_addr
-        command = f"torchrun --master-addr {run.master} ..."
-        if run.mode == "c10d":
-            command = f"torchrun --rdzv-endpoint {run.master}:{run.master_port} ..."
-        elif run.mode == "env":
-            command = f"export MASTER_ADDR={run.master}"
+        said = meeting.said_by(run, culprits[0])
         yield self.fail(
             f"the endpoint is {said}, which is each node itself",
             at=nodes,
-            evidence={node: run.launches[node].master_addr for node in nodes},
+            evidence={node: meeting.said_by(run, node) for node in nodes},
             lines=(f"{len(run.expected)} nodes are expected to meet there",),
-            fix=(Fix(command=command),),
+            fix=(meeting.point_to(run, meeting.way_to(run, run.master)),),
             impact=_LOCAL_ENDPOINT[run.mode],
             unless="the script replaces MASTER_ADDR before it meets the others",
         )
 
-
-def is_local(name: str) -> bool:
-    """Return whether a host name or address always means the machine itself."""
-    if name.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified
-
-
-UNSET = "(not set)"
-# these choose a protocol that both ends must speak: where they differ, NCCL hangs or aborts
-_MUST_AGREE = ("NCCL_NET", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_FAMILY", "NCCL_IB_DISABLE")
-# differ between ranks or nodes by design; names of interfaces are for net.iface.*
-_OWN = re.compile(
-    r"CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|NCCL_HOSTID|NCCL_COMM_ID|"
-    r"NCCL_IB_HCA|.*_SOCKET_IFNAME|.*_(FILE|DIR|PATH|CPUSET|PREFIX)|.*RANK.*"
-)
-
-
-class EnvDrift(BuiltinCheck, id="env.drift", scope="all", needs=("peers",)):
-    """NCCL_*, GLOO_*, TORCH_*, CUDA_*, OMP_* and NCCL's files are the same on all nodes."""
-
-    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Warn on different values; fail on those that both ends must share."""
-        launches = run.launches
-        names = {name for launch in launches.values() for name in launch.environment}
-        paths = {path for launch in launches.values() for path in launch.conf_files}
-        rows = {
-            name: {node: launch.environment.get(name, UNSET) for node, launch in launches.items()}
-            for name in sorted(names)
-            if not _OWN.fullmatch(name)
-        }
-        for path in sorted(paths):
-            rows[path] = {n: launch.conf_files.get(path, UNSET) for n, launch in launches.items()}
-        groups: dict[tuple[Status, tuple[str, ...]], list[str]] = defaultdict(list)
-        for name, values in rows.items():
-            if odd := odd_ones(values):
-                must = name in _MUST_AGREE and run.backend == "nccl"
-                groups["fail" if must else "warn", odd].append(name)
-        for (status, nodes), drifted in groups.items():
-            yield self._finding(status, nodes, {name: rows[name] for name in drifted})
-
-    def _finding(
-        self, status: Status, nodes: tuple[str, ...], rows: dict[str, dict[str, str]]
-    ) -> CheckFinding:
-        name, values = next(iter(rows.items()))
-        more = f" and {len(rows) - 1} more differ" if len(rows) > 1 else " differs"
-        usual = {n: v for n, v in values.items() if n not in nodes}
-        said = ""
-        if usual:
-            said = f" ({_short(values[nodes[0]])}, elsewhere {_short(next(iter(usual.values())))})"
-        return self.finding(
-            status,
-            f"{name}{more}{said}",
-            at=nodes,
-            evidence={"variables": rows},
-            lines=(f"{name} = {line}" for name, v in list(rows.items())[:6] for line in _lines(v)),
-            fix=_drift_fixes(nodes, rows),
-            impact="NCCL hangs at the first collective, or aborts"
-            if status == "fail"
-            else "nodes behave differently: another speed, another path, another amount of output",
-            unless="the launcher or the script sets it for all ranks later",
-        )
-
-
-def _short(value: str) -> str:
-    line = value.strip().partition("\n")[0]
-    return line if len(line) <= 40 else f"{line[:37]}..."
-
-
-def _lines(values: dict[str, str]) -> tuple[str, ...]:
-    return compared({node: _short(value) for node, value in values.items()})
-
-
-def _drift_fixes(nodes: tuple[str, ...], rows: dict[str, dict[str, str]]) -> Iterator[Fix]:
-    """Yield what makes the odd nodes say what the others say."""
-    for name, values in rows.items():
-        usual = [value for node, value in values.items() if node not in nodes]
-        if not usual or name.startswith(("/", "~")):
-            continue
-        command = f"unset {name}" if usual[0] == UNSET else f"export {name}={quoted(usual[0])}"
-        for node in nodes:
-            yield Fix(node=node, command=command)
-
-
-_PREFIXES = ("NCCL_", "TORCH_", "GLOO_")
-_LIST = Path(__file__).with_name("known_variables.txt")
-# SequenceMatcher ratio: one letter of 18 is 0.97, IFACE for IFNAME 0.89, other variables below
-_CLOSE = 0.88
-
-
-class EnvUnknown(BuiltinCheck, id="env.unknown"):
-    """Every NCCL_, TORCH_ and GLOO_ variable is one that is read, not one letter off."""
-
-    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Warn on names that are close to a known one and are none."""
-        nodes_of = grouped(
-            (name, node)
-            for node, launch in run.launches.items()
-            for name in launch.environment
-            if name.startswith(_PREFIXES)
-        )
-        for name, nodes in sorted(nodes_of.items()):
-            meant = closest(name)
-            if not meant:
-                continue
-            value = run.launches[nodes[0]].environment[name]
-            yield self.warn(
-                f"nothing reads {name}; did you mean {meant}?",
-                at=nodes,
-                evidence={"name": name, "meant": meant, "value": value},
-                fix=(Fix(command=f"unset {name}; export {meant}={quoted(value)}"),),
-                impact=f"{name} is ignored without a word",
-                unless="a plugin of your site, or a newer NCCL or torch, reads it",
-                confidence="likely",
-            )
-
-
-def closest(name: str) -> str:
-    """Return the known name that `name` nearly is; "" if it is known, or near to none."""
-    known = known_variables()
-    if name in known:
-        return ""
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CLOSE)
-    return found[0] if found else ""
-
-
-@functools.cache
-def known_variables() -> frozenset[str]:
-    """Return all names of the list beside this file."""
-    lines = (line.partition("#")[0].strip() for line in _LIST.read_text().splitlines())
-    return frozenset(line for line in lines if line)
-
-
-def _is_on(value: str) -> bool:
-    return value.strip().lower() not in ("", "0", "false", "off", "no")
-
-
-def _has_gpus(report: NodeReport, at_least: int = 1) -> bool:
-    return report.facts.gpu is not None and report.facts.gpu.num_gpus >= at_least
-
-
-def _has_rdma(report: NodeReport) -> bool:
-    return report.facts.rdma is not None and bool(report.facts.rdma.ports)
-
-
-_Row = tuple[str, Callable[[str], bool], Callable[[NodeReport], bool], str]
-_ROWS: tuple[_Row, ...] = (
-    ("NCCL_DEBUG", lambda v: v.upper() == "TRACE", _has_gpus, "NCCL writes a line per operation"),
-    ("TORCH_DISTRIBUTED_DEBUG", lambda v: v.upper() == "DETAIL", lambda _: True,
-     "every collective is preceded by one that compares it on all ranks"),
-    ("CUDA_LAUNCH_BLOCKING", _is_on, _has_gpus, "each kernel is waited for"),
-    ("NCCL_P2P_DISABLE", _is_on, lambda r: _has_gpus(r, 2), "GPUs do not use NVLink or PCIe"),
-    ("NCCL_SHM_DISABLE", _is_on, lambda r: _has_gpus(r, 2), "ranks of a node use the network"),
-    ("NCCL_IB_DISABLE", _is_on, _has_rdma, "InfiniBand and RoCE are there, and are not used"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, _has_gpus, "each tensor costs a cudaMalloc"),
-)  # fmt: skip
-
-
-class EnvSlowLeft(BuiltinCheck, id="env.slow_left"):
-    """No variable is left over from debugging that makes every step slower."""
-
-    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Warn on those that do something on that node."""
-        for name, is_slow, applies, why in _ROWS:
-            nodes = {
-                node: launch.environment[name]
-                for node, launch in run.launches.items()
-                if is_slow(launch.environment.get(name, "")) and applies(run.reports[node])
-            }
-            if nodes:
-                value = next(iter(nodes.values()))
-                yield self.warn(
-                    f"{name}={value} slows the job: {why}",
-                    at=nodes,
-                    evidence={"variable": name, "values": nodes},
-                    fix=on_each(nodes, f"unset {name}"),
-                    impact=f"the job runs, but slower: {why}",
-                    unless="this run is meant to find a bug",
-                )
-
-
-class EnvOmp(BuiltinCheck, id="env.omp"):
-    """OMP_NUM_THREADS times the ranks of a node is no more than its usable cores.
-
-    Where it is not set, torchrun sets 1 for several ranks; other launchers leave each rank as
-    many threads as there are cores.
-    """
-
-    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Warn where ranks would fight for cores."""
-        yield from self.not_measured(run, "host")
-        causes = grouped((c, r.node) for r in run.present if (c := _excess(run, r)) is not None)
-        for (said, threads, nproc, cores), nodes in causes.items():
-            fitting = max(1, cores // nproc)
-            yield self.warn(
-                f"{nproc} ranks x {threads} threads on {cores} cores (OMP_NUM_THREADS {said})",
-                at=nodes,
-                evidence={"num_threads": threads, "num_ranks": nproc, "num_cores": cores},
-                fix=(Fix(command=f"export OMP_NUM_THREADS={fitting}"),),
-                impact="the job runs, but its CPU work is slowed by threads that wait for a core",
-                unless="the program sets its threads itself, or does no work on the CPU",
-            )
-
-
-def _excess(run: Run, report: NodeReport) -> tuple[str, int, int, int] | None:
-    """Return (what is said, threads, ranks, cores) where they do not fit."""
-    host, launch = report.facts.host, report.facts.launch
-    if host is None or launch is None or host.num_cores < 1 or launch.launcher == "hand":
-        return None
-    nproc = run.nproc(report.node)
-    said = launch.environment.get("OMP_NUM_THREADS", "")
-    first = said.partition(",")[0].strip()
-    is_set_by_torchrun = launch.mode != "env"
-    if first.isdigit() and int(first) > 0:
-        threads = int(first)
-    elif not said and not is_set_by_torchrun:
-        threads = host.num_cores
-    else:
-        return None
-    if nproc * threads <= host.num_cores or threads == 1:
-        return None  # one thread each is the least there is: lim.cgroup.cpu counts the ranks
-    return (f"= {said}" if said else "is not set", threads, nproc, host.num_cores)
+    @staticmethod
+    def _is_itself(run: Run, node: str, owned: Mapping[str, frozenset[str]]) -> bool:
+        """Return whether the endpoint is loopback, or an address that several nodes have."""
+        if is_local(meeting.said_by(run, node)):
+            return True
+        dial = meeting.dial_of(run, node)
+        is_own = dial is not None and dial.answered_by == node
+        return dial is not None and is_own and len(owned.get(dial.address, ())) > 1

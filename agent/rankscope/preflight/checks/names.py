@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
+import shlex
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
+import msgspec
+
+from rankscope.preflight.checks.base import (
+    BuiltinCheck,
+    Run,
+    grouped,
+    listed,
+    on_each,
+    worker_host,
+)
 from rankscope.preflight.checks.comparing import by_value
-from rankscope.preflight.checks.launch import is_local
+from rankscope.preflight.checks.meeting import (
+    dial_of,
+    is_address,
+    is_local,
+    meant_by,
+    point_to,
+    way_to,
+)
 from rankscope.preflight.checks.pairs import CLOSED, is_loopback, ordered, owners, shortened
+from rankscope.preflight.exchange.hostlist import why_no_host
 from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
 from rankscope.preflight.facts.launch import Mode
-from rankscope.preflight.facts.names import HostsLine
+from rankscope.preflight.facts.names import HostsLine, NameFacts
 from rankscope.preflight.model import CheckFinding, Fix, NodeReport, Status
 from rankscope.preflight.system import Resolved
 
@@ -44,26 +61,39 @@ class NameAnswer:
 
 
 def answers(run: Run) -> Iterator[NameAnswer]:
-    """Yield what each node gets for each peer, and for MASTER_ADDR where that is another name."""
-    for start, end, edge in run.edges():
-        if edge.resolved is not None and edge.resolved.addresses:
-            yield NameAnswer(start, end, edge.resolved.name, edge.resolved.addresses, edge)
+    """Yield what each node gets for each peer, and for MASTER_ADDR where that is another name.
+
+    MASTER_ADDR is no name of rank 0's node but of whichever node it means: `meant_by`.
+    """
+    owned = owners(run)
+    meant: dict[str, str] = {}
+    for start, end, path in run.edges():
+        if path.resolved is not None and path.resolved.addresses:
+            yield NameAnswer(start, end, path.resolved.name, path.resolved.addresses, path)
     for report in run.present:
         names = report.facts.names
         asked = names.master if names is not None else None
-        edge_to_master = report.edges.get(run.master)
-        if asked is None or edge_to_master is None or not asked.addresses:
+        if asked is None or not asked.addresses or is_address(asked.name):
             continue
-        resolved = edge_to_master.resolved
-        if not _is_address(asked.name) and (resolved is None or resolved.name != asked.name):
-            yield NameAnswer(report.node, run.master, asked.name, asked.addresses, edge_to_master)
+        if asked.name not in meant:
+            meant[asked.name] = meant_by(run, asked.name, owned)
+        target = meant[asked.name]
+        edge = EdgeFacts() if target == report.node else report.edges.get(target)
+        if edge is None:
+            continue
+        if edge.resolved is None or edge.resolved.name != asked.name:
+            dial = dial_of(run, report.node)
+            edge = msgspec.structs.replace(edge, master=dial or edge.master)
+            yield NameAnswer(report.node, target, asked.name, asked.addresses, edge)
 
 
 def own_addresses(run: Run, node: str) -> tuple[str, ...]:
     """Return the addresses of a node that others could reach: none of a single link."""
     report = run.reports.get(node)
     addresses = report.addresses if report is not None else ()
-    return tuple(one for one in addresses if not one.lower().startswith("fe80:"))
+    return tuple(
+        one for one in addresses if is_address(one) and not one.lower().startswith("fe80:")
+    )
 
 
 def hosts_line(run: Run, answer: NameAnswer, address: str) -> HostsLine | None:
@@ -86,8 +116,9 @@ def hosts_fix(run: Run, answer: NameAnswer, address: str) -> Fix:
     right = best_address(run, answer)
     line = hosts_line(run, answer, address)
     wanted = f"{right} {answer.name}" if right else ""
-    if line is None:
-        command = f"getent ahosts {answer.name}  # comes from a name server: mend the entry there"
+    if line is None or why_no_host(answer.name):
+        asked = shlex.quote(answer.name)
+        command = f"getent ahosts {asked}  # comes from a name server: mend the entry there"
         return Fix(node=answer.holder, command=command, owner="admin")
     words = line.text.partition("#")[0].split()
     if len(words) == 2:
@@ -109,12 +140,11 @@ def best_address(run: Run, answer: NameAnswer) -> str:
     return next((one for one in owned if ":" not in one), next(iter(owned), ""))
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+def _by_name(run: Run, host: str, name: str) -> Iterator[str]:
+    """Yield the nodes that call `host` by this name anyway: a failure there is another finding."""
+    for start, end, edge in run.edges():
+        if end == host and edge.resolved is not None and edge.resolved.name == name:
+            yield start
 
 
 # c10d and gloo ask many times; a resolver with a cache answers within 10 ms
@@ -138,9 +168,40 @@ class DnsMaster(BuiltinCheck, id="dns.master"):
         failed = grouped(((a.name, a.error), node) for node, a in answers.items() if a.error)
         for (name, error), nodes in failed.items():
             yield self._failed(run, name, error, nodes)
+        yield from self._workers(run)
         slow = {n: a for n, a in answers.items() if not a.error and a.elapsed_ms > MASTER_SLOW_MS}
         if slow:
             yield self._slow(run, slow)
+
+    def _workers(self, run: Run) -> Iterator[CheckFinding]:
+        """In c10d mode the workers meet at the full name of the node that gets rank 0."""
+        host, name = worker_host(run)
+        addresses, known = own_addresses(run, host), {edge for edge in _by_name(run, host, name)}
+        lost: dict[str, str] = {}
+        for report in run.present:
+            asked = report.endpoint.workers if report.endpoint is not None else None
+            if not host or asked is None or report.node in known:
+                continue
+            is_right = not asked.addresses or bool({*asked.addresses} & {*addresses})
+            if asked.error or (not is_right and report.node != host):
+                lost[report.node] = asked.error or f"it is {' '.join(asked.addresses)} there"
+        if lost:
+            fix = Fix(
+                node=host, command=f"torchrun --local-addr {shlex.quote(way_to(run, host))} ..."
+            )
+            yield self.fail(
+                f"{listed(lost)} cannot find {name}, as {host} calls itself: with c10d the "
+                "workers meet there",
+                nodes=(host,) if len(lost) > 1 or host in lost else lost,
+                edges=((node, host) for node in lost if node != host),
+                evidence={"name": name, "errors": lost},
+                lines=shortened(f"{node}: {name}: {why}" for node, why in lost.items()),
+                fix=(fix,),
+                impact="the rendezvous succeeds, then the workers of these nodes wait for a store "
+                "that they cannot find: 'gai error', and all give up after 10 to 30 min",
+                unless="another node joins first and gets rank 0",
+                confidence="likely",
+            )
 
     def _failed(self, run: Run, name: str, error: str, nodes: list[str]) -> CheckFinding:
         is_silent = error.startswith("no answer")
@@ -169,14 +230,18 @@ class DnsMaster(BuiltinCheck, id="dns.master"):
 
 
 def _master_line(run: Run, name: str, nodes: list[str]) -> tuple[Fix, ...]:
-    """Return the line for /etc/hosts, with the address that the master itself reports."""
-    report = run.reports.get(run.master)
-    if report is None or not report.addresses:
+    """Return the line for /etc/hosts, with an address of the node that the name means.
+
+    A name that means no node is given to the one with rank 0: there the store will be.
+    """
+    target = meant_by(run, name, owners(run)) or run.master
+    addresses = own_addresses(run, target)
+    if not addresses or why_no_host(name):
         return ()
-    address = run.gloo_address(run.master)
-    if address not in report.addresses:
-        address = report.addresses[0]
-    command = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
+    address = run.gloo_address(target)
+    if address not in addresses:
+        address = addresses[0]
+    command = f"echo {shlex.quote(f'{address} {name}')} | sudo tee -a /etc/hosts"
     return on_each(nodes, command, "admin")
 
 
@@ -211,8 +276,8 @@ class DnsDigits(BuiltinCheck, id="dns.digits", scope="all"):
         owners = [r.node for r in run.present if name in (r.node, hostnames.get(r.node))]
         real = next((a for n in owners for a in run.reports[n].addresses), "")
         fix = on_each(owners, f"sudo hostnamectl set-hostname node{name}", "admin")
-        if real:
-            fix = (Fix(command=f"export MASTER_ADDR={real}"), *fix)
+        if is_address(real) and any(use.startswith("MASTER_ADDR") for use in where):
+            fix = (point_to(run, real), *fix)
         return self.fail(
             f"the host name {name} is a number: the resolver reads it as {address}",
             nodes=owners,
@@ -339,19 +404,31 @@ def _fixes(run: Run, node: str) -> Iterator[Fix]:
             if not address and bare in report.addresses and not row.kind and row.is_up:
                 address, interface = bare, row.name
     if interface:
-        yield Fix(node=node, command=f"export GLOO_SOCKET_IFNAME={interface}")
+        yield Fix(node=node, command=f"export GLOO_SOCKET_IFNAME={shlex.quote(interface)}")
     if names is None or not address:
         return
-    commands = []
+    if not why_no_host(names.hostname):
+        yield Fix(node=node, command=_own_line(names, address), owner="admin")
+
+
+def _own_line(names: NameFacts, address: str) -> str:
+    """Return the command that gives the own name this address, and no loopback one."""
+    edits = []
     for line in names.hosts_lines:
         words = line.text.split()
         if is_local(words[0]) and names.hostname in words[1:]:
-            edit = f"{line.number}s/[[:space:]]{names.hostname}\\b//"
+            label = names.hostname.replace(".", r"\.")
+            edit = f"{line.number}s/[[:space:]]{label}\\b//"
             if words[1:] == [names.hostname]:
                 edit = f"{line.number}s/^/# /"
-            commands.append(f"sudo sed -i '{edit}' /etc/hosts")
-    commands.append(f"echo '{address} {names.hostname}' | sudo tee -a /etc/hosts")
-    yield Fix(node=node, command=" && ".join(commands), owner="admin")
+            edits.append(edit)
+    wanted = f"{address} {names.hostname}"
+    if not edits:
+        return f"echo {shlex.quote(wanted)} | sudo tee -a /etc/hosts"
+    # in place: in containers /etc/hosts is a mount, which `sed -i` cannot replace
+    script = shlex.quote("; ".join([*edits, f"$a{wanted}"]))
+    command = f"sudo cp /etc/hosts /etc/hosts.old && sed {script} /etc/hosts.old"
+    return f"{command} | sudo tee /etc/hosts"
 
 
 def _loopback_impact(run: Run, nodes: tuple[str, ...]) -> str:
@@ -450,7 +527,12 @@ def _wrong(
     if answer.target not in run.reports:
         # all that is known of it is who answered in its place
         first = answer.dial_of(answer.addresses[0])
-        if first is not None and first.outcome == "wrong-host":
+        # an agent with a name that is no node's was given another list: env.nodes
+        if (
+            first is not None
+            and first.outcome == "wrong-host"
+            and first.answered_by in run.expected
+        ):
             return answer.addresses[0], "fail"
         return None
     right = own_addresses(run, answer.target)
@@ -563,11 +645,13 @@ class DnsReverse(BuiltinCheck, id="dns.reverse", needs=("peers",)):
             fix=(
                 Fix(
                     node=n,
-                    command=f"echo '{facts.reverse_of} {_name(run, facts.reverse_of)}' "
+                    command=f"echo {shlex.quote(f'{facts.reverse_of} {name}')} "
                     "| sudo tee -a /etc/hosts",
                     owner="admin",
                 )
                 for n, facts in slow.items()
+                if is_address(facts.reverse_of)
+                and not why_no_host(name := _name(run, facts.reverse_of))
             ),
             impact="the store of c10d asks at each connection it accepts: the start is slow",
             unless="the resolver was busy just then",
@@ -628,10 +712,12 @@ class HostDup(BuiltinCheck, id="host.dup", scope="all", needs=("peers",)):
         masters = {launch.master_addr for launch in run.launches.values()}
         hosts_store = run.mode == "c10d" and name in masters
         shares_memory = run.backend == "nccl" and is_same_boot
-        status: Status = "fail" if hosts_store or shares_memory else "warn"
+        status: Status = "fail" if hosts_store or shares_memory or is_local(name) else "warn"
         would = "names in logs and reports are mixed up"
         if hosts_store:
             would = "each of them hosts a store of its own: RendezvousTimeoutError after 10 min"
+        elif is_local(name):
+            would = "gloo advertises loopback on each of them: their peers call themselves"
         elif shares_memory:
             would = "NCCL takes them for one machine and tries shared memory: init fails"
         return self.finding(
@@ -641,8 +727,18 @@ class HostDup(BuiltinCheck, id="host.dup", scope="all", needs=("peers",)):
             evidence={"hostname": name, "nodes": list(nodes)},
             lines=(f"{n}: {', '.join(run.reports[n].addresses[:3])}" for n in nodes[:4]),
             fix=(
-                Fix(node=n, command=f"sudo hostnamectl set-hostname {name}-{i}", owner="admin")
+                Fix(
+                    node=n,
+                    command=f"sudo hostnamectl set-hostname {shlex.quote(_own_label(name, n, i))}",
+                    owner="admin",
+                )
                 for i, n in enumerate(nodes)
             ),
             impact=would,
         )
+
+
+def _own_label(shared: str, node: str, number: int) -> str:
+    """Return a host name that no other node has: the one it is listed by, where that is a name."""
+    is_listed = node != shared and not is_address(node)
+    return node if is_listed else f"{'node' if is_local(shared) else shared}-{number}"

@@ -60,6 +60,7 @@ class SmokeChild:
         self._tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
         self._child: asyncio.subprocess.Process | None = None
         self._listener: socket.socket | None = None
+        self._lent: socket.socket | None = None
         self._starting: asyncio.Task[None] | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._imported = asyncio.Event()
@@ -70,8 +71,12 @@ class SmokeChild:
         """Return the port that is reserved for the store, should this node have rank 0; 0: none."""
         return self._facts.port
 
-    def start(self) -> None:
-        """Take a port and start the child, which imports torch meanwhile."""
+    def start(self, lent: socket.socket | None = None) -> None:
+        """Take a port and start the child, which imports torch meanwhile.
+
+        `lent` is the job's own port, which the agent still answers: rank 0's child takes it over.
+        """
+        self._lent = lent
         if importlib.util.find_spec("torch") is None:
             self._facts = msgspec.structs.replace(self._facts, skipped="torch is not installed")
             return
@@ -96,13 +101,17 @@ class SmokeChild:
         return not self._facts.error
 
     async def run(
-        self, *, rank: int, nodes: Sequence[str], address: str, port: int, backend: str
-    ) -> SmokeFacts:
+        self, *, rank: int, nodes: Sequence[str], address: str, port: int, backend: str,
+        beside: str = "",
+    ) -> SmokeFacts:  # fmt: skip
         """Let the child begin, wait for its end or its limit, and return what it measured.
 
-        All nodes call it. `address` is that of rank 0 as this node sees it, `port` is rank 0's
-        `port`. Cancelling it and calling `stop` ends everything.
+        All nodes call it. `address` is that of the store as this node believes it, `port` the
+        job's, or rank 0's `port` for the reason `beside`. Cancelling it and calling `stop` ends
+        everything.
         """
+        where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._facts = msgspec.structs.replace(self._facts, store=where, beside=beside)
         if await self.imported():
             await self._release(rank, nodes, address, port, backend)
             await self._finished()
@@ -119,8 +128,7 @@ class SmokeChild:
         """Kill the child and all that it started."""
         if self._starting is not None:
             await asyncio.wait((self._starting,))  # it hands the listener over
-        if self._listener is not None:
-            self._listener.close()
+        self._let_go()
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -141,7 +149,8 @@ class SmokeChild:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, limit=_MAX_LINE_BYTES,
                 process_group=0,  # no session of its own: there its low priority would not count
-                pass_fds=(writing, listener.fileno()), env=_environment(self._system),
+                pass_fds=(writing, *(one.fileno() for one in (listener, self._lent) if one)),
+                env=_environment(self._system),
             )  # fmt: skip
         except OSError as error:
             os.close(reading)
@@ -166,10 +175,11 @@ class SmokeChild:
         assert self._child.stdin is not None
         assert self._listener is not None
         self._facts = msgspec.structs.replace(self._facts, backend=backend, world_size=len(nodes))
-        has_port = rank == 0 and port == self.port
+        own = self._lent if self._lent and _port_of(self._lent) == port else self._listener
+        has_port = rank == 0 and port == _port_of(own)
         plan = {
             "rank": rank, "nodes": list(nodes), "address": address, "port": port,
-            "backend": backend, "listen_fd": self._listener.fileno() if has_port else -1,
+            "backend": backend, "listen_fd": own.fileno() if has_port else -1,
             "store_timeout_s": STORE_LIMIT_S - _LEAST_MARGIN_S, "budget_s": self._budget_s,
             "timeout_s": max(1.0, self._limit_s - _LEAST_MARGIN_S),
         }  # fmt: skip
@@ -177,7 +187,13 @@ class SmokeChild:
         with contextlib.suppress(ConnectionError):  # it has died: the readers will see it
             self._child.stdin.write(msgspec.json.encode(plan) + b"\n")
             await self._child.stdin.drain()
-        self._listener.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close this process's handles of the ports: the child has its own."""
+        for sock in (self._listener, self._lent):
+            if sock is not None:
+                sock.close()
 
     async def _finished(self) -> None:
         """Wait until the child has ended, or its deadline, which moves on as all have met."""
@@ -267,6 +283,10 @@ class SmokeChild:
             if net := _NCCL_NET.search(text):
                 name = net[1] or net[2]
                 self._facts = msgspec.structs.replace(self._facts, nccl_net=name)
+
+
+def _port_of(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
 
 
 def _listen() -> socket.socket:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import socket
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import msgspec
 
-from rankscope.preflight.checks import FAMILIES
+from rankscope.preflight.checks import FAMILIES, meeting
 from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.pairs import CLOSED, gloo_dials, owners
 from rankscope.preflight.collective.child import SmokeChild
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import EdgeFacts
@@ -43,12 +46,16 @@ class Collective:
         self._child: SmokeChild | None = None
         self._left_out = _left_out(plan)
 
-    def start(self, run: Run) -> None:
-        """Start the child early: it imports torch while ports are dialled."""
+    def start(self, run: Run, lend: Callable[[int], socket.socket | None]) -> None:
+        """Start the child early: it imports torch while ports are dialled.
+
+        `lend` gives another handle of a port that the agent listens on.
+        """
         self._left_out = self._left_out or _crowded(run)
         if not self._left_out and not run.absent:
+            port = run.reports[self._plan.who.me].listening.master
             self._child = SmokeChild(self._plan.system, self._plan.options)
-            self._child.start()
+            self._child.start(lend(port) if port else None)
 
     @property
     def port(self) -> int:
@@ -60,8 +67,11 @@ class Collective:
         if self._child is not None:
             await self._child.imported()
 
-    async def run(self, exchange: Exchange, run: Run) -> SmokeFacts:
-        """Release the child if every path that it needs is open; return what it measured."""
+    async def run(self, exchange: Exchange, run: Run, leave: Callable[[int], None]) -> SmokeFacts:
+        """Release the child if every path that it needs is open; return what it measured.
+
+        `leave` has the agent answer a port no more: the store of the job's rank 0 does so then.
+        """
         me = exchange.mine.node
         together = members(run, me)
         reason = self._left_out or blocked(run, together)
@@ -73,10 +83,12 @@ class Collective:
             return msgspec.structs.replace(
                 self._child.facts(), backend=run.backend, skipped=reason, error="", ended_by=""
             )
-        first = together[0]
+        store = store_of(run, me, together)
+        if me == together[0] and store.port == run.reports[me].listening.master:
+            leave(store.port)
         work = self._child.run(
-            rank=together.index(me), nodes=together, address=way_to(run, me, first),
-            port=run.reports[first].listening.store, backend=run.backend,
+            rank=together.index(me), nodes=together, address=store.address, port=store.port,
+            backend=run.backend, beside=store.beside,
         )  # fmt: skip
         facts = await exchange.unless(lambda: bool(exchange.gone() & set(together)), work)
         return facts if facts is not None else await self._cut_short(exchange.gone(), run.backend)
@@ -97,9 +109,72 @@ class Collective:
 
 
 def members(run: Run, me: str) -> tuple[str, ...]:
-    """Return those who run it together with `me`, the one that holds the store first."""
+    """Return those who run it together with `me`, in the order of the job's ranks.
+
+    The first holds the store: rank 0, or in a c10d rendezvous who takes the endpoint for its own.
+    """
+    place = {name: number for number, name in enumerate(run.expected)}
+    numbers = {report.node: report.node_rank for report in run.present if report.node_rank >= 0}
+    ranks = {node: x.rank for node, x in run.launches.items() if x.rank is not None}
+    if len(ranks) == len(run.present):
+        numbers = ranks
     rest = [name for name in run.expected if name != run.master]
+    rest.sort(key=lambda name: (numbers.get(name, place[name]), place[name]))
     return group_of(me, [run.master, *rest])
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a node calls the store."""
+
+    address: str
+    port: int
+    beside: str = ""  # why not at MASTER_PORT
+
+
+def store_of(run: Run, me: str, together: Sequence[str]) -> Store:
+    """Return the job's own endpoint as `me` believes it; another only for a reason.
+
+    Only where the launcher that started this preflight holds MASTER_PORT is it a port beside it,
+    and only groups without the job's rank 0 meet elsewhere.
+    """
+    first = together[0]
+    listening = run.reports[first].listening
+    if first != run.master:
+        return Store(way_to(run, me, first), listening.store, "another group holds MASTER_PORT")
+    name = meeting.said_by(run, me) or (me if me == first else way_to(run, me, first))
+    if me == first and not meeting.said_by(run, me):
+        name = "127.0.0.1"
+    if listening.master:
+        return Store(name, listening.master)
+    facts = run.reports[first].facts.ports
+    held = facts.master_busy if facts is not None else None
+    by = (held.command.partition(" ")[0] if held is not None else "") or "the launcher"
+    return Store(name, listening.store, f"{by} of this launch holds port {run.master_port}")
+
+
+def _closed_endpoint(run: Run, together: Sequence[str]) -> str:
+    """Return why the nodes cannot meet at the job's endpoint; "" if nothing is known."""
+    first = together[0]
+    report = run.reports[first]
+    facts = report.facts.ports
+    held = facts.master_busy if facts is not None else None
+    listening = report.listening.master
+    if not listening and not (held is not None and held.is_launcher):
+        return f"{first} could not bind port {run.master_port}"
+    owned = owners(run)
+    for name in together:
+        lead = meeting.leads_to(run, name, owned)
+        endpoint = run.reports[name].endpoint
+        if listening and endpoint is not None and endpoint.port not in (0, listening):
+            return f"MASTER_PORT of {name} is {endpoint.port}, and that of {first} {listening}"
+        if meeting.said_by(run, name) and lead != first:
+            to = f"to {lead}" if lead else "to no node"
+            return f"MASTER_ADDR of {name} leads {to}, and the store will be on {first}"
+        dial = meeting.dial_of(run, name)
+        if listening and lead == first and dial is not None and dial.outcome in CLOSED:
+            return f"{name} cannot reach the endpoint {dial.address}:{dial.port} ({dial.outcome})"
+    return ""
 
 
 def way_to(run: Run, me: str, first: str) -> str:
@@ -134,15 +209,18 @@ def blocked(run: Run, together: Sequence[str]) -> str:
         return f"gloo on two nodes advertises {twice}"
     if not run.reports[together[0]].listening.store:
         return f"{together[0]} has no port for the store"
+    if together[0] == run.master and (reason := _closed_endpoint(run, together)):
+        return reason
     inside = set(together)
     paths = [path for path in run.edges() if {path[0], path[1]} <= inside]
-    return next(filter(None, (_closed(*path) for path in paths)), "")
+    return next(filter(None, (_closed(run, *path) for path in paths)), "")
 
 
-def _closed(start: str, end: str, edge: EdgeFacts) -> str:
+def _closed(run: Run, start: str, end: str, edge: EdgeFacts) -> str:
     """Return why a collective cannot use this path, or would take too long on it."""
     failed = [dial.outcome for dial in edge.ephemeral if dial.outcome != "ok"]
-    if failed:
+    is_dialled = run.backend != "gloo" or gloo_dials(run, start, end) is not False
+    if failed and is_dialled:
         return f"{start} cannot reach {end} ({failed[0]})"
     if edge.mtu is not None and not edge.mtu.large_ok:
         return f"large messages from {start} to {end} vanish"

@@ -9,18 +9,31 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rankscope.preflight.exchange.hostlist import HostListError, expand, read_hostfile
+from rankscope.preflight.exchange.hostlist import (
+    HostListError,
+    expand,
+    read_counted,
+    read_hostfile,
+    same_host,
+)
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.system import System
 
 PORT = 29500  # torch's default, `torch/distributed/distributed_c10d.py`
 _SLURM_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+# files of PBS, LSF and SGE; then LSF's variables: "a 2 b 2", and "a a b b" (unset where too long)
 _HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_HOST_TEXTS = ("LSB_MCPU_HOSTS", "LSB_HOSTS")
+_LOCAL_RANKS = (
+    "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+    "FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_LOCAL_RANK",
+)  # fmt: skip
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "localhost4", "localhost6")
 _NUM_RESOLVERS = 32
 
 
@@ -46,6 +59,7 @@ class Discovery:
     num_nodes: int = 0  # 0: not known
     master_addr: str = ""
     master_port: int = PORT
+    is_master_said: bool = False  # MASTER_ADDR is the launch's own; else it was assumed
     how: str = ""  # "--nodes", "SLURM_STEP_NODELIST", "MASTER_ADDR and NODE_RANK"
     stands_aside: str = ""  # why this process leaves the work to another one of this node
     errors: tuple[str, ...] = ()  # wrong usage: what is missing or contradicts, and the remedy
@@ -57,6 +71,8 @@ def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
     if aside:
         return Discovery(me=system.hostname(), how="the launcher", stands_aside=aside)
     rank = asked.node_rank if asked.node_rank >= 0 else _node_rank(system, launch)
+    if asked.node:
+        asked = replace(asked, node=_written(system, (asked.node,))[0])
     nodes, how, is_ordered, error = _named(system, asked, launch, rank)
     if error:
         return Discovery(how=how, errors=(error,))
@@ -65,6 +81,8 @@ def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
     me, errors = _which(system, asked, nodes, rank, is_ordered)
     if rank < 0 and me in nodes:
         rank = nodes.index(me)
+        if rank == 0 and launch.rank:
+            rank = -1  # the first of the list, and yet not the one with rank 0
     return Discovery(
         nodes=nodes,
         me=me,
@@ -72,6 +90,7 @@ def discover(system: System, asked: Asked, launch: LaunchFacts) -> Discovery:
         num_nodes=len(nodes),
         master_addr=asked.master_addr or launch.master_addr or nodes[0],
         master_port=asked.master_port or launch.master_port or PORT,
+        is_master_said=_is_said(asked, launch),
         how=how,
         errors=errors,
     )
@@ -99,6 +118,18 @@ def expected(found: Discovery, node_ranks: Mapping[str, int]) -> tuple[str, ...]
     return tuple(names)
 
 
+def agreed(found: Discovery, lists: Sequence[tuple[str, ...]]) -> Discovery:
+    """Return `found` with the list of nodes that most were given, of equal votes the longest.
+
+    All nodes take the same one, so that they also print the same answer.
+    """
+    votes = Counter(one for one in lists if one)
+    if not found.nodes or len(votes) < 2:
+        return found
+    best = max(votes, key=lambda one: (votes[one], len(one), one))
+    return replace(found, nodes=best, num_nodes=len(best))
+
+
 def _stands_aside(environ: Mapping[str, str]) -> str:
     """One process speaks for a node: the one of local rank 0."""
     for name in _LOCAL_RANKS:
@@ -123,19 +154,58 @@ def _named(
 ) -> tuple[tuple[str, ...], str, bool, str]:
     """Return (nodes, how, whether the node rank is the place in the list, error)."""
     if asked.nodes:
-        doubles = sorted({name for name in asked.nodes if asked.nodes.count(name) > 1})
-        error = f"--nodes names {', '.join(doubles)} twice" if doubles else ""
-        return asked.nodes, "--nodes", False, error
+        nodes = _written(system, asked.nodes)
+        return nodes, "--nodes", False, _wrong_names(nodes, "--nodes")
     if asked.hostfile:
         return _from_file(system, asked.hostfile, "--hostfile")
     for name in _SLURM_LISTS:
         if system.environ.get(name):
             return _from_slurm(system, launch, name)
-    for name in _HOST_FILES if launch.launcher == "mpi" else ():
-        if system.environ.get(name):
-            return _from_file(system, system.environ[name], name)
+    if found := _from_batch(system, launch):
+        return found
     numbered = _kubernetes(system, asked.master_addr or launch.master_addr, launch, rank)
     return numbered, "the names of the pods", True, ""
+
+
+def _written(system: System, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names as all nodes write them: resolvers know no capitals, but Slurm's lists do."""
+    if any(system.environ.get(name) for name in _SLURM_LISTS):
+        return nodes
+    return tuple(same_host(name) for name in nodes)
+
+
+def _wrong_names(nodes: tuple[str, ...], how: str) -> str:
+    """Return why these cannot be the names of several nodes; "" if they can."""
+    doubles = sorted({name for name in nodes if nodes.count(name) > 1})
+    if doubles:
+        return f"{', '.join(doubles)} is in {how} twice: name each node once"
+    local = [name for name in nodes if same_host(name) in _LOCAL_NAMES]
+    if local and not all(name in local or _is_loopback(name) for name in nodes):
+        return (
+            f"{how} names {local[0]} beside other nodes: there it means each of them itself; "
+            "write the name by which the others reach this node"
+        )
+    return ""
+
+
+def _from_batch(
+    system: System, launch: LaunchFacts
+) -> tuple[tuple[str, ...], str, bool, str] | None:
+    """Read the hosts of PBS, LSF or SGE, else those of Flux; None where there are none."""
+    environ = system.environ
+    if launch.launcher == "torchrun" and launch.num_nodes == 1:
+        return None  # a launch on this node alone, in a job that may have more
+    for name in _HOST_FILES:
+        if environ.get(name) and (launch.launcher == "mpi" or name != "PE_HOSTFILE"):
+            return _from_file(system, environ[name], name)
+    for name in _HOST_TEXTS:
+        if environ.get(name):
+            return read_counted(environ[name]), name, False, ""
+    if environ.get("FLUX_JOB_ID"):
+        done = system.run(("flux", "hostlist", "--expand", "local"))
+        if done.code == 0 and done.out.strip():
+            return tuple(dict.fromkeys(done.out.split())), "flux hostlist", False, ""
+    return None
 
 
 def _from_file(system: System, path: str, how: str) -> tuple[tuple[str, ...], str, bool, str]:
@@ -143,10 +213,11 @@ def _from_file(system: System, path: str, how: str) -> tuple[tuple[str, ...], st
     if text is None:
         return (), how, False, f"{how}: {path} cannot be read"
     try:
-        nodes = read_hostfile(text)
-    except HostListError as error:
-        return (), how, False, f"{how} {path}: {error}"
-    return nodes, how, False, "" if nodes else f"{how}: {path} names no host"
+        nodes = _written(system, read_hostfile(text))
+    except HostListError as unread:
+        return (), how, False, f"{how} {path}: {unread}"
+    error = _wrong_names(nodes, how) if nodes else f"{how}: {path} names no host"
+    return nodes, how, False, error
 
 
 def _from_slurm(
@@ -173,8 +244,10 @@ def _kubernetes(system: System, master: str, launch: LaunchFacts, rank: int) -> 
     number 0; a PyTorchJob has "train-master-0" and "train-worker-0" onwards, each with a service.
     """
     num_nodes = launch.num_nodes or 0
-    if num_nodes < 2 or not 0 <= rank < num_nodes or not master:
+    if num_nodes < 2 or rank >= num_nodes or launch.min_nodes is not None:
         return ()
+    if not master:
+        return _mpi_workers(system, num_nodes, rank) if launch.launcher == "mpi" else ()
     host, dot, domain = master.partition(".")
     name = system.hostname().partition(".")[0]
     if match := re.fullmatch(r"(.+)-master-0", host):
@@ -184,14 +257,42 @@ def _kubernetes(system: System, master: str, launch: LaunchFacts, rank: int) -> 
         labels = [f"{match[1]}-{number}" for number in range(num_nodes)]
     else:
         return ()
-    if labels[rank] != name:
+    if name not in labels or (rank >= 0 and labels[rank] != name):
         return ()
     return tuple(f"{label}{dot}{domain}" for label in labels)
 
 
+def _mpi_workers(system: System, num_nodes: int, rank: int) -> tuple[str, ...]:
+    """Derive the names of an MPIJob's workers, "pi-worker-0.pi...", from that of this pod.
+
+    Where its launcher is a worker as well it comes first, and numbers are one less than ranks.
+    """
+    hostname = system.hostname()
+    match = re.fullmatch(r"(.+)-(worker|launcher)(?:-(\d+))?", hostname.partition(".")[0])
+    if match is None or "KUBERNETES_SERVICE_HOST" not in system.environ:
+        return ()
+    number = int(match[3] or -1)
+    if rank - number not in (0, 1):
+        return ()
+    labels = [f"{match[1]}-worker-{one}" for one in range(num_nodes - (rank - number))]
+    if rank > number:
+        labels = [f"{match[1]}-launcher", *labels]
+    domain = _domain(system, hostname)
+    return tuple(f"{label}{domain}" for label in labels)
+
+
+def _domain(system: System, hostname: str) -> str:
+    """Return the domain of this pod, with its dot, as the kubelet writes it into /etc/hosts."""
+    for line in (system.read("/etc/hosts") or "").splitlines():
+        for name in line.partition("#")[0].split()[1:]:
+            if name.startswith(f"{hostname}."):
+                return name[len(hostname) :]
+    return ""
+
+
 def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Discovery:
     """Meet at MASTER_ADDR, or be alone."""
-    me = asked.node or system.hostname()
+    me = asked.node or _own_name(system)
     master = asked.master_addr or launch.master_addr
     port = asked.master_port or launch.master_port or PORT
     num_nodes = _num_nodes(launch)
@@ -218,8 +319,24 @@ def _unnamed(system: System, asked: Asked, launch: LaunchFacts, rank: int) -> Di
         errors.append("the number of nodes is not known: give --nodes a,b,..., or set NNODES")
     return Discovery(
         me=me, node_rank=rank, num_nodes=num_nodes, master_addr=master, master_port=port,
+        is_master_said=_is_said(asked, launch),
         how="MASTER_ADDR and the number of nodes", errors=tuple(errors),
     )  # fmt: skip
+
+
+def _is_said(asked: Asked, launch: LaunchFacts) -> bool:
+    """Return whether MASTER_ADDR was given; the first of Slurm's nodes is only likely to be it."""
+    by_list = any(name.endswith("NODELIST") for name in launch.read_from)
+    return bool(asked.master_addr or (launch.master_addr and not by_list))
+
+
+def _own_name(system: System) -> str:
+    """Return the host name; where that is localhost, on which all agree, an address."""
+    name = system.hostname()
+    if same_host(name) not in _LOCAL_NAMES:
+        return name
+    outside = (a for a in system.addresses() if not _is_loopback(a) and not a.startswith("fe80"))
+    return next(outside, name)
 
 
 def _num_nodes(launch: LaunchFacts) -> int:

@@ -39,8 +39,9 @@ _NAMES = frozenset({
     "device", "uuid", "bus_id", "answered_by", "again_with", "heard", "part", "gid",
     "torch", "torch_cuda", "torch_hip", "torch_git", "nccl", "python", "kernel", "driver",
     "cuda_driver", "visible", "machine_id", "boot_id", "nodes", "only", "skip",
+    "names", "digest", "full_name", "canonical", "local_addr",
 })  # fmt: skip
-_NAMES_OF = frozenset({"Interface.name", "Resolved.name"})
+_NAMES_OF = frozenset({"Interface.name", "Resolved.name", "Endpoint.name", "SmokeFacts.store"})
 _NAMED_VALUES = frozenset({"packages"})  # dictionaries whose values are names, too: versions
 _ADDRESSES = frozenset({"addresses"})
 _WITH_PREFIX = frozenset({"Interface"})  # their addresses are "10.0.0.5/24"

@@ -43,6 +43,8 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     world_size: int | None = None
     rendezvous_id: str = ""
     rendezvous_backend: str = ""
+    local_addr: str = ""  # --local-addr: the name of this node among those of a rendezvous
+    is_store_host: bool | None = None  # is_host of --rdzv-conf: c10d need not find it out then
     read_from: tuple[str, ...] = ()  # names of the variables or options that said so
     errors: tuple[str, ...] = ()  # "WORLD_SIZE=x is no integer"
     environment: dict[str, str] = {}  # NCCL_*, GLOO_*, OMP_* ...: what `env.drift` compares
@@ -133,6 +135,8 @@ def _read(environ: Mapping[str, str], torchrun: Torchrun | None) -> LaunchFacts:
         master_port=numbers.get("master_port", DEFAULT_PORT),
         rendezvous_id=reader.texts.get("rendezvous_id", ""),
         rendezvous_backend=reader.texts.get("rendezvous_backend", ""),
+        local_addr=reader.texts.get("local_addr", ""),
+        is_store_host=_BOOLEANS.get(reader.texts.get("is_host", "")),
         read_from=tuple(dict.fromkeys(reader.read_from)),
         errors=tuple(reader.errors),
         node_rank=numbers.get("node_rank"),
@@ -172,6 +176,8 @@ def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
     is_alone = said("standalone")[1] not in ("", "0")
     backend = said("rdzv-backend")[1] or "static"
     reader.given_text("rendezvous_backend", *said("rdzv-backend"))
+    reader.given_text("local_addr", *said("local-addr"))
+    reader.given_text("is_host", *_setting("is_host", *said("rdzv-conf")))
     if "rdzv-id" not in command.unread:
         reader.given_text("rendezvous_id", *said("rdzv-id"))
     if "nnodes" not in command.unread:
@@ -191,6 +197,21 @@ def _torchrun(reader: _Reader, command: Torchrun) -> tuple[Launcher, Mode]:
     elif not node_rank and backend == "static":
         reader.numbers["node_rank"] = 0  # its default
     return _outer(environ) or "torchrun", "static" if backend == "static" else "c10d"
+
+
+def _setting(wanted: str, option: str, text: str) -> tuple[str, str]:
+    """Return one setting of --rdzv-conf "a=1,b=2" with the option that says it."""
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name == wanted:
+            return option, value.lower()
+    return option, ""
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+}  # as torch reads them (elastic/rendezvous/api.py)
 
 
 def _endpoint(
@@ -246,7 +267,7 @@ def _plain(reader: _Reader) -> tuple[Launcher, Mode]:
     if "SLURM_PROCID" in environ and "SLURM_JOB_ID" in environ:
         _slurm(reader)
         return "slurm", "env"
-    if any(name in environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
+    if any(name in environ for name in _MPI_RANKS):
         _mpi(reader)
         return "mpi", "env"
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -272,10 +293,22 @@ def _slurm(reader: _Reader) -> None:
         reader.given_text("master_addr", name, first_node(environ.get(name, "")))
 
 
+# Open MPI; MPICH and Intel MPI; PMIx; Flux; LSF's jsrun
+_MPI_RANKS = (
+    "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
+)  # fmt: skip
+
+
 def _mpi(reader: _Reader) -> None:
-    reader.number("rank", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-    reader.number("world_size", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-    reader.number("local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    reader.number("rank", *_MPI_RANKS)
+    reader.number(
+        "world_size", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"
+    )
+    reader.number(
+        "local_rank", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "FLUX_TASK_LOCAL_ID",
+        "JSM_NAMESPACE_LOCAL_RANK",
+    )  # fmt: skip
+    reader.number("num_nodes", "FLUX_JOB_NNODES")
     reader.number("nproc_per_node", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rankscope.preflight.facts.endpoint import opens_store
 from rankscope.preflight.system import Resolved, System
 
 MAX_ASKED = 8  # peers whose names are asked for, all at once
@@ -28,6 +29,8 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hostname: str
     own: Resolved
     master: Resolved | None = None  # None: no MASTER_ADDR
+    full_name: str = ""  # with its domain: where torchrun's rank 0 lets the workers of c10d meet
+    opens_store: bool | None = None  # in c10d mode; None: torchrun ends with an error, or no name
     hosts_lines: tuple[HostsLine, ...] = ()  # those that name this node, the master or a peer
     reverse_ms: float = -1.0  # the slowest getnameinfo of the own and peers' addresses; -1: none
     reverse_of: str = ""  # that address
@@ -42,7 +45,9 @@ def collect(system: System, master_addr: str, peers: Sequence[str]) -> NameFacts
     def ask(name: str) -> None:
         found[name] = system.resolve(name)
 
-    _at_once([threading.Thread(target=ask, args=(name,)) for name in wanted])
+    full: list[str] = []
+    threads = [threading.Thread(target=ask, args=(name,)) for name in wanted]
+    _at_once([*threads, threading.Thread(target=lambda: full.append(system.full_name()))])
     own = found[hostname] if hostname else Resolved(name="", error="this host has no name")
     master = found.get(master_addr)
     addresses = [address for answer in found.values() for address in answer.addresses]
@@ -52,6 +57,8 @@ def collect(system: System, master_addr: str, peers: Sequence[str]) -> NameFacts
         hostname=hostname,
         own=own,
         master=master,
+        full_name=full[0] if full else "",
+        opens_store=opens_store(master_addr, hostname, own, master) if master_addr else None,
         hosts_lines=_hosts_lines(system, {hostname, master_addr, *peers}),
         reverse_ms=reverse_ms,
         reverse_of=reverse_of,

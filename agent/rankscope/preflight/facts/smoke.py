@@ -40,7 +40,9 @@ class SmokeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""  # the exception, or "killed in stage group, where it did not get on"
     ended_by: Literal["", "raised", "died", "limit", "not begun"] = ""  # what `error` is
     output_tail: str = ""
-    port: int = 0  # kept for the store, should this node have rank 0
+    port: int = 0  # kept for the store, should this node have rank 0 and not MASTER_PORT
+    store: str = ""  # where this node called the store: "node0:29500"
+    beside: str = ""  # why the store was not at MASTER_PORT
     left_out_bytes: int = 0  # the smallest size that would not have fitted the time; 0: none
     import_ms: float = -1.0
     store_ms: float = -1.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import random
 import socket
@@ -44,7 +45,7 @@ class Listener:
         self._key, self._node, self._on_board = key, node, on_board
         self._max_frame_bytes = max_frame_bytes
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting: list[asyncio.Task[None]] = []  # in the order of the sockets
         self._udp: asyncio.DatagramTransport | None = None
         self._shut: socket.socket | None = None
         self._open: set[asyncio.Task[None]] = set()
@@ -60,6 +61,21 @@ class Listener:
         self._sockets.append(sock)
         self._accepting.append(asyncio.ensure_future(self._accept(sock)))
         return int(sock.getsockname()[1])
+
+    def lend(self, port: int) -> socket.socket | None:
+        """Return a second handle of a listening port, for the caller to close; None: not ours."""
+        found = [sock for sock in self._sockets if sock.getsockname()[1] == port]
+        return found[0].dup() if found else None
+
+    def leave(self, port: int) -> None:
+        """Accept no more calls on `port`; the one that has it on loan goes on, without a gap."""
+        for sock, task in tuple(zip(self._sockets, self._accepting, strict=True)):
+            if sock.getsockname()[1] == port:
+                self._sockets.remove(sock)
+                self._accepting.remove(task)
+                # not before the loop has stopped to watch it
+                task.add_done_callback(functools.partial(_close, sock))
+                task.cancel()
 
     async def bind_spread(
         self, low: int, high: int, reserved: Sequence[tuple[int, int]] = ()
@@ -189,6 +205,10 @@ class Listener:
         else:
             sent = await bulk.send(link)
             self.counted.setdefault(said.node, []).append(sent)
+
+
+def _close(sock: socket.socket, _task: asyncio.Task[None]) -> None:
+    sock.close()
 
 
 class _Unproven:

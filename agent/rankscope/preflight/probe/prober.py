@@ -104,7 +104,7 @@ class Prober:
         return time.monotonic() - self._stuck.get(peer, math.inf) > STUCK_S
 
     async def meet_master(self, goal: Goal) -> None:
-        """Call the holder of MASTER_ADDR, while no names are known."""
+        """Call the holder of MASTER_ADDR, while no names are known; itself it need not call."""
         while True:
             resolved = await self.resolve(goal.master_addr)
             for address in resolved.addresses:
@@ -114,6 +114,7 @@ class Prober:
                     return
                 if call is not None:
                     await call.close()
+                    return
             await asyncio.sleep(MEET_PAUSE_S)
 
     async def other_preflight(self, port: int) -> str:

@@ -57,6 +57,15 @@ _RULES = (
     Rule(("host.dup",), ("net.dup_ip", "port.", "dns.", "net.", "node.absent", "coll."), _touching),
     Rule(("net.dup_ip",), ("dns.wrong", "dns.loopback", "dns.family", "node.absent", "net.",
                            "dns.self.loopback", "clock.offset", "coll.", *_PORTS), _touching),
+    # who the nodes are, and where they meet
+    Rule(("env.nodes",), ("node.absent",), _into),
+    Rule(("env.nodes",), ("env.rank.unique",), always=True),
+    Rule(("host.dup", "net.dup_ip", "dns.wrong", "dns.loopback"),
+         ("env.master.rank0", "env.endpoint.local")),
+    Rule(("env.endpoint.local",), ("env.master.rank0",), always=True),
+    Rule(("env.rank.unique",), ("env.complete",)),
+    Rule(("env.master.rank0",), ("port.master.identity", "port.master.reach", "port.master.free",
+                                 "coll."), always=True),
     # names
     Rule(("env.endpoint.local",), ("dns.loopback", "port.master.reach", "port.master.identity",
                                    "net.iface.", "coll.", "env.agree"), always=True),
@@ -74,6 +83,7 @@ _RULES = (
     # the endpoint
     Rule(("env.agree",), ("port.master.reach", "port.master.identity"), _out_of),
     Rule(("env.agree",), ("env.rank.unique", "env.complete")),
+    Rule(("env.agree",), ("coll.",), always=True, only_failed=True),
     Rule(("port.master.free",), ("port.master.identity", "port.master.reach"), _into),
     Rule(("port.master.free",), ("proc.leftover",)),
     # routes turn a one-way drop into their own finding
