@@ -131,12 +131,13 @@ def test_two_agents_that_go_by_one_name_are_found(tmp_path: Path, port: int) -> 
     share = tmp_path / "share"
     share.mkdir()
     words = ["preflight", "--nodes", "127.0.0.1,192.0.2.1", "--node", "127.0.0.1", "--quick",
-             "--share", str(share), "--wait", str(LIMIT_S), "--master-port", str(port),
-             "--only", "node.twice"]  # fmt: skip
+             "--share", str(share), "--wait", str(LIMIT_S), "--only", "node.twice"]  # fmt: skip
     agents = [
         subprocess.Popen(
-            [*COMMAND, *words, "--json", str(tmp_path / f"{number}.json")], env=environ(tmp_path),
-            cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [*COMMAND, *words, "--json", str(tmp_path / f"{number}.json"),
+             "--master-port", str(port + number)],  # with one port the second waits for its turn
+            env=environ(tmp_path), cwd=tmp_path,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
         for number in range(2)
     ]  # fmt: skip

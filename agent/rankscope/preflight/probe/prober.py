@@ -118,11 +118,15 @@ class Prober:
             await asyncio.sleep(MEET_PAUSE_S)
 
     async def other_preflight(self, port: int) -> str:
-        """Return what to call the preflight that holds a port of this node; "" if none does."""
+        """Return what to call the preflight that holds a port of this node; "" if none does.
+
+        Agents of one preflight may share a machine: they go by different names.
+        """
         found, call = await dial(self._caller, "127.0.0.1", port, "")
         if call is not None:
             await call.close()
-            return "this preflight's other agent"
+            is_ours = call.dial.answered_by != self._caller.node
+            return "" if is_ours else "an earlier preflight"
         if found.outcome == "other-run":
             return f"the preflight {found.banner}"
         return "another preflight" if found.outcome in ("other-secret", "other-version") else ""
