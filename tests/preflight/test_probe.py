@@ -8,18 +8,24 @@ import hashlib
 import hmac
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.endpoint import Endpoint
 from rankscope.preflight.key import RunKey
+from rankscope.preflight.model import NodeReport
 from rankscope.preflight.probe import bulk, endpoint, loss, mtu, path, wire
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
 from rankscope.preflight.probe.listener import MAX_UNPROVEN_OF_ONE, Listener
+from rankscope.preflight.probe.mesh import Mesh
+from rankscope.preflight.probe.prober import COLLECTIVE, Prober
 from rankscope.preflight.probe.transfers import Transfers
-from rankscope.preflight.system import Resolved
+from rankscope.preflight.system import Resolved, System
 from tests.ports import free_port
 
 KEY = RunKey.of("a secret of the tests, long enough", "run")
@@ -523,3 +529,33 @@ def test_a_frame_that_is_too_large_is_refused() -> None:
             await fed((1001).to_bytes(4, "big")).read()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(COLLECTIVE, "the collective of another preflight"), ("train.py", "")],
+)
+def test_the_store_of_another_preflight_is_no_stranger(words: str, told: str) -> None:
+    """While its collective runs a torch process has MASTER_PORT, and no agent answers there."""
+
+    async def work(port: int) -> str:
+        exchange = Exchange(NodeReport(node="b"))
+        mesh = Mesh(exchange, lambda _peer, _how: None)
+        prober = Prober(System(), CALLER, exchange, mesh, lambda: None)
+        try:
+            return await prober.other_preflight(port)
+        finally:
+            await prober.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        program = "import time; time.sleep(60)"
+        holder = subprocess.Popen(
+            [sys.executable, "-c", program, words], pass_fds=(sock.fileno(),),
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    try:
+        assert asyncio.run(work(port)) == told
+    finally:
+        holder.kill()
+        holder.wait()

@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
+from rankscope.preflight.facts.ports import owner_of
 from rankscope.preflight.model import STAGES, NodeReport
 from rankscope.preflight.probe import loss, mtu, path, wire
 from rankscope.preflight.probe.dial import (
@@ -37,6 +38,7 @@ BOARD_SEGMENT_BYTES = 1100  # reports must pass where large packets vanish: IPv6
 MEETING_PORT = 29500
 MAX_AT_ONCE = 128
 MAX_RESOLVERS = 32
+COLLECTIVE = "rankscope.preflight.collective"  # the process that has rank 0's store on MASTER_PORT
 # All that is asked of one peer: below it each step has a limit of its own.
 # A name (3 s), then dials at the same time (3.5 s) with their answers (4 s) and their data (4 s),
 # and what failed among them more slowly (4 s).
@@ -129,7 +131,12 @@ class Prober:
             return "" if is_ours else "an earlier preflight"
         if found.outcome == "other-run":
             return f"the preflight {found.banner}"
-        return "another preflight" if found.outcome in ("other-secret", "other-version") else ""
+        if found.outcome in ("other-secret", "other-version"):
+            return "another preflight"
+        loop = asyncio.get_running_loop()
+        owner = await loop.run_in_executor(self._resolvers, owner_of, self._system, port)
+        is_collective = owner is not None and COLLECTIVE in owner.command
+        return "the collective of another preflight" if is_collective else ""
 
     async def reach(self, peer: str, goal: Goal) -> None:
         """Dial all ports of a peer that has reported that it listens: these dials count."""
