@@ -8,15 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rankscope.cli import main
 from rankscope.cli.preflight_options import add_options, request_of
 from rankscope.preflight.checks import CHECKS
 from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.facts.endpoint import NodeList
-from rankscope.preflight.model import decode_report, encode
+from rankscope.preflight.model import encode
 from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Request
 from rankscope.preflight.transports import _words
@@ -186,22 +184,6 @@ def test_a_report_that_could_not_be_written_is_no_pass(
     code, _, err = told(capsys, "merge", str(path), "--html", str(tmp_path / "absent" / "a.html"))
     assert code == 3
     assert "a.html cannot be written: No such file or directory" in err
-
-
-def test_merge_knows_the_nodes_that_were_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = (*cases.THREE, "node9")
-    given = NodeList(num=4, digest="x", names=names, how="--nodes")
-    reports = [decode_report(line) for line in lines().splitlines()]
-    path = tmp_path / "all.jsonl"
-    path.write_bytes(
-        b"\n".join(encode(msgspec.structs.replace(report, nodes=given)) for report in reports)
-    )
-    code, out, _ = told(capsys, "merge", str(path), "--json")
-    verdict = json.loads(out)["verdict"]
-    assert (code, verdict["expected"]) == (3, list(names))
-    assert [finding["id"] for finding in verdict["findings"]] == ["node.absent"]
 
 
 @pytest.mark.parametrize("text", ["a b c", "a, b ,c", "a\nb\nc\n", "a,b,c,"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -117,13 +116,6 @@ def _unlabelled(line: bytes) -> bytes:
     return line[start:] if 0 < start <= 40 else line
 
 
-def _listed(reports: Sequence[NodeReport]) -> tuple[str, ...]:
-    """Return the nodes that most were given, if all that reported are among them."""
-    votes = Counter(one.nodes.names for one in reports if one.nodes is not None)
-    best = max(votes, key=lambda names: (votes[names], len(names), names), default=())
-    return best if {one.node for one in reports} <= set(best) else ()
-
-
 def merged(
     reports: Sequence[NodeReport], run_id: str, nodes: tuple[str, ...], options: Options | None
 ) -> Run:
@@ -135,6 +127,6 @@ def merged(
     ranks = {one.node: one.node_rank for one in reports}
     is_ranked = bool(ranks) and min(ranks.values()) >= 0
     num_nodes = max(sizes, default=0) if is_ranked else 0
-    names = expected(Discovery(nodes=nodes or _listed(reports), num_nodes=num_nodes), ranks)
+    names = expected(Discovery(nodes=nodes, num_nodes=num_nodes), ranks)
     asked = options or (reports[0].options if reports else Options())
     return Run(run_id, names, {one.node: one for one in reports}, asked)
