@@ -186,15 +186,19 @@ def _read_or_make(path: Path) -> str:
     """
     deadline = time.monotonic() + _SETTLE_S
     while True:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             text = _read(path)
-            if len(text) >= LEAST_CHARACTERS:
-                return text
+        except FileNotFoundError:
             if time.monotonic() > deadline:
-                raise SecretError(f"{path} holds no secret: rm {shlex.quote(str(path))}")
-            time.sleep(_PAUSE_S)
+                raise
+            _make(path)
+            os.listdir(path.parent)  # a network disk that remembers the file as absent looks anew
             continue
-        _make(path)
+        if len(text) >= LEAST_CHARACTERS:
+            return text
+        if time.monotonic() > deadline:
+            raise SecretError(f"{path} holds no secret: rm {shlex.quote(str(path))}")
+        time.sleep(_PAUSE_S)
 
 
 def _make(path: Path) -> None:
