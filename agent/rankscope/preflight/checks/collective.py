@@ -309,7 +309,7 @@ class CollRdzv(BuiltinCheck, id="coll.rdzv", scope="all", tier="default", needs=
 def _call(store: str) -> str:
     """Return a command that connects to "host:port", and says why it cannot."""
     host, _, port = store.rpartition(":")
-    where = (host.strip("[]"), int(port))
+    where = (host.strip("[]"), int(port) if port.isdecimal() else 0)
     program = f"import socket; print(socket.create_connection({where!r}, 5))"
     return f"python -c {shlex.quote(program)}"
 

@@ -110,7 +110,9 @@ _AWAY = {  # what became of an agent that had reported
     "closed": "has died",
     "silent": "has stopped answering",
 }
-_GONE = {"closed": "closed its connections", "silent": "was silent for 6 s"}
+_GONE = {
+    "left": "left", "closed": "closed its connections", "silent": "was silent for 6 s",
+}  # fmt: skip
 _LOOK = {
     "left": "rankscope preflight  # again, on all nodes, with the same options as here",
     "closed": "journalctl -k --since -10min  # killed for memory? rebooted? else start it again",

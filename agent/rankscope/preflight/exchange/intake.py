@@ -102,11 +102,14 @@ class Intake:
         size, most = len(encode(report)), _BASE_BYTES + num_nodes * _NODE_BYTES
         if size > most:
             raise RefusedReportError(f"it has {size:,} bytes, at most {most:,} are taken")
-        num = max(len(report.edges), len(report.claims), len(report.heard))
+        num = max(len(report.edges), len(report.claims), len(report.heard), len(report.gone))
         if num > 4 * num_nodes + 64:
             raise RefusedReportError(f"it names {num:,} nodes, of {num_nodes:,} there can be")
         heard = report.listening
-        if any(p not in _PORTS for p in (heard.master, heard.mesh, heard.udp, *heard.ephemeral)):
+        if any(
+            p not in _PORTS
+            for p in (heard.master, heard.mesh, heard.udp, heard.shut, *heard.ephemeral)
+        ):
             raise RefusedReportError("it listens on a port that there is not")
 
 
