@@ -21,6 +21,7 @@ import msgspec
 
 from rankscope.preflight.exchange.blocking import in_thread
 from rankscope.preflight.exchange.carrier import CarrierError
+from rankscope.preflight.exchange.intake import name
 from rankscope.preflight.key import RunKey, tag
 from rankscope.preflight.model import NodeReport
 
@@ -103,7 +104,10 @@ class ShareCarrier:
         """Say once whose reports are not believed. Raises CarrierError."""
         if self._foreign and not self._is_reported:
             self._is_reported = True
-            names = ", ".join(sorted(unquote(name) for name in self._foreign)[:_MOST_NAMED])
+            files = sorted(map(unquote, self._foreign))
+            named = [one for one in files if name(one) == one][:_MOST_NAMED]  # others are no nodes
+            more = f" and {len(files) - len(named)} more" if len(named) < len(files) else ""
+            names = f"{', '.join(named) or 'files'}{more}"
             raise CarrierError(
                 f"{self._shown}: written with another secret, and not believed: {names}"
             )
