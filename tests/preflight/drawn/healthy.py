@@ -435,7 +435,7 @@ def _ranks_any_order(world: World, rng: random.Random, scene: Scene) -> None:
 @_kind("busy-machine", "services listen and connections stand on every node")
 def _busy_machine(world: World, rng: random.Random, scene: Scene) -> None:
     for number in scene.everywhere:
-        for port in (22, 8080, 9100, 10250):
+        for port in (22, 9090, 9100, 10250):
             tools.middle(scene, number, port, "hang")
 
 
