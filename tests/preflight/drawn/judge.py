@@ -116,8 +116,11 @@ def _code(case: Case, answer: Answer) -> int:
 
 
 def _is_missed(draw: Draw, trial: Trial) -> bool:
-    if draw.kind.truth not in ("breaks", "sometimes"):
+    want = draw.case.wanted
+    if draw.kind.truth not in ("breaks", "sometimes") or want is None:
         return False
+    if "warn" in want.statuses:
+        return any(not want.ids & {f.id for f in answer.loud} for answer in trial.answers)
     return any(answer.exit_code == 0 for answer in trial.answers)
 
 

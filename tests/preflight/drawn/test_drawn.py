@@ -16,7 +16,7 @@ pytestmark = [
 ]  # fmt: skip
 DRAWS = (
     ("master-closed", 11), ("oneway-used", 12), ("egress-random", 13), ("policy-drop", 14),
-    ("hosts-dead", 15), ("master-localhost-all", 16), ("port-differs", 17), ("wire-pair", 18),
+    ("hosts-dead", 15), ("master-localhost-all", 16), ("port-differs", 17), ("rank0-swapped", 18),
 )  # fmt: skip
 HEALTHY_DRAWS = (("open-subnet", 21), ("docker", 22), ("full-names", 23))
 EVERY = 9  # of how many kinds one is injected here: the benchmark goes through all
