@@ -143,7 +143,7 @@ def _take_notes(scene: Scene, number: int, text: str) -> None:
             scene.say(number, **{word: value})
     for name, value in _options(text, "docker"):
         if name == "--ulimit" and value.startswith("nofile="):
-            scene.limits[number] = f"--{value}"
+            scene.limits.pop(number, None)  # as much as this machine has
         if name == "--shm-size":
             scene.lab.run(number, f"mount -o remount,size={value} /dev/shm")
     if "clock" in text.splitlines():
