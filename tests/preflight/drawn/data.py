@@ -60,7 +60,7 @@ kind("data-reset-master", "data", "breaks")(_master("reset"))
 def data_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(("drop", "reset"))
     return Case(
-        f"node{number}, which nobody dials, lets handshakes through, data: {verdict}",
+        f"node{number}, which no node dials, lets handshakes through, data: {verdict}",
         _data(world, number, RANDOM, verdict),
         warned("port.ephemeral port.oneway", at(number),
                between(*((other, number) for other in world.dialled))),

@@ -93,7 +93,7 @@ def _dual_stack(world: World, rng: random.Random, scene: Scene) -> None:
         tools.hosts_file(scene, number, *lines)
 
 
-@_kind("ipv6-unnamed", "IPv6 on all nodes, of which no name tells")
+@_kind("ipv6-unnamed", "IPv6 on all nodes, to which no name leads")
 def _ipv6_unnamed(world: World, rng: random.Random, scene: Scene) -> None:
     tools.dual_stack(scene, world, "fd00:77")
 

@@ -124,7 +124,7 @@ def _unused(world: World) -> Wanted:
 def random_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(_VERDICTS)
     return Case(
-        f"node{number}, which nobody dials: the random ports closed, {verdict}",
+        f"node{number}, which no node dials: the random ports closed, {verdict}",
         _closed(number, ALL, verdict), _unused(world),
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def third_unused(world: World, rng: random.Random) -> Case:
     number, verdict = world.by_address[-1], rng.choice(_VERDICTS)
     low, high = part(3, rng)
     return Case(
-        f"node{number}, which nobody dials: {low}-{high} closed, {verdict}",
+        f"node{number}, which no node dials: {low}-{high} closed, {verdict}",
         _closed(number, tools.ports(low, high), verdict), _unused(world),
     )  # fmt: skip
 

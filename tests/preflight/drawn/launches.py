@@ -94,7 +94,7 @@ def master_nobody(world: World, rng: random.Random) -> Case:
             _endpoint(scene, number, world.nobody)
 
     return Case(
-        f"MASTER_ADDR is {world.nobody} everywhere, which nobody has", inject,
+        f"MASTER_ADDR is {world.nobody} everywhere, which no node has", inject,
         wanted("env.master.rank0 env.endpoint.local", at(0), at(*world.everywhere)),
     )  # fmt: skip
 
@@ -323,7 +323,7 @@ def not_started(world: World, rng: random.Random) -> Case:
 def hosts_dead(world: World, rng: random.Random) -> Case:
     odd = _other(world, rng, 0)
     return Case(
-        f"on node{odd} the name node0 is {world.nobody}, which nobody has",
+        f"on node{odd} the name node0 is {world.nobody}, which no node has",
         hosts_entry(odd, "node0", f"{world.nobody} node0"), wanted("dns.wrong", at(odd)),
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def nat_one_to_one_lucky(world: World, rng: random.Random) -> Case:
 def nat_masquerade(world: World, rng: random.Random) -> Case:
     number = _not_master(world, rng)
     return Case(
-        f"node{number} is behind a masquerade; nobody reaches {_LOW_NET}.2",
+        f"node{number} is behind a masquerade; no node reaches {_LOW_NET}.2",
         _translated(world, number, _LOW_NET, is_inbound=False), wanted("net.nat", at(number)),
     )  # fmt: skip
 
