@@ -87,8 +87,8 @@ def master_differs(world: World, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
-@kind("master-nobody", "launch", "breaks")
-def master_nobody(world: World, rng: random.Random) -> Case:
+@kind("master-dead", "launch", "breaks")
+def master_dead(world: World, rng: random.Random) -> Case:
     def inject(scene: Scene) -> None:
         for number in world.everywhere:
             _endpoint(scene, number, world.nobody)
@@ -228,7 +228,7 @@ def world_size_all(world: World, rng: random.Random) -> Case:
 def rank_twice(world: World, rng: random.Random) -> Case:
     one, other = sorted(rng.sample(world.everywhere, 2))
     return Case(
-        f"node{other} is told node rank {one} as well",
+        f"node{other} gets node rank {one} as well",
         lambda scene: scene.say(other, node_rank=one),
         wanted("env.rank.unique", at(one, other), at(other)),
     )
