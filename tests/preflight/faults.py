@@ -237,7 +237,36 @@ INTERFACES = (
     ),
     Fault(
         "rp-filter", "asymmetric route and rp_filter", broken.wrong_source,
-        _one("net.rp_filter", edges=(("node0", "node1"),)), also=("net.route.sym",),
+        _one("net.rp_filter", edges=(("node0", "node1"),), remedy=r"eth0\.rp_filter=2"),
+        also=("net.route.sym",),
+    ),
+    Fault(
+        "route-blackhole", "node 1 has a blackhole route for node 2",
+        broken.route(1, "blackhole {2}/32"),
+        _one("net.route", "node1", edges=(("node1", "node2"),), remedy="ip route del blackhole"),
+    ),
+    Fault(
+        "route-gateway", "node 1 sends to node 2 by a router that is not there",
+        broken.route(1, "{2}/32 via {nobody} dev eth0"),
+        _one("net.route", "node1", edges=(("node1", "node2"),), remedy="ip route del .* via"),
+    ),
+    Fault(
+        "gloo-other-network", "GLOO_SOCKET_IFNAME=eth1 on node 1, which is in no common network",
+        broken.other_network(1),
+        _one("net.route", "node1", edges=(("node0", "node1"), ("node2", "node1")),
+             remedy="GLOO_SOCKET_IFNAME=eth0"),
+    ),
+    Fault(
+        "behind-nat", "node 2 is behind 1:1 NAT", broken.behind_nat(2),
+        _one("net.nat", "node2", edges=(("node0", "node2"), ("node1", "node2")), remedy="^# "),
+    ),
+    Fault(
+        "nic-down", "node 1's interface is switched off", broken.interface_down(1, "eth0"),
+        _one("net.down", "node1", remedy="ip link set dev eth0 up"), options="--share {shared}",
+    ),
+    Fault(
+        "loopback-down", "lo is down at node 0", broken.interface_down(0, "lo"),
+        _one("net.loopback", "node0", remedy="ip link set dev lo up"),
     ),
 )  # fmt: skip
 
@@ -415,6 +444,11 @@ MACHINES = (
     Fault(
         "tmpdir-full", "TMPDIR is full at node 1", machine.full_temporary(1),
         _one("fs.free", "node1", status="warn"), job="--checkpoint {full}",
+    ),
+    Fault(
+        "cache-read-only", "HF_HOME is on a read-only mount at node 1",
+        machine.read_only_cache(1, "HF_HOME"),
+        _one("fs.cache", "node1", status="warn", remedy="export HF_HOME="), modes=(),
     ),
     Fault(
         "disk-read-only", "checkpoint directory is read-only at node 1", machine.read_only(1),

@@ -193,6 +193,59 @@ def wrong_source(scene: Scene) -> None:
     scene.lab.run(1, "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter")
 
 
+def route(number: int, words: str) -> Injection:
+    """Give a host one more route; {0}, {1}, ... are the hosts' addresses, {nobody} no one's."""
+
+    def inject(scene: Scene) -> None:
+        addresses = [scene.lab.ip(one) for one in scene.everywhere]
+        nobody = f"{scene.lab.net}.{_DEAD_ADDRESS}"
+        scene.lab.run(number, f"ip route add {words.format(*addresses, nobody=nobody)}")
+
+    return inject
+
+
+def interface_down(number: int, name: str) -> Injection:
+    """Switch an interface of a host off."""
+    return lambda scene: scene.lab.run(number, f"ip link set {name} down")
+
+
+def other_network(number: int) -> Injection:
+    """Let gloo on a host take an interface whose network the others are not in."""
+
+    def inject(scene: Scene) -> None:
+        scene.add_nic(number, "eth1", "10.2.7.9/24")
+        scene.lab.env[number]["GLOO_SOCKET_IFNAME"] = "eth1"
+
+    return inject
+
+
+def behind_nat(number: int) -> Injection:
+    """Put a host behind a router that gives it another address on the way, in and out."""
+
+    def inject(scene: Scene) -> None:
+        lab, own, public = scene.lab, "10.2.7.2", scene.lab.ip(number)
+        lab.switch.run(
+            f"ip link set p{number} nomaster; ip addr add 10.2.7.1/24 dev p{number};"
+            f" ip addr add {lab.net}.250/24 dev br0; ip addr add {public}/24 dev br0;"
+            " sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0"
+        )
+        lab.run(
+            number,
+            f"ip addr flush dev eth0 scope global; ip addr add {own}/24 dev eth0;"
+            " ip route add default via 10.2.7.1",
+        )
+        lab.switch.run(
+            ["nft", "-f", "-"],
+            input="table ip nat {\nchain pre {\ntype nat hook prerouting priority -100;\n"
+            f'iifname "br0" ip daddr {public} dnat to {own}\n}}\n'
+            "chain post {\ntype nat hook postrouting priority 100;\n"
+            f"ip saddr {own} snat to {public}\n}}\n}}\n",
+        )
+        lab.set_hosts(number, {lab.names[number]: f"{own} {lab.names[number]}"})
+
+    return inject
+
+
 # ---- paths
 
 

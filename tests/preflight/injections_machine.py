@@ -50,6 +50,18 @@ def full_temporary(number: int) -> Injection:
     return inject
 
 
+def read_only_cache(number: int, variable: str) -> Injection:
+    """Put the place that a variable names on a read-only mount of one host."""
+
+    def inject(scene: Scene) -> None:
+        place = scene.lab.folder / variable.lower()
+        place.mkdir()
+        scene.lab.run(number, f"mount --bind {place} {place}; mount -o remount,bind,ro {place}")
+        scene.lab.env[number][variable] = str(place)
+
+    return inject
+
+
 def full_folder(scene: Scene) -> Path:
     """Return the directory that `full_temporary` fills on one host."""
     place = scene.lab.folder / "full"

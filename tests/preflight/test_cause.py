@@ -48,6 +48,19 @@ def one(
         (one("env.endpoint.local", "0 1 2"), [
             one("dns.loopback", "1 2", "1>0 2>0"), one("port.master.identity", "0", "1>0"),
         ]),
+        (one("net.down", "1"), [
+            one("net.route", "1", "1>0 1>2"), one("port.ephemeral", "1", "0>1 1>0"),
+            one("node.absent", "1"), one("coll.gloo", "1"),
+        ]),
+        (one("net.route", "1", "1>2 2>1"), [
+            one("port.ephemeral", "", "2>1 1>2"), one("port.master.reach", "", "2>1"),
+            one("net.route.sym", "1", "1>2", status="warn"), one("coll.gloo", "0 1 2"),
+        ]),
+        (one("net.nat", "2", "0>2 1>2"), [one("port.ephemeral", "2", "0>2 1>2")]),
+        (one("net.loopback", "0"), [one("coll.rdzv", "0 1 2")]),
+        (one("env.unknown", "2", variable="NCCL_IFNAME", status="warn"), [
+            one("env.drift", "2", variable="NCCL_IFNAME", status="warn"),
+        ]),
         (one("clock.offset", "2"), [one("clock.sync", "2", status="warn")]),
         (one("net.iface.missing", "2"), [one("coll.gloo")]),
         (one("lim.nofile", "1"), [one("coll.gloo", "0 1 2")]),
@@ -75,6 +88,9 @@ def test_a_cause_hides_what_it_explains(cause: CheckFinding, symptoms: list[Chec
         (one("net.latency", "", "0>1 1>0"), one("net.bandwidth", "2", "2>1 2>0")),
         (one("clock.offset", "2"), one("clock.sync", "0 2", status="warn")),
         (one("lim.nofile", "1", status="warn"), one("coll.gloo", "1")),
+        (one("net.route", "1", "1>2 2>1"), one("port.ephemeral", "3", "0>3 1>3 2>3")),
+        (one("env.slow_left", "2", status="warn", variable="NCCL_DEBUG"),
+         one("env.drift", "2", status="warn", variable="NCCL_ALGO")),
     ],
     ids=lambda value: value.id,
 )  # fmt: skip

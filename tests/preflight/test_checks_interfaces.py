@@ -109,7 +109,8 @@ def test_facts_that_are_missing_are_not_a_pass(check: Check) -> None:
         return msgspec.structs.replace(report, facts=Facts(launch=report.facts.launch))
 
     found = judged(check, run({"node1": bare}, options=NCCL))
-    if check.id not in ("net.route.sym", "net.rp_filter"):  # these judge paths, of the others too
+    # these judge paths, of the others too
+    if check.id not in ("net.route.sym", "net.rp_filter", "net.route", "net.nat"):
         assert [(f.status, f.nodes) for f in found] == [("unknown", ("node1",))]
 
 
@@ -133,10 +134,13 @@ def test_gloos_own_word_goes_before_the_emulation() -> None:
     assert finding.evidence["node1"] == {"emulated": ["10.77.0.2"], "asked": ["127.0.0.1"]}
 
 
-def test_gloo_on_an_interface_that_is_down_or_bare() -> None:
+def test_gloo_on_an_interface_that_is_down_is_told_once() -> None:
     change = both(gloo_takes("eth0", "10.77.0.2"), changed_eth0(is_up=False))
-    (finding,) = judged(NetIfaceGloo(), run({"node1": change}))
-    assert "gloo takes eth0, which is down" in finding.title
+    told = [f.id for c in FAMILIES["interfaces"] for f in judged(c, run({"node1": change}))]
+    assert [id for id in told if id != "net.iface.nccl"] == ["net.down"]
+
+
+def test_gloo_on_a_bare_interface() -> None:
     bare = gloo_takes("eth4", "", problem="eth4 has no address")
     (finding,) = judged(NetIfaceGloo(), run({"node1": bare}))
     assert "eth4 has no address" in finding.title
@@ -298,6 +302,25 @@ def test_another_source_address_is_a_warning_while_it_works() -> None:
     assert "from 10.88.0.0 (eth1), but advertises 10.77.0.1 (eth0)" in finding.title
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_names_may_lead_over_another_network_than_gloo_takes(is_open: bool) -> None:
+    """GLOO_SOCKET_IFNAME=eth1 on all, a network that they share; their names mean eth0."""
+
+    def over_eth1(report: NodeReport) -> NodeReport:
+        own = f"10.88.0.{report.node[-1]}"
+        report = both(with_interface("eth1", "10.88.0.{n}/24"), gloo_takes("eth1", own))(report)
+        edges = {}
+        for peer, edge in report.edges.items():
+            made = Dial(
+                outcome="ok" if is_open else "drop", address=f"10.88.0.{peer[-1]}", port=4000,
+                local_address=own if is_open else "",
+            )  # fmt: skip
+            edges[peer] = msgspec.structs.replace(edge, ephemeral=(made,))
+        return msgspec.structs.replace(report, edges=edges)
+
+    assert judged(NetRouteSym(), run({"*": over_eth1})) == []
+
+
 def test_a_strict_filter_at_the_peer_drops_it() -> None:
     change = {
         "node0": crooked("node1", broken=True),
@@ -329,7 +352,6 @@ def test_a_strict_filter_alone_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
-        ({"has_carrier": False}, "fail", "has no link"),
         ({"duplex": "half"}, "warn", "half duplex"),
         ({"speed_mbit": 1000}, "warn", "runs at 1000 Mbit/s, most others at 10000 Mbit/s"),
         ({"num_errors": 5000}, "warn", "5000 errors in 10000000 packets"),

@@ -13,8 +13,9 @@ import pytest
 from rankscope.preflight import collect
 from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.facts.launch import LaunchFacts
-from rankscope.preflight.model import CheckFinding, LaunchVerdict, Scope, Status
+from rankscope.preflight.model import CheckFinding, LaunchVerdict, Result, Scope, Status
 from rankscope.preflight.options import Options, Tier
+from rankscope.preflight.report.summary import summarise
 from rankscope.preflight.system import System
 from rankscope.preflight.verdict import engine
 from tests.preflight.synthetic import Cluster
@@ -142,6 +143,44 @@ def test_on_a_busy_node_paths_are_not_judged_and_not_called_healthy() -> None:
     status, reason = result(engine.evaluate(run), "net.bandwidth")
     assert status == "unknown"
     assert reason.startswith("not evaluated: node1 was too busy")
+
+
+def test_a_busy_machine_is_incomplete_and_says_what_for() -> None:
+    run = cluster()
+    late = msgspec.structs.replace(run.reports["node1"], delay_p90_ms=80.0)
+    run = Run(run.run_id, run.expected, {**run.reports, "node1": late}, run.options)
+    verdict = engine.evaluate(run)
+    assert set(engine.open_questions(verdict)) == {
+        "net.latency", "net.jitter", "net.loss", "net.bandwidth"
+    }  # fmt: skip
+    assert engine.exit_code(verdict) == 3
+    assert "no answer to net.latency" in summarise(verdict, run).outcome
+    left_out = Run(run.run_id, run.expected, run.reports, Options(skip=("paths",)))
+    assert engine.exit_code(engine.evaluate(left_out)) == 0
+
+
+def test_reports_that_used_no_network_leave_no_question_open() -> None:
+    """`--emit` and `merge`: paths were not asked for, so they are skipped, not unknown."""
+    run = cluster()
+    bare = {name: msgspec.structs.replace(r, edges={}) for name, r in run.reports.items()}
+    verdict = engine.evaluate(Run(run.run_id, run.expected, bare, run.options))
+    status, reason = result(verdict, "port.ephemeral")
+    assert (status, reason[:21]) == ("skipped", "no path was tried: th")
+    assert not set(engine.open_questions(verdict)) & {"port.ephemeral", "net.mtu.path"}
+
+
+@pytest.mark.parametrize("id", sorted(engine.MUST_ANSWER))
+def test_what_a_launch_rests_on_must_be_answered(id: str) -> None:
+    verdict = verdict_of()
+    rows = [Result(id=id, family="x", status="unknown", reason="no answer")]
+    verdict = msgspec.structs.replace(verdict, results=(*verdict.results, *rows))
+    assert engine.exit_code(verdict) == 3
+
+
+def test_another_unknown_is_told_and_does_not_count() -> None:
+    rows = [Result(id="clock.sync", family="clock", status="unknown", reason="no answer")]
+    verdict = msgspec.structs.replace(verdict_of(), results=(*verdict_of().results, *rows))
+    assert engine.exit_code(verdict) == 0
 
 
 def verdict_of(*statuses: Status, expected: int = 2, reported: int = 2) -> LaunchVerdict:

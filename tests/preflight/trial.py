@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rankscope.preflight.model import CheckFinding, LaunchVerdict
-from rankscope.preflight.verdict.engine import ABSENCES
+from rankscope.preflight.verdict.engine import ABSENCES, open_questions
 from tests.capabilities import NOBODY, is_root
 from tests.preflight.faults import BY_NAME, Expected, Fault
 from tests.preflight.injections_machine import training_script
@@ -27,6 +27,7 @@ from tests.preflight.scene import Mode, Scene, base_environment
 
 ROOT = Path(__file__).parents[2]
 _LIGHT = "light"  # directory of the packages without torch
+_TIMED = frozenset(("net.latency", "net.jitter", "net.loss", "net.bandwidth", "coll.pair"))
 LIMIT_S = 90.0  # of one preflight, far above what any takes
 _PACKAGES = (
     "msgspec", "psutil", "numpy", "pynvml", "rich", "markdown_it", "mdurl", "pygments",
@@ -120,6 +121,11 @@ def _ask(scene: Scene, number: int, fault: Fault, way: Way) -> Answer:
     argv += ["--skip", ",".join(way.skip)] if way.skip else []
     started = time.monotonic()
     environment = {**lab.environment(number), **way.environment, **_python_path(lab, number, way)}
+    if way.is_user:  # root's is closed to it, and that would be a true finding
+        home = scene.answers / f"home.{node}"
+        home.mkdir(exist_ok=True)
+        home.chmod(0o777)
+        environment["HOME"] = str(home)
     child = scene.start(
         number, [*_as_user(way), *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         errors="replace", env=environment,
@@ -232,7 +238,7 @@ def misses(trial: Trial) -> list[str]:
             else:
                 wrong += [f"{answer.node}: {text}" for text in _unlike(expected, same[0])]
         code = _code(fault)
-        if answer.exit_code != code:
+        if answer.exit_code != code and not (code == 0 and _is_too_busy(answer)):
             wrong.append(f"{answer.node}: exit {answer.exit_code}, not {code}")
     verdicts = {_essence(answer) for answer in trial.answers}
     if fault.agree and len(verdicts) > 1:
@@ -261,6 +267,16 @@ def _code(fault: Fault) -> int:
     if failed - set(ABSENCES):
         return 2
     return 3 if failed else 0
+
+
+def _is_too_busy(answer: Answer) -> bool:
+    """Return whether exit 3 says no more than that this machine had no time to time a path."""
+    verdict = answer.verdict
+    return (
+        verdict is not None and answer.exit_code == 3
+        and len(verdict.reported) == len(verdict.expected)
+        and set(open_questions(verdict)) <= _TIMED
+    )  # fmt: skip
 
 
 def _essence(answer: Answer) -> str:

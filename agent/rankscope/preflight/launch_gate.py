@@ -10,6 +10,7 @@ from typing import Literal, TextIO
 
 from rich.console import Console
 
+from rankscope.preflight.checks.base import listed
 from rankscope.preflight.exchange.discover import Asked
 from rankscope.preflight.model import EXIT_INCOMPLETE
 from rankscope.preflight.options import Options, Tier
@@ -22,6 +23,7 @@ from rankscope.preflight.report.words import clean, count
 from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import look_up, plan_of, run
 from rankscope.preflight.system import System
+from rankscope.preflight.verdict.engine import open_questions
 
 RefuseOn = Literal["fail", "warn", "never"]
 # A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
@@ -72,6 +74,8 @@ def _reason(summary: Summary) -> str:
         num_more = len(summary.findings) - 1
         more = f" (and {count(num_more, 'finding')} more)" if num_more else ""
         return f"{clean(summary.findings[0].title)}{more}"
+    if open_ones := open_questions(summary.verdict):
+        return f"no answer to {listed(open_ones)}, and unknown is not healthy"
     if summary.exit_code == EXIT_INCOMPLETE:
         return "nothing could be evaluated, and unknown is not healthy"
     return f"{clean(summary.findings[0].title)}; --preflight-on fail launches in spite of warnings"

@@ -26,6 +26,7 @@ class Link:
     num_errors: int = 0
     num_drops: int = 0
     num_packets: int = 0
+    mac: str = ""
 
 
 def read_links() -> tuple[Link, ...]:
@@ -35,6 +36,7 @@ def read_links() -> tuple[Link, ...]:
     links = []
     for name in dict.fromkeys([*addresses, *states]):
         state, count = states.get(name), counters.get(name)
+        macs = [row.address for row in addresses.get(name, ()) if row.family == psutil.AF_LINK]
         texts = [_with_prefix(row.address, row.netmask) for row in addresses.get(name, ())
                  if row.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
         links.append(
@@ -48,6 +50,7 @@ def read_links() -> tuple[Link, ...]:
                 num_errors=count.errin + count.errout if count is not None else 0,
                 num_drops=count.dropin + count.dropout if count is not None else 0,
                 num_packets=count.packets_recv + count.packets_sent if count is not None else 0,
+                mac=macs[0].lower() if macs else "",
             )
         )
     return tuple(links)

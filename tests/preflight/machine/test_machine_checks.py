@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.preflight.checks import FAMILIES
 from rankscope.preflight.checks.base import Check, Run
+from rankscope.preflight.facts.caches import Cache
 from rankscope.preflight.facts.gpu import Burn, GpuPair, GpuProcess, NvLink
 from rankscope.preflight.facts.gpu_host import GpuHostFacts, Xid
 from rankscope.preflight.facts.limits import CgroupFacts
@@ -110,6 +111,8 @@ FAULTS = [
     ("fs.free", folder_is(free_bytes=10**10), "fail", "10.0 GB free, 100 GB wanted"),
     ("fs.free", folder_is(error="ENOENT: No such file or directory"), "fail", "ENOENT"),
     ("fs.free", folder_is(total_inodes=10**6, free_inodes=3), "warn", "3 inodes free"),
+    ("fs.cache", on("storage", caches=(Cache(variable="HF_HOME", path="/hf", closed="x is on a "
+     "read-only mount"),)), "warn", "no cache can be written: HF_HOME"),
     ("fs.shared", alone_in_storage, "fail", "another directory there"),
     ("fs.same", folder_is(file_system="ext4"), "warn", "a local disk"),
     ("fs.write", folder_is(is_read_only=True), "fail", "Read-only"),

@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from shlex import quote
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
 from rankscope.preflight.checks.collective import difference
@@ -14,6 +15,7 @@ from rankscope.preflight.checks.comparing import by_value
 from rankscope.preflight.checks.meeting import is_local
 from rankscope.preflight.checks.names import loopback_by_name
 from rankscope.preflight.facts.choice import Choice, matches, nccl_settings
+from rankscope.preflight.facts.edges import EdgeFacts
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts, kind_of
 from rankscope.preflight.model import CheckFinding, Fix, NodeReport, Status
 
@@ -28,11 +30,17 @@ def best_interface(run: Run, node: str) -> str:
     return next((row.name for row in (*reached, *real)), "")
 
 
+def _export(variable: str, value: str) -> str:
+    """Return the setting of a variable; with "=" behind its name, to exactly this value of NCCL."""
+    name = variable.removesuffix("=")
+    return f"export {name}={quote(variable[len(name) :] + value)}"
+
+
 def _choose(run: Run, nodes: Iterable[str], variable: str) -> Iterator[Fix]:
     """Yield, for each node, the setting of `variable` that names its best interface."""
     for node in nodes:
         if name := best_interface(run, node):
-            yield Fix(node=node, command=f"export {variable}={name}")
+            yield Fix(node=node, command=_export(variable, name))
 
 
 def _rows(run: Run, node: str) -> tuple[Interface, ...]:
@@ -84,22 +92,36 @@ def asymmetric_paths(run: Run) -> Iterator[Asymmetry]:
     """Yield the paths whose two directions use different addresses of a node."""
     for node, peer, edge in run.edges():
         own_address = run.gloo_address(node)
-        if edge.source_address in ("", own_address) or not own_address or is_local(own_address):
+        source_address = _source(edge)
+        if source_address in ("", own_address) or not own_address or is_local(own_address):
             continue  # nearly all of a million paths end here
         facts = run.reports[node].facts.interfaces
         if facts is None:
             continue
         own = interface_with(facts, own_address)
-        source = interface_with(facts, edge.source_address)
+        source = interface_with(facts, source_address)
         if own is None or source is None or own.name == source.name:
             continue
         if own.is_loopback or own.kind or source.is_loopback:
             continue  # other checks' business: that address is no good for any peer
-        dropped = _dropping_filter(run, node, peer, own, edge.source_address)
+        dropped = _dropping_filter(run, node, peer, own, source_address)
         is_broken = _has_failed(run, node, peer) or _has_failed(run, peer, node)
-        yield Asymmetry(
-            node, peer, own, own_address, source, edge.source_address, is_broken, *dropped
-        )
+        yield Asymmetry(node, peer, own, own_address, source, source_address, is_broken, *dropped)
+
+
+def _source(edge: EdgeFacts) -> str:
+    """Return the address of ours that a call to the peer's advertised address comes from.
+
+    Where such a call was answered it says so itself. Else it is that of the route to the peer's
+    name: known only if the name means the advertised address, and not another network.
+    """
+    for dial in edge.ephemeral:
+        if dial.outcome == "ok" and dial.local_address:
+            return dial.local_address
+    if edge.mesh is None or not edge.ephemeral:
+        return edge.source_address
+    is_same = edge.mesh.address == edge.ephemeral[0].address
+    return edge.source_address if is_same else ""
 
 
 def _dropping_filter(
@@ -141,7 +163,7 @@ def _has_failed(run: Run, start: str, end: str) -> bool:
 
 
 class NetIfaceGloo(BuiltinCheck, id="net.iface.gloo", needs=("peers",)):
-    """The interface that gloo takes is up, has an address, and is not loopback.
+    """The interface that gloo takes has an address, and is not loopback.
 
     Worked out from gloo's rules; where torch is there, gloo itself is asked.
     """
@@ -179,9 +201,7 @@ def _fault(report: NodeReport) -> str:
     if is_local(chosen.address):
         how = facts.gloo[0].how if truth is None else "gloo itself, asked"
         return f"gloo advertises {chosen.address}, which is each node itself ({how})"
-    name = chosen.interface or facts.gloo[0].interface
-    down = [row for row in facts.interfaces if row.name == name and not row.is_up]
-    return f"gloo takes {name}, which is down ({chosen.how})" if down else ""
+    return ""
 
 
 def _emulated(report: NodeReport) -> str:
@@ -305,7 +325,7 @@ def _missing_fixes(run: Run, variable: str, nodes: list[str]) -> Iterator[Fix]:
     if variable == HCA:
         yield from on_each(nodes, f"unset {HCA}")
         return
-    sign = "==" if variable == NCCL else "="
+    exact = f"{variable}=" if variable == NCCL else variable
     everywhere = [
         {row.name for row in facts.interfaces if is_real(row)}
         for facts in run.each(lambda facts: facts.interfaces).values()
@@ -314,10 +334,10 @@ def _missing_fixes(run: Run, variable: str, nodes: list[str]) -> Iterator[Fix]:
     best = {node: name for node in nodes if (name := best_interface(run, node))}
     for name in best.values():
         if name in common:
-            yield Fix(command=f"export {variable}{sign}{name}")
+            yield Fix(command=_export(exact, name))
             return
     for node, name in best.items():
-        yield Fix(node=node, command=f"export {variable}{sign}{name}")
+        yield Fix(node=node, command=_export(exact, name))
 
 
 _MISSING = {
@@ -475,7 +495,7 @@ class NetDupIp(BuiltinCheck, id="net.dup_ip", scope="all", needs=("peers",)):
                 Fix(
                     node=node,
                     command=f"sudo ip addr del {_with_length(run, node, address)} "
-                    f"dev {where[node]}  # then give it an address of its own",
+                    f"dev {quote(where[node])}  # then give it an address of its own",
                     owner="admin",
                 )
                 for node in nodes[1:]
@@ -567,10 +587,10 @@ def _route(run: Run, path: Asymmetry) -> tuple[Fix, ...]:
     peer = run.gloo_address(path.peer)
     if not peer:
         return ()
-    command = f"sudo ip route replace {peer} dev {path.own.name} src {path.own_address}"
+    command = f"sudo ip route replace {peer} dev {quote(path.own.name)} src {path.own_address}"
     return (
         Fix(node=path.node, command=command, owner="admin"),
-        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={path.source.name}"),
+        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={quote(path.source.name)}"),
     )
 
 
@@ -592,8 +612,12 @@ class NetRpFilter(BuiltinCheck, id="net.rp_filter", needs=("peers",)):
 
     def _finding(self, node: str, interface: str, paths: list[Asymmetry]) -> CheckFinding:
         edges = tuple(dict.fromkeys(path.dropped_edge for path in paths))
-        command = "sudo sysctl -w net.ipv4.conf.all.rp_filter=2 "
-        command += f"net.ipv4.conf.{interface}.rp_filter=2"
+        # the kernel takes the larger of "all" and the interface's own: 2 there is loose, whatever
+        # "all" says; a name with a dot in it needs the other notation
+        key = f"net.ipv4.conf.{interface}.rp_filter"
+        if "." in interface:
+            key = f"net/ipv4/conf/{interface}/rp_filter"
+        command = f"sudo sysctl -w {quote(f'{key}=2')}"
         return self.fail(
             f"{node} drops what {listed([start for start, _ in edges])} sends to "
             f"{interface}: strict rp_filter, and the way back is another one",
@@ -631,17 +655,17 @@ _MAX_CARRIER_CHANGES = 100  # since boot; a start makes 2 to 6, a bad cable hund
 
 
 class NetNic(BuiltinCheck, id="net.nic", scope="all", needs=("peers",)):
-    """The interface that the job uses has full duplex, the usual speed, a link and no errors."""
+    """The interface that the job uses has full duplex, the usual speed and no errors."""
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Fail without a link; warn on what makes it slow."""
+        """Warn on what makes it slow."""
         yield from self.not_measured(run, "interfaces")
         used = {
             r.node: row for r in run.present if (row := _used_interface(run, r.node)) is not None
         }
         for node, row in used.items():
-            for status, fault in _nic_faults(row):
-                yield self._finding((node,), row, status, fault)
+            for fault in _nic_faults(row):
+                yield self._finding((node,), row, fault)
         yield from self._slower(used)
 
     def _slower(self, used: dict[str, Interface]) -> Iterator[CheckFinding]:
@@ -653,13 +677,10 @@ class NetNic(BuiltinCheck, id="net.nic", scope="all", needs=("peers",)):
         for speed, nodes in groups.items():
             if speed < usual:
                 fault = f"runs at {speed} Mbit/s, most others at {usual} Mbit/s"
-                yield self._finding(nodes, used[nodes[0]], "warn", fault)
+                yield self._finding(nodes, used[nodes[0]], fault)
 
-    def _finding(
-        self, nodes: tuple[str, ...], row: Interface, status: Status, fault: str
-    ) -> CheckFinding:
-        return self.finding(
-            status,
+    def _finding(self, nodes: tuple[str, ...], row: Interface, fault: str) -> CheckFinding:
+        return self.warn(
             f"{row.name} {fault}",
             at=nodes,
             evidence={
@@ -670,10 +691,15 @@ class NetNic(BuiltinCheck, id="net.nic", scope="all", needs=("peers",)):
                 "num_packets": row.num_packets,
                 "carrier_changes": row.carrier_changes,
             },
-            fix=(Fix(command=f"ethtool {row.name}; ethtool -S {row.name}", owner="admin"),),
-            impact="no connection" if status == "fail" else "every step waits for it",
-            unless="" if status == "fail" else "the counters are from long ago, the speed meant",
-            confidence="proven" if status == "fail" else "likely",
+            fix=(
+                Fix(
+                    command=f"ethtool {quote(row.name)}; ethtool -S {quote(row.name)}",
+                    owner="admin",
+                ),
+            ),
+            impact="every step waits for it",
+            unless="the counters are from long ago, the speed meant",
+            confidence="likely",
         )
 
 
@@ -687,16 +713,14 @@ def _used_interface(run: Run, node: str) -> Interface | None:
     return None if row is None or row.is_loopback or row.kind else row
 
 
-def _nic_faults(row: Interface) -> Iterator[tuple[Status, str]]:
-    if row.has_carrier is False:
-        yield "fail", "has no link"
+def _nic_faults(row: Interface) -> Iterator[str]:
     if row.duplex == "half":
-        yield "warn", "runs at half duplex"
+        yield "runs at half duplex"
     ratio = row.num_errors / row.num_packets if row.num_packets else 0.0
     if row.num_errors >= _MIN_ERRORS and ratio > _MAX_ERROR_RATIO:
-        yield "warn", f"has {row.num_errors} errors in {row.num_packets} packets since boot"
+        yield f"has {row.num_errors} errors in {row.num_packets} packets since boot"
     if row.carrier_changes > _MAX_CARRIER_CHANGES:
-        yield "warn", f"lost or found its link {row.carrier_changes} times since boot"
+        yield f"lost or found its link {row.carrier_changes} times since boot"
 
 
 _MAX_RATIO = 0.8  # other hosts of the subnet need room, too

@@ -10,6 +10,7 @@ from typing import Literal
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, listed, on_each
 from rankscope.preflight.checks.comparing import compared, odd_ones
+from rankscope.preflight.facts.caches import Cache
 from rankscope.preflight.facts.storage import (
     HANG_LIMIT_S,
     SEE_SECONDS,
@@ -17,7 +18,7 @@ from rankscope.preflight.facts.storage import (
     Folder,
     StorageFacts,
 )
-from rankscope.preflight.model import CheckFinding, Status
+from rankscope.preflight.model import CheckFinding, Fix, Status
 
 _STALE = ("ESTALE", "EIO", "ENOTCONN", "EHOSTDOWN")
 
@@ -140,6 +141,54 @@ def _shortage(folder: Folder, run: Run) -> tuple[Status, str] | None:
     if folder.total_inodes and folder.free_inodes < LEAST_INODES:
         return "warn", "inodes"
     return None
+
+
+class FsCache(BuiltinCheck, id="fs.cache"):
+    """What libraries download and compile can be written: HF_HOME, TORCH_HOME, HOME/.cache."""
+
+    def evaluate(self, run: Run) -> Iterator[CheckFinding]:
+        """Warn on a place where a job would write by itself, and cannot."""
+        yield from self.not_measured(run, "storage")
+        closed = run.each(lambda facts: facts.storage)
+        bad = {node: tuple(c for c in s.caches if c.closed) for node, s in closed.items()}
+        groups: dict[tuple[Cache, ...], list[str]] = defaultdict(list)
+        for node, caches in bad.items():
+            if caches:
+                groups[caches].append(node)
+        for caches, nodes in groups.items():
+            names = listed([cache.variable for cache in caches])
+            yield self.warn(
+                f"no cache can be written: {names} ({caches[0].closed})",
+                at=nodes,
+                evidence={cache.variable: cache.path for cache in caches},
+                lines=(f"{cache.variable}: {cache.path}: {cache.closed}" for cache in caches),
+                fix=(Fix(node=node, command=_move(run, node, caches)) for node in nodes),
+                impact="downloads of models and data, or compiling, end with an error on the ranks "
+                "there; the others wait for them",
+                unless="the job loads and compiles nothing by these libraries, or all is there",
+                confidence="likely",
+            )
+
+
+def _move(run: Run, node: str, caches: tuple[Cache, ...]) -> str:
+    """Return the variables that lead to a place that can be written."""
+    storage = run.reports[node].facts.storage
+    temporary = storage.folder("TMPDIR") if storage is not None else None
+    host = run.reports[node].facts.host
+    base = "/tmp"
+    if temporary is not None and temporary.is_writable:
+        base = temporary.path
+    place = f"{base.rstrip('/')}/cache-{host.user if host is not None else 'job'}"
+    moved = {}
+    for cache in caches:
+        if cache.variable == "TMPDIR":
+            moved["TMPDIR"] = "/tmp"
+        elif cache.is_set or cache.variable.startswith("TRITON"):
+            moved[cache.variable] = f"{place}/{cache.variable.partition('_')[0].lower()}"
+        else:
+            moved["XDG_CACHE_HOME"] = place
+    words = (f"{name}={quote(value)}" for name, value in moved.items())
+    return f"export {' '.join(words)}"
 
 
 class FsShared(BuiltinCheck, id="fs.shared", scope="all", needs=("peers", "checkpoint-dir")):

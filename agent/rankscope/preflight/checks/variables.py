@@ -132,7 +132,7 @@ class EnvUnknown(BuiltinCheck, id="env.unknown"):
             yield self.warn(
                 f"nothing reads {name}; did you mean {meant}?",
                 at=nodes,
-                evidence={"name": name, "meant": meant, "value": value},
+                evidence={"name": name, "variable": name, "meant": meant, "value": value},
                 fix=(Fix(command=f"unset {name}; export {meant}={shlex.quote(value)}"),)
                 if value.isprintable()
                 else (Fix(command=f"unset {name}"),),
@@ -222,7 +222,12 @@ class EnvOmp(BuiltinCheck, id="env.omp"):
             yield self.warn(
                 f"{nproc} ranks x {threads} threads on {cores} cores (OMP_NUM_THREADS {said})",
                 at=nodes,
-                evidence={"num_threads": threads, "num_ranks": nproc, "num_cores": cores},
+                evidence={
+                    "variable": "OMP_NUM_THREADS",
+                    "num_threads": threads,
+                    "num_ranks": nproc,
+                    "num_cores": cores,
+                },
                 fix=(Fix(command=f"export OMP_NUM_THREADS={fitting}"),),
                 impact="the job runs, but its CPU work is slowed by threads that wait for a core",
                 unless="the program sets its threads itself, or does no work on the CPU",

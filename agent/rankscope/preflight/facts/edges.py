@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from rankscope.preflight.facts.routes import Neighbour, Route
 from rankscope.preflight.system import Resolved
 
 DialClass = Literal[
@@ -105,6 +106,11 @@ class EdgeFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ephemeral_shut: tuple[int, ...] = ()
     decoy: str = ""  # class of a port that is bound and never listened on; "ok": it was accepted
     source_address: str = ""  # of ours, that the route to the peer takes
+    # where no random port answers: the routes to that address, their next hops,
+    # and a random port at the address where the control port answers, if that is another one
+    routes: tuple[Route, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    detour: Dial | None = None
     rtt: Rtt | None = None
     mtu: PathMtu | None = None
     datagrams: Datagrams | None = None

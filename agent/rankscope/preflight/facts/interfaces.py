@@ -32,6 +32,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_drops: int = 0
     num_packets: int = 0  # rx + tx since boot: what the errors are compared with
     rp_filter: int = -1  # the effective one: max of all and its own
+    mac: str = ""
 
 
 class InterfaceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +42,7 @@ class InterfaceFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     gloo: tuple[Choice, ...] = ()  # emulated; several with a list in GLOO_SOCKET_IFNAME
     nccl: tuple[Choice, ...] = ()
     gc_thresh3: int = 0
+    hop_limit: int = 0  # of the IPv4 packets that this node sends; 0: not known
 
 
 # names of interfaces that software makes; a plain "br0" is none: it is often a host's only way out
@@ -70,6 +72,7 @@ def collect(system: System) -> InterfaceFacts:
         gloo=choice.gloo(system, links),
         nccl=choice.nccl(system, links),
         gc_thresh3=system.read_int("/proc/sys/net/ipv4/neigh/default/gc_thresh3") or 0,
+        hop_limit=system.read_int("/proc/sys/net/ipv4/ip_default_ttl") or 0,
     )
 
 
@@ -93,6 +96,7 @@ def _interface(system: System, link: Link, has_sysfs: bool) -> Interface:
         num_drops=link.num_drops,
         num_packets=link.num_packets,
         rp_filter=_rp_filter(system, link.name),
+        mac=link.mac,
     )
 
 

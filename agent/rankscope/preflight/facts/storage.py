@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from rankscope.preflight.facts import child, storage_child
+from rankscope.preflight.facts import caches, child, storage_child
+from rankscope.preflight.facts.caches import Cache
 from rankscope.preflight.system import System
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class StorageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_error: str = ""
     seen: dict[str, str] | None = None  # node: token, as read here; None: not looked for yet
     seen_error: str = ""
+    caches: tuple[Cache, ...] = ()
 
     def folder(self, role: Role) -> Folder | None:
         """Return the directory of a role; None if there is none."""
@@ -106,7 +108,7 @@ def collect(system: System, options: Options, run_id: str = "", node: str = "") 
     places = _places(system, options)
     with ThreadPoolExecutor(max(len(places), 1)) as pool:
         folders = tuple(pool.map(lambda place: _look(system, *place), places))
-    facts = StorageFacts(folders=folders)
+    facts = StorageFacts(folders=folders, caches=_caches(system))
     if not facts.has_checkpoint:
         return facts
     token, name = secrets.token_hex(8), _name(run_id, node)
@@ -178,6 +180,18 @@ def _places(system: System, options: Options) -> list[tuple[Role, str]]:
         ("TORCH_HOME", environ.get("TORCH_HOME") or f"{cache}/torch"),
     ]
     return [(role, path) for role, path in places if path]
+
+
+def _caches(system: System) -> tuple[Cache, ...]:
+    """Return the caches of libraries, with why they cannot be written; none if a mount hangs."""
+    found = tuple(caches.places(system))
+    answer = _child(system, "can_write", [cache.path for cache in found], times=1)
+    closed = answer.get("closed", {})
+    return tuple(
+        msgspec.structs.replace(cache, closed=closed[cache.path])
+        for cache in found
+        if cache.path in closed
+    )
 
 
 def _look(system: System, role: Role, path: str) -> Folder:

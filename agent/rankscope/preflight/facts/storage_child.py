@@ -38,6 +38,27 @@ def look(folder: str) -> dict[str, Any]:
     }
 
 
+def can_write(paths: list[str]) -> dict[str, Any]:
+    """Return, by path, why nothing can be made there; "" if it can, in the nearest that exists."""
+    found = {}
+    for path in paths:
+        place = os.path.abspath(path)
+        while not os.path.lexists(place) and os.path.dirname(place) != place:
+            place = os.path.dirname(place)
+        found[path] = "" if os.access(place, os.W_OK | os.X_OK) else _why_closed(place)
+    return {"closed": found}
+
+
+def _why_closed(place: str) -> str:
+    if not os.path.isdir(place):
+        return f"{place} is no directory"
+    try:
+        is_read_only = bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return f"{place} is on a read-only mount" if is_read_only else f"{place} may not be written"
+
+
 def put(folder: str, name: str, token: str) -> dict[str, Any]:
     """Write a small file for the others to find: whole, or not at all."""
     path = Path(folder) / name
@@ -145,7 +166,7 @@ def _words(error: OSError) -> str:
 
 _WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "look": look, "put": put, "see": see, "write": write, "lock": lock, "clean": clean,
-    "walk": walk,
+    "walk": walk, "can_write": can_write,
 }  # fmt: skip
 
 

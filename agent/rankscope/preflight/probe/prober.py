@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rankscope.preflight.exchange.reports import Exchange
+from rankscope.preflight.facts import routes
 from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
 from rankscope.preflight.facts.ports import owner_of
 from rankscope.preflight.model import STAGES, NodeReport
@@ -147,6 +148,7 @@ class Prober:
                     self._ask_master(peer, goal),
                     self._ask_random(peer, goal.num_peers),
                 )
+                await self._explain(peer)
 
     async def call_again(self, peer: str) -> bool:
         """Open another link to a peer whose link was closed; return whether it is there."""
@@ -281,6 +283,19 @@ class Prober:
         low, high = (facts.range_low, facts.range_high) if facts is not None else (0, 0)
         house = House(peer, address, ports, report.listening.shut, low, high)
         await self._doors.ask(house, functools.partial(self._set, peer))
+
+    async def _explain(self, peer: str) -> None:
+        """Of a closed path, find out where the kernel sends to, and whether another way works."""
+        edge = self._edge(peer)
+        if not edge.ephemeral or any(dial.outcome == "ok" for dial in edge.ephemeral):
+            return
+        address, port = edge.ephemeral[0].address, edge.ephemeral[0].port
+        way = routes.towards(address, _gloo_address(self._exchange.mine))
+        self._set(peer, routes=way, neighbours=routes.next_hops(way))
+        doors = (found for found in (edge.mesh, *edge.others) if found is not None)
+        where = next((found.address for found in doors if found.outcome == "ok"), address)
+        if where != address:
+            self._set(peer, detour=await knock(self._caller, where, port, peer))
 
     async def _ask_path(self, peer: str) -> None:
         """Latency, clock, large messages and MTU, over whatever port could be reached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.preflight.checks.base import Run
+from rankscope.preflight.checks.base import Run, listed
 from rankscope.preflight.model import (
     EXIT_FAIL,
     EXIT_INCOMPLETE,
@@ -18,7 +18,7 @@ from rankscope.preflight.plan import UNNAMED
 from rankscope.preflight.report.matrix import Matrix, build
 from rankscope.preflight.report.nodes import compress
 from rankscope.preflight.report.words import clean, count, joined, most_common_first, seconds_text
-from rankscope.preflight.verdict.engine import exit_code
+from rankscope.preflight.verdict.engine import exit_code, open_questions
 
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "ok", "skipped")
 _LAUNCHERS = {"hand": "started by hand", "env": "environment", "mpi": "MPI", "slurm": "Slurm",
@@ -180,6 +180,9 @@ def _outcome(verdict: LaunchVerdict, code: int) -> str:
         parts.append(count(statuses.count("warn"), "warning"))
     if missing:
         parts.append(f"{count(missing, 'node')} not evaluated")
+    open_ones = open_questions(verdict)
+    if open_ones and code == EXIT_INCOMPLETE:
+        parts.append(f"no answer to {listed(open_ones)}")
     if not parts:
         parts.append("not everything was evaluated" if code == EXIT_INCOMPLETE else "passed")
     return f"{joined(parts, ', ')}, exit {code}"

@@ -26,6 +26,7 @@ class Rule:
     only_class: str = ""  # of the symptom's dials
     always: bool = False  # whatever its nodes
     only_failed: bool = False  # the cause must be a failure: a warning explains no failure
+    same_variable: bool = False  # both are about one environment variable, and no other
 
 
 def _along(cause: CheckFinding, path: Path) -> bool:
@@ -57,6 +58,18 @@ _RULES = (
     Rule(("host.dup",), ("net.dup_ip", "port.", "dns.", "net.", "node.absent", "coll."), _touching),
     Rule(("net.dup_ip",), ("dns.wrong", "dns.loopback", "dns.family", "node.absent", "net.",
                            "dns.self.loopback", "clock.offset", "coll.", *_PORTS), _touching),
+    # an interface that is down: nothing of that node comes through
+    Rule(("net.down",), ("port.", "net.", "dns.", "coll.", "node.absent", "clock."), _touching),
+    Rule(("net.loopback",), ("port.", "coll.", "env.master.rank0", "dns.self.loopback")),
+    Rule(("net.loopback",), ("coll.",), always=True, only_failed=True),
+    # no way: the kernel's own tables distinguish it from a firewall
+    Rule(("net.dup_mac",), ("port.", "net.", "coll.", "node.absent"), _touching),
+    Rule(("net.nat", "net.route"), (*_PORTS, "port.intercepted", "net.route.sym", "net.rp_filter",
+                                    "net.mtu.path"), _between),
+    Rule(("net.route",), ("net.subnet",)),
+    Rule(("net.nat", "net.route"), ("coll.",), always=True, only_failed=True),
+    Rule(("net.iface.missing", "net.iface.virtual", "net.iface.gloo", "dns.self.loopback"),
+         ("net.route", "net.nat"), _touching),
     # who the nodes are, and where they meet
     Rule(("env.nodes",), ("node.absent",), _into),
     Rule(("env.nodes",), ("env.rank.unique",), always=True),
@@ -107,6 +120,8 @@ _RULES = (
     Rule(("net.latency",), ("net.bandwidth",), _between),
     Rule((*_SLOW, "net.nic"), ("coll.pair",), _touching),
     Rule(_SLOW, ("coll.pair",), _between),
+    Rule(("env.unknown", "env.slow_left", "env.omp", "net.iface.missing"), ("env.drift",),
+         always=True, same_variable=True),
     Rule(("clock.offset",), ("clock.sync",)),
     # what has failed before is why nodes do not meet in the collective test
     Rule(("node.absent", "node.secret", "net.mtu.path", *_PORTS), ("coll.",), always=True,
@@ -161,7 +176,7 @@ def _cause(
             cause = findings[candidate]
             if candidate == number or _root(candidate, parents) == number:
                 continue
-            if rule.only_failed and cause.status != "fail":
+            if not _may_explain(rule, cause, symptom):
                 continue
             if rule.always or _holds(rule, cause, symptom):
                 return candidate
@@ -180,6 +195,19 @@ def _is_about(rule: Rule, symptom: CheckFinding) -> bool:
         symptom.id.startswith(id) if id.endswith(".") else symptom.id == id for id in rule.symptoms
     )
     return is_named and rule.only_class in ("", symptom.evidence.get("class"))
+
+
+def _may_explain(rule: Rule, cause: CheckFinding, symptom: CheckFinding) -> bool:
+    if rule.only_failed and cause.status != "fail":
+        return False
+    return not rule.same_variable or _variables(cause) == _variables(symptom)
+
+
+def _variables(finding: CheckFinding) -> set[str]:
+    """Return the environment variables that a finding is about."""
+    several = finding.evidence.get("variables", {})
+    one = finding.evidence.get("variable", "")
+    return {*several, *([str(one)] if one else [])}
 
 
 def _holds(rule: Rule, cause: CheckFinding, symptom: CheckFinding) -> bool:

@@ -28,6 +28,11 @@ LIMIT_S = 5.0  # of one check; the slowest needs 0.2 s over the reports of 1,000
 _WORST_FIRST: tuple[Status, ...] = ("fail", "warn", "unknown", "skipped", "ok")
 ABSENCES = ("node.absent", "node.secret")  # they say that nodes are missing, not that a job fails
 _TRIED = "not evaluated"  # begins the reasons that leave a question open
+# Without an answer to these it is not known that the launch works.
+MUST_ANSWER = frozenset((
+    "port.master.free", "port.master.reach", "port.master.identity", "port.ephemeral",
+    "port.oneway", "port.intercepted", "net.mtu.path", "coll.rdzv", "coll.gloo", "coll.nccl",
+))  # fmt: skip
 
 
 def evaluate(run: Run, foreign: Sequence[Check] = (), limit_s: float = LIMIT_S) -> LaunchVerdict:
@@ -68,9 +73,24 @@ def exit_code(verdict: LaunchVerdict, fail_on: str = "fail") -> int:
         return EXIT_FAIL
     has_answers = any(r.status in ("ok", "warn") for r in verdict.results)
     is_absent = any(finding.id == "node.absent" for finding in verdict.findings)
-    if is_absent or len(verdict.reported) < len(verdict.expected) or not has_answers:
+    is_whole = not is_absent and len(verdict.reported) >= len(verdict.expected)
+    if not is_whole or not has_answers or open_questions(verdict):
         return EXIT_INCOMPLETE
     return EXIT_WARN if "warn" in statuses and fail_on == "warn" else EXIT_OK
+
+
+def open_questions(verdict: LaunchVerdict) -> tuple[str, ...]:
+    """Return the checks that a launch rests on and that found no answer.
+
+    Those are `MUST_ANSWER`, and whatever a machine was too busy for: what that would have shown
+    is not known. Other unknowns are shown, and count as neither passed nor failed.
+    """
+    return tuple(
+        result.id
+        for result in verdict.results
+        if result.status == "unknown"
+        and (result.id in MUST_ANSWER or result.reason.startswith(_TRIED))
+    )
 
 
 def sentence(check: Check) -> str:
@@ -92,6 +112,9 @@ def _left_out(check: Check, family: str, run: Run) -> str:
 
 def _missing(check: Check, run: Run) -> str:
     """Return why `check` does not apply to this run; "" if it does."""
+    is_about_paths = check.scope == "pair" and "peers" in check.needs and len(run.expected) > 1
+    if is_about_paths and not any(report.edges for report in run.present):
+        return "no path was tried: the reports came without a network between the nodes"
     for need in sorted(check.needs):
         reason = _UNMET[need](run)
         if reason:
