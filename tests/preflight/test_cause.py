@@ -50,7 +50,7 @@ def one(
         ]),
         (one("net.down", "1"), [
             one("net.route", "1", "1>0 1>2"), one("port.ephemeral", "1", "0>1 1>0"),
-            one("node.absent", "1"), one("coll.gloo", "1"),
+            one("coll.gloo", "1"),
         ]),
         (one("net.route", "1", "1>2 2>1"), [
             one("port.ephemeral", "", "2>1 1>2"), one("port.master.reach", "", "2>1"),

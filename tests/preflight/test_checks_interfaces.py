@@ -329,7 +329,10 @@ def test_a_strict_filter_at_the_peer_drops_it() -> None:
     (finding,) = judged(NetRpFilter(), run(change))
     assert (finding.status, finding.nodes) == ("fail", ("node1",))
     assert finding.edges == (("node0", "node1"),)
-    assert "net.ipv4.conf.eth0.rp_filter=2" in commands(finding)[0]
+    assert [(fix.node, fix.command) for fix in finding.fix] == [
+        ("node0", "sudo ip route replace 10.77.0.2 dev eth0 src 10.77.0.1"),
+        ("node1", "sudo sysctl -w net.ipv4.conf.eth0.rp_filter=2"),
+    ]
     assert judged(NetRouteSym(), run(change)) == []  # one cause, one finding
 
 

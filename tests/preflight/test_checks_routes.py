@@ -16,6 +16,7 @@ from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.routes import Neighbour, Route
 from rankscope.preflight.model import CheckFinding
+from rankscope.preflight.system import Resolved
 from rankscope.preflight.verdict.engine import evaluate
 
 from .synthetic import PORT, RANDOM, Cluster, cluster, dial
@@ -275,18 +276,18 @@ def test_an_endpoint_that_others_do_not_reach() -> None:
 
 def translated(given: Cluster, node: str, public: str, is_inbound: bool) -> None:
     """Put a node behind NAT: it has an address that no other node reaches."""
-    own, old = "10.2.7.2", given.address[node]
+    own = "10.2.7.2"
     interface(given, node, addresses=(f"{own}/24",))
     facts = given.reports[node].facts.interfaces
     assert facts is not None
     chosen = (Choice(interface="eth0", address=own),)
     given.facts(node, interfaces=msgspec.structs.replace(facts, gloo=chosen))
     given.report(node, addresses=(own,))
-    assert old
     for peer in [name for name in given.names if name != node]:
         unreached(given, peer, node, own, detour=public if is_inbound else "")
         mesh = dial(node, public, PORT) if is_inbound else dial(node, own, PORT, "no-route")
-        given.change(peer, node, mesh=mesh)
+        known_as = Resolved(name=node, addresses=(public if is_inbound else own,))
+        given.change(peer, node, mesh=mesh, resolved=known_as)
         out = given.edges[node, peer].ephemeral[0]
         out = msgspec.structs.replace(out, local_address=own, seen_address=public)
         given.change(node, peer, ephemeral=(out,))

@@ -179,7 +179,10 @@ def test_a_report_that_could_not_be_written_is_no_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "all.jsonl"
-    path.write_bytes(lines())
+    asked = Options(only=("launch",))  # these reports hold no more than that
+    reports = (msgspec.structs.replace(decode_report(one), options=asked)
+               for one in lines().splitlines())  # fmt: skip
+    path.write_bytes(b"\n".join(map(encode, reports)))
     assert told(capsys, "merge", str(path))[0] == 0
     code, _, err = told(capsys, "merge", str(path), "--html", str(tmp_path / "absent" / "a.html"))
     assert code == 3

@@ -7,10 +7,10 @@ import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from shlex import quote
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
 from rankscope.preflight.checks.collective import difference
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.comparing import by_value
 from rankscope.preflight.checks.meeting import is_local
 from rankscope.preflight.checks.names import loopback_by_name
@@ -33,7 +33,7 @@ def best_interface(run: Run, node: str) -> str:
 def _export(variable: str, value: str) -> str:
     """Return the setting of a variable; with "=" behind its name, to exactly this value of NCCL."""
     name = variable.removesuffix("=")
-    return f"export {name}={quote(variable[len(name) :] + value)}"
+    return f"export {name}={word(variable[len(name) :] + value)}"
 
 
 def _choose(run: Run, nodes: Iterable[str], variable: str) -> Iterator[Fix]:
@@ -64,6 +64,7 @@ def interface_with(facts: InterfaceFacts, address: str) -> Interface | None:
     return next((row for row in facts.interfaces if address in addresses_of(row)), None)
 
 
+_MAX_ROUTES = 8  # commands of one finding
 STRICT = 1  # rp_filter: drop what comes in where the reply would not go out
 
 
@@ -495,7 +496,7 @@ class NetDupIp(BuiltinCheck, id="net.dup_ip", scope="all", needs=("peers",)):
                 Fix(
                     node=node,
                     command=f"sudo ip addr del {_with_length(run, node, address)} "
-                    f"dev {quote(where[node])}  # then give it an address of its own",
+                    f"dev {word(where[node])}  # then give it an address of its own",
                     owner="admin",
                 )
                 for node in nodes[1:]
@@ -587,10 +588,10 @@ def _route(run: Run, path: Asymmetry) -> tuple[Fix, ...]:
     peer = run.gloo_address(path.peer)
     if not peer:
         return ()
-    command = f"sudo ip route replace {peer} dev {quote(path.own.name)} src {path.own_address}"
+    command = f"sudo ip route replace {peer} dev {word(path.own.name)} src {path.own_address}"
     return (
         Fix(node=path.node, command=command, owner="admin"),
-        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={quote(path.source.name)}"),
+        Fix(node=path.node, command=f"export GLOO_SOCKET_IFNAME={word(path.source.name)}"),
     )
 
 
@@ -608,16 +609,16 @@ class NetRpFilter(BuiltinCheck, id="net.rp_filter", needs=("peers",)):
             if path.dropped_by:
                 by_place.setdefault((path.dropped_by, path.dropped_at), []).append(path)
         for (node, interface), paths in by_place.items():
-            yield self._finding(node, interface, paths)
+            yield self._finding(run, node, interface, paths)
 
-    def _finding(self, node: str, interface: str, paths: list[Asymmetry]) -> CheckFinding:
+    def _finding(self, run: Run, node: str, interface: str, paths: list[Asymmetry]) -> CheckFinding:
         edges = tuple(dict.fromkeys(path.dropped_edge for path in paths))
         # the kernel takes the larger of "all" and the interface's own: 2 there is loose, whatever
         # "all" says; a name with a dot in it needs the other notation
         key = f"net.ipv4.conf.{interface}.rp_filter"
         if "." in interface:
             key = f"net/ipv4/conf/{interface}/rp_filter"
-        command = f"sudo sysctl -w {quote(f'{key}=2')}"
+        command = f"sudo sysctl -w {word(f'{key}=2')}"
         return self.fail(
             f"{node} drops what {listed([start for start, _ in edges])} sends to "
             f"{interface}: strict rp_filter, and the way back is another one",
@@ -641,7 +642,11 @@ class NetRpFilter(BuiltinCheck, id="net.rp_filter", needs=("peers",)):
                 f"advertises {p.own_address} ({p.own.name})"
                 for p in paths[:4]
             ),
-            fix=on_each((node,), command, "admin"),
+            # the route mends the cause, the filter alone only where the other way back works
+            fix=(
+                *(fix for p in paths[:_MAX_ROUTES] for fix in _route(run, p)[:1]),
+                *on_each((node,), command, "admin"),
+            ),
             impact="works or hangs for more than 30 min, by which node has the higher address: "
             "one direction is dropped, the other is not",
             confidence="likely",
@@ -693,7 +698,7 @@ class NetNic(BuiltinCheck, id="net.nic", scope="all", needs=("peers",)):
             },
             fix=(
                 Fix(
-                    command=f"ethtool {quote(row.name)}; ethtool -S {quote(row.name)}",
+                    command=f"ethtool {word(row.name)}; ethtool -S {word(row.name)}",
                     owner="admin",
                 ),
             ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, on_each
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.ways import interfaces_of, near_interface, ways
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.model import CheckFinding, Fix
@@ -40,7 +40,7 @@ def _why(row: Interface) -> str:
 
 def _raise(row: Interface) -> str:
     if not row.is_up:
-        return f"sudo ip link set dev {quote(row.name)} up"
+        return f"sudo ip link set dev {word(row.name)} up"
     return f"# {row.name} is switched on and has no link: see to its cable and the switch's port"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator
-from shlex import quote
 from typing import TypeVar
 
 from rankscope.preflight.checks.base import Run, listed
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.ways import Fault, FaultKind, interfaces_of
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.facts.routes import MAIN_TABLE, Route
@@ -29,11 +29,11 @@ def route_text(route: Route | None) -> str:
 def _words(route: Route) -> Iterator[str]:
     if route.kind != "unicast":
         yield route.kind
-    yield "default" if route.prefix.endswith("/0") else route.prefix
+    yield "default" if route.prefix.endswith("/0") else word(route.prefix)
     if route.gateway:
-        yield from ("via", route.gateway)
+        yield from ("via", word(route.gateway))
     if route.interface:
-        yield from ("dev", quote(route.interface))
+        yield from ("dev", word(route.interface))
     if route.table != MAIN_TABLE:
         yield from ("table", str(route.table))
 
@@ -79,9 +79,7 @@ def _around(node: str, faults: list[Fault]) -> Iterator[Fix]:
         assert fault.route is not None
         table = f" table {fault.route.table}" if fault.route.table != MAIN_TABLE else ""
         prefix = _linked(fault)
-        commands[f"{_ip(fault.address)} replace {prefix} dev {quote(fault.near.name)}{table}"] = (
-            None
-        )
+        commands[f"{_ip(fault.address)} replace {prefix} dev {word(fault.near.name)}{table}"] = None
     for some in _parts(list(commands)):
         yield Fix(node=node, command=" && ".join(some), owner="admin")
 
@@ -90,7 +88,8 @@ def _linked(fault: Fault) -> str:
     """Return the network of the link where it is narrower than the route, else the host."""
     assert fault.near is not None
     assert fault.route is not None
-    length = int(fault.route.prefix.partition("/")[2])
+    digits = fault.route.prefix.partition("/")[2]
+    length = int(digits) if digits.isdigit() else 0
     for text in fault.near.addresses:
         network = ipaddress.ip_interface(text).network
         if ipaddress.ip_address(fault.address) in network and network.prefixlen > length:
@@ -131,7 +130,7 @@ def _router(run: Run, node: str, faults: list[Fault]) -> Iterator[Fix]:
 def _forget(run: Run, node: str, faults: list[Fault]) -> Iterator[Fix]:
     for fault in faults:
         if fault.neighbour is not None:
-            where = f"{fault.neighbour.address} dev {quote(fault.neighbour.interface)}"
+            where = f"{word(fault.neighbour.address)} dev {word(fault.neighbour.interface)}"
             yield Fix(node=node, command=f"sudo ip neigh del {where}", owner="admin")
 
 

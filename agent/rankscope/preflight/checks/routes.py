@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from shlex import quote
 
 from rankscope.preflight.checks.base import BuiltinCheck, Run, listed, on_each
 from rankscope.preflight.checks.blame import Path, blame
+from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.pairs import arrows, dial_line, ordered, owners, shortened
 from rankscope.preflight.checks.reroute import FIXES, TITLES, route_text
 from rankscope.preflight.checks.ways import Fault, FaultKind, Ways, interfaces_of, is_used, ways
@@ -246,9 +246,9 @@ def _take(run: Run, node: str, own: Interface | None, better: str) -> Iterator[F
         text = f"# let the own name {name} mean {better} there: /etc/hosts, or the name server"
         yield Fix(node=node, command=text, owner="admin")
         return
-    yield Fix(node=node, command=f"export GLOO_SOCKET_IFNAME={quote(row.name)}")
+    yield Fix(node=node, command=f"export GLOO_SOCKET_IFNAME={word(row.name)}")
     if run.backend == "nccl":
-        yield Fix(node=node, command=f"export NCCL_SOCKET_IFNAME={quote('=' + row.name)}")
+        yield Fix(node=node, command=f"export NCCL_SOCKET_IFNAME={word('=' + row.name)}")
 
 
 _UNREACHED = ("no-route", "no-arp", "prohibited", "drop")
@@ -282,7 +282,7 @@ def _point_to(run: Run, address: str) -> str:
     is_torchrun = any(launch.launcher == "torchrun" for launch in run.launches.values())
     if run.mode == "c10d":
         host = f"[{address}]" if ":" in address else address
-        return f"torchrun --rdzv-endpoint {host}:{run.master_port} ..."
+        return f"torchrun --rdzv-endpoint {word(host)}:{run.master_port} ..."
     if run.mode == "static" and is_torchrun:
-        return f"torchrun --master-addr {address} ..."
-    return f"export MASTER_ADDR={address}"
+        return f"torchrun --master-addr {word(address)} ..."
+    return f"export MASTER_ADDR={word(address)}"

@@ -40,6 +40,7 @@ _NAMES = frozenset({
     "torch", "torch_cuda", "torch_hip", "torch_git", "nccl", "python", "kernel", "driver",
     "cuda_driver", "visible", "machine_id", "boot_id", "nodes", "only", "skip",
     "names", "digest", "full_name", "canonical", "local_addr",
+    "gateway", "prefix", "mac", "variable",
 })  # fmt: skip
 _NAMES_OF = frozenset({"Interface.name", "Resolved.name", "Endpoint.name", "SmokeFacts.store"})
 _NAMED_VALUES = frozenset({"packages"})  # dictionaries whose values are names, too: versions
@@ -47,7 +48,7 @@ _ADDRESSES = frozenset({"addresses"})
 _WITH_PREFIX = frozenset({"Interface"})  # their addresses are "10.0.0.5/24"
 _ADDRESS_OF = frozenset({
     "Choice.address", "Dial.local_address", "Dial.seen_address", "EdgeFacts.source_address",
-    "NameFacts.reverse_of",
+    "NameFacts.reverse_of", "Route.address", "Route.gateway", "Route.source", "Neighbour.address",
 })  # fmt: skip
 
 

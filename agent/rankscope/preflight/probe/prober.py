@@ -295,7 +295,7 @@ class Prober:
         doors = (found for found in (edge.mesh, *edge.others) if found is not None)
         where = next((found.address for found in doors if found.outcome == "ok"), address)
         if where != address:
-            self._set(peer, detour=await knock(self._caller, where, port, peer))
+            self._set(peer, detour=await self._doors.knock(House(peer, where), port))
 
     async def _ask_path(self, peer: str) -> None:
         """Latency, clock, large messages and MTU, over whatever port could be reached."""

@@ -59,7 +59,7 @@ _RULES = (
     Rule(("net.dup_ip",), ("dns.wrong", "dns.loopback", "dns.family", "node.absent", "net.",
                            "dns.self.loopback", "clock.offset", "coll.", *_PORTS), _touching),
     # an interface that is down: nothing of that node comes through
-    Rule(("net.down",), ("port.", "net.", "dns.", "coll.", "node.absent", "clock."), _touching),
+    Rule(("net.down",), ("port.", "net.", "dns.", "coll.", "clock."), _touching),
     Rule(("net.loopback",), ("port.", "coll.", "env.master.rank0", "dns.self.loopback")),
     Rule(("net.loopback",), ("coll.",), always=True, only_failed=True),
     # no way: the kernel's own tables distinguish it from a firewall
