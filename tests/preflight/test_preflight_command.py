@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.cli import main
 from rankscope.cli.preflight_options import add_options, request_of
 from rankscope.preflight.checks import CHECKS
 from rankscope.preflight.exchange.discover import Discovery
-from rankscope.preflight.model import encode
+from rankscope.preflight.model import decode_report, encode
 from rankscope.preflight.options import Options
 from rankscope.preflight.plan import Request
 from rankscope.preflight.transports import _words
