@@ -324,6 +324,28 @@ def test_what_accepts_all_and_is_silent_at_one_node_is_its_firewall() -> None:
     taken(some, [("node0", "node1"), ("node2", "node1")], "no-data")  # a SYN proxy
     finding = only(some.run())
     assert (finding.id, finding.nodes) == ("port.ephemeral", ("node1",))
+    assert "ufw prepend" in commands(finding)
+    assert "redirect|dnat" in commands(finding)  # or a proxy that is silent
+    facts = some.reports["node1"].facts.ports
+    assert facts is not None
+    for is_proxy in (True, False):
+        rules = FilterRules(redirects_in=is_proxy, drops_in=not is_proxy)
+        some.facts("node1", ports=msgspec.structs.replace(facts, rules=rules))
+        finding = only(some.run())
+        assert finding.id == ("port.intercepted" if is_proxy else "port.ephemeral")
+        assert ("redirect|dnat" in commands(finding)) == is_proxy
+
+
+def test_a_sidecar_that_takes_all_ports_is_told_of_the_master_port_too() -> None:
+    some = cluster(3, tools=("nft",))
+    taken(some, [("node2", "node0"), ("node2", "node1")], "not-us")
+    for end in ("node0", "node1"):
+        other = dial(end, some.address[end], PORT, "not-us", banner="HTTP/1.0 400")
+        some.change("node2", end, mesh=other, master=other if end == "node0" else None)
+    finding = only(some.run())
+    assert (finding.id, finding.nodes) == ("port.intercepted", ("node2",))
+    assert "tcp dport 32768-60999 accept" in commands(finding)
+    assert "tcp dport 29500 accept" in commands(finding)
 
 
 def test_sidecars_everywhere() -> None:

@@ -75,6 +75,10 @@ class Closed:
         """Return whether the control port answers on all of these paths."""
         return all(path in self.open_doors for path in paths)
 
+    def answers(self, path: Path) -> bool:
+        """Return whether the control port of a path answers."""
+        return _answers(self.edges[path])
+
     def breaks(self, run: Run, paths: Collection[Path]) -> bool:
         """Return whether the job dials one of these ports this way."""
         return any(
@@ -218,9 +222,15 @@ def _intercepted(run: Run, found: _Found) -> list[Blame]:
     for one in blame(suspects, list(tested)):
         one = _known_side(run, one)
         has_spoken = any(path in found.strange for path in one.paths)
-        if has_spoken or one.side in ("outbound", "both", "everywhere"):
+        if has_spoken or one.side in ("outbound", "both", "everywhere") or _takes_in(run, one):
             blamed.append(one)
     return blamed
+
+
+def _takes_in(run: Run, one: Blame) -> bool:
+    """Return whether the rules of the called node are known to redirect what comes in."""
+    rules = [rules_of(run, node) for node in one.nodes]
+    return bool(rules) and all(some is not None and some.redirects_in for some in rules)
 
 
 def _known_side(run: Run, one: Blame) -> Blame:

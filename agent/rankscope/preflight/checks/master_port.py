@@ -195,6 +195,8 @@ class PortMasterReach(BuiltinCheck, id="port.master.reach", scope="pair", needs=
             how = HOW.get(outcome, outcome)
             title = f"{arrows(paths)}: {how} on tcp port {port}, where all nodes meet"
             fix = firewall.open_path(run, sources, master, str(port), outcome)
+        if outcome == "no-data":
+            fix = (*fix, *_proxies(run, one, port))
         return self.fail(
             title,
             nodes=one.nodes,
@@ -215,6 +217,15 @@ class PortMasterReach(BuiltinCheck, id="port.master.reach", scope="pair", needs=
             "security group, and the port is to be opened there",
             confidence="proven" if one.nodes and one.is_whole else "likely",
         )
+
+
+def _proxies(run: Run, one: Blame, port: int) -> Iterator[Fix]:
+    """Yield what exempts the port from a redirection, where there may be one to a silent proxy."""
+    for node in one.nodes:
+        rules, is_out = rules_of(run, node), one.side == "outbound"
+        if rules is None or (rules.redirects_out if is_out else rules.redirects_in):
+            peers = {end if is_out else start for start, end in one.paths}
+            yield from firewall.exempt(run, node, peers, str(port), "out" if is_out else "in")
 
 
 def _is_closed(dial: Dial, holder: NodeReport) -> bool:

@@ -15,6 +15,7 @@ from rankscope.preflight.checks.closed import (
     closed_paths,
     is_used,
     middle,
+    rules_of,
     silent_words,
 )
 from rankscope.preflight.checks.pairs import (
@@ -81,7 +82,10 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
             edges=paths,
             evidence={"side": side, **_evidence(run, closed, paths, hole)},
             lines=_lines(closed, paths, hole, side, is_open),
-            fix=_fixes(run, side, nodes, paths, outcome, "" if is_open else str(run.master_port)),
+            fix=(
+                *_fixes(run, side, nodes, paths, outcome, "" if is_open else str(run.master_port)),
+                *_redirected(run, closed, side, nodes, paths),
+            ),
             unless="no such rule is on the node: then something on the way filters, such as a "
             "security group, and the range is to be opened there",
             confidence="proven" if nodes and some[0].is_whole else "likely",
@@ -183,6 +187,25 @@ def _fixes(
     return tuple(dict.fromkeys(fixes))
 
 
+def _redirected(
+    run: Run, closed: Closed, side: str, nodes: tuple[str, ...], paths: tuple[Path, ...]
+) -> Iterator[Fix]:
+    """Yield exemptions where what looks closed may be redirected to a dead or silent proxy."""
+    accepts_all = any(closed.edges[path].decoy == "ok" for path in paths)
+    for node in nodes[:MAX_FIXES]:
+        rules, way = rules_of(run, node), _way(side)
+        known = rules is not None and (rules.redirects_in if way == "in" else rules.redirects_out)
+        if known or (rules is None and accepts_all):
+            at = 1 if way == "in" else 0
+            peers = {path[1 - at] for path in paths if path[at] == node}
+            ports = firewall.ephemeral_range(run, node)
+            yield from firewall.exempt(run, node, peers, ports, way)
+
+
+def _way(side: str) -> firewall.Way:
+    return "out" if side == "outbound" else "in"
+
+
 def _ports(run: Run, node: str, master_port: str) -> list[str]:
     return [firewall.ephemeral_range(run, node)] + ([master_port] if master_port else [])
 
@@ -208,7 +231,7 @@ class PortIntercepted(BuiltinCheck, id="port.intercepted", scope="pair", needs=(
         nodes = ordered(run, {node for one in some for node in one.nodes})
         if side == "everywhere":
             nodes = ordered(run, {start for start, _ in paths})
-        said = _said(closed, paths)
+        said, is_open = _said(closed, paths), all(map(closed.answers, paths))
         first = closed.strange[paths[0]][0]
         return self.finding(
             "fail" if any(is_used(run, path) for path in paths) else "warn",
@@ -224,7 +247,7 @@ class PortIntercepted(BuiltinCheck, id="port.intercepted", scope="pair", needs=(
                 "accepts_all": any(closed.edges[path].decoy == "ok" for path in paths),
             },
             lines=self._lines(closed, paths),
-            fix=_exempt(run, side, nodes, paths),
+            fix=_exempt(run, side, nodes, paths, "" if is_open else str(run.master_port)),
             confidence="proven" if nodes and some[0].is_whole else "likely",
         )
 
@@ -269,20 +292,23 @@ def _whose(side: str, nodes: tuple[str, ...], paths: tuple[Path, ...]) -> str:
 
 
 def _exempt(
-    run: Run, side: str, nodes: tuple[str, ...], paths: tuple[Path, ...]
+    run: Run, side: str, nodes: tuple[str, ...], paths: tuple[Path, ...], master_port: str
 ) -> tuple[Fix, ...]:
     """Return what keeps the connections of the job out of the redirection."""
     fixes: list[Fix] = []
     starts = ordered(run, {start for start, _ in paths})
     ends = ordered(run, {end for _, end in paths})
+    ways: list[tuple[firewall.Way, tuple[str, ...]]] = []
     if side != "inbound":
-        for node in (nodes or starts)[:MAX_FIXES]:
-            peers = {end for start, end in paths if start == node}
-            fixes += firewall.exempt(run, node, peers, firewall.ephemeral_range(run, node), "out")
+        ways.append(("out", nodes or starts))
     if side in ("inbound", "both", "pair", "tie"):
-        for node in (nodes or ends)[:MAX_FIXES]:
-            peers = {start for start, end in paths if end == node}
-            fixes += firewall.exempt(run, node, peers, firewall.ephemeral_range(run, node), "in")
+        ways.append(("in", nodes or ends))
+    for way, where in ways:
+        at = 0 if way == "out" else 1
+        for node in where[:MAX_FIXES]:
+            peers = {path[1 - at] for path in paths if path[at] == node}
+            for ports in _ports(run, node, master_port) if peers else ():
+                fixes += firewall.exempt(run, node, peers, ports, way)
     return tuple(dict.fromkeys(fixes))
 
 
