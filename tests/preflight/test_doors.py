@@ -173,7 +173,7 @@ def test_a_slow_answer_is_asked_for_again_before_it_accuses() -> None:
         await asyncio.sleep(1.0 if len(tries) == 1 else 0.01)
         return Dial(outcome=outcome, address="x", port=1)  # type: ignore[arg-type]
 
-    assert asyncio.run(doors._twice(once)).outcome == "ok"
+    assert asyncio.run(doors._twice(once, 0.5)).outcome == "ok"
     assert len(tries) == 2
 
 

@@ -31,6 +31,7 @@ SEGMENT_BYTES = 1100  # data must pass where large packets vanish: that is anoth
 DATA_LIMIT_S = 4.0  # as for the first answer: an agent on a busy machine takes its time
 AGAIN_AFTER_S = 1.2  # a dial that is silent so long gets company: two lost packets are no proof
 AGAIN_PAUSE_S = 0.3
+AGAIN_LIMIT_S = 2.3  # of a port that was closed before: one SYN and its repetition, twice
 SPACING_S = 0.012  # between two dials of one path: 24 new connections at once look like a flood
 GENTLE_S, SLOW_S = 0.06, 0.3  # the same of later rounds
 MOST_SLOW = 6
@@ -95,15 +96,15 @@ class Doors:
         num = _MOST_OPEN if soft == resource.RLIM_INFINITY else (soft - _FILES_BESIDE) // 4
         self._slots = asyncio.Semaphore(max(2, min(_MOST_OPEN, num)))
 
-    async def knock(self, house: House, port: int) -> Dial:
+    async def knock(self, house: House, port: int, limit_s: float = PROVEN_LIMIT_S) -> Dial:
         """Dial one port until it is proven open or closed, with data both ways."""
         async with self._slots:
-            return await _twice(lambda limit_s: self._once(house, port, limit_s))
+            return await _twice(lambda limit_s: self._once(house, port, limit_s), limit_s)
 
     async def ask(self, house: House, publish: Callable[..., None]) -> None:
         """Dial all ports of a house; `publish` gets fields of `EdgeFacts` once they are known."""
         dials: dict[int, Dial] = {}
-        await self._round(house, house.ports, SPACING_S, dials)
+        await self._round(house, house.ports, SPACING_S, dials, PROVEN_LIMIT_S)
         publish(**_fields(dials))
         again = [port for port, dial in dials.items() if dial.outcome != "ok"]
         if not again:
@@ -120,12 +121,13 @@ class Doors:
         publish(**_fields(dials), ephemeral_shut=shut if outcomes != {"ok"} else (), decoy=decoy)
 
     async def _round(
-        self, house: House, ports: Iterable[int], spacing_s: float, dials: dict[int, Dial]
-    ) -> None:
+        self, house: House, ports: Iterable[int], spacing_s: float, dials: dict[int, Dial],
+        limit_s: float = AGAIN_LIMIT_S,
+    ) -> None:  # fmt: skip
         async def one(number: int, port: int) -> None:
             await asyncio.sleep(number * spacing_s)
             with contextlib.suppress(OSError):  # out of files: that says nothing of the port
-                dials[port] = await self.knock(house, port)
+                dials[port] = await self.knock(house, port, limit_s)
 
         await asyncio.gather(*(one(*item) for item in enumerate(ports)))
 
@@ -182,16 +184,16 @@ async def _carry(call: DialCall) -> str:
         return "EBADMSG"
 
 
-async def _twice(once: Callable[[float], Coroutine[Any, Any, Dial]]) -> Dial:
+async def _twice(once: Callable[[float], Coroutine[Any, Any, Dial]], limit_s: float) -> Dial:
     """Dial, and once more where nothing came for a while; what gets through counts."""
     started = time.monotonic()
-    tries = [asyncio.ensure_future(once(PROVEN_LIMIT_S))]
+    tries = [asyncio.ensure_future(once(limit_s))]
     try:
         await asyncio.wait(tries, timeout=AGAIN_AFTER_S)
         if not tries[0].done() or tries[0].result().outcome != "ok":
             if tries[0].done():
                 await asyncio.sleep(AGAIN_PAUSE_S)
-            left_s = max(AGAIN_AFTER_S, PROVEN_LIMIT_S - (time.monotonic() - started))
+            left_s = max(AGAIN_AFTER_S, limit_s - (time.monotonic() - started))
             tries.append(asyncio.ensure_future(once(left_s)))
         for done in asyncio.as_completed(tries):
             found = await done
