@@ -803,6 +803,18 @@ def test_loss_where_udp_is_closed() -> None:
     assert found(some.run()) == []
 
 
+def test_far_nodes_are_not_compared_by_how_far_tcp_had_sped_up() -> None:
+    some = cluster(3)
+    for start, end in some.edges:
+        far = Rtt(num=12, min_ms=40.1, median_ms=40.2, p95_ms=40.4, max_ms=41.0)
+        some.change(start, end, rtt=far)
+    some.slow([path for path in some.edges if path != ("node0", "node1")], 16.0, 16.0)
+    assert found(some.run()) == []
+    options = msgspec.structs.replace(some.options, expect_gbps=1.0)
+    asked = Run("x", some.names, some.run().reports, options)
+    assert [f.id for f in found(asked)] == ["net.bandwidth"]
+
+
 def test_a_limited_rate_is_not_called_loss() -> None:
     some = cluster(3)
     _lossy(some, [("node1", "node0"), ("node1", "node2")], 0, 900, 9.7)

@@ -50,7 +50,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: int = 0  # 0: could not be bound, `facts.ports.master_busy` says by whom it is held
     mesh: int = 0  # where the control connection is; equals master wherever that was free
     ephemeral: tuple[int, ...] = ()  # spread evenly over the range of ephemeral ports
-    shut: int = 0  # bound, and nobody listens: what accepts there is not this node
+    shut: int = 0  # bound, and no process listens: what accepts there is not this node
     udp: int = 0  # answers probes of the path's MTU
     store: int = 0  # kept free on the master for the store of the smoke test
 

@@ -82,7 +82,7 @@ class Listener:
     ) -> tuple[int, ...]:
         """Listen on ports spread evenly over low..high, as libraries will that ask for any.
 
-        `reserved` are ports (first, last) that the kernel hands out to nobody.
+        `reserved` are ports (first, last) that the kernel does not hand out.
         """
         found: list[int] = []
         num = max(doors.LEAST_DIALS, min(doors.most_ports(), (high - low + 1) // _SHARE))
@@ -97,7 +97,7 @@ class Listener:
         return tuple(found)
 
     def bind_shut(self) -> int:
-        """Hold a port on which nobody listens; return it, or 0 where none can be had."""
+        """Hold a port on which no process listens; return it, or 0 where none can be had."""
         with contextlib.suppress(OSError):
             self._shut = _bound(socket.SOCK_STREAM, 0)
             return int(self._shut.getsockname()[1])
