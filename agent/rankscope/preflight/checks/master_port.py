@@ -197,6 +197,7 @@ class PortMasterReach(BuiltinCheck, id="port.master.reach", scope="pair", needs=
             fix = firewall.open_path(run, sources, master, str(port), outcome)
         if outcome == "no-data":
             fix = (*fix, *_proxies(run, one, port))
+        fix = (*fix, *firewall.elsewhere(fix))
         return self.fail(
             title,
             nodes=one.nodes,

@@ -477,12 +477,10 @@ class NetBandwidth(
         if not middle and not wanted:
             yield self.skipped("nothing to compare with: two good pairs at least, or --expect-gbps")
         limit = max(schedule.slow_limit(figures), wanted)
-        far = {(a, b) for a, b, edge in both_ends(run) if edge.rtt and edge.rtt.min_ms > FAR_MS}
-        bad = [
-            path
-            for path, speed in speeds.items()
-            if _best(speed) < (wanted if path in far else limit)
-        ]
+        round_trips = {(a, b): e.rtt.min_ms for a, b, e in both_ends(run) if e.rtt is not None}
+        if (usual(round_trips) or 0.0) > FAR_MS:  # all are far: one that is alone is slow by that
+            limit = wanted
+        bad = [path for path, speed in speeds.items() if _best(speed) < limit]
         known = _known(run) if bad else set()
         # apart: a pair that jitters is no second partner with which a node would be slow
         for some in ([p for p in bad if p not in known], [p for p in bad if p in known]):

@@ -75,6 +75,10 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
         if side == "everywhere" and is_open:
             nodes = ordered(run, {end for _, end in paths})
         hole = closed.hole(paths)
+        fixes = (
+            *_fixes(run, side, nodes, paths, outcome, "" if is_open else str(run.master_port)),
+            *_redirected(run, closed, side, nodes, paths),
+        )
         return self.finding(
             "fail" if closed.breaks(run, paths) else "warn",
             _title(run, some[0], nodes, paths, (side, outcome, is_open), hole),
@@ -82,10 +86,7 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
             edges=paths,
             evidence={"side": side, **_evidence(run, closed, paths, hole)},
             lines=_lines(closed, paths, hole, side, is_open),
-            fix=(
-                *_fixes(run, side, nodes, paths, outcome, "" if is_open else str(run.master_port)),
-                *_redirected(run, closed, side, nodes, paths),
-            ),
+            fix=(*fixes, *(firewall.elsewhere(fixes) if side != "everywhere" else ())),
             unless="no such rule is on the node: then something on the way filters, such as a "
             "security group, and the range is to be opened there",
             confidence="proven" if nodes and some[0].is_whole else "likely",
@@ -342,6 +343,12 @@ class PortOneway(BuiltinCheck, id="port.oneway", scope="pair", needs=("peers",))
             lines.append(f"gloo dials {start}->{end}: the higher address dials the lower one")
         is_open, hole = closed.has_open_port(paths), closed.hole(paths)
         some = hole.words() if is_open or hole.is_partial else "tcp"
+        fixes = [
+            fix
+            for start, end in paths
+            for ports in _ports(run, end, "" if is_open else str(run.master_port))
+            for fix in firewall.open_path(run, (start,), end, ports, outcome)
+        ]
         return self.finding(
             "fail" if closed.breaks(run, paths) else "warn",
             f"{arrows(paths)}: {HOW.get(outcome, outcome)} on {some}, the other way around works",
@@ -351,11 +358,6 @@ class PortOneway(BuiltinCheck, id="port.oneway", scope="pair", needs=("peers",))
                 **_evidence(run, closed, paths, hole),
             },
             lines=shortened(lines),
-            fix=(
-                fix
-                for start, end in paths
-                for ports in _ports(run, end, "" if is_open else str(run.master_port))
-                for fix in firewall.open_path(run, (start,), end, ports, outcome)
-            ),
+            fix=(*fixes, *firewall.elsewhere(fixes)),
             unless="the rule is at neither node: then a return route, or something on the way",
         )
