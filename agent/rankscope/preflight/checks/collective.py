@@ -402,7 +402,7 @@ class CollPair(
         edges: tuple[tuple[str, str], ...],
     ) -> CheckFinding:
         who = nodes[0] if nodes else f"the pair {edges[0][0]} and {edges[0][1]}"
-        times = _speed(best) / _speed(worst)
+        times = _speed(best) / max(_speed(worst), 1e-9)
         size = amount(worst.size_bytes)
         return self.warn(
             f"{who} makes an all-reduce of {size} {times:.1f} times slower",
@@ -439,5 +439,5 @@ def _speed(half: SmokeHalf) -> float:
 
 def _is_slow(half: SmokeHalf, best: SmokeHalf) -> bool:
     ratio = _speed(best) / max(_speed(half), 1e-9)
-    excess_ms = half.elapsed_ms * (1 - 1 / ratio)
+    excess_ms = half.elapsed_ms * (1 - 1 / max(ratio, 1e-9))
     return ratio > SLOWER_RATIO and excess_ms > LEAST_EXCESS_MS

@@ -340,7 +340,12 @@ class DnsSelfLoopback(BuiltinCheck, id="dns.self.loopback", needs=("peers",)):
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Fail with gloo, warn with NCCL alone; GLOO_SOCKET_IFNAME heals it."""
         yield from self.not_measured(run, "interfaces")
-        trapped = {r.node: c for r in run.present if (c := loopback_by_name(r)) is not None}
+        wrong = _wrong_about_themselves(run)  # there gloo falls back to loopback: one cause
+        trapped = {
+            r.node: c
+            for r in run.present
+            if r.node not in wrong and (c := loopback_by_name(r)) is not None
+        }
         if not trapped:
             return
         nodes = tuple(trapped)
@@ -452,6 +457,13 @@ def _first_byte(address: str) -> int:
 
 
 Wrong = tuple[NameAnswer, str]
+
+
+def _wrong_about_themselves(run: Run) -> set[str]:
+    """Return the nodes for which `dns.wrong` says that they get a wrong address for themselves."""
+    owned = owners(run)
+    own = (answer for answer in answers(run) if answer.holder == answer.target)
+    return {answer.holder for answer in own if _wrong(run, answer, owned) is not None}
 
 
 class DnsWrong(BuiltinCheck, id="dns.wrong", scope="all", needs=("peers",)):

@@ -84,10 +84,10 @@ class FsFree(BuiltinCheck, id="fs.free"):
                 if verdict is not None:
                     found.setdefault((*verdict, folder.path), {})[node] = folder
         for (status, wanted, path), bad in found.items():
-            yield self._finding(status, wanted, path, bad)
+            yield self._finding(run, status, wanted, path, bad)
 
     def _finding(
-        self, status: Status, wanted: str, path: str, bad: dict[str, Folder]
+        self, run: Run, status: Status, wanted: str, path: str, bad: dict[str, Folder]
     ) -> CheckFinding:
         least = min(bad.values(), key=lambda folder: folder.free_bytes)
         if least.error or not least.is_directory:
@@ -96,9 +96,10 @@ class FsFree(BuiltinCheck, id="fs.free"):
             what = f"{least.free_inodes} inodes free, {LEAST_INODES} wanted"
         else:
             what = f"{least.free_bytes / GB:.1f} GB free, {wanted} wanted"
-        command = f"df -h {quote(path)}; du -xh -d1 {quote(path)} | sort -h | tail"
         if least.error.startswith("ENOENT"):
-            command = f"mkdir -p {quote(path)}   # or mount what belongs there"
+            fix = on_each(bad, f"mkdir -p {quote(path)}   # or mount what belongs there")
+        else:
+            fix = tuple(_room(node, folder, run) for node, folder in bad.items())
         return self.finding(
             status,
             f"{path} ({least.role}): {what}",
@@ -113,13 +114,30 @@ class FsFree(BuiltinCheck, id="fs.free"):
                 f"{f' on {folder.mount_source}' if folder.mount_source else ''}"
                 for node, folder in bad.items()
             ),
-            fix=on_each(bad, command),
+            fix=fix,
             impact="the job runs until the first checkpoint, then torch.save fails: "
             "'unexpected pos 640 vs 534'"
             if least.role == "checkpoint"
             else "compiling, downloading or spilling fails with 'No space left on device'",
             unless="something else is removed there before the first checkpoint",
         )
+
+
+def _room(node: str, folder: Folder, run: Run) -> Fix:
+    """Return what gives files of this role room: a directory of the node that has it."""
+    storage = run.reports[node].facts.storage
+    others = [
+        other
+        for other in (storage.folders if storage is not None else ())
+        if other.is_directory and not other.error and not other.is_read_only
+        and other.role not in ("data", "checkpoint") and other.free_bytes > 2 * LEAST_BYTES
+    ]  # fmt: skip
+    if folder.role.isupper() and others:  # the role is the variable
+        best = max(others, key=lambda other: other.free_bytes)
+        place = quote(f"{best.path}/{folder.role.lower()}")
+        return Fix(node=node, command=f"mkdir -p {place} && export {folder.role}={place}")
+    text = f"# make room at {quote(folder.path)} (du -xh -d1 shows what is there), or name another"
+    return Fix(node=node, command=text)
 
 
 def _shortage(folder: Folder, run: Run) -> tuple[Status, str] | None:
@@ -231,9 +249,10 @@ class FsShared(BuiltinCheck, id="fs.shared", scope="all", needs=("peers", "check
         else:
             title = f"{path} is {len(groups)} different directories on {len(facts)} nodes"
         source = where.get(groups[0][0], "").split(" ")[-1]
-        command = f"findmnt -T {quote(path)}   # mount the shared one there"
-        if has_majority and ":" in source:
-            command = f"findmnt -T {quote(path)}   # the others have {source} there"
+        where_from = f", {source} as on the other nodes" if has_majority and ":" in source else ""
+        text = (
+            f"# mount the shared directory at {quote(path)}{where_from}: findmnt -T shows what is"
+        )
         return self.fail(
             title,
             nodes=odd,
@@ -243,7 +262,7 @@ class FsShared(BuiltinCheck, id="fs.shared", scope="all", needs=("peers", "check
                 f" ({where.get(group[0], 'mount unknown')})"
                 for group in groups[:8]
             ),
-            fix=on_each(odd, command, "admin"),
+            fix=on_each(odd, text, "admin"),
             impact="checkpoints are scattered: the job saves, and cannot resume, or rank 0 waits "
             "for files that never come",
             unless="each node is meant to keep its own part on a local disk",
