@@ -135,6 +135,8 @@ def _run(group: Group) -> list[Outcome]:
 def _call(name: str, command: Sequence[str], *, is_beside: bool = False) -> int:
     title = f"\n== {name}: {shlex.join(command)}\n"
     environ = os.environ | {"PATH": f"{_BIN}{os.pathsep}{capabilities.search_path()}"}
+    # Containers often set it; then each of some thousand processes compiles what it imports.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if is_beside:
         done = subprocess.run(
             ("nice", *command), cwd=ROOT, env=environ, stdout=subprocess.PIPE,

@@ -71,6 +71,14 @@ def test_every_test_is_counted_once_and_its_worst_end_holds(
     assert run.summary(found).endswith("\n\n4 passed, 3 failed, 1 skipped")
 
 
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, *, is_beside: bool) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    program = "import sys; sys.exit(sys.dont_write_bytecode)"
+    check = Check("keeps", (sys.executable, "-c", program))
+    assert run.run_check(check, is_beside=is_beside) == [Outcome("keeps", "passed")]
+
+
 UNSTEADY = """
 import pathlib
 import pytest
