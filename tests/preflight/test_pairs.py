@@ -248,6 +248,20 @@ def test_who_missed_the_hole_is_no_witness() -> None:
     )  # fmt: skip
 
 
+def test_connections_that_vanish_by_their_hash() -> None:
+    some = cluster(3)
+    for start in ("node0", "node2"):
+        good = some.edges[start, "node1"].ephemeral
+        dead = msgspec.structs.replace(good[0], outcome="drop", errno="ETIMEDOUT", is_flow=True)
+        some.change(start, "node1", ephemeral=(dead, dead, dead, *good))
+    finding = only(some.run())
+    assert (finding.id, finding.status, finding.nodes) == ("port.ephemeral", "fail", ("node1",))
+    assert finding.title == "some connections to node1 vanish, others to the same ports pass"
+    assert "node0->node1  3 of 16 connections got no answer to three SYNs" in finding.lines
+    (fix,) = finding.fix
+    assert fix.command.startswith("# ")  # no rule of a firewall does this
+
+
 def test_handshakes_without_data_are_closed_ports() -> None:
     some = cluster(3)
     some.close_inbound("node1", "no-data", "random")

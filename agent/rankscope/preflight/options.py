@@ -23,3 +23,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data_dir: str = ""
     only: tuple[str, ...] = ()  # ids of checks, or families
     skip: tuple[str, ...] = ()
+
+    def left_out(self, id: str, family: str) -> str:
+        """Return why a check of a family was not asked for; "" if it was."""
+        names = {id, family}
+        if self.only and not names & set(self.only):
+            return "not among --only"
+        return "left out by --skip" if names & set(self.skip) else ""

@@ -316,7 +316,9 @@ class PreflightAgent:
     async def _bandwidth(self) -> None:
         gone, reports = self.exchange.gone(), self.exchange.reports
         nodes = tuple(n for n in self._expected() if is_listening(reports.get(n)) and n not in gone)
-        if self._plan.is_mesh and len(nodes) > 1:
+        options = self._plan.options
+        is_asked = any(not options.left_out(id, "paths") for id in ("net.bandwidth", "net.loss"))
+        if self._plan.is_mesh and len(nodes) > 1 and is_asked:
             self._progress.stage("bandwidth", f"{len(nodes)} nodes in rounds")
             drawn = schedule.rounds(nodes, self._plan.run_id)
             repeats = 2 if len(nodes) <= 4 else 1

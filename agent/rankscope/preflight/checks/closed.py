@@ -82,9 +82,14 @@ class Closed:
     def breaks(self, run: Run, paths: Collection[Path]) -> bool:
         """Return whether the job dials one of these ports this way."""
         return any(
-            is_used(run, path) and min(d.port for d in self.bad[path]) <= middle(run, path[1])
+            is_used(run, path)
+            and (self.vanish([path]) or min(d.port for d in self.bad[path]) <= middle(run, path[1]))
             for path in paths
         )
+
+    def vanish(self, paths: Collection[Path]) -> bool:
+        """Return whether the ports of these paths are open, and some connections vanish."""
+        return all(dial.is_flow for path in paths for dial in self.bad[path])
 
     def hole(self, paths: Collection[Path]) -> Hole:
         """Return the closed ports of these paths; a port that is open on one of them is none."""

@@ -28,7 +28,7 @@ from rankscope.preflight.checks.pairs import (
     ordered,
     shortened,
 )
-from rankscope.preflight.facts.edges import Dial, DialClass
+from rankscope.preflight.facts.edges import NUM_FLOWS, Dial, DialClass
 from rankscope.preflight.model import CheckFinding, Fix
 
 Group = tuple[str, DialClass, bool, bool, str]  # side, class, MASTER_PORT is open, whole, ports
@@ -47,7 +47,9 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
         closed = closed_paths(run)
         groups: dict[Group, list[Blame]] = defaultdict(list)
         for one in closed.blamed:
-            if not closed.is_oneway(one):
+            if closed.vanish(one.paths):
+                yield self._vanishing(run, closed, one)
+            elif not closed.is_oneway(one):
                 groups[self._group(run, closed, one)].append(one)
         for group, some in groups.items():
             yield self._finding(run, closed, some, group)
@@ -57,6 +59,36 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
                 silent_words(closed.doubtful),
                 edges=closed.doubtful,
             )
+
+    def _vanishing(self, run: Run, closed: Closed, one: Blame) -> CheckFinding:
+        """Report connections that vanish while others to the same ports pass."""
+        numbers = {path: len(closed.bad[path]) for path in one.paths}
+        where = {"inbound": "to", "outbound": "from", "both": "to and from"}.get(one.side, "")
+        about = f"{where} {listed(one.nodes)}" if where else arrows(one.paths)
+        text = (
+            "# some of several ways there are dead: look at the members of its link bundle "
+            "(cat /proc/net/bonding/*), at the switch's LACP counters, at ECMP routes"
+        )
+        return self.finding(
+            "fail" if closed.breaks(run, one.paths) else "warn",
+            f"some connections {about} vanish, others to the same ports pass",
+            nodes=one.nodes,
+            edges=one.paths,
+            evidence={
+                "class": "drop", "side": one.side, "is_by_connection": True,
+                "vanished": {f"{start}->{end}": num for (start, end), num in numbers.items()},
+                "tried": NUM_FLOWS,
+            },
+            lines=shortened(
+                f"{start}->{end}  {num} of {NUM_FLOWS} connections got no answer to three SYNs"
+                for (start, end), num in numbers.items()
+            ),
+            fix=[Fix(node=node, command=text, owner="admin") for node in one.nodes or ("",)],
+            impact="gloo and NCCL open one connection or a few for each pair: which of them hangs "
+            "is decided anew by each launch",
+            unless="a limit on new connections drops them: then slower ones pass",
+            confidence="proven" if one.nodes and one.is_whole else "likely",
+        )  # fmt: skip
 
     def _group(self, run: Run, closed: Closed, one: Blame) -> Group:
         is_known = bool(one.nodes) and one.side != "both"
@@ -325,7 +357,7 @@ class PortOneway(BuiltinCheck, id="port.oneway", scope="pair", needs=("peers",))
         closed = closed_paths(run)
         groups: dict[tuple[DialClass, bool | None, str], list[Path]] = defaultdict(list)
         for one in closed.blamed:
-            if closed.is_oneway(one):
+            if closed.is_oneway(one) and not closed.vanish(one.paths):
                 path, words = one.paths[0], closed.hole(one.paths).words()
                 groups[closed.outcome(one.paths), gloo_dials(run, *path), words].append(path)
         for (outcome, luck, _), paths in groups.items():

@@ -52,7 +52,9 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
         text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
         channel.report("error", text=text)
-        return 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # gloo's threads, left in a broken group, may hold up an ordinary end
     return 0
 
 

@@ -244,11 +244,7 @@ def _unusable(run: Run, name: str) -> str:
 
 def _is_wanted(options: Options) -> bool:
     """Return whether any check of the family is asked for."""
-    ids = {check.id for check in FAMILIES["collective"]}
-    only, skip = set(options.only), set(options.skip)
-    if "collective" in skip or ids <= skip:
-        return False
-    return not only or bool(only & {"collective", *ids})
+    return any(not options.left_out(check.id, "collective") for check in FAMILIES["collective"])
 
 
 def _crowded(run: Run) -> str:

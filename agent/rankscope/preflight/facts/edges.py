@@ -22,6 +22,8 @@ DialClass = Literal[
     "no-answer",  # of reports that earlier versions wrote
 ]  # fmt: skip
 
+NUM_FLOWS = 16  # connections that are opened to see whether some vanish
+
 
 class Dial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt to connect, and how it ended (`probe/classify.py` names the classes)."""
@@ -36,6 +38,7 @@ class Dial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_address: str = ""  # ours, as the kernel chose it
     seen_address: str = ""  # ours, as the acceptor saw it
     banner: str = ""  # of not-us: the first bytes, printable, at most 60
+    is_flow: bool = False  # the port is open; this connection alone vanished, each of three SYNs
 
 
 class Rtt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

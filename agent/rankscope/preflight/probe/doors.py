@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.preflight.facts.edges import Dial, DialClass
+from rankscope.preflight.facts.edges import NUM_FLOWS, Dial, DialClass
 from rankscope.preflight.probe.dial import PROVEN_LIMIT_S, Caller, DialCall, classify, dial
 from rankscope.preflight.probe.path import ask
 
@@ -37,6 +37,10 @@ GENTLE_S, SLOW_S = 0.06, 0.3  # the same of later rounds
 MOST_SLOW = 6
 PROBE_LIMIT_S = 1.2  # one SYN and its repetition
 NUM_PROBES = 12  # ports without a listener, on either side of a hole
+# Connections that are hashed to one of several links, of which one is dead, vanish for good.
+LEAST_RESCUED = 2  # dials of which only the repetition came through: reason enough to look
+FLOW_SPACING_S = 0.15  # a dead link of four is missed once in 100 times
+FLOW_LIMIT_S = 3.4  # SYNs after 0, 1 and 3 s
 NUM_KEPT = 3  # good dials that are reported whole; of the others only the port
 _FILES_BESIDE = 48  # descriptors that an agent needs for anything else
 _MOST_OPEN = 256  # attempts at a time
@@ -92,6 +96,7 @@ class Doors:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
+        self._rescued: dict[str, int] = {}  # by address
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         num = _MOST_OPEN if soft == resource.RLIM_INFINITY else (soft - _FILES_BESIDE) // 4
         self._slots = asyncio.Semaphore(max(2, min(_MOST_OPEN, num)))
@@ -99,7 +104,11 @@ class Doors:
     async def knock(self, house: House, port: int, limit_s: float = PROVEN_LIMIT_S) -> Dial:
         """Dial one port until it is proven open or closed, with data both ways."""
         async with self._slots:
-            return await _twice(lambda limit_s: self._once(house, port, limit_s), limit_s)
+            found, is_rescued = await _twice(
+                lambda limit_s: self._once(house, port, limit_s), limit_s
+            )
+            self._rescued[house.address] = self._rescued.get(house.address, 0) + is_rescued
+            return found
 
     async def ask(self, house: House, publish: Callable[..., None]) -> None:
         """Dial all ports of a house; `publish` gets fields of `EdgeFacts` once they are known."""
@@ -107,18 +116,22 @@ class Doors:
         await self._round(house, house.ports, SPACING_S, dials, PROVEN_LIMIT_S)
         publish(**_fields(dials))
         again = [port for port, dial in dials.items() if dial.outcome != "ok"]
-        if not again:
-            return
         shut: tuple[int, ...] = ()
-        if len(again) < len(dials):
+        if 0 < len(again) < len(dials):
             shut, _ = await asyncio.gather(
                 self._ends(house, dict(dials)), self._gently(house, dials, again)
             )
         outcomes = {dial.outcome for dial in dials.values()}
+        if outcomes == {"ok"}:
+            if self._rescued.get(house.address, 0) >= LEAST_RESCUED:
+                publish(**_fields(dials, await _flows(house.address, sorted(dials))))
+            elif again:
+                publish(**_fields(dials))
+            return
         decoy = (
             await touch(house.address, house.decoy) if house.decoy and outcomes & STRANGE else ""
         )
-        publish(**_fields(dials), ephemeral_shut=shut if outcomes != {"ok"} else (), decoy=decoy)
+        publish(**_fields(dials), ephemeral_shut=shut, decoy=decoy)
 
     async def _round(
         self, house: House, ports: Iterable[int], spacing_s: float, dials: dict[int, Dial],
@@ -184,8 +197,13 @@ async def _carry(call: DialCall) -> str:
         return "EBADMSG"
 
 
-async def _twice(once: Callable[[float], Coroutine[Any, Any, Dial]], limit_s: float) -> Dial:
-    """Dial, and once more where nothing came for a while; what gets through counts."""
+async def _twice(
+    once: Callable[[float], Coroutine[Any, Any, Dial]], limit_s: float
+) -> tuple[Dial, bool]:
+    """Dial, and once more where nothing came for a while; what gets through counts.
+
+    Also return whether it was the second dial alone that did.
+    """
     started = time.monotonic()
     tries = [asyncio.ensure_future(once(limit_s))]
     try:
@@ -198,21 +216,38 @@ async def _twice(once: Callable[[float], Coroutine[Any, Any, Dial]], limit_s: fl
         for done in asyncio.as_completed(tries):
             found = await done
             if found.outcome == "ok":
-                return found
-        return tries[0].result()
+                is_first = tries[0].done() and tries[0].result().outcome == "ok"
+                return found, not is_first
+        return tries[0].result(), False
     finally:
         for one in tries:
             one.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
 
 
-async def touch(address: str, port: int) -> DialClass:
+async def _flows(address: str, ports: Sequence[int]) -> tuple[Dial, ...]:
+    """Open connections to open ports, slowly and each once; return those that vanish."""
+
+    async def one(number: int) -> Dial:
+        await asyncio.sleep(number * FLOW_SPACING_S)
+        port = ports[number % len(ports)]
+        how = await touch(address, port, FLOW_LIMIT_S)
+        return Dial(
+            outcome=how, address=address, port=port, elapsed_ms=FLOW_LIMIT_S * 1e3,
+            errno="ETIMEDOUT", is_flow=True,
+        )  # fmt: skip
+
+    dials = await asyncio.gather(*map(one, range(NUM_FLOWS)))
+    return tuple(dial for dial in dials if dial.outcome == "drop")
+
+
+async def touch(address: str, port: int, limit_s: float = PROBE_LIMIT_S) -> DialClass:
     """Connect without a word, and return how it went; "ok": accepted, by whomever."""
     started = time.monotonic()
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(PROBE_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 await asyncio.get_running_loop().sock_connect(sock, (address, port))
         except TimeoutError:
             return "drop"
@@ -221,13 +256,13 @@ async def touch(address: str, port: int) -> DialClass:
     return "ok"
 
 
-def _fields(dials: Mapping[int, Dial]) -> dict[str, Any]:
+def _fields(dials: Mapping[int, Dial], vanished: tuple[Dial, ...] = ()) -> dict[str, Any]:
     """Return what is reported of all dials: those that failed, some others, and further ports."""
     in_order = [dials[port] for port in sorted(dials)]
     good = [dial for dial in in_order if dial.outcome == "ok"]
     bad = [dial for dial in in_order if dial.outcome != "ok"]
     return {
-        "ephemeral": (*bad, *good[:NUM_KEPT]),
+        "ephemeral": (*vanished, *bad, *good[:NUM_KEPT]),
         "ephemeral_ok": tuple(dial.port for dial in good[NUM_KEPT:]),
     }
 

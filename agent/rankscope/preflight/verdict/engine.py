@@ -100,11 +100,8 @@ def sentence(check: Check) -> str:
 
 def _left_out(check: Check, family: str, run: Run) -> str:
     options, tiers = run.options, get_args(Tier)
-    names = {check.id, family}
-    if options.only and not names & set(options.only):
-        return "not among --only"
-    if names & set(options.skip):
-        return "left out by --skip"
+    if reason := options.left_out(check.id, family):
+        return reason
     if tiers.index(check.tier) > tiers.index(options.tier):
         return f"needs --{check.tier}" if check.tier == "deep" else "left out by --quick"
     return ""
