@@ -23,7 +23,7 @@ from rankscope.preflight.model import CheckFinding, Claim, Fix, Stage, Status
 
 
 class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
-    """Every expected node has reported, over one of the transports."""
+    """Every expected node has reported, over one of the transports, and stays to the end."""
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
         """Put absent nodes that their peers see alike into one finding."""
