@@ -43,7 +43,8 @@ _PACKAGE_OF = {
     "ss": "iproute2", "nft": "nftables", "ethtool": "ethtool", "hostname": "hostname",
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
     "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
-    "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "chromium": "chromium",
+    "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
+    "chromium": "chromium",
 }  # fmt: skip
 
 
@@ -376,7 +377,9 @@ CAPABILITIES = (
     ),
     Capability("chromium", "a browser", ("chromium",), _chromium, in_ci=True),
     Capability("mpirun", "Open MPI", ("mpirun",), _mpirun, in_ci=True),
-    Capability("slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo")),
+    Capability(
+        "slurm", "Slurm", ("slurmctld", "slurmd", "srun", "sinfo", "munged"), in_ci=True,
+    ),
     Capability(
         "ipv6", "IPv6 on loopback", (), _ipv6,
         remedy="sudo sysctl -w net.ipv6.conf.lo.disable_ipv6=0",

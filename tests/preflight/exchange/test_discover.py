@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.preflight.exchange.discover import Asked, Discovery, agreed, discover, expected
+from rankscope.preflight.facts import launch as facts_of_launch
 from rankscope.preflight.facts.launch import Launcher, LaunchFacts
 from rankscope.preflight.system import RESOLVE_LIMIT_S, Resolved, System
 
@@ -135,6 +136,63 @@ def test_in_an_allocation_without_srun_the_remedy_is_named() -> None:
         assert "srun --ntasks-per-node=1 rankscope preflight" in seen.errors[0]
     one = found({"SLURM_JOB_NODELIST": "node1"}, LaunchFacts(launcher="slurm"))
     assert (one.nodes, one.errors) == (("node1",), ())
+
+
+# Slurm 22.05 and Open MPI 4.1, `sbatch -N3 --ntasks-per-node=2`: of the script, of srun in it, and
+# of two ranks of mpirun in it. mpirun has its own daemons started by srun, but on its own node.
+_JOB = {"SLURM_JOB_ID": "6", "SLURM_JOB_NODELIST": "node[0-2]", "SLURM_NODELIST": "node[0-2]",
+        "SLURM_JOB_NUM_NODES": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0"}  # fmt: skip
+_SCRIPT = {**_JOB, "SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "2(x3)", "SLURMD_NODENAME": "node0"}
+_MPI_0 = {**_SCRIPT, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "6",
+          "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+_MPI_2 = {**_JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-2]",
+          "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
+          "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_TASKS_PER_NODE": "1(x2)",
+          "SLURMD_NODENAME": "node1", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "6",
+          "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+
+
+def seen_by(environ: Mapping[str, str], name: str, argv: str = "") -> Discovery:
+    machine = Recorded(environ=environ, name=name, hosts=HOSTS)
+    return discover(machine, Asked(), facts_of_launch.collect(machine, argv.split()))
+
+
+def test_mpirun_in_a_job_of_slurm_has_its_own_numbers() -> None:
+    for environ, name, rank in ((_MPI_0, "node0", 0), (_MPI_2, "node1", 1)):
+        seen = seen_by(environ, name)
+        assert (seen.nodes, seen.me, seen.node_rank, seen.errors) == (NODES, name, rank, ())
+    other = {**_MPI_2, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert "OMPI_COMM_WORLD_LOCAL_RANK=1" in seen_by(other, "node1").stands_aside
+
+
+def test_mpirun_that_fills_not_all_nodes_of_the_job() -> None:
+    seen = seen_by({**_MPI_0, "OMPI_COMM_WORLD_SIZE": "4"}, "node0")
+    assert (seen.nodes, seen.errors) == (("node0", "node1"), ())
+
+
+def test_torchrun_below_mpirun_in_a_job_of_slurm() -> None:
+    seen = seen_by(_MPI_2, "node1", "torchrun --nnodes 3 --rdzv-backend c10d --rdzv-endpoint node0")
+    assert (seen.nodes, seen.me, seen.node_rank, seen.errors) == (NODES, "node1", 1, ())
+
+
+@pytest.mark.parametrize(
+    "argv", ["", "torchrun --nnodes 3 t.py", "torchrun --nnodes 3 --rdzv-backend c10d t.py"]
+)
+def test_a_batch_script_runs_on_one_node_though_it_has_numbers(argv: str) -> None:
+    assert "start it with `srun" in seen_by(_SCRIPT, "node0", argv).errors[0]
+    shell = {**_SCRIPT, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1",
+             "SLURM_STEP_NODELIST": "node0"}  # fmt: skip
+    assert "start it with `srun" in seen_by(shell, "node0", argv).errors[0]
+    step = {**_JOB, "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3",
+            "SLURM_STEP_NODELIST": "node[0-2]", "SLURMD_NODENAME": "node0"}  # fmt: skip
+    seen = seen_by(step, "node0", argv)
+    assert (seen.nodes, seen.me, seen.node_rank, seen.errors) == (NODES, "node0", 0, ())
+
+
+def test_a_batch_script_may_start_torchrun_on_its_own_node_alone() -> None:
+    seen = seen_by(_SCRIPT, "node0", "torchrun --nproc-per-node 2 t.py")
+    assert (seen.nodes, seen.errors) == (("node0",), ())
 
 
 def test_torchrun_inside_of_slurm_has_names_and_its_own_numbers() -> None:

@@ -352,11 +352,15 @@ class LimCgroupCpu(BuiltinCheck, id="lim.cgroup.cpu"):
         yield from self.not_measured(run, "limits")
         bad: dict[str, tuple[float, str, int]] = {}
         for node, limits in run.each(lambda facts: facts.limits).items():
-            quota, affinity = limits.cgroup.cpu_cores, limits.num_cores
-            bounds = ((affinity, "affinity"), (quota, "quota of the control group"))
-            cores = min(((float(n), whose) for n, whose in bounds if n is not None), default=None)
-            if cores is not None and cores[0] < run.nproc(node):
-                bad[node] = (*cores, run.nproc(node))
+            nproc = run.nproc(node)
+            bounds = (
+                (limits.num_cores, "affinity", 1 if _is_bound(run, node) else nproc),
+                (limits.cgroup.cpu_cores, "quota of the control group", nproc),
+            )
+            short = [(float(n), whose, ranks) for n, whose, ranks in bounds if n is not None]
+            short = [row for row in short if row[0] < row[2]]
+            if short:
+                bad[node] = min(short)
         if not bad:
             return
         least, whose, nproc = min(bad.values())
@@ -372,6 +376,17 @@ class LimCgroupCpu(BuiltinCheck, id="lim.cgroup.cpu"):
             impact="ranks take turns on the cores: every step is slower, timings of all ranks jump",
             unless="the job starts with another quota or affinity than this shell",
         )
+
+
+def _is_bound(run: Run, node: str) -> bool:
+    """Return whether the launcher started each rank by itself, and could bind it to its cores."""
+    launch = run.launches.get(node)
+    return (
+        launch is not None
+        and launch.launcher in ("mpi", "slurm")
+        and launch.local_rank is not None
+        and run.nproc(node) > 1
+    )
 
 
 def _cores_fix(node: str, whose: str, nproc: int) -> Fix:

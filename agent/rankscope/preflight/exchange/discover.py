@@ -21,7 +21,7 @@ from rankscope.preflight.exchange.hostlist import (
     read_hostfile,
     same_host,
 )
-from rankscope.preflight.facts.launch import LaunchFacts
+from rankscope.preflight.facts.launch import LaunchFacts, is_of_mpirun, is_of_srun
 from rankscope.preflight.system import System
 
 PORT = 29500  # torch's default, `torch/distributed/distributed_c10d.py`
@@ -29,8 +29,8 @@ _SLURM_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 # files of PBS, LSF and SGE; then LSF's variables: "a 2 b 2", and "a a b b" (unset where too long)
 _HOST_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 _HOST_TEXTS = ("LSB_MCPU_HOSTS", "LSB_HOSTS")
-_LOCAL_RANKS = (
-    "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+_LOCAL_RANKS = (  # mpirun before Slurm, which knows only the daemons of mpirun
+    "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
     "FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_LOCAL_RANK",
 )  # fmt: skip
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "localhost4", "localhost6")
@@ -145,7 +145,8 @@ def _node_rank(system: System, launch: LaunchFacts) -> int:
         return launch.node_rank
     if launch.rank is not None and launch.nproc_per_node:
         return launch.rank // launch.nproc_per_node
-    text = system.environ.get("SLURM_NODEID") or system.environ.get("JOB_COMPLETION_INDEX") or ""
+    by_slurm = "" if is_of_mpirun(system.environ) else system.environ.get("SLURM_NODEID")
+    text = by_slurm or system.environ.get("JOB_COMPLETION_INDEX") or ""
     return int(text) if text.isdecimal() else -1
 
 
@@ -158,8 +159,8 @@ def _named(
         return nodes, "--nodes", False, _wrong_names(nodes, "--nodes")
     if asked.hostfile:
         return _from_file(system, asked.hostfile, "--hostfile")
-    for name in _SLURM_LISTS:
-        if system.environ.get(name):
+    for name in _slurm_lists(system.environ):
+        if system.environ.get(name) and not _is_here_alone(system, launch):
             return _from_slurm(system, launch, name)
     if found := _from_batch(system, launch):
         return found
@@ -220,6 +221,19 @@ def _from_file(system: System, path: str, how: str) -> tuple[tuple[str, ...], st
     return nodes, how, False, error
 
 
+def _slurm_lists(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that may name all nodes: a step may be of mpirun's daemons, or a shell.
+
+    mpirun starts one on every node but its own.
+    """
+    return _SLURM_LISTS if is_of_srun(environ) and not is_of_mpirun(environ) else _SLURM_LISTS[1:]
+
+
+def _is_here_alone(system: System, launch: LaunchFacts) -> bool:
+    """Return whether a batch script starts a torchrun of one node, in a job that may have more."""
+    return launch.num_nodes == 1 and launch.mode != "env" and not is_of_srun(system.environ)
+
+
 def _from_slurm(
     system: System, launch: LaunchFacts, name: str
 ) -> tuple[tuple[str, ...], str, bool, str]:
@@ -228,7 +242,9 @@ def _from_slurm(
     except HostListError as error:
         return (), name, True, f"{name}: {error}"
     by_another = launch.launcher in ("torchrun", "mpi")
-    is_started_everywhere = "SLURM_PROCID" in system.environ or by_another
+    is_started_everywhere = is_of_srun(system.environ) or by_another
+    if launch.launcher == "mpi":
+        nodes = nodes[: launch.num_nodes or None]  # mpirun fills the first ones
     if len(nodes) > 1 and not is_started_everywhere:
         text = f"this job has {len(nodes)} nodes, and this process runs on one of them only"
         remedy = "srun --ntasks-per-node=1 rankscope preflight"

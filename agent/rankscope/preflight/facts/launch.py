@@ -23,6 +23,7 @@ COMPARED = (
     "NCCL_", "GLOO_", "TORCH_", "CUDA_", "OMP_", "UCX_", "FI_", "HSA_", "PYTORCH_", "RCCL_",
     "HIP_", "ROCR_", "OFI_NCCL_", "MKL_", "KMP_", "GOMP_",
 )  # fmt: skip
+_INTERACTIVE_STEP = "4294967290"  # SLURM_INTERACTIVE_STEP, slurm/slurm.h
 _MAX_VALUE = 512  # characters of one variable that travel
 _MAX_FILE = 4096  # characters of one configuration file that travel
 
@@ -248,6 +249,8 @@ def _nodes(reader: _Reader, name: str, text: str) -> None:
 
 def _outer(environ: Mapping[str, str]) -> Launcher | None:
     """Return the scheduler that starts torchrun, if one can be seen."""
+    if is_of_mpirun(environ):
+        return "mpi"
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         return "slurm"
     return "kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else None
@@ -264,7 +267,7 @@ def _plain(reader: _Reader) -> tuple[Launcher, Mode]:
     reader.number("node_rank", "GROUP_RANK", "NODE_RANK")
     reader.number("num_nodes", "NNODES", "NUM_NODES")
     reader.number("nproc_per_node", "LOCAL_WORLD_SIZE")
-    if "SLURM_PROCID" in environ and "SLURM_JOB_ID" in environ:
+    if "SLURM_PROCID" in environ and "SLURM_JOB_ID" in environ and not is_of_mpirun(environ):
         _slurm(reader)
         return "slurm", "env"
     if any(name in environ for name in _MPI_RANKS):
@@ -322,6 +325,27 @@ def _derive(numbers: dict[str, int]) -> None:
             numbers["node_rank"] = 0  # rank 0 runs on the first node, however many it has
     if "num_nodes" not in numbers and nproc and world and world % nproc == 0:
         numbers["num_nodes"] = world // nproc
+
+
+def is_of_mpirun(environ: Mapping[str, str]) -> bool:
+    """Return whether mpirun started this. In a job of Slurm it does so with srun, one task a node.
+
+    What Slurm says of tasks, step and numbers is then true of mpirun's daemons alone, and the node
+    on which mpirun itself runs has none of them.
+    """
+    return "OMPI_COMM_WORLD_RANK" in environ or "MPI_LOCALRANKID" in environ
+
+
+def is_of_srun(environ: Mapping[str, str]) -> bool:
+    """Return whether srun started this on all nodes of a step.
+
+    A batch script and the shell of salloc run on one node. The script has the numbers of a task
+    too, and no step; the shell (use_interactive_step of slurm.conf) has a step of its own.
+    """
+    if environ.get("SLURM_STEP_ID") == _INTERACTIVE_STEP:
+        return False
+    is_step = "SLURM_STEP_NUM_TASKS" in environ or "SLURM_STEP_ID" in environ
+    return is_step or environ.get("SLURM_PROCID", "0") != "0"
 
 
 def first_node(text: str) -> str:
