@@ -266,6 +266,17 @@ def burnt_others(run: Run) -> Run:
     return run
 
 
+@pytest.mark.parametrize(("launcher", "is_bound"), [("mpi", True), ("slurm", True), ("env", False)])
+def test_a_core_for_each_rank_is_enough_where_the_launcher_binds_them(
+    launcher: str, is_bound: bool
+) -> None:
+    run = changed(healthy(3), "node1", "launch", launcher=launcher, local_rank=0)
+    run = changed(run, "node1", "limits", num_cores=1)
+    assert len(loud(CHECKS["lim.cgroup.cpu"], run)) == (0 if is_bound else 1)
+    run = changed(run, "node1", "limits", cgroup=CgroupFacts(cpu_cores=1.5))  # of the whole node
+    assert len(loud(CHECKS["lim.cgroup.cpu"], run)) == 1
+
+
 def test_the_same_limit_on_all_nodes_is_one_finding() -> None:
     run = healthy(3)
     for node in run.reports:
