@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.capabilities import find
 from tests.preflight.nslab import Lab
@@ -47,6 +48,11 @@ SwitchType=switch/none
 NodeName={nodes} CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+def launches(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what each node of an answer (`--json`) knows of the launch."""
+    return {report["node"]: report["facts"]["launch"] for report in answer["reports"]}
 
 
 class Cluster:

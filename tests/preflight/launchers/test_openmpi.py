@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preflight.launchers.cluster import JOB_LIMIT_S, ROOT, Cluster
+from tests.preflight.launchers.cluster import JOB_LIMIT_S, ROOT, Cluster, launches
 from tests.preflight.scene import base_environment
 
 pytestmark = [
@@ -66,9 +66,9 @@ def test_over_ssh_the_nodes_meet_at_the_first(cluster: Cluster) -> None:
     assert said.count("local rank 0 of this machine") == 3
     answer = json.loads((cluster.work / "answer" / "all").read_text())
     assert answer["verdict"]["expected"] == NODES
-    launches = [answer["reports"][node]["facts"]["launch"] for node in NODES]
-    assert [facts["rank"] for facts in launches] == [0, 2, 4]
-    assert {facts["launcher"] for facts in launches} == {"mpi"}
+    said_of = launches(answer)
+    assert [said_of[node]["rank"] for node in NODES] == [0, 2, 4]
+    assert [said_of[node]["launcher"] for node in NODES] == ["mpi"] * 3
 
 
 @pytest.mark.needs("root", "namespaces", "sshd")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.preflight.launchers.cluster import JOB_LIMIT_S, ROOT, Cluster
+from tests.preflight.launchers.cluster import JOB_LIMIT_S, ROOT, Cluster, launches
 
 pytestmark = [
     pytest.mark.together("launchers of preflight"),
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
         for name in ("prolog", "epilog"):
             script(made, name, "#!/bin/sh\n")
         made.start_slurm(
-            f"Prolog={made.folder}/prolog\nEpilog={made.folder}/epilog\nPrologFlags=Alloc\n"
+            f"Prolog={made.folder}/prolog\nEpilog={made.folder}/epilog\nPrologFlags=Alloc,DeferBatch\n"
             "SchedulerParameters=nohold_on_prolog_fail\n"
         )
         made.lab.env[made.head]["RANKSCOPE_PREFLIGHT_TOKEN"] = "of the people of this cluster"
@@ -84,8 +84,8 @@ def test_srun_names_the_nodes_and_numbers_them(cluster: Cluster) -> None:
     for number, node in enumerate(NODES):
         answer = read[node]
         assert answer["verdict"]["expected"] == NODES
-        assert sorted(answer["reports"]) == NODES
-        facts = answer["reports"][node]["facts"]["launch"]
+        assert sorted(launches(answer)) == NODES
+        facts = launches(answer)[node]
         assert facts["launcher"] == "slurm"
         assert (facts["rank"], facts["world_size"], facts["master_addr"]) == (number, 3, "node0")
         assert ids(answer) == []
@@ -161,9 +161,9 @@ def test_mpirun_in_a_job(cluster: Cluster, where: str) -> None:
     assert sorted(read) == ["mpi.0", "mpi.2", "mpi.4"], said
     for answer in read.values():
         assert (answer["exit_code"], answer["verdict"]["expected"]) == (0, NODES)
-        launches = [answer["reports"][node]["facts"]["launch"] for node in NODES]
-        assert [facts["launcher"] for facts in launches] == ["mpi"] * 3
-        assert [facts["rank"] for facts in launches] == [0, 2, 4]
+        said_of = launches(answer)
+        assert [said_of[node]["launcher"] for node in NODES] == ["mpi"] * 3
+        assert [said_of[node]["rank"] for node in NODES] == [0, 2, 4]
 
 
 def test_the_secret_in_the_environment_goes_with_srun(cluster: Cluster) -> None:
