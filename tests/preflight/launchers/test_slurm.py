@@ -112,7 +112,7 @@ def test_the_bad_node_is_left_out_of_the_next_try(cluster: Cluster) -> None:
 
 
 def test_a_node_without_an_agent_is_left_out_too(cluster: Cluster) -> None:
-    agent = f"[ $SLURM_PROCID = 2 ] || {QUICK} --wait 2 --exclude-list gone.txt"
+    agent = f"[ $SLURM_PROCID = 2 ] || {QUICK} --wait 10 --exclude-list gone.txt"
     done = cluster.run(f"{EACH} {FIRST} sh -c '{agent}'")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "node2: no report" in done.stdout
@@ -190,7 +190,7 @@ def test_a_shared_home_has_the_secret(cluster: Cluster) -> None:
 
 def test_homes_of_their_own_have_secrets_of_their_own(cluster: Cluster) -> None:
     own = "HOME=$PWD/home.$SLURM_NODEID; mkdir -p $HOME; export HOME"
-    code, read = answers(cluster, f"{own}; {QUICK} --wait 2", RANKSCOPE_PREFLIGHT_TOKEN="")
+    code, read = answers(cluster, f"{own}; {QUICK} --wait 10", RANKSCOPE_PREFLIGHT_TOKEN="")
     assert code == 3
     assert ids(read["node0"]) == ["node.secret"]
 
