@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from rankscope.preflight import collect
+from rankscope.preflight import collect, launch_gate
 from rankscope.preflight.checks.base import Need, Run
 from rankscope.preflight.facts.launch import LaunchFacts
 from rankscope.preflight.model import CheckFinding, LaunchVerdict, Result, Scope, Status
@@ -157,6 +157,16 @@ def test_a_busy_machine_is_incomplete_and_says_what_for() -> None:
     assert "no answer to net.latency" in summarise(verdict, run).outcome
     left_out = Run(run.run_id, run.expected, run.reports, Options(skip=("paths",)))
     assert engine.exit_code(engine.evaluate(left_out)) == 0
+
+
+def test_a_busy_machine_may_launch_unless_warnings_are_no_pass() -> None:
+    some = Cluster(("node0", "node1", "node2"))
+    some.report("node1", delay_p90_ms=400.0)
+    run = some.run()
+    summary = summarise(engine.evaluate(run), run)
+    assert summary.exit_code == 3
+    assert not launch_gate._reason(summary, "fail")
+    assert "net.latency" in launch_gate._reason(summary, "warn")
 
 
 def test_reports_that_used_no_network_leave_no_question_open() -> None:

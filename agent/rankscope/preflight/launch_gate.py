@@ -23,7 +23,7 @@ from rankscope.preflight.report.words import clean, count
 from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import look_up, plan_of, run
 from rankscope.preflight.system import System
-from rankscope.preflight.verdict.engine import open_questions
+from rankscope.preflight.verdict.engine import exit_code, open_questions
 
 RefuseOn = Literal["fail", "warn", "never"]
 # A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
@@ -61,22 +61,25 @@ def check(
     screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"
-    reason = "" if refuse_on == "never" else _reason(summary)
+    reason = "" if refuse_on == "never" else _reason(summary, refuse_on)
     if not reason and len(outcome.run.expected) > 1 and outcome.run.master != plan.who.me:
         time.sleep(SETTLE_S)
     return reason
 
 
-def _reason(summary: Summary) -> str:
-    if not summary.exit_code:
+def _reason(summary: Summary, refuse_on: RefuseOn) -> str:
+    """Return why not; that a machine was too busy to time its paths is shown, and no reason."""
+    are_times_wanted = refuse_on == "warn"
+    code = exit_code(summary.verdict, refuse_on, are_times_wanted=are_times_wanted)
+    if not code:
         return ""
     if summary.findings and summary.findings[0].status == "fail":
         num_more = len(summary.findings) - 1
         more = f" (and {count(num_more, 'finding')} more)" if num_more else ""
         return f"{clean(summary.findings[0].title)}{more}"
-    if open_ones := open_questions(summary.verdict):
+    if open_ones := open_questions(summary.verdict, are_times_wanted):
         return f"no answer to {listed(open_ones)}, and unknown is not healthy"
-    if summary.exit_code == EXIT_INCOMPLETE:
+    if code == EXIT_INCOMPLETE:
         return "nothing could be evaluated, and unknown is not healthy"
     return f"{clean(summary.findings[0].title)}; --preflight-on fail launches in spite of warnings"
 

@@ -249,7 +249,7 @@ def test_torchrun_is_checked_and_then_launched(cluster: Cluster) -> None:
     script(
         cluster, "train.sh",
         "#!/bin/sh\nhead=$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)\n"
-        "exec rankscope run --preflight=quick --preflight-on never -- torchrun --nnodes 3"
+        "exec rankscope run --preflight=quick -- torchrun --nnodes 3"
         ' --nproc-per-node 1 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d'
         ' --rdzv-endpoint "$head:29511" --no-python sh -c \'echo rank $RANK of $WORLD_SIZE\'\n',
     )  # fmt: skip
