@@ -68,4 +68,4 @@ def test_the_flag_of_a_program_that_is_run_is_its_own(
 def test_the_list_of_checks_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["preflight", "--list", "--json"]) == 0
     checks = json.loads(capsys.readouterr().out)["checks"]
-    assert {"id": "node.absent", "family": "launch"}.items() <= checks[0].items()
+    assert {"id": "node.secret", "family": "launch"}.items() <= checks[0].items()

@@ -55,7 +55,8 @@ class Api:
     def is_behind(self) -> bool:
         """Return whether the server has stored something that its analysis has not seen yet."""
         counters = (self._read("metrics") or b"").decode()
-        return re.search(r"^rankscope_runs_behind 0$", counters, re.MULTILINE) is None
+        behind = re.search(r"^rankscope_runs_behind (\S+)$", counters, re.MULTILINE)
+        return behind is None or float(behind[1]) > 0.0
 
     def _read(self, path: str) -> bytes | None:
         try:
