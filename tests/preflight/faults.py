@@ -332,7 +332,7 @@ LAUNCHES = (
     ),
     Fault(
         "port-earlier-job", "an earlier torchrun on MASTER_PORT", broken.earlier_job,
-        _one("port.master.free", "node0", remedy=r"kill"), also=("proc.leftover",),
+        _one("port.master.free", "node0", remedy=r"--master-port"), also=("proc.leftover",),
         modes=("static", "c10d"),
     ),
     Fault(

@@ -25,6 +25,7 @@ MENDED = (
 
 def execute(scene: Scene, finding: CheckFinding) -> None:
     """Run the repairs of a finding on their hosts: `sudo` is nobody here, `export` stays."""
+    scene.lab.own_etc()
     for fix in finding.fix:
         numbers = [scene.lab.names.index(fix.node)] if fix.node else list(scene.everywhere)
         for number in numbers:

@@ -71,6 +71,7 @@ def flaws(command: str) -> list[str]:
 def execute(scene: Scene, findings: Iterable[CheckFinding]) -> list[Executed]:
     """Execute the remedies of all findings, in their order."""
     shims = _write_shims(scene)
+    scene.lab.own_etc()
     done = []
     for finding in findings:
         for fix in finding.fix:
