@@ -180,7 +180,7 @@ def _off_and_on(loop: Loop) -> None:
     assert [one["reason"] for one in done.values()] == [reason, reason]
     agent = loop.until(lambda: (found := loop.get("/agent"))["off"] == [0, 1] and found)
     assert {row["state"] for row in agent["sources"] if row["hook"] == "collectives"} == {"off"}
-    before, step = loop.until(lambda: _settled(loop, asked["at_step"] - 1)), loop.step()
+    before, step = loop.until(lambda: _settled(loop)), loop.step()
     loop.until(lambda: loop.step() >= step + 20)  # training goes on, and is seen to
     assert loop.num_collectives() == before
     hang = next(one for one in loop.get("/findings")["detectors"] if one["name"] == "hang")
@@ -197,15 +197,11 @@ def _off_and_on(loop: Loop) -> None:
     assert accused == []
 
 
-def _settled(loop: Loop, last: int) -> int:
-    """Return the number of collectives once those of the last recorded step are stored."""
-
-    def stored(rank: int, step: int) -> int:
-        path = f"/collectives/records?rank={rank}&from={step}&to={step}&limit=100"
-        return len(loop.get(path)["rows"])
-
-    is_whole = all(0 < stored(rank, last - 1) == stored(rank, last) for rank in (0, 1))
-    return loop.num_collectives() if is_whole else 0
+def _settled(loop: Loop) -> int:
+    """Return the number of collectives once the last batches of before are stored."""
+    number = loop.num_collectives()
+    time.sleep(2.5)
+    return number if loop.num_collectives() == number else 0
 
 
 def _rank_of(loop: Loop) -> Callable[[int], dict[str, Any]]:
