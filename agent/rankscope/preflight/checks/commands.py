@@ -1,4 +1,4 @@
-"""Commands that are safe to paste: what came from a report stands in them as one quoted word."""
+"""Commands that are safe to paste: text from a report is one quoted word."""
 
 from __future__ import annotations
 

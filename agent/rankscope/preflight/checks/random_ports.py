@@ -84,8 +84,8 @@ class PortEphemeral(BuiltinCheck, id="port.ephemeral", scope="pair", needs=("pee
                 for (start, end), num in numbers.items()
             ),
             fix=[Fix(node=node, command=text, owner="admin") for node in one.nodes or ("",)],
-            impact="gloo and NCCL open one connection or a few for each pair: which of them hangs "
-            "is decided anew by each launch",
+            impact="gloo and NCCL open one connection or a few for each pair: each launch may "
+            "hang, on another pair each time",
             unless="a limit on new connections drops them: then slower ones pass",
             confidence="proven" if one.nodes and one.is_whole else "likely",
         )  # fmt: skip

@@ -241,9 +241,9 @@ def _imports(scripts: dict[str, ScriptFacts]) -> Iterator[CheckFinding]:
             lines=(f"{node}: import {module}: {error}" for node in nodes),
             fix=on_each(
                 nodes,
-                f"python -m pip install {module}   # if the package is so named"
+                f"python -m pip install {word(module)}   # if the package is so named"
                 if error.startswith("ModuleNotFoundError")
-                else f"python -c 'import {module}'",
+                else f"python -c {quote(f'import {module}')}",
             ),
             impact="the ranks of this node die at once; the others wait for them until time-out",
             unless="the launcher sets another environment (PYTHONPATH, conda, modules)",

@@ -201,7 +201,7 @@ class ShareCarrier:
         return found if f"{quote(found.report.node, safe='')}.json" == path.name else None
 
     def _signed(self, report: bytes, name: str) -> bytes:
-        """Return what stands in a file: the report, and a line that proves who may write it."""
+        """Return the content of a file: the report, and a line that proves who may write it."""
         return report + b"\n" + tag(self._key, name, report).hex().encode()
 
 

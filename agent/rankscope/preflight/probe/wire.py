@@ -234,7 +234,7 @@ def printable(data: bytes) -> str:
 
 
 def short(run_id: str) -> str:
-    """Return a run's name as it stands in a line."""
+    """Return a run's name as it is written in a line."""
     return run_id if len(run_id) <= _MOST_RUN else hashlib.sha256(run_id.encode()).hexdigest()
 
 
