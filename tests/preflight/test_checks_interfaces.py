@@ -264,12 +264,26 @@ def test_one_address_on_two_nodes() -> None:
     (finding,) = judged(NetDupIp(), run({"node2": twin}))
     assert (finding.status, finding.nodes) == ("fail", ("node1", "node2"))
     assert finding.title == "node1, node2 have the same address 10.77.0.2"
-    assert commands(finding)[0].startswith("sudo ip addr del 10.77.0.2/24 dev eth0")
+    assert [fix.node for fix in finding.fix] == ["node2"]  # where the name of node1 leads
+    assert commands(finding) == [
+        "sudo sysctl -w net.ipv4.conf.eth0.promote_secondaries=1 && "
+        "sudo ip addr add 10.77.0.3/24 dev eth0 && "
+        "sudo ip addr del 10.77.0.2/24 dev eth0  # and in its network configuration",
+    ]
 
 
-def test_an_idle_twin_is_a_warning() -> None:
+def test_the_rightful_one_keeps_the_address_whatever_the_order() -> None:
+    twin = changed_eth0(addresses=("10.77.0.3/24",))
+    (finding,) = judged(NetDupIp(), run({"node1": twin}))
+    assert [fix.node for fix in finding.fix] == ["node1"]
+    assert "addr add 10.77.0.2/24" in commands(finding)[0]
+
+
+def test_an_idle_twin_is_a_warning_and_people_say_whose_it_is() -> None:
     (finding,) = judged(NetDupIp(), run({"*": with_interface("eth1", "192.168.9.9/24")}))
     assert (finding.status, finding.nodes) == ("warn", NODES)
+    assert [fix.node for fix in finding.fix] == list(NODES)
+    assert all(command.startswith("# give ") for command in commands(finding))
 
 
 def test_two_agents_on_one_host_have_no_twin_address() -> None:

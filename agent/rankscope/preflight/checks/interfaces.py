@@ -12,7 +12,7 @@ from rankscope.preflight.checks.base import BuiltinCheck, Run, grouped, listed, 
 from rankscope.preflight.checks.collective import difference
 from rankscope.preflight.checks.commands import word
 from rankscope.preflight.checks.comparing import by_value
-from rankscope.preflight.checks.meeting import is_local
+from rankscope.preflight.checks.meeting import is_address, is_local
 from rankscope.preflight.checks.names import loopback_by_name
 from rankscope.preflight.facts.choice import Choice, matches, nccl_settings
 from rankscope.preflight.facts.edges import EdgeFacts
@@ -492,15 +492,7 @@ class NetDupIp(BuiltinCheck, id="net.dup_ip", scope="all", needs=("peers",)):
             nodes=nodes,
             evidence={a: {node: owners[a][node] for node in nodes} for a in addresses},
             lines=(f"{node}: {address} on {where[node]}" for node in nodes[:4]),
-            fix=(
-                Fix(
-                    node=node,
-                    command=f"sudo ip addr del {_with_length(run, node, address)} "
-                    f"dev {word(where[node])}  # then give it an address of its own",
-                    owner="admin",
-                )
-                for node in nodes[1:]
-            ),
+            fix=_apart(run, nodes, address, where),
             impact="the first to answer is taken for the other: store time-outs, hangs of more "
             "than 30 min"
             if is_used
@@ -542,6 +534,58 @@ def _used_addresses(run: Run) -> frozenset[str]:
         if edge.resolved is not None:
             used.update(edge.resolved.addresses)
     return frozenset(used)
+
+
+def _apart(run: Run, nodes: tuple[str, ...], address: str, where: dict[str, str]) -> Iterator[Fix]:
+    """Yield what takes the address from all but the node whose name leads to it.
+
+    Where names do not tell, or a node has no other address by which it stays reachable, a person
+    must decide: the command would cut the node off.
+    """
+    named = {node: _named(run, node) for node in nodes}
+    rightful = [node for node in nodes if address in named[node]]
+    wrong = nodes if len(rightful) != 1 else tuple(n for n in nodes if n not in rightful)
+    taken = {
+        a for facts in run.each(lambda f: f.interfaces).values() for a, _ in _real_addresses(facts)
+    }
+    for node in wrong:
+        others = listed(tuple(one for one in nodes if one != node))
+        text = (
+            f"# give {node} an address of its own: {address} on {where[node]} is also on {others}"
+        )
+        if wrong is not nodes:
+            text = _replaced(run, node, address, where[node], named[node] - taken) or text
+        yield Fix(node=node, command=text, owner="admin")
+
+
+def _named(run: Run, node: str) -> set[str]:
+    """Return where the name of a node leads, for itself and for its peers."""
+    facts = run.reports[node].facts.names
+    answers = [facts.own] if facts is not None else []
+    answers += [edge.resolved for _, end, edge in run.edges() if end == node and edge.resolved]
+    return {a for one in answers for a in one.addresses if is_address(a) and not is_local(a)}
+
+
+def _replaced(run: Run, node: str, address: str, interface: str, free: set[str]) -> str:
+    """Return the command that takes an address away; "" if the node would be left with none."""
+    old, name = _with_length(run, node, address), word(interface)
+    removed = f"sudo ip addr del {old} dev {name}"
+    network = ipaddress.ip_interface(old).network
+    own = next((one for one in sorted(free) if ipaddress.ip_address(one) in network), "")
+    if own:
+        # the new one takes the place of the old one, with the routes that lead by it
+        promoted = f"sudo sysctl -w {_setting(interface, 'promote_secondaries=1')} && "
+        added = f"sudo ip addr add {own}/{network.prefixlen} dev {name} && {removed}"
+        return f"{'' if ':' in own else promoted}{added}  # and in its network configuration"
+    kept = any(is_real(row) and set(row.addresses) - {old} for row in _rows(run, node))
+    return f"{removed}  # and from its network configuration" if kept else ""
+
+
+def _setting(interface: str, setting: str) -> str:
+    """Return a setting of an interface for sysctl; a name with a dot needs the other notation."""
+    if "." in interface:
+        return word(f"net/ipv4/conf/{interface}/{setting}")
+    return word(f"net.ipv4.conf.{interface}.{setting}")
 
 
 def _with_length(run: Run, node: str, address: str) -> str:
@@ -614,11 +658,8 @@ class NetRpFilter(BuiltinCheck, id="net.rp_filter", needs=("peers",)):
     def _finding(self, run: Run, node: str, interface: str, paths: list[Asymmetry]) -> CheckFinding:
         edges = tuple(dict.fromkeys(path.dropped_edge for path in paths))
         # the kernel takes the larger of "all" and the interface's own: 2 there is loose, whatever
-        # "all" says; a name with a dot in it needs the other notation
-        key = f"net.ipv4.conf.{interface}.rp_filter"
-        if "." in interface:
-            key = f"net/ipv4/conf/{interface}/rp_filter"
-        command = f"sudo sysctl -w {word(f'{key}=2')}"
+        # "all" says
+        command = f"sudo sysctl -w {_setting(interface, 'rp_filter=2')}"
         return self.fail(
             f"{node} drops what {listed([start for start, _ in edges])} sends to "
             f"{interface}: strict rp_filter, and the way back is another one",
@@ -699,6 +740,10 @@ class NetNic(BuiltinCheck, id="net.nic", scope="all", needs=("peers",)):
             fix=(
                 Fix(
                     command=f"ethtool {word(row.name)}; ethtool -S {word(row.name)}",
+                    owner="admin",
+                ),
+                Fix(
+                    command="# replace its cable or transceiver, or use another port of the switch",
                     owner="admin",
                 ),
             ),
