@@ -99,13 +99,21 @@ class _AllReduces(BuiltinCheck):
                 for node, s in wrong.items()
             ),
             fix=(
+                *(
+                    Fix(
+                        node=node,
+                        command=f"ethtool -S {shlex.quote(name)} | grep -iE 'err|crc|drop'",
+                        owner="admin",
+                    )
+                    for node in wrong
+                    if (name := next((c.interface for c in members[node].gloo if c.interface), ""))
+                ),
                 Fix(
-                    node=node,
-                    command=f"ethtool -S {shlex.quote(name)} | grep -iE 'err|crc|drop'",
+                    node="" if is_everywhere else next(iter(wrong)),
+                    command="# leave it out of the job until its memory and its network interface "
+                    "are tested",
                     owner="admin",
-                )
-                for node in wrong
-                if (name := next((c.interface for c in members[node].gloo if c.interface), ""))
+                ),
             ),
             impact="training continues with wrong gradients, no error: the loss diverges or is NaN",
             unless="another program wrote into this process, or this build is broken",

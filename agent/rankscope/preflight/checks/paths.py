@@ -93,14 +93,23 @@ class PathCheck(BuiltinCheck):
 
 
 def at_ends(
-    run: Run, group: Group, path: Path, command: Callable[[str], str], unknown: str
+    run: Run, group: Group, path: Path, command: Callable[[str], str], unknown: str, remedy: str
 ) -> Iterator[Fix]:
-    """Yield `command`, of an interface, for the nodes of a group, else for the ends of a path."""
+    """Yield `command`, of an interface, for the nodes of a group, else for the ends of a path.
+
+    It only shows where to look: `remedy` says what a person does then.
+    """
     start, end = path
     for node in (ordered(run, group.nodes) or path)[:4]:
         interface = interface_towards(run, node, end if node == start else start)
         text = command(interface.name) if interface is not None else unknown
         yield Fix(node=node, command=text, owner="admin")
+    yield said_to(start, remedy)
+
+
+def said_to(node: str, sentence: str) -> Fix:
+    """Return what a person must do, where no command can."""
+    return Fix(node=node, command=f"# {sentence}", owner="admin")
 
 
 def who(run: Run, one: Blame) -> str:
@@ -276,7 +285,14 @@ class NetLatency(PathCheck, id="net.latency", scope="pair", needs=("peers",)):
             lines=shortened(
                 f"{a}->{b}  {values[a, b]:.1f} ms, best of 12 round trips" for a, b in group.paths
             ),
-            fix=(Fix(node=start, command=_trace(run, start, end)),),
+            fix=(
+                Fix(node=start, command=_trace(run, start, end)),
+                said_to(
+                    start,
+                    "the hop at which the time jumps is the cause; a single hop: tc qdisc and the "
+                    "cable at both ends, the virtual machines' host, or leave these nodes out",
+                ),
+            ),
             unless="the nodes are in different places on purpose",
         )
 
@@ -329,7 +345,14 @@ class NetJitter(
                     f"p95 {rtts[a, b].p95_ms:.1f}, max {rtts[a, b].max_ms:.1f} ms"
                     for a, b in group.paths
                 ),
-                fix=(Fix(node=start, command=command),),
+                fix=(
+                    Fix(node=start, command=command),
+                    said_to(
+                        start,
+                        "find what else fills this path, or the processors of its ends; where "
+                        "nothing does: tc qdisc at both ends, then the switch between them",
+                    ),
+                ),
                 unless="other traffic filled the path at that moment",
             )
 
@@ -377,6 +400,8 @@ class NetLoss(PathCheck, id="net.loss", scope="pair", tier="default", needs=("pe
                     group.paths[0],
                     lambda name: f"ip -s link show {name} && ethtool {name}",
                     "ip -s link",
+                    "errors or drops that grow: that end's cable, transceiver or port; at neither "
+                    "end: the switch between them, or leave these nodes out",
                 ),
                 unless="other traffic filled the path at that moment",
             )
@@ -513,6 +538,8 @@ class NetBandwidth(
                 min(sure, key=lambda path: _best(speeds[path])),
                 lambda name: f"ethtool {name}; tc -s qdisc show dev {name}",
                 "ip -s link; tc qdisc",
+                "a low speed: the cable or port; a tbf, htb or netem: remove it with tc qdisc del; "
+                "else a limit of the switch or the virtual machines' host: ask who runs them",
             ),
             unless="other traffic filled the path both times",
         )
