@@ -23,7 +23,7 @@ from rankscope.preflight.probe import bulk, endpoint, loss, mtu, path, wire
 from rankscope.preflight.probe.dial import Caller, classify, dial, hang_up, knock
 from rankscope.preflight.probe.listener import MAX_UNPROVEN_OF_ONE, Listener
 from rankscope.preflight.probe.mesh import Mesh
-from rankscope.preflight.probe.prober import COLLECTIVE, Prober
+from rankscope.preflight.probe.prober import COLLECTIVE, Goal, Prober
 from rankscope.preflight.probe.transfers import Transfers
 from rankscope.preflight.system import Resolved, System
 from tests.ports import free_port
@@ -246,6 +246,30 @@ def test_a_server_may_knock_and_no_more() -> None:
             as_agent = Caller(words, "b")
             assert (await knock(as_agent, "127.0.0.1", port, "a")).outcome == "other-secret"
             assert listener.heard == set()
+
+    asyncio.run(work())
+
+
+def test_an_agent_with_another_secret_is_remembered_after_its_end() -> None:
+    """The calls go to two ports in turn, and it may give up before we do."""
+
+    async def work() -> None:
+        exchange = Exchange(NodeReport(node="b"))
+        prober = Prober(
+            System(), CALLER, exchange, Mesh(exchange, lambda _peer, _how: None), lambda: None
+        )
+        async with listening(key=OTHER) as (_, port):
+            goal = Goal(is_named=True, master="", master_addr="", master_port=port)
+            meeting = asyncio.create_task(prober.meet("localhost", goal))
+            while "localhost" not in prober.edges or prober.edges["localhost"].mesh is None:
+                await asyncio.sleep(0.01)
+        for _ in range(40):
+            await asyncio.sleep(0.05)
+            found = prober.edges["localhost"].mesh
+            assert found is not None
+            assert found.outcome == "other-secret"
+        meeting.cancel()
+        await prober.close()
 
     asyncio.run(work())
 

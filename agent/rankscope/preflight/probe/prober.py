@@ -16,7 +16,7 @@ import msgspec
 
 from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.facts import routes
-from rankscope.preflight.facts.edges import Dial, EdgeFacts, Rtt
+from rankscope.preflight.facts.edges import Dial, DialClass, EdgeFacts, Rtt
 from rankscope.preflight.facts.ports import owner_of
 from rankscope.preflight.model import STAGES, NodeReport
 from rankscope.preflight.probe import loss, mtu, path, wire
@@ -60,6 +60,10 @@ class Goal:
     master_addr: str
     master_port: int
     num_peers: int = 1  # that this node probes
+
+
+_STRANGERS: frozenset[DialClass] = frozenset(("other-secret", "other-version"))
+_NOBODY: frozenset[DialClass] = frozenset(("refused", "drop", "no-data", "error"))
 
 
 class Prober:
@@ -244,9 +248,19 @@ class Prober:
                 break
         else:
             call = None
-        if dials:
+        if dials and not self._is_known_stranger(peer, dials):
             self._set(peer, mesh=dials[0], others=tuple(dials[1:]))
         return call
+
+    def _is_known_stranger(self, peer: str, dials: Sequence[Dial]) -> bool:
+        """Return whether an agent with another secret answered before, and now no one does.
+
+        It is on one of the ports alone, and may have ended: what it said still holds.
+        """
+        edge = self._edge(peer)
+        before = (edge.mesh, *edge.others)
+        is_stranger = any(one is not None and one.outcome in _STRANGERS for one in before)
+        return is_stranger and all(one.outcome in _NOBODY for one in dials)
 
     async def _dial_board(
         self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
