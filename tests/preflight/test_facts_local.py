@@ -67,6 +67,28 @@ def test_the_host(tmp_path: Path) -> None:
     assert facts.firewall_tools == ("firewalld", "nft")  # ufw is there, and switched off
 
 
+@pytest.mark.parametrize(
+    ("default", "modules", "tools"),
+    [
+        ("/usr/sbin/iptables-nft", "nf_tables 1 0 - Live 0x0\n", ("nft", "iptables")),
+        ("/usr/sbin/iptables-legacy", "", ("nft", "iptables-legacy")),
+        (
+            "/usr/sbin/iptables-nft",
+            "iptable_filter 16384 1 - Live 0x0\nip_tables 40960 1 iptable_filter, Live 0x0\n",
+            ("nft", "iptables", "iptables-legacy"),
+        ),
+    ],
+)
+def test_tables_of_the_older_kind_have_a_tool_of_their_own(
+    tmp_path: Path, default: str, modules: str, tools: tuple[str, ...]
+) -> None:
+    names = ("nft", "iptables", "iptables-legacy")
+    write(tmp_path, {"/proc/modules": modules} | {f"/usr/sbin/{name}": "" for name in names})
+    (tmp_path / "etc/alternatives").mkdir(parents=True)
+    (tmp_path / "etc/alternatives/iptables").symlink_to(default)
+    assert host.collect(System(root=tmp_path, environ={})).firewall_tools == tools
+
+
 def test_a_bare_directory_is_a_host_of_which_nothing_is_known(tmp_path: Path) -> None:
     facts = host.collect(System(root=tmp_path, environ={}))
     assert (facts.machine_id, facts.boot_id, facts.container) == ("", "", "")

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import pwd
+import re
 import sys
 
 import msgspec
@@ -28,7 +29,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_host_network: bool | None = None
     clock_is_synchronised: bool | None = None  # adjtimex(0): STA_UNSYNC is not set
     num_cores: int = 0  # usable by this process
-    firewall_tools: tuple[str, ...] = ()  # of ufw, firewalld, nft, iptables, those that are there
+    firewall_tools: tuple[str, ...] = ()  # of ufw, firewalld, nft, iptables and its legacy kind
 
 
 def collect(system: System) -> HostFacts:
@@ -162,6 +163,7 @@ def _quotas(system: System) -> list[float]:
     return found
 
 
+_LEGACY_MODULE = re.compile(r"^ip6?table_(filter|mangle|nat|raw|security) ", re.MULTILINE)
 _TOOL_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
 
 
@@ -173,7 +175,24 @@ def _firewall_tools(system: System) -> tuple[str, ...]:
         tools.append("firewalld")
     if "ufw" in there and "ENABLED=yes" in (system.read("/etc/ufw/ufw.conf") or ""):
         tools.append("ufw")
-    return (*tools, *(tool for tool in ("nft", "iptables") if tool in there))
+    is_legacy = system.link("/etc/alternatives/iptables").endswith("iptables-legacy")
+    if "nft" in there:
+        tools.append("nft")
+    if "iptables" in there and not is_legacy:
+        tools.append("iptables")
+    if "iptables-legacy" in there and (is_legacy or _has_legacy_rules(system)):
+        tools.append("iptables-legacy")
+    return tuple(tools)
+
+
+def _has_legacy_rules(system: System) -> bool:
+    """Return whether the older kind of tables is in use, of which nft and iptables-nft see nothing.
+
+    Their names are for root; others see that the kernel has loaded what they need.
+    """
+    if any(_line(system, f"/proc/net/{ip}_tables_names") for ip in ("ip", "ip6")):
+        return True
+    return _LEGACY_MODULE.search(system.read("/proc/modules") or "") is not None
 
 
 def _runs(system: System, command: str) -> bool:
