@@ -182,15 +182,18 @@ def _link_fault(
     run: Run, path: Path, edge: EdgeFacts, address: str, near: Interface | None
 ) -> Fault | None:
     """Return what is wrong on a link that both are on."""
-    if near is None or not edge.routes:
+    if near is None:
         return None
+    is_silent = all(dial.outcome in _SILENT for dial in edge.ephemeral)
+    if not edge.routes:  # not asked in time: what its kernel said of ARP is known all the same
+        return Fault("silent", *path, address, None, near) if is_silent else None
     for neighbour in edge.neighbours:
         if neighbour.state == "permanent" and neighbour.address == address:
             macs = {row.mac for row in interfaces_of(run, path[1]) if row.mac}
             if macs and neighbour.mac not in macs:
                 return Fault("neighbour", *path, address, edge.routes[0], near, neighbour)
     has_failed = any(one.state == "failed" for one in edge.neighbours if one.address == address)
-    if has_failed or all(dial.outcome in _SILENT for dial in edge.ephemeral):
+    if has_failed or is_silent:
         return Fault("silent", *path, address, edge.routes[0], near)
     return None
 
