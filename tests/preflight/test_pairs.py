@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.preflight.checks.base import Run
+from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Bandwidth, Clock, Datagrams, Idle, PathMtu, Rtt
 from rankscope.preflight.facts.interfaces import Interface, InterfaceFacts
 from rankscope.preflight.facts.rules import FilterRules
@@ -585,6 +586,55 @@ def test_nodes_without_a_common_family() -> None:
         some.edges.pop((start, end))
     findings = found(some.run())
     assert [(f.id, f.status, f.nodes) for f in findings] == [("dns.family", "fail", ("node2",))]
+
+
+def take(given: Cluster, node: str, address: str, *, is_first: bool = False) -> None:
+    """Let gloo on a node take an address of its eth0 that the host name leads to."""
+    facts = given.reports[node].facts.interfaces
+    assert facts is not None
+    (eth0,) = facts.interfaces
+    both = (f"{address}/64", *eth0.addresses) if is_first else (*eth0.addresses, f"{address}/64")
+    eth0 = msgspec.structs.replace(eth0, addresses=both)
+    gloo = (Choice(interface="eth0", address=address, how="the host name resolves to it"),)
+    given.facts(node, interfaces=InterfaceFacts(interfaces=(eth0,), gloo=gloo))
+    given.report(node, addresses=(given.address[node], address))
+
+
+@pytest.mark.parametrize(("backend", "status"), [("gloo", "fail"), ("nccl", "warn")])
+@pytest.mark.parametrize("odd", [("node2",), ("node1", "node2")])
+def test_gloo_takes_ipv6_on_some_nodes(odd: tuple[str, ...], backend: str, status: str) -> None:
+    given = cluster(4, backend=backend)
+    for node in odd:
+        take(given, node, f"fd77::{node[-1]}")
+    one = only(given.run())
+    assert (one.status, one.nodes) == (status, odd)
+    assert "gloo takes an IPv6 address, and an IPv4 address on node0" in one.title
+    assert [(fix.node, fix.command) for fix in one.fix] == [
+        (node, "export GLOO_SOCKET_IFNAME=eth0") for node in odd
+    ]
+
+
+def test_where_the_interface_has_ipv6_first_a_person_mends_the_name() -> None:
+    given = cluster(3)
+    take(given, "node1", "fd77::1", is_first=True)
+    one = only(given.run())
+    assert one.fix[0].command.startswith("# let 'node1' lead to an IPv4 address")
+
+
+def test_names_lead_to_ipv6_which_one_node_lacks() -> None:
+    given = cluster(3)
+    for node in ("node0", "node2"):
+        take(given, node, f"fd77::{node[-1]}")
+        addresses = ("fd77::1", given.address["node1"])
+        given.change(
+            node, "node1", resolved=Resolved(name="node1", addresses=addresses),
+            mesh=dial("node1", "fd77::1", PORT, "no-route"),
+            others=(dial("node1", given.address["node1"], PORT),),
+        )  # fmt: skip
+    one = only(given.run())
+    assert (one.status, one.nodes) == ("fail", ("node1",))
+    assert [fix.node for fix in one.fix] == ["node0", "node2"]
+    assert all("/etc/gai.conf" in fix.command for fix in one.fix)
 
 
 def test_a_name_that_one_node_cannot_resolve_accuses_no_port() -> None:

@@ -6,7 +6,7 @@ import re
 import shlex
 import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +19,7 @@ from rankscope.preflight.checks.base import (
     on_each,
     worker_host,
 )
+from rankscope.preflight.checks.commands import quoted, word
 from rankscope.preflight.checks.comparing import by_value
 from rankscope.preflight.checks.meeting import (
     dial_of,
@@ -28,7 +29,14 @@ from rankscope.preflight.checks.meeting import (
     point_to,
     way_to,
 )
-from rankscope.preflight.checks.pairs import CLOSED, is_loopback, ordered, owners, shortened
+from rankscope.preflight.checks.pairs import (
+    CLOSED,
+    interface_towards,
+    is_loopback,
+    ordered,
+    owners,
+    shortened,
+)
 from rankscope.preflight.exchange.hostlist import why_no_host
 from rankscope.preflight.facts.choice import Choice
 from rankscope.preflight.facts.edges import Dial, EdgeFacts
@@ -52,6 +60,12 @@ class NameAnswer:
         """Return how the call to `address` ended; None if it was not tried."""
         dials = (self.edge.mesh, *self.edge.others, self.edge.master)
         return next((d for d in dials if d is not None and d.address == address), None)
+
+    @property
+    def is_dead_first(self) -> bool:
+        """Return whether the address that is taken first is IPv6, and nobody answers there."""
+        dial = self.dial_of(self.addresses[0])
+        return dial is not None and ":" in self.addresses[0] and dial.outcome in CLOSED
 
     @property
     def has_arrived(self) -> bool:
@@ -563,20 +577,26 @@ def _wrong(
     return next((a for a in outside if a in owned), outside[0]), "fail"
 
 
+_IPV4_FIRST = "echo 'precedence ::ffff:0:0/96 100' | sudo tee -a /etc/gai.conf"
+
+
 class DnsFamily(BuiltinCheck, id="dns.family", scope="all", needs=("peers",)):
     """The first address of a name works, and all nodes share IPv4 or IPv6."""
 
     def evaluate(self, run: Run) -> Iterator[CheckFinding]:
-        """Look at dead IPv6 answers, then for nodes without a common family."""
-        yield from self._dead_first(run)
-        yield from self._apart(run)
+        """Look for nodes without a common family, then for those that gloo takes, then at names."""
+        apart = [*self._apart(run)] or [*self._chosen_apart(run)]
+        yield from apart
+        failed = {node for one in apart if one.status == "fail" for node in one.nodes}
+        yield from self._dead_first(run, failed)
 
-    def _dead_first(self, run: Run) -> Iterator[CheckFinding]:
+    def _dead_first(self, run: Run, known: Collection[str]) -> Iterator[CheckFinding]:
         groups: dict[tuple[str, Status], list[NameAnswer]] = defaultdict(list)
         for answer in answers(run):
+            if answer.target in known:
+                continue
             first = answer.addresses[0]
-            dial = answer.dial_of(first)
-            if ":" not in first or dial is None or dial.outcome not in CLOSED:
+            if not answer.is_dead_first:
                 continue
             right = own_addresses(run, answer.target)
             if answer.has_arrived:
@@ -593,9 +613,8 @@ class DnsFamily(BuiltinCheck, id="dns.family", scope="all", needs=("peers",)):
                 how = dial.outcome if dial is not None else "not tried"
                 lines.append(f"{answer.holder}: {' '.join(answer.addresses)}; the first: {how}")
             fixes = [hosts_fix(run, answer, answer.addresses[0]) for answer in some]
-            order = "echo 'precedence ::ffff:0:0/96 100' | sudo tee -a /etc/gai.conf"
             where = holders[0] if len(holders) == 1 else ""
-            fixes.append(Fix(node=where, command=order, owner="admin"))
+            fixes.append(Fix(node=where, command=_IPV4_FIRST, owner="admin"))
             yield self.finding(
                 status,
                 f"on {listed(holders)} the first address of {one.name}, {one.addresses[0]}, "
@@ -633,6 +652,68 @@ class DnsFamily(BuiltinCheck, id="dns.family", scope="all", needs=("peers",)):
             else (Fix(command="export NCCL_SOCKET_FAMILY=AF_INET6"),),
             unless="the missing addresses are on an interface that this process does not see",
         )
+
+    def _chosen_apart(self, run: Run) -> Iterator[CheckFinding]:
+        """All have a family in common, and gloo takes an address of the other one on some."""
+        chosen = {
+            report.node: address
+            for report in run.present
+            if (address := run.gloo_address(report.node)) and not is_local(address)
+        }
+        six = ordered(run, {node for node, address in chosen.items() if ":" in address})
+        four = ordered(run, set(chosen) - set(six))
+        if not six or not four:
+            return
+        is_six_odd = len(six) < len(four) or (len(six) == len(four) and run.master in four)
+        odd, usual = (six, four) if is_six_odd else (four, six)
+        yield self.finding(
+            "fail" if run.backend == "gloo" else "warn",
+            f"{listed(odd)}: gloo takes an {_version(odd, chosen)} address, and an "
+            f"{_version(usual, chosen)} address on {listed(usual)}",
+            nodes=odd,
+            evidence={"addresses": chosen},
+            lines=(f"{n}: {chosen[n]}: {_how(run, n)}" for n in (*odd[:4], *usual[:2])),
+            fix=_ipv4_first(run, odd, six) or _one_family(run, six, four),
+            impact="gloo init: 'enforce fail ... ss1.ss_family == ss2.ss_family' on some ranks, "
+            "the rest hang for more than 30 min",
+            unless="" if run.backend == "gloo" else "the job never uses gloo",
+        )
+
+
+def _version(nodes: Collection[str], chosen: Mapping[str, str]) -> str:
+    return "IPv6" if ":" in chosen[next(iter(nodes))] else "IPv4"
+
+
+def _how(run: Run, node: str) -> str:
+    facts = run.reports[node].facts.interfaces
+    return facts.gloo[0].how if facts is not None and facts.gloo else ""
+
+
+def _ipv4_first(run: Run, odd: Collection[str], six: Collection[str]) -> tuple[Fix, ...]:
+    """Return what lets names lead to IPv4 first, where those of the odd nodes do so in vain."""
+    is_dead = any(answer.is_dead_first for answer in answers(run) if answer.target in odd)
+    return on_each(six, _IPV4_FIRST, "admin") if is_dead else ()
+
+
+def _one_family(run: Run, six: Collection[str], four: Collection[str]) -> Iterator[Fix]:
+    """Yield what makes gloo take IPv4 everywhere; where a node has none, its name must change.
+
+    Of an interface that is named, gloo takes the first address.
+    """
+    for node in six:
+        interface = interface_towards(run, node)
+        first = interface.addresses[:1] if interface is not None else ()
+        if interface is not None and first and ":" not in first[0]:
+            yield Fix(node=node, command=f"export GLOO_SOCKET_IFNAME={word(interface.name)}")
+        else:
+            name = run.reports[node].facts.names
+            called = quoted(name.hostname) if name is not None else "its own name"
+            yield Fix(
+                node=node,
+                command=f"# let {called} lead to an IPv4 address on this node, or to an IPv6 "
+                f"address on {listed(four)}: one family for all",
+                owner="admin",
+            )
 
 
 REVERSE_SLOW_MS = 1000.0  # the store asks at each connection: at 64 ranks that adds a minute

@@ -86,6 +86,8 @@ _RULES = (
     Rule(("dns.master",), ("port.master.reach", "port.master.identity", "coll."), _out_of),
     Rule(("dns.wrong", "dns.loopback", "dns.family"),
          ("dns.master", "node.absent", "net.route.sym", "net.subnet", "coll.", *_PORTS), _along),
+    Rule(("dns.family",), ("net.route",), _touching, only_failed=True),
+    Rule(("dns.family",), ("coll.",), always=True, only_failed=True),
     Rule(("dns.wrong",), ("dns.family", "dns.loopback"), _along),
     Rule(("dns.self.loopback", "net.iface.missing", "net.iface.virtual", "net.iface.gloo"),
          ("port.ephemeral", "port.oneway", "net.mtu.", "net.route.sym", "net.subnet", "coll."),
