@@ -40,7 +40,8 @@ _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 _PACKAGE_OF = {
     "cc": "gcc", "c++": "g++", "mount": "mount", "umount": "mount", "unshare": "util-linux",
     "nsenter": "util-linux", "setpriv": "util-linux", "ip": "iproute2", "tc": "iproute2",
-    "ss": "iproute2", "nft": "nftables", "ethtool": "ethtool", "hostname": "hostname",
+    "ss": "iproute2", "nft": "nftables", "iptables": "iptables", "iptables-legacy": "iptables",
+    "ethtool": "ethtool", "hostname": "hostname",
     "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
     "mpirun": "openmpi-bin", "slurmctld": "slurmctld",
     "slurmd": "slurmd", "srun": "slurm-client", "sinfo": "slurm-client", "munged": "munge",
@@ -202,6 +203,14 @@ def _namespaces() -> str:
     return _try([*command, "sh", "-c", _HOST])
 
 
+def _iptables() -> str:
+    return _try(["unshare", "-n", "iptables", "-S"])
+
+
+def _iptables_legacy() -> str:
+    return _try(["unshare", "-n", "iptables-legacy", "-S"])
+
+
 def _user_namespaces() -> str:
     become = NOBODY if is_root() else ()
     return _try([*become, *IN_USER_NAMESPACE, "true"], cwd=Path("/"))
@@ -345,6 +354,17 @@ CAPABILITIES = (
         ("unshare", "nsenter", "mount", "hostname", "ip", "ss", "tc", "nft", "ethtool"),
         _namespaces,
         remedy=AS_ROOT, in_ci=True,
+    ),
+    Capability("iptables", "iptables", ("iptables",), _iptables, remedy=AS_ROOT, in_ci=True),
+    Capability(
+        "iptables-legacy", "tables of the older kind", ("iptables-legacy",), _iptables_legacy,
+        remedy="sudo modprobe iptable_filter",
+    ),
+    # installed by themselves they would shut the ports of a machine that is in use
+    Capability("ufw", "ufw", ("ufw",), remedy="install ufw in a container of its own"),
+    Capability(
+        "firewalld", "firewalld", ("firewalld", "firewall-cmd", "dbus-daemon"),
+        remedy="install firewalld in a container of its own",
     ),
     Capability(
         "containers", "processes and mounts of their own", ("unshare", "mount"), _containers,

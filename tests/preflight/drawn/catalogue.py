@@ -6,12 +6,12 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tests.preflight.drawn import data, healthy, holes, launches, machines, routes
+from tests.preflight.drawn import data, filters, healthy, holes, launches, machines, routes
 from tests.preflight.drawn.world import Case, Kind, Place, Wanted, World, draw_world
 from tests.preflight.faults import FAULTS, Fault
 from tests.preflight.scene import MASTER_PORT
 
-_FAMILIES = (data, holes, launches, routes, machines)
+_FAMILIES = (data, holes, filters, launches, routes, machines)
 KINDS: dict[str, Kind] = {
     name: kind for family in _FAMILIES for name, kind in family.KINDS.kinds.items()
 }
