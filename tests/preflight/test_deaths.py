@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.preflight.checks.base import Run
+from rankscope.preflight.exchange.reports import Exchange
 from rankscope.preflight.model import Gone, NodeReport, gone_nodes
 from rankscope.preflight.verdict.engine import evaluate, exit_code
 from tests.preflight.deaths import End, die
@@ -40,6 +41,23 @@ def test_most_of_those_that_heard_it_must_say_so() -> None:
     assert not gone(report("node0", "node2"), report("node1"), dead)
     deaf = report("node1", heard=("node0",))  # it never heard node2: no voice in this
     assert set(gone(report("node0", "node2"), deaf, dead)) == {"node2"}
+
+
+def test_one_voice_waits_for_the_others_before_it_answers() -> None:
+    """Else it would give an answer without the death, and with what came of it."""
+    exchange = Exchange(report("node0", "node2"))
+    for other in (report("node1"), report("node2")):
+        exchange.add(other)
+    assert not exchange.is_agreed()
+    exchange.add(report("node1", "node2", version=9))
+    assert exchange.is_agreed()
+
+
+def test_who_is_heard_to_end_after_all_is_no_question() -> None:
+    exchange = Exchange(report("node0", "node2"))
+    for other in (report("node1"), report("node2", stage="done")):
+        exchange.add(other)
+    assert exchange.is_agreed()
 
 
 def test_two_that_lost_each_other_are_both_there() -> None:

@@ -54,6 +54,7 @@ TICK_S = 0.5  # changes of a node go out at most that often, and at the end of e
 STAGE_LIMIT_S = 10.0  # a node that is silent for so long no longer holds the others
 QUIET_LIMIT_S = 10.0  # to import torch takes 2 s on an idle core, more on a loaded one
 _AFTER_TRANSFERS: tuple[Stage, ...] = ("transferred", "bandwidth")
+AGREE_LIMIT_S = 5.0  # a peer that is stopped falls silent for all within 2 s
 PART_LIMIT_S = 1.5  # for the peers to hear our last word
 LAST_WORD_S = 0.3  # of a peer that closed its links: its report may come by another
 _EPHEMERAL = (32768, 60999)  # Linux's default range, where the kernel does not say
@@ -163,6 +164,7 @@ class PreflightAgent:
         await self._see_others()
         self._reach("done")
         await self._everyone("done")
+        await self._agree()
         await self._part()
 
     async def _listen(self) -> None:
@@ -367,6 +369,14 @@ class PreflightAgent:
             facts,
         )  # fmt: skip
         await self._collected.add(collect.Part("storage", look, collect.SLOW_LIMIT_S))
+
+    async def _agree(self) -> None:
+        """Hear from the others whether a node is gone, before that is no answer but our guess."""
+
+        def is_over() -> bool:
+            return self.exchange.is_agreed() or self._is_alone()
+
+        await self.exchange.wait(is_over, AGREE_LIMIT_S)
 
     async def _part(self) -> None:
         """Let the peers hear our last word, and hear theirs."""

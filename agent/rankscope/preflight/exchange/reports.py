@@ -143,6 +143,11 @@ class Exchange:
         """Return the nodes that reported and are not there any more, by most or by us alone."""
         return {*self.mine.gone, *gone_nodes(self.reports)}
 
+    def is_agreed(self) -> bool:
+        """Return whether most say, as we do, of whom we miss that it is gone, or it is done."""
+        known = gone_nodes(self.reports)
+        return all(node in known or self.reports[node].stage == "done" for node in self.mine.gone)
+
     def wake(self) -> None:
         """Wake all that wait: something that they look at has changed."""
         self._changed.set()
