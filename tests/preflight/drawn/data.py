@@ -117,7 +117,7 @@ def data_oneway_unused(world: World, rng: random.Random) -> Case:
 
 @kind("data-cut", "data", "breaks")
 def data_cut(world: World, rng: random.Random) -> Case:
-    number, num_packets = rng.choice(world.dialled), rng.randrange(3, 7)
+    number, num_packets = rng.choice(world.dialled), rng.randrange(3, 11)
     verdict = rng.choice(("drop", "reset"))
 
     def inject(scene: Scene) -> None:
