@@ -464,9 +464,13 @@ class PreflightAgent:
         await asyncio.sleep(LAST_WORD_S)
         report = self.exchange.reports.get(peer)
         is_over = report is None or report.is_leaving or report.stage == "done"
-        if not is_over and not await self._prober.call_again(peer):
-            self._note_gone(peer, "closed")
+        if not is_over and not self._is_linked(peer) and not await self._prober.call_again(peer):
+            if not self._is_linked(peer):  # it has called us meanwhile, where we cannot call it
+                self._note_gone(peer, "closed")
         self._rechecked.pop(peer, None)
+
+    def _is_linked(self, peer: str) -> bool:
+        return peer in self._mesh.linked()
 
     def _note_gone(self, peer: str, how: Literal["closed", "silent"]) -> None:
         report = self.exchange.reports.get(peer)

@@ -63,7 +63,7 @@ class NameAnswer:
 
     @property
     def is_dead_first(self) -> bool:
-        """Return whether the address that is taken first is IPv6, and nobody answers there."""
+        """Return whether the address that is taken first is IPv6, and does not answer."""
         dial = self.dial_of(self.addresses[0])
         return dial is not None and ":" in self.addresses[0] and dial.outcome in CLOSED
 

@@ -37,7 +37,7 @@ class Mesh:
     """All links of this node."""
 
     def __init__(self, exchange: Exchange, on_silence: Callable[[str, str], None]) -> None:
-        """`on_silence` gets a peer and "closed", "silent", or "" where it speaks again."""
+        """`on_silence` gets a peer and "closed", "silent", or "" where it speaks, or does again."""
         self._exchange = exchange
         self._links: set[_Link] = set()
         self._on_silence = on_silence
@@ -71,6 +71,7 @@ class Mesh:
         """Exchange reports over an open connection until it ends."""
         link = _Link(self._exchange, peer, stream)
         self._links.add(link)
+        self._on_silence(peer, "")
         try:
             await link.run()
         finally:

@@ -63,7 +63,7 @@ class Goal:
 
 
 _STRANGERS: frozenset[DialClass] = frozenset(("other-secret", "other-version"))
-_NOBODY: frozenset[DialClass] = frozenset(("refused", "drop", "no-data", "error"))
+_NO_ANSWER: frozenset[DialClass] = frozenset(("refused", "drop", "no-data", "error"))
 
 
 class Prober:
@@ -260,7 +260,7 @@ class Prober:
         edge = self._edge(peer)
         before = (edge.mesh, *edge.others)
         is_stranger = any(one is not None and one.outcome in _STRANGERS for one in before)
-        return is_stranger and all(one.outcome in _NOBODY for one in dials)
+        return is_stranger and all(one.outcome in _NO_ANSWER for one in dials)
 
     async def _dial_board(
         self, address: str, port: int, to: str, op: wire.Op, limit_s: float = LIMIT_S
