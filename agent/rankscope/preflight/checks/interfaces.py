@@ -539,8 +539,8 @@ def _used_addresses(run: Run) -> frozenset[str]:
 def _apart(run: Run, nodes: tuple[str, ...], address: str, where: dict[str, str]) -> Iterator[Fix]:
     """Yield what takes the address from all but the node whose name leads to it.
 
-    Where names do not say whose it is, or a node has no other address by which it stays reachable, a person
-    must decide: the command would cut the node off.
+    Where names do not say whose it is, or a node has no other address by which it stays reachable,
+    a person must decide: the command would cut the node off.
     """
     named = {node: _named(run, node) for node in nodes}
     rightful = [node for node in nodes if address in named[node]]
