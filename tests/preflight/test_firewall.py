@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+
 import msgspec
 import pytest
 
@@ -7,6 +10,7 @@ from rankscope.preflight.checks import firewall
 from rankscope.preflight.facts.host import HostFacts
 from rankscope.preflight.facts.interfaces import Interface
 from rankscope.preflight.facts.rules import FilterRules, parse
+from tests.capabilities import IN_USER_NAMESPACE
 
 from .synthetic import Cluster, cluster
 
@@ -171,3 +175,35 @@ _BASE = "type filter hook input priority filter; policy accept;"
 )  # fmt: skip
 def test_what_a_ruleset_could_do(ruleset: str, flags: dict[str, bool]) -> None:
     assert parse(ruleset) == FilterRules(**flags)
+
+
+SHAPES = {
+    "the last word": ("policy accept;\n tcp dport 22 accept\n drop", ""),
+    "the policy": ("policy drop;\n tcp dport 22 accept", ""),
+    "with a counter": ("policy accept;\n tcp dport 22 accept\n counter reject", ""),
+    "in a chain of its own": ("policy accept;\n jump shut", "chain shut {\n drop\n}\n"),
+    "by a map": ("policy accept;\n tcp dport vmap { 22 : accept, 1024-65535 : drop }", ""),
+}
+
+
+@pytest.mark.multiproc
+@pytest.mark.laboratory
+@pytest.mark.needs("namespaces")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whatever_drops_gets_a_rule_in_front(shape: str) -> None:
+    rules, more = SHAPES[shape]
+    run = cluster(3, tools=("nft",)).run()
+    (fix,) = firewall.open_inbound(run, "node0", ("node1", "node2"), RANGE)
+    base = f"chain first {{\n type filter hook input priority 0; {rules}\n}}\n"
+    idle = "chain c {\n type filter hook input priority 1; policy accept;\n}\n"
+    script = (
+        f"nft -f - <<'end'\ntable inet fw {{\n{more}{base}}}\n"
+        f"table inet idle {{\n{idle}}}\nend\n"
+        f'sudo() {{ "$@"; }}; {fix.command}; nft list chain inet fw first; nft list table inet idle'
+    )
+    enter = ["unshare", "-n"] if os.geteuid() == 0 else IN_USER_NAMESPACE
+    done = subprocess.run([*enter, "sh", "-ec", script], text=True, capture_output=True, check=True)
+    chain, _, other = done.stdout.partition("table inet idle")
+    first = next(line for line in chain.splitlines() if "policy" not in line and "{" not in line)
+    assert first.split() == "ip saddr 10.77.0.0/16 tcp dport 32768-60999 accept".split()
+    assert "accept" not in other.replace("policy accept", "")

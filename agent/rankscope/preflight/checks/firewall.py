@@ -27,7 +27,7 @@ Key = Literal["dport", "sport"]
 # the hook in whose table something drops. (awk keeps to what mawk and busybox know.)
 _NFT = (
     """sudo nft list ruleset | awk '/^table/{t=$2" "$3} $1=="chain"{c=$2} """
-    """/type TYPE hook (HOOKS) /{b[++n]=t" "c; w[n]=t} /[ :](WORDS)/{d[t]=1} """
+    """/type TYPE hook (HOOKS) /{b[++n]=t" "c; w[n]=t} /[^a-z_-](WORDS)/{d[t]=1} """
     """END{for(i=1;i<=n;i++) if(d[w[i]] && b[i]~/^(inet|VERSION|netdev|bridge) /) print b[i]}' | """
     """while read -r chain; do sudo nft insert rule $chain MATCH accept; done"""
 )

@@ -87,8 +87,11 @@ class NodeAbsent(BuiltinCheck, id="node.absent", scope="all"):
         if outcomes == {"no-data"}:  # its kernel accepts, and no process answers
             fixes = [*on_each(nodes[:4], _LOOK["silent"])]
         if "drop" in outcomes or "prohibited" in outcomes or "refused" in outcomes:
-            text = "rankscope preflight --share DIR  # if it runs there: another way to report"
-            fixes.append(Fix(command=text))
+            text = (
+                f"# if it runs there: let the nodes reach each other at tcp {run.master_port} and "
+            )
+            text += "the random ports; to see more until then: rankscope preflight --share DIR, a "
+            fixes.append(Fix(command=text + "directory that all nodes have"))
         return self.fail(
             "no report",
             at=nodes,
