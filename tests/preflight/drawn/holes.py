@@ -216,11 +216,13 @@ def master_closed_to_one(world: World, rng: random.Random) -> Case:
 @kind("policy-drop", "holes", "breaks", remedy="command")
 def policy_drop(world: World, rng: random.Random) -> Case:
     number = rng.choice(world.dialled)
+    last = rng.choice(("", "drop", "counter reject", 'counter drop comment "all else"'))
 
     def inject(scene: Scene) -> None:
         scene.firewall(
             number, "ct state established,related accept", "icmp type echo-request accept",
-            f"tcp dport {{ 22, {world.master_port} }} accept", policy="drop",
+            f"tcp dport {{ 22, {world.master_port} }} accept", last,
+            policy="accept" if last else "drop",
         )  # fmt: skip
 
     return Case(
