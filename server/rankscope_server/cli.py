@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,10 +20,19 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
-from rankscope_server.settings import Settings, SettingsError, parse
+from rankscope_server.settings import (
+    SETTINGS,
+    Configuration,
+    Settings,
+    SettingsError,
+    public_value,
+    read,
+    without_password,
+)
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreVersionError,
+    foresee,
     only_server,
     open_engines,
 )
@@ -56,9 +66,12 @@ class Server(uvicorn.Server):
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run the server until SIGTERM or SIGINT; return the exit status."""
     try:
-        settings = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        configuration = read(sys.argv[1:] if argv is None else argv, os.environ)
     except SettingsError as error:
         return _refuse(str(error), EXIT_USAGE)
+    settings = configuration.settings
+    if configuration.is_check:
+        return check(configuration)
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -93,6 +106,43 @@ def serve(argv: Sequence[str] | None = None) -> int:
     return 0 if server.started else EXIT_CANNOT_START
 
 
+def check(configuration: Configuration) -> int:
+    """Print the settings in force and what a start would meet; return its exit status.
+
+    A server that runs already, to be replaced by this one, is no failure.
+    """
+    settings, problems = configuration.settings, list[str]()
+    rows = [
+        (setting.name, str(public_value(settings, setting)), configuration.sources[setting.name])
+        for setting in SETTINGS
+        if setting.name in configuration.sources
+    ]
+    try:
+        listen(settings).close()
+        address = "free"
+    except OSError as error:
+        is_taken = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+        address = "in use; free it, or say another --port" if is_taken else str(error)
+        problems += [] if is_taken else [address]
+    url = settings.address_of_database()
+    try:
+        store = foresee(url)
+    except (OSError, SQLAlchemyError, ImportError, StoreVersionError) as error:
+        store = _no_store(settings, error)
+        problems.append(store)
+    where = f"{settings.host} port {settings.port}"
+    rows += [("address", where, address), ("store", without_password(url), store)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, note in rows:
+        sys.stdout.write(f"{name:{widths[0]}}  {value:{widths[1]}}  {note}\n")
+    return EXIT_CANNOT_START if problems else 0
+
+
+def _no_store(settings: Settings, error: Exception) -> str:
+    flag = "--database-url" if settings.database_url else "--data-dir"
+    return f"{error}; choose another store with {flag}"
+
+
 def listen(settings: Settings) -> socket.socket:
     """Return a listening socket. Raises OSError naming the address."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -121,7 +171,8 @@ def url_of(host: str, port: int) -> str:
 
 def announce(settings: Settings, url: str) -> None:
     """Write to standard output and to the ready file that requests are accepted."""
-    sys.stdout.write(f"Rankscope is at {url} (data in {settings.address_of_database()})\n")
+    store = without_password(settings.address_of_database())
+    sys.stdout.write(f"Rankscope is at {url} (data in {store})\n")
     sys.stdout.flush()
     if settings.ready_file:
         path = Path(settings.ready_file)
@@ -138,8 +189,7 @@ def _check_store(settings: Settings) -> None:
             for engine in open_engines(url, settings.synchronous):
                 engine.dispose()
     except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
-        flag = "--database-url" if settings.database_url else "--data-dir"
-        raise OSError(f"{error}; choose another store with {flag}") from error
+        raise OSError(_no_store(settings, error)) from error
 
 
 def _forget_ready_file(settings: Settings) -> None:

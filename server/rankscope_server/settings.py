@@ -1,14 +1,17 @@
 """The settings of the server, each written once: name, default, sentence.
 
-The flags of `rankscope serve`, the environment variables RANKSCOPE_SERVER_*, docs/api.md and
-`GET /api/v1/settings` all come from the fields of `Settings`.
+The flags of `rankscope serve`, the environment variables RANKSCOPE_SERVER_*, the keys of its file,
+docs/api.md and `GET /api/v1/settings` all come from the fields of `Settings`.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import ipaddress
 import os
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any, TypeVar
 
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
+FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 
 
 class SettingsError(ValueError):
@@ -142,8 +146,22 @@ SETTINGS = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings of one start, and where each that is no default was said."""
+
+    settings: Settings
+    sources: Mapping[str, str]  # name: flag, variable or file
+    is_check: bool = False  # nothing is to be started
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Return settings from flags, then environment, then defaults.
+    """Return settings as `read` does."""
+    return read(argv, environ).settings
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> Configuration:
+    """Return settings from flags, then environment, then the file, then defaults.
 
     Raises SettingsError on a value that cannot work; argparse exits on unknown flags.
     """
@@ -154,16 +172,61 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     )
     add_flags(parser)
     flags = vars(parser.parse_args(argv))
+    path = flags["config"] or environ.get(FILE_VARIABLE, "")
+    in_file = _read_file(Path(path)) if path else {}
     given: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for setting in SETTINGS:
-        text = flags.get(setting.name)
-        if text is not None:
-            given[setting.name] = _convert(setting, text, setting.flag)
-        elif environ.get(setting.variable):
-            given[setting.name] = _convert(setting, environ[setting.variable], setting.variable)
+        for source, text in (
+            (setting.flag, flags.get(setting.name)),
+            (setting.variable, environ.get(setting.variable) or None),
+            (f"{path}: {setting.name}", in_file.get(setting.name)),
+        ):
+            if text is not None:
+                given[setting.name] = _convert(setting, text, source)
+                sources[setting.name] = source
+                break
     settings = Settings(**given)
     check(settings)
-    return settings
+    return Configuration(settings, sources, is_check=flags["check"])
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    """Return what a TOML file says, as texts. Raises SettingsError with the file and the key."""
+    try:
+        mode = path.stat().st_mode
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}; name another file with --config"
+        ) from error
+    except ValueError as error:  # of UTF-8 or TOML, with line and column
+        raise SettingsError(f"{path}: {error}; say one `name = value` a line") from error
+    names = [setting.name for setting in SETTINGS]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"use {near[0]}" if near else f"use one of {', '.join(names)}"
+            raise SettingsError(f"{path}: {name} is no setting; {hint}")
+    if values.get("token") and mode & 0o077:
+        raise SettingsError(f"{path}: token can be read by other users; say chmod 600 {path}")
+    defaults = {setting.name: setting.default for setting in SETTINGS}
+    return {
+        name: _text_of(f"{path}: {name}", value, defaults[name]) for name, value in values.items()
+    }
+
+
+def _text_of(source: str, value: object, default: str | int | float | bool) -> str:
+    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and is_list and isinstance(default, str):
+        return ",".join(value)  # of host names or networks
+    if isinstance(value, bool) and isinstance(default, bool):
+        return "1" if value else "0"
+    if type(value) in (int, float) and type(default) in (int, float):
+        return str(value)
+    raise SettingsError(f"{source} = {value!r} cannot be used; say for example {default!r}")
 
 
 def check(settings: Settings) -> None:
@@ -209,14 +272,28 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def without_password(url: str) -> str:
+    """Return an address of a database as it may be shown."""
+    return re.sub(r"(://[^:/@]*:).*@", r"\1***@", url)
+
+
 def public_value(settings: Settings, setting: Setting) -> str | int | float | bool:
     """Return the value in force; of a secret only whether it is set."""
     value: str | int | float | bool = getattr(settings, setting.name)
+    if setting.name == "database_url":
+        return without_password(str(value))
     return ("(set)" if value else "") if setting.is_secret else value
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flag of each setting; values stay text."""
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"TOML file of settings by name (${FILE_VARIABLE})"
+    )
+    parser.add_argument(
+        "--check", action="store_true",
+        help="show the settings in force, see whether the server could start with them, and end",
+    )  # fmt: skip
     for setting in SETTINGS:
         text = f"{setting.text} (default: {setting.default or 'none'})".replace("%", "%%")
         if isinstance(setting.default, bool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -62,13 +63,48 @@ def open_engines(url: str, synchronous: str) -> tuple[sa.Engine, sa.Engine]:
 
 def migrate(engine: sa.Engine) -> None:
     """Bring the tables to the newest version. Raises SQLAlchemyError, StoreVersionError."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config = _configuration()
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         _check_version(connection, ScriptDirectory.from_config(config))
         command.upgrade(config, "head")
         connection.commit()
+
+
+def foresee(url: str) -> str:
+    """Return in words what to open the store would do. It leaves nothing behind.
+
+    Raises SQLAlchemyError, OSError, StoreVersionError as `open_engines` would.
+    """
+    address = sa.make_url(url)
+    if address.get_backend_name() == "sqlite":
+        path = Path(str(address.database))
+        if not path.exists() or not path.stat().st_size:
+            folder = next(one for one in path.absolute().parents if one.exists())
+            with tempfile.TemporaryDirectory(prefix=".rankscope", dir=folder):
+                return "will be made"
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} cannot be written by this user")
+        address = address.set(
+            database=f"file:{path.absolute()}", query={"mode": "rw", "uri": "true"}
+        )
+    elif address.drivername == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    engine = sa.create_engine(address, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        scripts = ScriptDirectory.from_config(_configuration())
+        _check_version(connection, scripts)
+        stored = MigrationContext.configure(connection).get_current_revision()
+    newest = scripts.get_current_head()
+    if stored == newest:
+        return f"tables of version {newest}"
+    return f"tables of version {stored or 'none'}, will be brought to {newest}"
+
+
+def _configuration() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
 
 
 def _check_version(connection: sa.Connection, scripts: ScriptDirectory) -> None:
