@@ -37,6 +37,8 @@ _ELSEWHERE: dict[Mode, str] = {
     "env": "rank 0 hosts the store, and no rank finds it, rank 0 included: all give up after "
     "30 min",
 }
+# torchrun reads its options from such variables, too
+_IS_HOST = 'export PET_RDZV_CONF="${PET_RDZV_CONF:+$PET_RDZV_CONF,}is_host=1"  # --rdzv-conf'
 _SEEN = {
     "refused": "nothing listens there", "drop": "no answer", "no-arp": "no host has it",
     "not-us": "another program answers", "no-data": "it accepts, and sends nothing",
@@ -156,7 +158,7 @@ class EnvMasterRank0(BuiltinCheck, id="env.master.rank0", scope="all", needs=("p
         where = f"{_shown(run, node)}:{_port(run, node)}"
         if target:
             title = f"{target} does not take the endpoint {where} for its own, though it is"
-            fix = Fix(node=target, command="torchrun --rdzv-conf is_host=1 ...")
+            fix = Fix(node=target, command=_IS_HOST)
         else:
             title = f"the endpoint {where} is none of the nodes: no one opens the store"
             fix = _point_to(run, run.present[0].node)

@@ -201,7 +201,8 @@ class DnsMaster(BuiltinCheck, id="dns.master"):
                 lost[report.node] = asked.error or f"it is {' '.join(asked.addresses)} there"
         if lost:
             fix = Fix(
-                node=host, command=f"torchrun --local-addr {shlex.quote(way_to(run, host))} ..."
+                node=host,
+                command=f"export PET_LOCAL_ADDR={word(way_to(run, host))}  # torchrun --local-addr",
             )
             yield self.fail(
                 f"{listed(lost)} cannot find {name}, as {host} calls itself: with c10d the "
