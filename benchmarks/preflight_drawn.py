@@ -66,7 +66,8 @@ class Rows:
         """Add a row, or replace the one of the same key."""
         with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            rows = {**self.read(), key: row}
+            plain = json.loads(json.dumps(row).replace(f"{ROOT}/", ""))  # from whatever clone
+            rows = {**self.read(), key: plain}
             text = ",\n".join(f" {json.dumps(k)}: {json.dumps(rows[k])}" for k in sorted(rows))
             part = self._path.with_suffix(".part")
             part.write_text(f"{{\n{text}\n}}\n")

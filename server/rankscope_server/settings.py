@@ -274,7 +274,8 @@ def is_loopback(host: str) -> bool:
 
 def without_password(url: str) -> str:
     """Return an address of a database as it may be shown."""
-    return re.sub(r"(://[^:/@]*:).*@", r"\1***@", url)
+    url = re.sub(r"(://[^:/@]*:).*@", r"\1***@", url)
+    return re.sub(r"(?i)([?&]password=)[^&]*", r"\1***", url)
 
 
 def public_value(settings: Settings, setting: Setting) -> str | int | float | bool:

@@ -21,8 +21,7 @@ End = Literal["kill", "stop", "ctrl-c"]
 SIGNALS: dict[End, signal.Signals] = {
     "kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ctrl-c": signal.SIGINT,
 }  # fmt: skip
-LIMIT_S = 90.0  # of the others, far above the 15 s that they may take
-WAIT_S = 60.0  # preflight's own for a node of which nobody has heard: it may still come
+LIMIT_S = 90.0  # above preflight's own 60 s for a node of which no other has heard
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,11 @@ class Death:
         """Return whether the victim had done its part: then nobody misses it."""
         return self.stage == "done"
 
-    @property
-    def is_heard(self) -> bool:
-        """Return whether an agent had heard of it: else it is one of those that never came."""
-        return self.stage != "facts"
-
     def wrong(self, most_s: float) -> list[str]:
         """Return what is wrong with it, one line each."""
         wanted, codes = ((), {0}) if self.is_over else ((f"node.absent {self.victim}",), {3})
         found = [f"{self.named} in place of {wanted}"] if set(self.named) != {wanted} else []
         found += [f"exit codes {self.exit_codes}"] if set(self.exit_codes) != codes else []
-        most_s += 0.0 if self.is_heard else WAIT_S
         found += [f"it took {self.took_s:.1f} s"] if self.took_s > most_s else []
         return found + [f"left behind: {self.left}"] * bool(self.left)
 

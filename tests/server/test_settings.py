@@ -214,4 +214,7 @@ def test_the_password_of_a_database_is_never_shown() -> None:
     assert public_value(Settings(database_url=url), setting) == (
         "postgresql://rank:***@db.example/rankscope"
     )
+    assert without_password("postgresql:///db?user=a&password=b&host=c") == (
+        "postgresql:///db?user=a&password=***&host=c"
+    )
     assert without_password("sqlite:////srv/a@b/rankscope.db") == "sqlite:////srv/a@b/rankscope.db"
