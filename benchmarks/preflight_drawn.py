@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.preflight_drawn_table import write
+from tests.capabilities import reason
 from tests.preflight.drawn.catalogue import HEALTHY as HEALTHY_KINDS
 from tests.preflight.drawn.catalogue import KINDS, Draw, draw, draws
 from tests.preflight.drawn.catalogue import WRITTEN as FIRST
@@ -234,7 +235,15 @@ def _chosen(words: list[str], among: dict[str, Kind]) -> list[str]:
     names = [name for name, kind in among.items() if not words or {name, kind.family} & {*words}]
     if not names:
         raise SystemExit(f"no such kind or family: {' '.join(words)}")
-    return names
+    return [name for name in names if not _is_skipped(among[name])]
+
+
+def _is_skipped(kind: Kind) -> bool:
+    """Return whether this machine lacks what a kind needs, and say so."""
+    reasons = list(filter(None, map(reason, kind.needs)))
+    if reasons:
+        print(f"{kind.name:24} skipped: {'; '.join(reasons)}", flush=True)
+    return bool(reasons)
 
 
 _KINDS_OF = {
