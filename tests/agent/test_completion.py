@@ -56,7 +56,7 @@ def test_commands_and_their_options(script: Path) -> None:
 
 def test_flags_of_the_server_are_those_of_its_settings(script: Path) -> None:
     flags = {setting.flag for setting in SETTINGS if not setting.is_secret}
-    assert completed(script, "serve", "--") == flags
+    assert completed(script, "serve", "--") == flags | {"--config", "--check"}
 
 
 def test_files_and_folders(script: Path, tmp_path: Path) -> None:

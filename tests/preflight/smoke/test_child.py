@@ -104,8 +104,9 @@ def test_one_node_alone() -> None:
 
 
 def test_a_wrong_sum_is_seen_by_the_node_that_has_it(tmp_path: Path) -> None:
-    bad = quick(command=spoilt(tmp_path, after="tensor[5] += 1"))
-    told = asyncio.run(launch([quick(), bad]))
+    # on a busy machine the first size alone takes longer than the budget of `quick`
+    bad = quick(budget_s=20.0, command=spoilt(tmp_path, after="tensor[5] += 1"))
+    told = asyncio.run(launch([quick(budget_s=20.0), bad]))
     assert all(size.is_correct for size in told[0].sizes)
     wrong = {size.size_bytes: size.num_wrong for size in told[1].sizes}
     assert wrong[4] == 0
@@ -126,7 +127,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit(
 ) -> None:
     torch_gives_up(monkeypatch, after_s=3.0, limit_s=60.0)
     hang = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    children = [quick(limit_s=60.0), quick(limit_s=10.0, command=hang)]
+    children = [quick(budget_s=20.0), quick(budget_s=20.0, limit_s=10.0, command=hang)]
     told = asyncio.run(launch(children))
     assert told[1].error == "killed in stage collectives at 65536 B, where it did not get on"
     assert told[1].sizes[-1].elapsed_ms == -1
@@ -136,7 +137,7 @@ def test_a_child_that_hangs_is_killed_at_its_limit(
 
 def test_a_child_that_dies_is_told_from_the_one_that_loses_it(tmp_path: Path) -> None:
     dies = spoilt(tmp_path, before="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    told = asyncio.run(launch([quick(), quick(command=dies)]))
+    told = asyncio.run(launch([quick(budget_s=20.0), quick(budget_s=20.0, command=dies)]))
     assert told[1].error == "ended with signal SIGKILL in stage collectives at 65536 B"
     assert told[0].ended_by == "raised"
     assert "by peer" in told[0].error  # closed or reset, and no time-out
