@@ -16,6 +16,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.finding import Finding
 from rankscope_server.observe.alignment import Edit, align, foretell
 from rankscope_server.observe.calls import KEPT, MAX_OPEN, CallTable
+from rankscope_server.observe.collectives import Collectives
 from rankscope_server.verdict.answers import Look
 from tests.analysis.records import START_NS, grouped, registered
 from tests.analysis.simulator import say
@@ -346,11 +347,11 @@ def test_a_rank_that_says_nothing_fills_no_memory() -> None:
     calls = [Made(site=f"train.py:{place % 7} step") for place in range(4000)]
     for begin in range(0, 40_000, 4000):
         for rank in range(16):
-            table.add(rank, chunk(rank, calls, begin + 1, "world")[1])
+            table.add(Collectives.of(rank, chunk(rank, calls, begin + 1, "world")[1]))
         for site in table.tracks["world"].sites.values():
             assert len(site) == 7
     track = table.tracks["world"]
-    assert len(track.open) <= MAX_OPEN
+    assert track.num_open <= MAX_OPEN
     assert track.given_up > 0
     assert not track.odd
 
@@ -373,7 +374,6 @@ def test_states_of_thinned_steps_fill_no_memory_and_still_show_who_differs() -> 
     num_ranks, per_round, rounds = 8, 128 * 8, 782
     chance, table = random.Random(5), CallTable()
     table.define("world", num_ranks)
-    track = table.tracks["world"]
     whole = [Made(site="") for _ in range(8)]
     most = 0
     for begin in range(0, rounds * per_round, per_round):
@@ -381,15 +381,17 @@ def test_states_of_thinned_steps_fill_no_memory_and_still_show_who_differs() -> 
             for rank in range(num_ranks):  # they are not asked in the same moment
                 table.add_state(state_of(rank, max(begin + 1, number - chance.randrange(8))))
         for rank in range(num_ranks):
-            table.add(rank, chunk(rank, whole, begin + per_round - 7, "world")[1])
-        most = max(most, len(track.open))
+            table.add(Collectives.of(rank, chunk(rank, whole, begin + per_round - 7, "world")[1]))
+        most = max(most, table.tracks["world"].num_open)
+    track = table.tracks["world"]
     assert table.num_taken > 100_000
     assert most < 4 * KEPT
-    assert track.newest == max(track.agreed) == rounds * per_round
+    assert track.newest == track.last_agreed == rounds * per_round
     assert not track.odd
     number = track.newest + 100
     for rank in range(num_ranks):
         table.add_state(state_of(rank, number, "broadcast" if rank == 3 else "all_reduce"))
+    track = table.tracks["world"]
     assert track.odd == {number}
     called = track.row(number)
     assert [rank for rank in called if called[rank] != called[0]] == [3]

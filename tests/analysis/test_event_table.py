@@ -4,6 +4,7 @@ import numpy as np
 
 from rankscope.wire import schema
 from rankscope.wire.chunk import Column
+from rankscope_server.observe.collectives import Collectives
 from rankscope_server.observe.event_table import CAPACITY, EventTable
 
 
@@ -28,7 +29,7 @@ def test_rows_come_back_in_order_each_once() -> None:
     table = EventTable()
     late = chunk(range(5, 9), 3, start=10**9)
     for columns in (late, chunk(range(1, 5), 3), late):
-        table.add(7, columns)
+        table.add(Collectives.of(7, columns))
     rows = table.select(np.arange(3, 7))
     assert rows["step"].tolist() == [3] * 3 + [4] * 3 + [5] * 3 + [6] * 3
     assert np.all(np.diff(rows["arrived_ns"]) > 0)
@@ -42,7 +43,7 @@ def test_of_two_words_on_one_operation_the_later_state_counts() -> None:
     still_open["state"] = np.full(2, schema.ISSUED)
     still_open["duration_ns"] = np.full(2, -1)
     for columns in (chunk(range(1, 2), 2), still_open):
-        table.add(0, columns)
+        table.add(Collectives.of(0, columns))
     assert table.select(np.array([1]))["state"].tolist() == [schema.ENDED] * 2
 
 
@@ -50,21 +51,21 @@ def test_memory_is_bounded_and_the_newest_steps_stay() -> None:
     table = EventTable(capacity=10_000)
     for begin in range(1, 400, 10):
         for rank in range(8):
-            table.add(rank, chunk(range(begin, begin + 10), 5, rank=rank))
+            table.add(Collectives.of(rank, chunk(range(begin, begin + 10), 5, rank=rank)))
     assert table.num_rows <= 10_000
     newest = table.select(np.arange(391, 401))
     assert len(newest["step"]) == 10 * 8 * 5
     assert table.count(np.arange(391, 401)) == 10 * 8 * 5
     assert table.first_step > 1
     before = table.num_rows
-    table.add(0, chunk(range(1, 11), 5))  # long gone
+    table.add(Collectives.of(0, chunk(range(1, 11), 5)))  # long gone
     assert table.num_rows == before
 
 
 def test_a_step_larger_than_the_table_does_not_break_it() -> None:
     table = EventTable(capacity=1000)
     for start in range(5):
-        table.add(0, chunk(range(1, 2), 400, start=start * 10**9))
+        table.add(Collectives.of(0, chunk(range(1, 2), 400, start=start * 10**9)))
     assert table.num_rows <= 1000
 
 

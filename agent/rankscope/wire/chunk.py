@@ -14,10 +14,10 @@ Nothing in a chunk is trusted: counts, sizes, widths and places are bounded and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import or_
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ NS_PER_UNIT = 1_000
 ZSTD_LEVEL = 6  # hardly more CPU than 3, and 3 % smaller
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Column: TypeAlias = "Array | list[str]"
+Column: TypeAlias = "Array | list[str] | Words"
 OFFSET, DELTA, FLOAT, BESIDE = range(4)  # forms
 WORDS = 0x10  # added to the form of a column whose numbers are places in a list of words
 _MAX_BASE = 1 << 62
@@ -52,6 +52,71 @@ _WORDS = zstd.ZstdDict(DICTIONARY, is_raw=True)
 
 class ChunkError(ValueError):
     """These bytes are not a chunk; the message says which part and why."""
+
+
+class Words(Sequence[str]):
+    """A column of words as it is in a chunk: the place of each in a list of words.
+
+    Reads like a list of strings; who takes `codes` and `words` needs no string for each event.
+    """
+
+    __slots__ = ("codes", "words")
+
+    def __init__(self, codes: Array, words: list[str]) -> None:
+        self.codes, self.words = codes, words
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[str]:
+        words = self.words
+        return iter([words[code] for code in self.codes.tolist()])
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Words: ...
+    def __getitem__(self, index: int | slice) -> str | Words:
+        if isinstance(index, slice):
+            return Words(self.codes[index], self.words)
+        return self.words[int(self.codes[index])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words | list) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # its arrays may change
+
+    @staticmethod
+    def of(values: Column) -> Words:
+        """Return a column of words with its codes, whatever it was."""
+        if isinstance(values, Words):
+            return values
+        places: dict[str, int] = {}
+        codes = (places.setdefault(str(word), len(places)) for word in values)
+        return Words(np.fromiter(codes, dtype=np.int64, count=len(values)), list(places))
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The columns of a chunk, its whole numbers side by side.
+
+    `numbers` is columns x events (int64), in the order of `names`; the rows of words are places
+    in their list of `words`.
+    """
+
+    names: tuple[str, ...]
+    numbers: Array
+    words: dict[str, list[str]]
+    floats: dict[str, Array]  # float32
+    order: list[str]  # of all columns in the chunk
+    count: int
+
+    def column(self, name: str) -> Column:
+        """Return one column. Raises KeyError, ValueError for one that is not there."""
+        if name in self.floats:
+            return self.floats[name]
+        row: Array = self.numbers[self.names.index(name)]
+        return Words(row, self.words[name]) if name in self.words else row
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -105,7 +170,7 @@ def encode_chunk(columns: Mapping[str, Column]) -> bytes:
     words: list[list[str]] = []
     numbers = {name: _to_numbers(name, values, words) for name, values in columns.items()}
     packed = [_pack(name, numbers) for name in numbers]
-    of_words = [WORDS if isinstance(values, list) else 0 for values in columns.values()]
+    of_words = [WORDS if is_words(values) else 0 for values in columns.values()]
     head = msgspec.msgpack.encode(
         _Header(
             names=" ".join(numbers),
@@ -121,14 +186,17 @@ def encode_chunk(columns: Mapping[str, Column]) -> bytes:
     return _HEAD.pack(MAGIC, count) + zstd.pack(raw, ZSTD_LEVEL, _WORDS)
 
 
+def is_words(values: Column) -> bool:
+    """Return whether a column holds words, not numbers."""
+    return isinstance(values, list | Words)
+
+
 def _to_numbers(name: str, values: Column, words: list[list[str]]) -> Array:
     """Return the column as numbers, in the units of the chunk; add its dictionary to `words`."""
-    if isinstance(values, list):
-        positions: dict[str, int] = {}
-        places = (positions.setdefault(str(word), len(positions)) for word in values)
-        numbers = np.fromiter(places, dtype=np.int64, count=len(values))
-        words.append(list(positions))
-        return numbers
+    if isinstance(values, list | Words):
+        coded = Words.of(values)
+        words.append(coded.words)
+        return coded.codes
     if values.dtype.kind == "f":
         return np.ascontiguousarray(values, dtype="<f4")
     numbers = np.asarray(values, dtype=np.int64)
@@ -180,14 +248,19 @@ def _shuffle(values: Array, width: int) -> bytes:
 
 
 def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, Column]:
-    """Unpack a chunk into int64 or float32 arrays and lists of strings.
+    """Unpack a chunk into int64 or float32 arrays and columns of words.
 
     `only` names the columns wanted; a wanted column that is absent is not an error, so newer
     readers can read older chunks. Raises ChunkError on anything malformed.
     """
-    frame = _open(data)
-    wanted = [name for name in frame.names if only is None or name in only]
-    return {name: _decode_column(frame, frame.names.index(name)) for name in wanted}
+    decoded = _decode(_open(data), only)
+    names = sorted((*decoded.names, *decoded.floats), key=decoded.order.index)
+    return {name: decoded.column(name) for name in names if only is None or name in only}
+
+
+def decode_together(data: bytes) -> Decoded:
+    """Unpack all columns of a chunk into one array. Raises ChunkError on anything malformed."""
+    return _decode(_open(data))
 
 
 def chunk_count(data: bytes) -> int:
@@ -247,49 +320,62 @@ def _check_header(header: _Header, names: list[str]) -> None:
             raise ChunkError(f"column {name!r}: is based on column {slope}, which cannot be")
 
 
-def _decode_column(frame: _Frame, place: int) -> Column:
-    name, header = frame.names[place], frame.header
-    if header.forms[place] == FLOAT:
-        return _values(frame, place).view(np.float32)
-    numbers = _numbers(frame, place)
-    if header.forms[place] & WORDS:
-        before = sum(bool(form & WORDS) for form in header.forms[:place])
-        return _words(name, numbers, header.words[before])
-    if name.endswith("_ns"):
-        return np.where(numbers < 0, -1, numbers * NS_PER_UNIT)
-    return numbers
+def _decode(frame: _Frame, only: Collection[str] | None = None) -> Decoded:
+    """Return all columns, or some and those that they rest on; what overflows is only wrong."""
+    header, forms = frame.header, [form & ~WORDS for form in frame.header.forms]
+    wanted = {place for place, name in enumerate(frame.names) if only is None or name in only}
+    for place in range(len(forms) - 1, -1, -1):
+        if place in wanted and forms[place] == BESIDE:
+            wanted.add(header.slopes[place])
+    places = [place for place in sorted(wanted) if forms[place] != FLOAT]
+    row_of = {place: row for row, place in enumerate(places)}
+    numbers = np.empty((len(places), frame.count), np.int64)
+    for place, row in row_of.items():
+        _put(frame, place, numbers[row])
+        if forms[place] == DELTA:
+            numbers[row, 1:] += header.slopes[place]
+            np.cumsum(numbers[row], out=numbers[row])
+    numbers += np.array([header.bases[place] for place in places], np.int64)[:, None]
+    for place, row in row_of.items():
+        if forms[place] == BESIDE:
+            numbers[row] += numbers[row_of[header.slopes[place]]]
+    names = tuple(frame.names[place] for place in places)
+    words = _words_of(frame, places, numbers)
+    for place, name in enumerate(names):
+        if name.endswith("_ns") and name not in words:  # the numbers of words are codes
+            numbers[place] *= NS_PER_UNIT
+            np.maximum(numbers[place], -1, out=numbers[place])  # not known
+    floats = {
+        frame.names[place]: np.ascontiguousarray(_planes(frame, place).T).view("<f4").reshape(-1)
+        for place in sorted(wanted) if forms[place] == FLOAT
+    }  # fmt: skip
+    return Decoded(names, numbers, words, floats, frame.names, frame.count)
 
 
-def _numbers(frame: _Frame, place: int) -> Array:
-    """Return an integer column in the units of the chunk; what overflows is only wrong."""
-    header = frame.header
-    form, base, slope = header.forms[place] & ~WORDS, header.bases[place], header.slopes[place]
-    if header.widths[place] == 0:
-        values: Array = np.zeros(frame.count, dtype=np.int64)
-    else:
-        values = _values(frame, place).astype(np.int64)
-    if form == DELTA:
-        values[1:] += slope
-        values = np.cumsum(values)
-    elif form == BESIDE:
-        values += _numbers(frame, slope)
-    values += base
-    return values
+def _words_of(frame: _Frame, places: list[int], numbers: Array) -> dict[str, list[str]]:
+    """Return the list of words of each column that has one. Raises ChunkError."""
+    of_words = [place for place, form in enumerate(frame.header.forms) if form & WORDS]
+    found = {}
+    for place, words in zip(of_words, frame.header.words, strict=True):
+        if place in places:
+            name, codes = frame.names[place], numbers[places.index(place)]
+            if not (0 <= codes.min() and codes.max() < len(words)):
+                raise ChunkError(f"column {name!r}: an index points outside its dictionary")
+            found[name] = words
+    return found
 
 
-def _values(frame: _Frame, place: int) -> Array:
-    width = frame.header.widths[place]
+def _put(frame: _Frame, place: int, row: Array) -> None:
+    """Write what a column holds beside its base: its bytes lie in planes, the lowest first."""
+    planes = _planes(frame, place)
+    row[:] = planes[0] if len(planes) else 0
+    for byte in range(1, len(planes)):
+        row += planes[byte].astype(np.int64) << 8 * byte
+
+
+def _planes(frame: _Frame, place: int) -> Array:
     raw = frame.raw[frame.starts[place] : frame.starts[place + 1]]
-    planes = np.frombuffer(raw, np.uint8).reshape(width, frame.count).T
-    little = np.dtype(_TYPES[width]).newbyteorder("<")
-    values: Array = np.ascontiguousarray(planes).view(little).reshape(frame.count)
-    return values
-
-
-def _words(name: str, numbers: Array, words: list[str]) -> list[str]:
-    if not (0 <= numbers.min() and numbers.max() < len(words)):
-        raise ChunkError(f"column {name!r}: an index points outside its dictionary")
-    return [words[number] for number in numbers.tolist()]
+    return np.frombuffer(raw, np.uint8).reshape(frame.header.widths[place], frame.count)
 
 
 def _decompress(data: bytes) -> bytes:

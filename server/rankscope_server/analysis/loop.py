@@ -187,7 +187,7 @@ class AnalysisLoop:
             for record in fed.records:
                 state.apply_record(record)
             for validated in fed.chunks:
-                state.apply_chunk(validated.chunk, validated.columns)
+                state.apply_chunk(validated.chunk, validated.columns, validated.calls)
             run.last_batch = fed.batch_id
 
     def _rebuild(self, run_id: str, run: LiveRun) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rankscope.wire.chunk import Column
 from rankscope.wire.sample_columns import SAMPLE_KINDS
 from rankscope.wire.schema import AnyRecord, Chunk, ClockOffset, RankRegistered, RankState
+from rankscope_server.call_shapes import ShapedCalls
 from rankscope_server.diagnose import DETECTORS
 from rankscope_server.diagnose.attempt import AttemptState
 from rankscope_server.diagnose.shared.gaps import gaps_of
@@ -53,14 +54,16 @@ class RunState:
         if attempt is not None:
             attempt.apply_record(record)
 
-    def apply_chunk(self, chunk: Chunk, columns: dict[str, Column]) -> None:
+    def apply_chunk(
+        self, chunk: Chunk, columns: dict[str, Column], calls: ShapedCalls | None = None
+    ) -> None:
         """Take one chunk with its decoded columns. Samples of nodes are those of all attempts."""
         if chunk.kind in SAMPLE_KINDS:
             self._apply_samples(chunk, columns)
             return
         attempt = self._attempt(chunk.attempt)
         if attempt is not None:
-            attempt.apply_chunk(chunk, columns)
+            attempt.apply_chunk(chunk, columns, calls)
 
     def _apply_samples(self, chunk: Chunk, columns: dict[str, Column]) -> None:
         name = (chunk.host, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)

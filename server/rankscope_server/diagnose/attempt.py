@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,14 +24,17 @@ from rankscope.wire.schema import (
     RankState,
     Stacks,
 )
+from rankscope_server.call_shapes import ShapedCalls, shapes_of
 from rankscope_server.diagnose.shared.gaps import Gap
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding
 from rankscope_server.findings.policy import POLICY
+from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.steadiness import Steadiness
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
 from rankscope_server.observe.clock_table import ClockTable
+from rankscope_server.observe.collectives import Collectives, RankCalls, side_by_side
 from rankscope_server.observe.declared_work import DeclaredWork
 from rankscope_server.observe.device_steps import DeviceSteps
 from rankscope_server.observe.facts import Facts
@@ -45,6 +48,7 @@ from rankscope_server.replay.replay_table import ReplayTable
 
 _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
+_MAX_WAITING = 500_000  # collectives, some 100 MB
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536
@@ -96,6 +100,8 @@ class AttemptState:
         self._group_ns: dict[tuple[int, str], int] = {}
         self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
+        self._waiting: list[RankCalls] = []  # collectives that no table has yet
+        self._num_waiting = 0
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
         self._takers: dict[type, Callable[[Any], None]] = {
             RankEnded: self._end,
@@ -112,6 +118,8 @@ class AttemptState:
     def apply_record(self, record: AnyRecord) -> None:
         """Take one record of this attempt."""
         self.is_news = True
+        if isinstance(record, RankRegistered):  # what came before is of the program before
+            self._take_collectives()
         if record.rank >= 0:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
@@ -137,8 +145,10 @@ class AttemptState:
                 take(record)
             self.facts.take(record)
 
-    def apply_chunk(self, chunk: Chunk, columns: Mapping[str, Column]) -> None:
-        """Take one chunk of this attempt, once."""
+    def apply_chunk(
+        self, chunk: Chunk, columns: Mapping[str, Column], calls: ShapedCalls | None = None
+    ) -> None:
+        """Take one chunk of this attempt, once; of collectives with their calls, where known."""
         if chunk.kind not in ("steps", "collectives") or chunk.rank < 0:
             return
         name = (chunk.rank, chunk.kind, zlib.crc32(chunk.data) ^ chunk.time_lo_ns)
@@ -154,14 +164,42 @@ class AttemptState:
                 self.steps.put(chunk.rank, columns)
                 self.facts.sums.add(chunk.rank, columns)
         else:
-            self.times.add(columns)
-            self.calls.add(chunk.rank, columns)
-            known = self.ranks.get(chunk.rank)
-            self.clocks.add(chunk.rank, columns, known.host if known else "")
-            if known is not None and 1 < known.local_world_size <= _MAX_LOCAL_RANKS:
-                table = self.rank_clocks.setdefault(known.host, ClockTable(stride=_LOCAL_STRIDE))
-                table.add(chunk.rank, columns)
-            self.replays.events.add(chunk.rank, columns)
+            calls = calls or shapes_of(columns)
+            self._waiting.append(RankCalls(chunk.rank, columns, calls))
+            self._num_waiting += len(calls.codes)
+            if self._num_waiting > _MAX_WAITING:
+                self._take_collectives()
+
+    def _take_collectives(self) -> None:
+        """Give the collectives that came since the last time to all tables, as one."""
+        if not self._waiting:
+            return
+        events = side_by_side(self._waiting)
+        self._waiting, self._num_waiting = [], 0
+        self.times.add(events)
+        self.calls.add(events)
+        self.replays.events.add(events)
+        self.clocks.add(events, {rank: known.host for rank, known in self.ranks.items()})
+        for host, chosen in self._by_host(events):
+            table = self.rank_clocks.setdefault(host, ClockTable(stride=_LOCAL_STRIDE))
+            table.add(events, chosen=chosen)
+
+    def _by_host(self, events: Collectives) -> Iterator[tuple[str, Array]]:
+        """Yield the events of each host whose ranks' clocks are compared with each other."""
+        hosts = {
+            rank: known.host
+            for rank, known in self.ranks.items()
+            if 1 < known.local_world_size <= _MAX_LOCAL_RANKS
+        }
+        numbers: dict[str, int] = {}
+        ranks = np.unique(events.rank)
+        places = [numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1
+                  for rank in ranks.tolist()]  # fmt: skip
+        of_host = np.array(places)[np.searchsorted(ranks, events.rank)]
+        order = np.argsort(of_host, kind="stable")
+        begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
+        for host, place in numbers.items():
+            yield host, order[begins[place] : begins[place + 1]]
 
     def _seen(self, rank: int, time_ns: int) -> None:
         if time_ns > self._seen_ns.get(rank, -1):
@@ -280,6 +318,7 @@ class AttemptState:
         is_newest: bool = True,
     ) -> Window:
         """Return what detectors look at."""
+        self._take_collectives()
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)

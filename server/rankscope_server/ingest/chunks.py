@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import ChunkError, Column, chunk_count, decode_chunk
+from rankscope.wire.chunk import ChunkError, Column, Decoded, chunk_count, decode_together
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
-from rankscope_server.ingest.operations import OperationKey, OperationSum, sum_collectives
+from rankscope_server.call_shapes import ShapedCalls, shapes_of
+from rankscope_server.ingest.operations import CallDurations, durations_of
 from rankscope_server.ingest.records import (
     MAX_RANK,
     MAX_STEP,
@@ -47,7 +49,8 @@ class ValidatedChunk:
     max_duration_ns: int
     steps: Array | None = None
     values: dict[str, Array] | None = None
-    operations: dict[OperationKey, OperationSum] | None = None
+    calls: ShapedCalls | None = None
+    durations: CallDurations | None = None
 
 
 def validate_chunks(raw: list[msgspec.Raw]) -> tuple[list[ValidatedChunk], list[Refused]]:
@@ -84,47 +87,65 @@ def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     _within("rank", chunk.rank, schema.NODE_RANK if node_level else 0, MAX_RANK)
     _within("attempt", chunk.attempt, 0, 1 << 20)
     clean_text("host", chunk.host)
-    columns = decode_chunk(chunk.data)
-    wanted = CHUNK_COLUMNS[chunk.kind]
-    count = len(next(iter(columns.values())))
+    decoded = decode_together(chunk.data)
+    count = decoded.count
     if count != chunk.count:
         raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
-    for name in wanted:
-        if name in LATER_COLUMNS and name not in columns:
-            columns[name] = np.full(count, -1)
-        _check_column(name, columns.get(name), is_time=name == _TIME_COLUMNS[chunk.kind])
-    columns = {name: columns[name] for name in wanted}
+    for name in CHUNK_COLUMNS[chunk.kind]:
+        _check_type(name, decoded)
+    lowest, highest = decoded.numbers.min(axis=1), decoded.numbers.max(axis=1)
+    limits = _limits(chunk.kind, decoded.names)
+    wrong = (lowest < limits.least) | (highest > limits.most)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        bounds = int(limits.least[row]), int(limits.most[row])
+        _within(decoded.names[row], int(lowest[row]), *bounds)
+        _within(decoded.names[row], int(highest[row]), *bounds)
+    columns = {
+        name: decoded.column(name) if name in decoded.order else np.full(count, -1)
+        for name in CHUNK_COLUMNS[chunk.kind]
+    }
     return _with_rollups(chunk, columns)
 
 
-def _check_column(name: str, column: Column | None, *, is_time: bool) -> None:
-    if column is None:
-        raise RefusalError(name, "the column is missing", "send every column of the kind")
-    if name in STRING_COLUMNS:
-        _check_words(name, column)
-        return
-    if isinstance(column, list):
+def _check_type(name: str, decoded: Decoded) -> None:
+    """Raise RefusalError for a column that is missing or of another type, or for a bad word."""
+    if name not in decoded.order:
+        if name not in LATER_COLUMNS:
+            raise RefusalError(name, "the column is missing", "send every column of the kind")
+    elif name in STRING_COLUMNS:
+        words = decoded.words.get(name)
+        if words is None:
+            raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
+        limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
+        if any(len(word) > limit or "\x00" in word for word in words):
+            raise RefusalError(
+                name, "holds a word that is too long or has NUL", f"use {limit} at most"
+            )
+    elif name in decoded.words:
         raise RefusalError(name, "holds words in place of numbers", "send numbers")
-    if name in FLOAT_COLUMNS:
-        return
-    if column.dtype.kind != "i":
+    elif name in decoded.floats and name not in FLOAT_COLUMNS:
         raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
-    lo, hi = int(column.min()), int(column.max())
-    least, most = -MAX_TIME_NS, MAX_TIME_NS
-    if is_time:
-        least = 0
-    elif name == "step":
-        least, most = 0, MAX_STEP
-    _within(name, lo, least, most)
-    _within(name, hi, least, most)
 
 
-def _check_words(name: str, column: Column) -> None:
-    if not isinstance(column, list):
-        raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
-    limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
-    if any(len(word) > limit or "\x00" in word for word in set(column)):
-        raise RefusalError(name, "holds a word that is too long or has NUL", f"use {limit} at most")
+class _Limits(NamedTuple):
+    """What the numbers of each row may be."""
+
+    least: Array
+    most: Array
+
+
+@lru_cache(maxsize=256)
+def _limits(kind: str, names: tuple[str, ...]) -> _Limits:
+    least, most = np.full(len(names), -MAX_TIME_NS), np.full(len(names), MAX_TIME_NS)
+    for row, name in enumerate(names):
+        if name in STRING_COLUMNS or name not in CHUNK_COLUMNS[kind]:  # codes; not ours
+            least[row], most[row] = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        elif name == _TIME_COLUMNS[kind]:
+            least[row] = 0
+        elif name == "step":
+            least[row], most[row] = 0, MAX_STEP
+    return _Limits(least, most)
 
 
 def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> ValidatedChunk:
@@ -143,7 +164,10 @@ def _with_rollups(chunk: Chunk, columns: dict[str, Column]) -> ValidatedChunk:
     )
     longest = -1 if durations is None else int(durations.max())
     if chunk.kind == "collectives":
-        return ValidatedChunk(chunk, columns, longest, operations=sum_collectives(columns))
+        calls = shapes_of(columns)
+        return ValidatedChunk(
+            chunk, columns, longest, calls=calls, durations=durations_of(columns, calls)
+        )
     if chunk.kind != "steps" or steps is None:
         return ValidatedChunk(chunk, columns, longest)
     _within("step", int(steps.min()), 1, MAX_STEP)

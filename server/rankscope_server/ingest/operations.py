@@ -6,17 +6,21 @@ read from them is at most 9 % above the true one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.wire.chunk import Column
 from rankscope.wire.schema import RETURNED
+from rankscope_server.call_shapes import ShapedCalls
 
 NUM_BINS = 256
 BINS_PER_DOUBLING = 8
 BASE_NS = 1_000.0
 MAX_SUM_NS = 1 << 62  # what a database number holds; a century of waiting
+_SURELY_WHOLE_NS = float(1 << 61)  # far from what an int64 holds
 MAX_SIZES = 64  # per operation and group in one chunk; ragged sizes beyond are put into doublings
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,30 +66,91 @@ class OperationSum:
         return min(max(edge_ns, self.min_ns), self.max_ns) / 1e6
 
 
-def sum_collectives(columns: dict[str, Column]) -> dict[OperationKey, OperationSum]:
-    """Return the sums of one decoded chunk of collectives."""
-    duration = np.asarray(columns["duration_ns"])
-    blocked = np.maximum(np.asarray(columns["blocked_ns"]), 0)
-    sizes = _bounded(np.asarray(columns["size_bytes"]))
-    state = np.asarray(columns["state"])
-    rows: dict[OperationKey, list[int]] = {}
-    names = zip(columns["operation"], columns["group"], sizes.tolist(), strict=True)
-    for index, (operation, group, size) in enumerate(names):
-        rows.setdefault(OperationKey(str(operation), str(group), size), []).append(index)
+@dataclass(frozen=True, slots=True)
+class CallDurations:
+    """The collectives of one chunk, as much of them as sums need; arrays of one length."""
+
+    keys: list[OperationKey]
+    codes: Array  # of each event, the place of its key
+    duration_ns: Array
+    blocked_ns: Array
+    state: Array
+
+
+def durations_of(columns: Mapping[str, Column], calls: ShapedCalls) -> CallDurations:
+    """Return what of one decoded chunk of collectives is summed."""
+    sizes = _bounded([shape.size_bytes for shape in calls.shapes])
+    places: dict[OperationKey, int] = {}
+    codes = [
+        places.setdefault(OperationKey(shape.operation, shape.group, size), len(places))
+        for shape, size in zip(calls.shapes, sizes, strict=True)
+    ]
+    return CallDurations(
+        keys=list(places),
+        codes=np.array(codes)[calls.codes],
+        duration_ns=np.asarray(columns["duration_ns"]),
+        blocked_ns=np.asarray(columns["blocked_ns"]),
+        state=np.asarray(columns["state"]),
+    )
+
+
+def sum_collectives(chunks: Sequence[CallDurations]) -> dict[OperationKey, OperationSum]:
+    """Return the sums of some chunks together."""
+    places: dict[OperationKey, int] = {}
+    parts = []
+    for chunk in chunks:
+        known = [places.setdefault(key, len(places)) for key in chunk.keys]
+        parts.append(np.array(known)[chunk.codes])
+    if not parts:
+        return {}
+    codes = np.concatenate(parts)
+    duration = np.concatenate([chunk.duration_ns for chunk in chunks])
+    blocked = np.maximum(np.concatenate([chunk.blocked_ns for chunk in chunks]), 0)
+    is_open = np.concatenate([chunk.state for chunk in chunks]) <= RETURNED
+    num = len(places)
+    count, num_open = np.bincount(codes, minlength=num), np.bincount(codes[is_open], minlength=num)
+    ended = duration >= 0
+    totals = _totals(codes[ended], duration[ended], num)
+    waits = _totals(codes, blocked, num)
+    bins = codes[ended] * NUM_BINS + bins_of(duration[ended])
+    histograms = np.bincount(bins, minlength=num * NUM_BINS).reshape(num, NUM_BINS)
     sums: dict[OperationKey, OperationSum] = {}
-    for key, indexes in rows.items():
-        result = OperationSum()
-        ended = duration[indexes]
-        ended = ended[ended >= 0]
-        result.count = len(indexes)
-        result.open = int((state[indexes] <= RETURNED).sum())
-        result.blocked_ns = _whole(blocked[indexes])
-        if len(ended):
-            result.sum_ns = _whole(ended)
-            result.min_ns, result.max_ns = int(ended.min()), int(ended.max())
-            result.histogram = np.bincount(bins_of(ended), minlength=NUM_BINS).astype("<i8")
-        sums[key] = result
+    for key, place in places.items():
+        result = sums[key] = OperationSum()
+        result.count, result.open = int(count[place]), int(num_open[place])
+        result.blocked_ns = waits.get(place, _NOTHING).sum_ns
+        total = totals.get(place, _NOTHING)
+        result.sum_ns, result.min_ns, result.max_ns = total
+        result.histogram = histograms[place].astype("<i8")
     return sums
+
+
+class _Total(NamedTuple):
+    """Of one key."""
+
+    sum_ns: int
+    min_ns: int | None
+    max_ns: int | None
+
+
+_NOTHING = _Total(0, None, None)
+
+
+def _totals(codes: Array, values: Array, num: int) -> dict[int, _Total]:
+    """Return sum, least and most of the values of each code that has one."""
+    if not len(codes):
+        return {}
+    order = np.argsort(codes.astype(np.uint16) if num < 1 << 16 else codes, kind="stable")
+    ordered, values = codes[order], values[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+    # Whole numbers are exact, and wrap beyond what a database holds; floats tell when.
+    rough = np.add.reduceat(values.astype(np.float64), begins)
+    sums = np.where(rough < _SURELY_WHOLE_NS, np.add.reduceat(values, begins), MAX_SUM_NS)
+    rows = (ordered[begins], sums, np.minimum.reduceat(values, begins),
+            np.maximum.reduceat(values, begins))  # fmt: skip
+    return {
+        code: _Total(*total) for code, *total in zip(*(row.tolist() for row in rows), strict=True)
+    }
 
 
 def bins_of(duration_ns: Array) -> Array:
@@ -94,14 +159,9 @@ def bins_of(duration_ns: Array) -> Array:
     return np.minimum((octaves * BINS_PER_DOUBLING).astype(np.int64), NUM_BINS - 1)
 
 
-def _whole(values: Array) -> int:
-    """Return a sum that cannot wrap, whatever an agent sent."""
-    return min(int(values.sum(dtype=np.float64)), MAX_SUM_NS)
-
-
-def _bounded(sizes: Array) -> Array:
-    sizes = np.maximum(sizes, 0)
-    if len(np.unique(sizes)) <= MAX_SIZES:
+def _bounded(sizes: list[int]) -> list[int]:
+    """Return the sizes, in doublings where a chunk has too many of them."""
+    sizes = [max(size, 0) for size in sizes]
+    if len(set(sizes)) <= MAX_SIZES:
         return sizes
-    doublings = np.exp2(np.ceil(np.log2(np.maximum(sizes, 1).astype(float))))
-    return np.where(sizes == 0, 0, np.minimum(doublings, float(1 << 62)).astype(np.int64))
+    return [min(1 << (size - 1).bit_length(), 1 << 62) if size else 0 for size in sizes]

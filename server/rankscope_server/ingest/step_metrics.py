@@ -24,6 +24,9 @@ FLOAT_METRICS = (
     "own_work", "step", "blocked", "cpu", *PHASE_METRICS, *BLOCKED_METRICS,
     "microbatches", "num_collectives", "flags",
 )  # fmt: skip
+_DURATIONS = {"step": "duration_ns"} | {
+    name: f"{name}_ns" for name in ("cpu", *PHASE_METRICS, *BLOCKED_METRICS)
+}
 # What only its device knows of a rank whose host enqueues what the device does.
 DEVICE_METRICS = ("own_work", "blocked", *PHASE_METRICS, *BLOCKED_METRICS)
 _MS_PER_S = 1e3
@@ -32,23 +35,18 @@ STARTED = "started_ns"
 
 def metrics_of_steps(columns: dict[str, Column]) -> dict[str, Array]:
     """Return the values of every metric, one per event of a decoded chunk of steps."""
-    numbers = {name: np.asarray(values) for name, values in columns.items()}
-
-    def ms(name: str) -> Array:
-        values = numbers[name]
-        return np.where(values < 0, np.nan, values * _MS).astype("<f4")
-
-    values: dict[str, Array] = {"step": ms("duration_ns"), "cpu": ms("cpu_ns")}
-    for name in (*PHASE_METRICS, *BLOCKED_METRICS):
-        values[name] = ms(f"{name}_ns")
-    blocked = np.nansum([values[name] for name in BLOCKED_METRICS], axis=0).astype("<f4")
+    ns = np.array([np.asarray(columns[name]) for name in _DURATIONS.values()])
+    times = np.where(ns < 0, np.nan, ns * _MS).astype("<f4")
+    values: dict[str, Array] = dict(zip(_DURATIONS, times, strict=True))
+    rows = [list(_DURATIONS).index(name) for name in BLOCKED_METRICS]
+    blocked = np.nansum(times[rows], axis=0).astype("<f4")
     values["blocked"] = np.where(np.isnan(values["step"]), np.nan, blocked).astype("<f4")
     values["own_work"] = np.maximum(values["step"] - values["blocked"], 0).astype("<f4")
-    unseen = (numbers["flags"].astype(np.int64) & STEP_WAITS_UNKNOWN) != 0
+    unseen = (np.asarray(columns["flags"]).astype(np.int64) & STEP_WAITS_UNKNOWN) != 0
     values["own_work"][unseen] = values["blocked"][unseen] = np.nan  # not 0
     for name in ("microbatches", "num_collectives", "flags"):
-        values[name] = numbers[name].astype("<f4")
-    values[STARTED] = np.maximum(numbers["started_ns"], 0)
+        values[name] = np.asarray(columns[name]).astype("<f4")
+    values[STARTED] = np.maximum(np.asarray(columns["started_ns"]), 0)
     return values
 
 

@@ -1,19 +1,21 @@
 """What each rank called as number n of each group, kept as fingerprints.
 
-A number that all members have called alike is one entry; only what is incomplete or differs is
-kept by rank. So a healthy job of a thousand ranks holds a few hundred numbers per group.
+A number that all members have called alike is one entry, and one that is incomplete an entry and a
+bit for each rank; only what differs is kept by what each rank called. So a healthy job of a
+thousand ranks holds a few hundred numbers per group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.wire.chunk import Column
 from rankscope.wire.schema import FLAG_P2P, RankState
+from rankscope_server.call_shapes import CallShape
+from rankscope_server.findings.statistics import Array
+from rankscope_server.observe.collectives import Collectives
 
 # Numbers of a group that are not complete. A chunk holds up to some thousand calls of one rank,
 # and those of its peers come seconds later; what is older than all that is given up.
@@ -37,6 +39,7 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "gather_into_te
 _NEVER = 1 << 62
 _AFTER = 256  # numbers after the first wrong one that are kept: all later ones differ, too
 _TOO_MANY = -1  # the code of a call beyond those that are kept apart
+_NOBODY = -1  # the code of a number that no rank has called
 
 
 class Call(NamedTuple):
@@ -50,131 +53,300 @@ class Call(NamedTuple):
     site: str
 
 
-@dataclass(slots=True)
+class Made(NamedTuple):
+    """Calls of one group, arrays of one length, in the order they came."""
+
+    rank: Array
+    number: Array
+    code: Array  # a place in `CallTable.calls`
+    step: Array
+    time_ns: Array
+    is_state: Array  # known from the state of a rank, not from a chunk
+
+    def where(self, chosen: Array) -> Made:
+        """Return some of them."""
+        return Made(*(column[chosen] for column in self))
+
+
+class Exchanges:
+    """What members of a group send and expect in the newest exchanges with sizes of their own."""
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []  # rows of number, rank, bytes sent, bytes expected
+
+    def put(self, rows: Array) -> None:
+        """Take exchanges, events x (number, rank, bytes sent, bytes expected)."""
+        if len(rows):
+            self._parts.append(rows)
+            if sum(map(len, self._parts)) > MAX_CALLS:
+                self._join()
+
+    def uneven(self, num_members: int) -> tuple[int, dict[int, tuple[int, int]]] | None:
+        """Return the first in which members send more or less in sum than they expect."""
+        rows = self._join()
+        if not num_members or not len(rows):
+            return None
+        _, at, count = np.unique(rows[:, 0], return_inverse=True, return_counts=True)
+        is_whole = (count >= num_members)[at]
+        more = np.bincount(at, weights=(rows[:, 2] - rows[:, 3]).astype(float))
+        wrong = rows[is_whole & (more[at] != 0)]
+        self._parts = [rows[~is_whole | (more[at] != 0)]]
+        if not len(wrong):
+            return None
+        first = int(wrong[:, 0].min())
+        members = wrong[wrong[:, 0] == first]
+        return first, {rank: (sent, got) for _, rank, sent, got in members.tolist()}
+
+    def _join(self) -> Array:
+        """Return the rows of the newest numbers, of a rank that reports one twice the later."""
+        if not self._parts:
+            return np.zeros((0, 4), np.int64)
+        rows = np.concatenate(self._parts)
+        newest = np.unique(rows[:, 0])[-KEPT:]
+        rows = rows[rows[:, 0] >= newest[0]] if len(newest) else rows
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]  # stable: the later row comes after
+        is_last = np.ones(len(rows), bool)
+        is_last[:-1] = np.any(rows[1:, :2] != rows[:-1, :2], axis=1)
+        self._parts = [rows[is_last]]
+        return self._parts[0]
+
+
 class Track:
     """The calls of one group. A code is a place in `CallTable.calls`.
 
-    Who called what is kept as a set of ranks for each code, one bit a rank: numbers that are
-    never complete, because a rank is silent, would fill the memory otherwise.
+    Numbers are columns, ranks rows, both ascending. Of a number that all have called alike so far
+    it is known what that was and who they are; of one that differs, who called what, as a set of
+    ranks for each code, one bit a rank.
     """
 
-    num_members: int = 0  # 0 before the group was defined
-    open: dict[int, dict[int, int]] = field(default_factory=dict)  # number -> code -> ranks
-    agreed: dict[int, int] = field(default_factory=dict)  # number -> code
-    odd: set[int] = field(default_factory=set)  # of the open numbers, those that differ
-    sites: dict[int, set[str]] = field(default_factory=dict)  # rank -> where it ever called from
-    first: dict[int, tuple[int, int]] = field(default_factory=dict)  # odd -> step, time ns
-    # What a rank calls from a place of its own, as the others call it: rank, code -> code
-    alias: dict[tuple[int, int], int] = field(default_factory=dict)
-    splits: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)  # bytes in, out
-    known_edits: dict[object, object] = field(default_factory=dict)  # answers that hold for good
-    newest: int = 0
-    broken: int = _NEVER  # first number in which more than the place in the code differs
-    given_up: int = 0  # numbers up to this one are not looked at any more
-    # Of the open numbers, those known from states alone: in a thinned step no chunk completes them
-    from_states: set[int] = field(default_factory=set)
-    forget_at: int = 2 * KEPT  # how many of them there are when old ones are forgotten
+    def __init__(self, num_members: int = 0) -> None:
+        self.num_members = num_members  # 0 before the group was defined
+        self.sites: dict[int, set[str]] = {}  # rank -> where it ever called from
+        self.first: dict[int, tuple[int, int]] = {}  # number that differs -> step, time ns
+        self.exchanges = Exchanges()
+        self.known_edits: dict[object, object] = {}  # answers that hold for good
+        self.newest = 0
+        self.broken = _NEVER  # first number in which more than the place in the code differs
+        self.given_up = 0  # numbers up to this one are not looked at any more
+        # What a rank calls from a place of its own, as the others call it: rank, code -> code
+        self.alias: dict[tuple[int, int], int] = {}
+        self._alias_keys, self._alias_codes = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._differ: dict[int, dict[int, int]] = {}  # number -> code -> ranks
+        self._numbers = np.zeros(0, np.int64)
+        self._codes = np.zeros(0, np.int64)  # what was called; `_NOBODY` where it is not known
+        self._is_agreed = np.zeros(0, bool)
+        self._is_odd = np.zeros(0, bool)  # it is in `_differ`
+        # In a thinned step no chunk completes what is known from states alone.
+        self._is_from_chunk = np.zeros(0, bool)
+        self._ranks = np.zeros(0, np.int64)
+        self._has_called = np.zeros((0, 0), bool)  # ranks x numbers
+        self._known_calls = np.zeros((0, 0), bool)  # ranks x codes
 
-    def put(
-        self, rank: int, number: int, code: int, when: tuple[int, int], *, is_state: bool = False
-    ) -> bool:
-        """Take one call, made at (step, ns); return whether its number differs now.
+    # --- reading -----------------------------------------------------------------------------
 
-        The same call again changes nothing.
-        """
-        if number <= self.given_up or number in self.agreed or number > self.broken + _AFTER:
-            return False
-        row = self.open.setdefault(number, {})
-        if not is_state:
-            self.from_states.discard(number)
-        elif not row:
-            self.from_states.add(number)
-        bit = 1 << rank
-        if any(ranks & bit for ranks in row.values()):
-            return False
-        if self.alias:
-            code = self.alias.get((rank, code), code)
-        ranks = row[code] = row.get(code, 0) | bit
-        self.newest = max(self.newest, number)
-        if len(row) > 1:
-            self.odd.add(number)
-            known = self.first.get(number)
-            self.first[number] = min(known, when) if known else when
-        elif ranks.bit_count() == self.num_members:
-            self.agree(number, code)
-        if len(self.open) > MAX_OPEN:
-            self._give_up()
-        return len(row) > 1
+    @property
+    def odd(self) -> set[int]:
+        """Return the numbers that were not called alike."""
+        return set(self._differ)
+
+    @property
+    def num_agreed(self) -> int:
+        """Return how many of the numbers that are held all members have called alike."""
+        return int(self._is_agreed.sum())
+
+    @property
+    def num_open(self) -> int:
+        """Return how many numbers are held that are not complete, or differ."""
+        return len(self._numbers) - self.num_agreed
+
+    @property
+    def last_agreed(self) -> int:
+        """Return the newest number that all members have called alike, 0 for none."""
+        agreed = self._numbers[self._is_agreed]
+        return int(agreed[-1]) if len(agreed) else 0
 
     def row(self, number: int) -> dict[int, int]:
         """Return what each rank called as one number that is not agreed on."""
         return {
-            rank: code for code, ranks in self.open.get(number, {}).items()
-            for rank in ranks_of(ranks)
-        }  # fmt: skip
+            rank: code for code, ranks in self._calls_of(number).items() for rank in ranks_of(ranks)
+        }
+
+    def sole(self, number: int) -> int | None:
+        """Return what all called that are known to have called a number; None if they differ."""
+        at = self._place(number)
+        if at is None or self._is_odd[at]:
+            return None
+        return int(self._codes[at])
 
     def usual(self, number: int, among: int) -> int | None:
         """Return what most of some ranks (one bit each) called; None if none is known to have."""
-        agreed = self.agreed.get(number)
-        if agreed is not None:
-            return agreed
+        at = self._place(number)
+        if at is not None and self._is_agreed[at]:
+            return int(self._codes[at])
         counts = [
             (-(ranks & among).bit_count(), code)
-            for code, ranks in self.open.get(number, {}).items()
+            for code, ranks in self._calls_of(number).items()
             if ranks & among
         ]
         return min(counts)[1] if counts else None
 
-    def agree(self, number: int, code: int) -> None:
-        """Note that a number was called alike by all, or that how it differs is harmless."""
-        self._drop(number)
-        self.agreed[number] = code
-        if len(self.agreed) > 2 * KEPT:
-            for old in sorted(self.agreed)[:-KEPT]:
-                del self.agreed[old]
-                self.given_up = max(self.given_up, old)
-        if len(self.from_states) > self.forget_at:
-            self._forget_states(number)
+    def _place(self, number: int) -> int | None:
+        at = int(np.searchsorted(self._numbers, number))
+        return at if at < len(self._numbers) and self._numbers[at] == number else None
 
-    def uneven_splits(self) -> tuple[int, dict[int, tuple[int, int]]] | None:
-        """Return the first all_to_all whose members send more or less than they expect."""
-        for number in sorted(self.splits):
-            row = self.splits[number]
-            if not self.num_members or len(row) < self.num_members:
-                continue
-            if sum(sent for sent, _ in row.values()) != sum(got for _, got in row.values()):
-                return number, row
-            del self.splits[number]
-        return None
+    def _calls_of(self, number: int) -> dict[int, int]:
+        known = self._differ.get(number)
+        if known is not None:
+            return known
+        at = self._place(number)
+        if at is None or self._is_agreed[at]:
+            return {}
+        return {int(self._codes[at]): mask_of(self._ranks[self._has_called[:, at]].tolist())}
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def put(self, made: Made, calls: list[Call], kinds: Array) -> None:
+        """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
+        self._know(np.unique(made.rank), np.zeros(0, np.int64))
+        self._note_sites(made, calls)
+        made = made.where((made.number > self.given_up) & (made.number <= self.broken + _AFTER))
+        if not len(made.rank):
+            return
+        if self.alias:
+            made = made._replace(code=self._in_their_terms(made))
+        self._know(np.zeros(0, np.int64), np.unique(made.number))
+        self.newest = max(self.newest, int(made.number.max()))
+        places = np.searchsorted(self._numbers, made.number)
+        self._is_from_chunk[places[~made.is_state]] = True
+        is_open = ~self._is_agreed[places]
+        self._take(made.where(is_open), places[is_open], kinds)
+        self._agree_on_complete()
+        self._forget()
+
+    def agree(self, number: int, code: int) -> None:
+        """Note that how a number differs is harmless: all called `code`."""
+        self._differ.pop(number, None)
+        self.first.pop(number, None)
+        at = self._place(number)
+        if at is not None:
+            self._is_odd[at], self._is_agreed[at], self._codes[at] = False, True, code
+        self._forget()
 
     def know_members(self, num_members: int) -> None:
         """Note how many members there are, and agree on what all of them had called alike."""
         self.num_members = num_members
-        for number, row in list(self.open.items()):
-            (code, ranks), *others = row.items()
-            if not others and ranks.bit_count() == num_members:
-                self.agree(number, code)
+        self._agree_on_complete()
+        self._forget()
 
-    def _forget_states(self, agreed: int) -> None:
-        """Forget what states said of numbers before one that all have called, but for the last.
+    def _know(self, ranks: Array, numbers: Array) -> None:
+        """Make rows for ranks and columns for numbers, those that are there already stay."""
+        if np.isin(ranks, self._ranks).all() and np.isin(numbers, self._numbers).all():
+            return
+        all_ranks, all_numbers = np.union1d(self._ranks, ranks), np.union1d(self._numbers, numbers)
+        rows = np.searchsorted(all_ranks, self._ranks)
+        columns = np.searchsorted(all_numbers, self._numbers)
+        has_called = np.zeros((len(all_ranks), len(all_numbers)), bool)
+        has_called[np.ix_(rows, columns)] = self._has_called
+        known_calls = np.zeros((len(all_ranks), self._known_calls.shape[1]), bool)
+        known_calls[rows] = self._known_calls
+        self._has_called, self._known_calls = has_called, known_calls
+        codes = np.full(len(all_numbers), _NOBODY)
+        codes[columns] = self._codes
+        flags = np.zeros((3, len(all_numbers)), bool)
+        flags[:, columns] = self._is_agreed, self._is_odd, self._is_from_chunk
+        self._codes, (self._is_agreed, self._is_odd, self._is_from_chunk) = codes, flags
+        self._ranks, self._numbers = all_ranks, all_numbers
 
-        A rank sends its states before its later calls: nothing more comes of those numbers.
-        """
-        for number in sorted(n for n in self.from_states if n < agreed)[:-KEPT]:
-            if number not in self.odd:
-                self._drop(number)
-        self.forget_at = 2 * max(KEPT, len(self.from_states))
+    def _note_sites(self, made: Made, calls: list[Call]) -> None:
+        if self._known_calls.shape[1] < len(calls):
+            more = np.zeros((len(self._ranks), len(calls) - self._known_calls.shape[1]), bool)
+            self._known_calls = np.concatenate([self._known_calls, more], axis=1)
+        rows = np.searchsorted(self._ranks, made.rank)
+        news = ~self._known_calls[rows, made.code]
+        if news.any():
+            pairs = np.unique(rows[news] * len(calls) + made.code[news])
+            for row, code in np.stack(divmod(pairs, len(calls)), axis=1).tolist():
+                self._known_calls[row, code] = True
+                self.sites.setdefault(int(self._ranks[row]), set()).add(calls[code].site)
 
-    def _give_up(self) -> None:
-        for number in sorted(self.open)[: MAX_OPEN // 4]:
-            self._drop(number)
-            self.given_up = max(self.given_up, number)
+    def _in_their_terms(self, made: Made) -> Array:
+        """Return the codes, those that a rank calls from a place of its own as the others do."""
+        if len(self.alias) != len(self._alias_keys):  # entries are added, never changed
+            pairs = sorted(self.alias.items())
+            self._alias_keys = np.array([rank << 32 | code for (rank, code), _ in pairs], np.int64)
+            self._alias_codes = np.array([code for _, code in pairs], np.int64)
+        keys = made.rank << 32 | made.code
+        at = np.minimum(np.searchsorted(self._alias_keys, keys), len(self._alias_keys) - 1)
+        return np.where(self._alias_keys[at] == keys, self._alias_codes[at], made.code)
 
-    def _drop(self, number: int) -> None:
-        self.open.pop(number, None)
-        self.odd.discard(number)
-        self.from_states.discard(number)
-        self.first.pop(number, None)
+    def _take(self, made: Made, places: Array, kinds: Array) -> None:
+        rows = np.searchsorted(self._ranks, made.rank)
+        # Of two words on one call the first counts: of equal places the last write stays.
+        order = np.empty(self._has_called.shape, np.int32)
+        backwards = np.arange(len(rows), dtype=np.int32)[::-1]
+        order[rows[::-1], places[::-1]] = backwards
+        news = (order[rows, places] == backwards[::-1]) & ~self._has_called[rows, places]
+        made, rows, places = made.where(news), rows[news], places[news]
+        unknown = self._codes[places] == _NOBODY
+        self._codes[places[unknown][::-1]] = made.code[unknown][::-1]
+        self._is_odd[places[made.code != self._codes[places]]] = True
+        odd = np.flatnonzero(self._is_odd[places])
+        if len(odd):
+            self._differing(made.where(odd), places[odd], kinds)
+        self._has_called[rows, places] = True
+
+    def _differing(self, made: Made, places: Array, kinds: Array) -> None:
+        """Take calls of numbers that differ, each for itself."""
+        order = np.lexsort((made.code, places))
+        made, places = made.where(order), places[order]
+        begins = np.flatnonzero(np.diff(places, prepend=-1) | np.diff(made.code, prepend=-1))
+        for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
+            number, code, at = int(made.number[begin]), int(made.code[begin]), int(places[begin])
+            if number not in self._differ:
+                before = mask_of(self._ranks[self._has_called[:, at]].tolist())
+                self._differ[number] = {int(self._codes[at]): before} if before else {}
+            row = self._differ[number]
+            row[code] = row.get(code, 0) | mask_of(made.rank[begin:end].tolist())
+            times = made.step[begin:end].tolist(), made.time_ns[begin:end].tolist()
+            when = min(zip(*times, strict=True))
+            known = self.first.get(number)
+            self.first[number] = min(known, when) if known else when
+            if number < self.broken and len({int(kinds[code]) for code in row}) > 1:
+                self.broken = number
+
+    def _agree_on_complete(self) -> None:
+        if self.num_members:
+            waits = np.flatnonzero(~self._is_agreed & ~self._is_odd)
+            whole = self._has_called[:, waits].sum(axis=0) == self.num_members
+            self._is_agreed[waits[whole]] = True
+
+    def _forget(self) -> None:
+        """Drop all but the newest numbers that are agreed on, and what is open for too long."""
+        gone = np.zeros(len(self._numbers), bool)
+        agreed = np.flatnonzero(self._is_agreed)
+        if len(agreed) > 2 * KEPT:
+            gone[agreed[:-KEPT]] = True
+        if len(agreed):
+            # A rank sends its states before its later calls: nothing more comes of these numbers.
+            is_idle = ~self._is_from_chunk & ~self._is_agreed & ~self._is_odd
+            gone[np.flatnonzero(is_idle[: agreed[-1]])[:-KEPT]] = True
+        forgotten = self._numbers[gone & self._is_agreed]
+        still_open = np.flatnonzero(~self._is_agreed & ~gone)
+        if len(still_open) > MAX_OPEN:
+            old = still_open[: len(still_open) - MAX_OPEN + MAX_OPEN // 4]
+            gone[old] = True
+            forgotten = np.append(forgotten, self._numbers[old])
+        if not gone.any():
+            return
+        self.given_up = max(self.given_up, int(forgotten.max(initial=0)))
+        for number in self._numbers[gone & self._is_odd].tolist():
+            self._differ.pop(number, None)
+            self.first.pop(number, None)
+        kept = ~gone
+        self._numbers, self._codes = self._numbers[kept], self._codes[kept]
+        self._is_agreed, self._is_odd = self._is_agreed[kept], self._is_odd[kept]
+        self._is_from_chunk = self._is_from_chunk[kept]
+        self._has_called = self._has_called[:, kept]
 
 
 class CallTable:
@@ -182,53 +354,47 @@ class CallTable:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.tracks: dict[str, Track] = {}
         self.num_taken = 0
+        self._tracks: dict[str, Track] = {}
+        self._states: dict[str, list[tuple[int, ...]]] = {}  # by group: of `Made`, not taken yet
         self._codes: dict[tuple[str, str, str, int, int, str], int] = {}
         self._same: dict[Call, int] = {}
         self._kinds: dict[tuple[object, ...], int] = {}  # calls wherever they come from
         self._hard: list[int] = []  # code -> kind
         self._since_ns = 0  # what is older is of another program
 
+    @property
+    def tracks(self) -> dict[str, Track]:
+        """Return the calls of each group."""
+        self._take_states()
+        return self._tracks
+
     def define(self, group: str, num_members: int) -> None:
         """Note how many members a group has."""
-        track = self.tracks.setdefault(group, Track())
+        track = self._tracks.setdefault(group, Track())
         if num_members > track.num_members:
             track.know_members(num_members)
 
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
-        members = {name: track.num_members for name, track in self.tracks.items()}
-        self.tracks = {name: Track(num_members=count) for name, count in members.items()}
+        self._states.clear()
+        self._tracks = {name: Track(track.num_members) for name, track in self._tracks.items()}
 
-    def add(self, rank: int, columns: Mapping[str, Column]) -> None:
-        """Take one chunk of collectives of a rank."""
-        since_ns = self._since_ns
-        numbers = (
-            np.asarray(columns[name]).tolist()
-            for name in ("sequence", "size_bytes", "peer_rank", "step", "arrived_ns", "flags",
-                         "input_bytes", "output_bytes")
+    def add(self, events: Collectives) -> None:
+        """Take collectives of ranks."""
+        self._take_states()
+        codes = events.of_shapes(self._code(_key(shape)) for shape in events.shapes)
+        keep = (events["sequence"] > 0) & ((events["flags"] & FLAG_P2P) == 0)
+        keep &= (events["arrived_ns"] >= self._since_ns) & (codes != _TOO_MANY)
+        made = Made(
+            events.rank, events["sequence"], codes, events["step"], events["arrived_ns"],
+            np.zeros(len(events), bool),
         )  # fmt: skip
-        words = (columns[name] for name in ("group", "operation", "reduce_op", "dtype",
-                                            "call_site"))  # fmt: skip
-        codes, tracks = self._codes, self.tracks
-        for (
-            group, operation, reduce_op, dtype, site, number, size_bytes, root, step, time_ns,
-            flags, input_bytes, output_bytes,
-        ) in zip(*words, *numbers, strict=True):  # fmt: skip
-            if number <= 0 or flags & FLAG_P2P or time_ns < since_ns:
-                continue
-            key = (operation, reduce_op, dtype, size_bytes, root, site)
-            code = codes.get(key)
-            if code is None:
-                code = self._code(key)
-            track = tracks.get(group)
-            if track is None:
-                track = tracks[group] = Track()
-            self._put(track, rank, number, code, step, time_ns)
-            if operation in EXCHANGES and number > track.given_up and input_bytes >= 0:
-                _put_split(track, rank, number, (input_bytes, output_bytes))
+        is_exchange = events.of_shapes(shape.operation in EXCHANGES for shape in events.shapes)
+        for group, chosen in events.by_group(np.flatnonzero(keep)):
+            self._put(group, made.where(chosen))
+            self._put_exchanges(group, events, chosen[is_exchange[chosen] != 0])
 
     def add_state(self, state: RankState) -> None:
         """Take the last and the oldest open call of each group of a rank: chunks report them later,
@@ -246,29 +412,34 @@ class CallTable:
                 (oldest, group.open_sequence, group.open_ns),
             ):
                 if key[0] and key[2] and number > 0 and time_ns >= self._since_ns:
-                    track = self.tracks.setdefault(group.group, Track())
                     code = self._code(key)
-                    self._put(track, state.rank, number, code, state.step, time_ns, is_state=True)
+                    if code != _TOO_MANY:
+                        made = (state.rank, number, code, state.step, time_ns)
+                        self._states.setdefault(group.group, []).append(made)
 
-    def _put(
-        self, track: Track, rank: int, number: int, code: int, step: int, time_ns: int, *,
-        is_state: bool = False,
-    ) -> None:  # fmt: skip
-        if code == _TOO_MANY:
-            return
-        self.num_taken += 1
-        known = track.sites.get(rank)
-        if known is None:
-            known = track.sites[rank] = set()
-        known.add(self.calls[code].site)
-        differs = track.put(rank, number, code, (step, time_ns), is_state=is_state)
-        if differs and number < track.broken:
-            kinds = {self._hard[one] for one in track.open[number]}
-            if len(kinds) > 1:
-                track.broken = number
+    def _take_states(self) -> None:
+        states, self._states = self._states, {}
+        for group, rows in states.items():
+            rank, number, code, step, time_ns = np.array(rows, np.int64).T
+            self._put(group, Made(rank, number, code, step, time_ns, np.ones(len(rows), bool)))
+
+    def _put(self, group: str, made: Made) -> None:
+        self.num_taken += len(made.rank)
+        track = self._tracks.setdefault(group, Track())
+        track.put(made, self.calls, np.array(self._hard))
+
+    def _put_exchanges(self, group: str, events: Collectives, chosen: Array) -> None:
+        track = self._tracks[group]
+        names = ("sequence", "input_bytes", "output_bytes")
+        number, sent, expected = (events[name][chosen] for name in names)
+        rows = np.stack([number, events.rank[chosen], sent, expected], axis=1)
+        track.exchanges.put(rows[(number > track.given_up) & (sent >= 0)])
 
     def _code(self, key: tuple[str, str, str, int, int, str]) -> int:
         """Return the code of a call; raw values that mean the same have the same one."""
+        known = self._codes.get(key)
+        if known is not None:
+            return known
         operation, reduce_op, dtype, size_bytes, root, site = key
         call = Call(
             operation,
@@ -300,7 +471,6 @@ def mask_of(ranks: Iterable[int]) -> int:
     return sum(1 << rank for rank in set(ranks))
 
 
-def _put_split(track: Track, rank: int, number: int, sizes: tuple[int, int]) -> None:
-    track.splits.setdefault(number, {})[rank] = sizes
-    if len(track.splits) > KEPT:
-        del track.splits[min(track.splits)]
+def _key(shape: CallShape) -> tuple[str, str, str, int, int, str]:
+    return (shape.operation, shape.reduce_op, shape.dtype, shape.size_bytes, shape.peer_rank,
+            shape.call_site)  # fmt: skip

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.wire.chunk import Column
 from rankscope.wire.schema import ENDED, ClockOffset
+from rankscope_server.call_shapes import CallShape
+from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.clocks import Clocks, Exchange, Meeting, align_clocks
+from rankscope_server.observe.collectives import Collectives
 
 KEPT = 192  # operations of a group: two windows, and drift between them
 # Chunks of ranks come seconds apart; where operations are so frequent that those kept span less,
@@ -69,32 +71,53 @@ class ClockTable:
         self._met.clear()
         self._estimate = None
 
-    def add(self, rank: int, columns: Mapping[str, Column], host: str = "") -> None:
-        """Take one chunk of collectives of a rank."""
-        who: str | int = host or rank
-        numbers = (
-            np.asarray(columns[name]).tolist()
-            for name in ("sequence", "arrived_ns", "duration_ns", "state", "size_bytes")
-        )
-        words = zip(columns["group"], columns["operation"], *numbers, strict=True)
-        for group, operation, number, arrived_ns, duration_ns, state, size_bytes in words:
-            if operation not in SYNCHRONISING or state != ENDED or duration_ns < 0 or number <= 0:
-                continue
-            if arrived_ns < self._since_ns or (not size_bytes and operation != "barrier"):
-                continue
-            if number % self._strides.get(group, self._stride):
-                continue
-            rows = self._rows.setdefault(group, {})
+    def add(
+        self,
+        events: Collectives,
+        clock_of: Mapping[int, str] | None = None,
+        chosen: Array | None = None,
+    ) -> None:
+        """Take collectives of ranks, all or those `chosen` (ascending places).
+
+        `clock_of` gives the host of a rank; a rank that has none there has a clock of its own.
+        """
+        if chosen is None:
+            chosen = np.arange(len(events))
+        strides = [self._strides.get(shape.group, self._stride) if _is_together(shape) else 0
+                   for shape in events.shapes]  # fmt: skip
+        stride = np.array(strides)[events.codes[chosen]]
+        numbers = events["sequence"][chosen]
+        good = (stride > 0) & (numbers % np.maximum(stride, 1) == 0) & (numbers > 0)
+        chosen = chosen[good]
+        good = (events["state"][chosen] == ENDED) & (events["duration_ns"][chosen] >= 0)
+        good &= events["arrived_ns"][chosen] >= self._since_ns
+        for group, rest in events.by_group(chosen[good]):
+            while len(rest):
+                rest = rest[self._take(group, events, rest, clock_of or {}) :]
+                grown = self._strides.get(group, self._stride)
+                rest = rest[events["sequence"][rest] % grown == 0]
+
+    def _take(
+        self, group: str, events: Collectives, chosen: Array, clock_of: Mapping[int, str]
+    ) -> int:
+        """Take events of a group; return how many, before some are to be left out."""
+        rows = self._rows.setdefault(group, {})
+        columns = (events.rank, events["sequence"], events["arrived_ns"], events["duration_ns"])
+        cells = np.stack([column[chosen] for column in columns], axis=1).tolist()
+        for done, (rank, number, arrived_ns, duration_ns) in enumerate(cells, 1):
+            clock = clock_of.get(rank) or rank
             row = rows.setdefault(number, {})
-            start_ns, end_ns = row.get(who, (arrived_ns, arrived_ns + duration_ns))
-            row[who] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
-            self._note(who, arrived_ns)
+            start_ns, end_ns = row.get(clock, (arrived_ns, arrived_ns + duration_ns))
+            row[clock] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
+            self._note(clock, arrived_ns)
             if group in self._met:
                 self._met[group].pop(number, None)
             if number <= self._used.get(group, 0):
                 self._estimate = None
             if len(rows) > 2 * KEPT:
                 self._thin(group, rows)
+                return done
+        return len(chosen)
 
     def _thin(self, group: str, rows: dict[int, dict[str | int, tuple[int, int]]]) -> None:
         """Leave out the oldest operations, or every second one where they are frequent."""
@@ -209,6 +232,12 @@ class ClockTable:
                     self._used[group] = number
                     found += [timed] * (len(timed[1].hosts) > 1)
         return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
+
+
+def _is_together(shape: CallShape) -> bool:
+    """Return whether no rank ends such a call before all have begun it."""
+    is_empty = not shape.size_bytes and shape.operation != "barrier"
+    return shape.operation in SYNCHRONISING and not is_empty
 
 
 def _meeting(

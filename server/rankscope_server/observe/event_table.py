@@ -6,13 +6,12 @@ older half of the steps are dropped: what is asked for are the newest steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rankscope.wire.chunk import Column
 from rankscope_server.findings.statistics import Array
+from rankscope_server.observe.collectives import Collectives
 
 # 63 bytes a row, 260 MB when full: 400 steps of 1,024 ranks with 10 operations a step.
 CAPACITY = 1 << 22
@@ -51,58 +50,63 @@ class EventTable:
         self.first_step = 0  # rows of earlier steps are gone
         self._cells = {name: np.zeros(_FIRST_ROWS, kind) for name, kind in _TYPES.items()}
         self._words: dict[str, dict[str, int]] = {name: {} for name in _WORDS}
-        self._rows_of_step: dict[int, int] = {}
-        self._seen: dict[tuple[int, int], int] = {}  # rank, block -> steps with a row, one bit each
+        self._rows_of_step: dict[int, Array] = {}  # by block of steps
+        self._seen: dict[int, Array] = {}  # block -> ranks x steps: is there a row
 
     # --- writing -----------------------------------------------------------------------------
 
-    def add(self, rank: int, columns: Mapping[str, Column]) -> None:
-        """Take one chunk of collectives of one rank."""
-        news = self._rows(rank, columns)
-        keep = news["step"] >= max(1, self.first_step)  # what is outside of steps is not asked for
-        keep &= np.cumsum(keep) <= self.capacity // 2
-        count = int(keep.sum())
+    def add(self, events: Collectives) -> None:
+        """Take collectives of ranks."""
+        steps = events["step"]
+        # what is outside of steps is not asked for
+        kept = np.flatnonzero(steps >= max(1, self.first_step))[: self.capacity // 2]
+        count = len(kept)
         if not count:
             return
         if self.num_rows + count > self.capacity:
             self._drop()
         self._make_room(self.num_rows + count)
-        for name, cells in self._cells.items():
-            cells[self.num_rows : self.num_rows + count] = news[name][keep]
+        place = slice(self.num_rows, self.num_rows + count)
+        where = slice(None) if count == len(events) else kept
+        for name, values in self._rows(events).items():
+            self._cells[name][place] = values[where]
         self.num_rows += count
-        for step, rows in zip(*np.unique(news["step"][keep], return_counts=True), strict=True):
-            self._rows_of_step[int(step)] = self._rows_of_step.get(int(step), 0) + int(rows)
-            block, place = divmod(int(step), _BLOCK)
-            self._seen[rank, block] = self._seen.get((rank, block), 0) | 1 << place
+        self._note(events.rank[where], steps[where])
 
-    def _rows(self, rank: int, columns: Mapping[str, Column]) -> dict[str, Array]:
+    def _note(self, ranks: Array, steps: Array) -> None:
+        """Note which ranks have rows in which steps, and how many."""
+        blocks = steps // _BLOCK
+        for block in np.unique(blocks).tolist():
+            inside = slice(None) if len(steps) and blocks.min() == blocks.max() else blocks == block
+            places, who = steps[inside] % _BLOCK, ranks[inside]
+            counts = self._rows_of_step.setdefault(block, np.zeros(_BLOCK, np.int64))
+            counts += np.bincount(places, minlength=_BLOCK)
+            seen = self._seen.get(block, np.zeros((0, _BLOCK), bool))
+            missing = int(who.max()) + 1 - len(seen)
+            if missing > 0:
+                seen = np.concatenate([seen, np.zeros((missing, _BLOCK), bool)])
+            seen[who, places] = True
+            self._seen[block] = seen
+
+    def _rows(self, events: Collectives) -> dict[str, Array]:
         rows: dict[str, Array] = {
-            "step": np.asarray(columns["step"], np.int64),
-            "arrived_ns": np.asarray(columns["arrived_ns"], np.int64),
-            "sequence": np.asarray(columns["sequence"], np.int64),
-            "size_bytes": np.asarray(columns["size_bytes"], np.int64),
-            "peer": np.asarray(columns["peer_rank"], np.int64),
-            "state": np.asarray(columns["state"]),
-            "flags": np.asarray(columns["flags"]),
+            name: events[name]
+            for name in ("step", "arrived_ns", "sequence", "size_bytes", "state", "flags")
         }
-        rows["rank"] = np.full(len(rows["step"]), rank)
+        rows["rank"], rows["peer"] = events.rank, events["peer_rank"]
         for name in ("duration", "returned", "blocked"):
-            nanoseconds = np.asarray(columns[f"{name}_ns"], np.int64)
+            nanoseconds = events[f"{name}_ns"]
             rows[f"{name}_ms"] = np.where(nanoseconds >= 0, nanoseconds * _MS, -1.0)
-        rows["transfer_ms"] = _transfer_ms(columns, rows["duration_ms"])
+        rows["transfer_ms"] = _transfer_ms(events, rows["duration_ms"])
         for name in _WORDS:
-            rows[name] = self._numbers(name, columns[name])
+            rows[name] = events.of_shapes(
+                self._number(name, getattr(s, name)) for s in events.shapes
+            )
         return rows
 
-    def _numbers(self, name: str, words: Column) -> Array:
+    def _number(self, name: str, word: str) -> int:
         known = self._words[name]
-        try:
-            found = [known[word] for word in words]
-        except KeyError:
-            for word in words:
-                known.setdefault(str(word), min(len(known), _MAX_WORDS[name]))
-            found = [known[word] for word in words]
-        return np.array(found, np.int64)
+        return known.setdefault(word, min(len(known), _MAX_WORDS[name]))
 
     def _make_room(self, wanted: int) -> None:
         room = len(self._cells["step"])
@@ -125,9 +129,12 @@ class EventTable:
             cells[: len(kept)] = cells[kept]
         self.num_rows = len(kept)
         self.first_step = middle + 1
-        first = self.first_step // _BLOCK
-        self._seen = {key: bits for key, bits in self._seen.items() if key[1] >= first}
-        self._rows_of_step = {s: n for s, n in self._rows_of_step.items() if s > middle}
+        first, place = divmod(self.first_step, _BLOCK)
+        self._seen = {block: seen for block, seen in self._seen.items() if block >= first}
+        counts = {block: rows for block, rows in self._rows_of_step.items() if block >= first}
+        if first in counts:
+            counts[first][:place] = 0
+        self._rows_of_step = counts
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -138,12 +145,23 @@ class EventTable:
 
     def count(self, steps: Array) -> int:
         """Return how many rows some steps have; it changes when one more comes."""
-        return sum(self._rows_of_step.get(int(step), 0) for step in steps)
+        blocks, places = divmod(steps, _BLOCK)
+        return sum(
+            int(self._rows_of_step[block][place])
+            for block, place in zip(blocks.tolist(), places.tolist(), strict=True)
+            if block in self._rows_of_step
+        )
 
     def is_seen(self, rank: int, steps: Array) -> Array:
         """Return of which of some steps, from `first_step` on, a rank has a row."""
-        places = (divmod(step, _BLOCK) for step in steps.tolist())
-        return np.array([self._seen.get((rank, block), 0) >> at & 1 for block, at in places], bool)
+        found = np.zeros(len(steps), bool)
+        blocks, places = divmod(steps, _BLOCK)
+        for block in np.unique(blocks).tolist():
+            seen = self._seen.get(block)
+            if seen is not None and rank < len(seen):
+                inside = blocks == block
+                found[inside] = seen[rank, places[inside]]
+        return found
 
     def words(self, name: str) -> list[str]:
         """Return the words of "group", "operation" or "dtype", by number."""
@@ -168,10 +186,8 @@ class EventTable:
         return {name: cells[last] for name, cells in found.items()}
 
 
-def _transfer_ms(columns: Mapping[str, Column], duration_ms: Array) -> Array:
+def _transfer_ms(events: Collectives, duration_ms: Array) -> Array:
     """Return how long the backend was at it: on the device, else since it began, else all."""
-    device, started = (
-        np.asarray(columns[name], np.int64) * _MS for name in ("device_duration_ns", "started_ns")
-    )
+    device, started = (events[name] * _MS for name in ("device_duration_ns", "started_ns"))
     since = np.where((started >= 0) & (duration_ms >= 0), duration_ms - started, duration_ms)
     return np.where(device >= 0, device, since)

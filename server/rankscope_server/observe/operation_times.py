@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.wire.chunk import Column
 from rankscope.wire.schema import ENDED
+from rankscope_server.observe.collectives import Collectives
 
 Key: TypeAlias = tuple[str, str, int]  # group, operation, log2 of the bytes
 MAX_KEYS = 8192
@@ -23,25 +22,29 @@ class OperationTimes:
     def __init__(self) -> None:
         self._counts: dict[Key, NDArray[np.int64]] = {}
 
-    def add(self, columns: Mapping[str, Column]) -> None:
-        """Take one chunk of collectives."""
-        duration = np.asarray(columns["duration_ns"], np.int64)
-        good = (np.asarray(columns["state"]) == ENDED) & (duration >= 0)
-        good &= np.asarray(columns["step"]) > 1  # the first step includes start-up
-        sizes = size_bucket(np.asarray(columns["size_bytes"], np.int64))
-        octaves = np.log2(np.maximum(duration, 1000) / 1000)
+    def add(self, events: Collectives) -> None:
+        """Take collectives of ranks."""
+        duration = events["duration_ns"]
+        good = (events["state"] == ENDED) & (duration >= 0)
+        good &= events["step"] > 1  # the first step includes start-up
+        octaves = np.log2(np.maximum(duration[good], 1000) / 1000)
         bins = np.minimum((octaves * _BINS_PER_OCTAVE).astype(np.int64), _NUM_BINS - 1)
-        by_key: dict[Key, list[int]] = {}
-        names = zip(columns["group"], columns["operation"], strict=True)
-        for index, (group, operation) in enumerate(names):
-            if good[index]:
-                by_key.setdefault((group, operation, int(sizes[index])), []).append(index)
-        for key, places in by_key.items():
+        places: dict[Key, int] = {}
+        sizes = size_bucket(np.array([shape.size_bytes for shape in events.shapes])).tolist()
+        keys = [
+            places.setdefault((shape.group, shape.operation, size), len(places))
+            for shape, size in zip(events.shapes, sizes, strict=True)
+        ]
+        cells = events.of_shapes(keys)[good] * _NUM_BINS + bins
+        found = np.bincount(cells, minlength=len(places) * _NUM_BINS).reshape(-1, _NUM_BINS)
+        for key, row in zip(places, found, strict=True):
+            if not row.any():
+                continue
             counts = self._counts.get(key)
-            if counts is None and len(self._counts) < MAX_KEYS:
-                counts = self._counts[key] = np.zeros(_NUM_BINS, np.int64)
             if counts is not None:
-                counts += np.bincount(bins[places], minlength=_NUM_BINS)
+                counts += row
+            elif len(self._counts) < MAX_KEYS:
+                self._counts[key] = row.copy()
 
     def quantile_ns(
         self, group: str, operation: str, size_bytes: int, share: float = 0.99

@@ -144,8 +144,8 @@ def _store_chunks(unit: Unit, batch: ValidatedBatch, batch_id: int, ranks: RankR
             if ranks.is_on_device(chunk.attempt, chunk.rank):
                 values = known_to_host(values)
             unit.tiles.add(batch.run_id, chunk.attempt, chunk.rank, validated.steps, values)
-        if validated.operations is not None:
-            unit.operations.add(batch.run_id, chunk.attempt, validated.operations)
+        if validated.durations is not None:
+            unit.operations.add(batch.run_id, chunk.attempt, validated.durations)
         if chunk.rank >= 0:
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_lo_ns, chunk.step_lo, chunk.host)
             ranks.seen(chunk.attempt, chunk.rank, chunk.time_hi_ns, chunk.step_hi, chunk.host)

@@ -6,58 +6,73 @@ read from them is at most 9 % above the true one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from rankscope_server.ingest.operations import OperationKey, OperationSum
+from rankscope_server.ingest.operations import (
+    CallDurations,
+    OperationKey,
+    OperationSum,
+    sum_collectives,
+)
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 from rankscope_server.store.packing import pack_array, unpack_array
 
+_ROWS = 200  # of one question: SQLite bounds the number of parameters
+
 
 class OperationWriter:
-    """Collects sums for one transaction."""
+    """Collects collectives for one transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._sums: dict[tuple[str, int, OperationKey], OperationSum] = {}
+        self._chunks: dict[tuple[str, int], list[CallDurations]] = {}
 
-    def add(self, run_id: str, attempt: int, sums: dict[OperationKey, OperationSum]) -> None:
-        """Add the sums of one chunk."""
-        for key, value in sums.items():
-            self._sums.setdefault((run_id, attempt, key), OperationSum()).add(value)
+    def add(self, run_id: str, attempt: int, chunk: CallDurations) -> None:
+        """Take one chunk."""
+        self._chunks.setdefault((run_id, attempt), []).append(chunk)
 
     def flush(self) -> None:
         """Add what was collected to the rows."""
         rows = []
-        for (run_id, attempt, key), value in self._sums.items():
-            value.add(self._stored(run_id, attempt, key))
-            rows.append(
+        for (run_id, attempt), chunks in self._chunks.items():
+            sums = sum_collectives(chunks)
+            for key, stored in self._stored(run_id, attempt, list(sums)):
+                sums[key].add(stored)
+            rows += [
                 {
                     "run_id": run_id, "attempt": attempt, **key._asdict(), "count": value.count,
                     "open": value.open, "sum_ns": value.sum_ns, "min_ns": value.min_ns,
                     "max_ns": value.max_ns, "blocked_ns": value.blocked_ns,
                     "histogram": pack_array(value.histogram),
                 }
-            )  # fmt: skip
+                for key, value in sums.items()
+            ]  # fmt: skip
         names = ("count", "open", "sum_ns", "min_ns", "max_ns", "blocked_ns", "histogram")
         upsert(self._connection, tables.op_rollup, rows, names)
-        self._sums.clear()
+        self._chunks.clear()
 
-    def _stored(self, run_id: str, attempt: int, key: OperationKey) -> OperationSum:
-        table = tables.op_rollup
-        row = self._connection.execute(
-            sa.select(table).where(
-                table.c.run_id == run_id,
-                table.c.attempt == attempt,
-                table.c.operation == key.operation,
-                table.c.group == key.group,
-                table.c.size_bytes == key.size_bytes,
-            )
-        ).first()
-        return OperationSum() if row is None else sum_of_row(row)
+    def _stored(
+        self, run_id: str, attempt: int, keys: list[OperationKey]
+    ) -> Iterator[tuple[OperationKey, OperationSum]]:
+        for at in range(0, len(keys), _ROWS):
+            chosen = {"run": run_id, "number": attempt, "keys": keys[at : at + _ROWS]}
+            for row in self._connection.execute(_SELECT_SUMS, chosen):
+                yield OperationKey(row.operation, row.group, row.size_bytes), sum_of_row(row)
+
+
+_SUM = tables.op_rollup.c
+_SELECT_SUMS = sa.select(tables.op_rollup).where(
+    _SUM.run_id == sa.bindparam("run"),
+    _SUM.attempt == sa.bindparam("number"),
+    sa.tuple_(_SUM.operation, _SUM.group, _SUM.size_bytes).in_(
+        sa.bindparam("keys", expanding=True)
+    ),
+)
 
 
 def sum_of_row(row: sa.Row[Any]) -> OperationSum:

@@ -10,7 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.backends import is_of_device
-from rankscope.wire.chunk import Column, decode_chunk
+from rankscope.wire.chunk import Column, Words, decode_chunk, is_words
 from rankscope.wire.schema import FLAG_ASYNC, FLAG_END_IS_UPPER_BOUND, FLAG_P2P, STATES
 from rankscope_server.answers import capped
 from rankscope_server.api.ranks.schema import (
@@ -19,7 +19,13 @@ from rankscope_server.api.ranks.schema import (
     CollectiveRow,
     Collectives,
 )
-from rankscope_server.ingest.operations import OperationKey, OperationSum, sum_collectives
+from rankscope_server.call_shapes import shapes_of
+from rankscope_server.ingest.operations import (
+    OperationKey,
+    OperationSum,
+    durations_of,
+    sum_collectives,
+)
 from rankscope_server.store import tables
 from rankscope_server.store.operations import sum_of_row
 from rankscope_server.text import duration_text
@@ -105,20 +111,20 @@ def _rollup(connection: sa.Connection, run: sa.Row[Any]) -> dict[OperationKey, O
 def _exact(
     connection: sa.Connection, run: sa.Row[Any], rank: int | None, lo: int | None, hi: int | None
 ) -> dict[OperationKey, OperationSum]:
-    sums: dict[OperationKey, OperationSum] = {}
+    parts = []
     for _, columns in _chunks(connection, run.run_id, rank, lo, hi, MAX_CHUNKS):
         chosen = _in_range(columns, lo, hi)
         if not len(chosen):
             continue
         part = {name: _take(column, chosen) for name, column in columns.items()}
-        for key, value in sum_collectives(part).items():
-            sums.setdefault(key, OperationSum()).add(value)
-    return sums
+        parts.append(durations_of(part, shapes_of(part)))
+    return sum_collectives(parts)
 
 
 def _take(column: Column, chosen: Any) -> Column:
-    if isinstance(column, list):
-        return [column[index] for index in chosen.tolist()]
+    if is_words(column):
+        coded = Words.of(column)
+        return Words(coded.codes[chosen], coded.words)
     taken: np.ndarray[Any, Any] = column[chosen]
     return taken
 

@@ -44,12 +44,12 @@ class Desync:
         findings += [
             splits_finding(window, group, *uneven)
             for group, track in window.calls.tracks.items()
-            if (uneven := track.uneven_splits()) is not None
+            if (uneven := track.exchanges.uneven(track.num_members)) is not None
         ]
         if not findings:
             findings = left_early(window)
         findings = _with_memory(window, findings)
-        compared = sum(len(track.agreed) for track in window.calls.tracks.values())
+        compared = sum(track.num_agreed for track in window.calls.tracks.values())
         checked = f"desync: the last {compared:,} collectives were called alike"
         return ran(self, findings, () if findings else (checked,))
 

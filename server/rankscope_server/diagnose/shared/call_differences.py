@@ -195,13 +195,9 @@ def _before(track: Track, number: int) -> list[int]:
     """Return what all called before a number, without a gap, oldest first."""
     codes: list[int] = []
     while len(codes) < KEPT:
-        place = number - 1 - len(codes)
-        code = track.agreed.get(place)
+        code = track.sole(number - 1 - len(codes))
         if code is None:
-            called = track.open.get(place, {})
-            if len(called) != 1:
-                break
-            (code,) = called
+            break
         codes.append(code)
     return codes[::-1]
 
