@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import or_
 from typing import Any, TypeAlias, overload
 
@@ -38,6 +39,7 @@ Column: TypeAlias = "Array | list[str] | Words"
 OFFSET, DELTA, FLOAT, BESIDE = range(4)  # forms
 WORDS = 0x10  # added to the form of a column whose numbers are places in a list of words
 _MAX_BASE = 1 << 62
+_MAX_NAMES = 8_192  # letters
 _TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # columns that are often nearly another one
 _NEAR = {
@@ -108,15 +110,18 @@ class Decoded:
     numbers: Array
     words: dict[str, list[str]]
     floats: dict[str, Array]  # float32
-    order: list[str]  # of all columns in the chunk
-    count: int
 
-    def column(self, name: str) -> Column:
-        """Return one column. Raises KeyError, ValueError for one that is not there."""
-        if name in self.floats:
-            return self.floats[name]
-        row: Array = self.numbers[self.names.index(name)]
-        return Words(row, self.words[name]) if name in self.words else row
+    @property
+    def count(self) -> int:
+        """Return the number of events."""
+        return int(self.numbers.shape[1])
+
+    def columns(self) -> dict[str, Column]:
+        """Return all of them by name."""
+        found: dict[str, Column] = dict(zip(self.names, self.numbers, strict=True))
+        for name, words in self.words.items():
+            found[name] = Words(self.numbers[self.names.index(name)], words)
+        return found | self.floats
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -143,14 +148,23 @@ class _Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """A chunk whose header is sound; its columns are decoded when they are wanted."""
+class _Layout:
+    """What follows from the names, forms and widths of columns: the same in most chunks.
 
-    count: int
-    names: list[str]
-    header: _Header
-    starts: list[int]  # of the columns in `raw`
-    raw: bytes
+    A body is planes of one byte for each event, each column as many as it is wide, the lowest
+    byte first. `rows` are whole numbers (and codes of words), in the order of `names`.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]  # of the rows among all columns
+    planes: tuple[tuple[Array, Array], ...]  # by byte: rows that have it, and where it is
+    deltas: Array  # rows
+    beside: tuple[tuple[int, int], ...]  # a row and the row that it is beside, in order
+    times: Array  # rows in units of the chunk
+    words: tuple[tuple[str, int, int], ...]  # name, row, place among the lists of words
+    floats: tuple[tuple[str, int], ...]  # name, first plane
+    num_planes: int
+    num_lists: int  # of words
 
 
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
@@ -253,14 +267,14 @@ def decode_chunk(data: bytes, only: Collection[str] | None = None) -> dict[str, 
     `only` names the columns wanted; a wanted column that is absent is not an error, so newer
     readers can read older chunks. Raises ChunkError on anything malformed.
     """
-    decoded = _decode(_open(data), only)
-    names = sorted((*decoded.names, *decoded.floats), key=decoded.order.index)
-    return {name: decoded.column(name) for name in names if only is None or name in only}
+    decoded = _decode(data, None if only is None else frozenset(only))
+    return {name: column for name, column in decoded.columns().items()
+            if only is None or name in only}  # fmt: skip
 
 
 def decode_together(data: bytes) -> Decoded:
     """Unpack all columns of a chunk into one array. Raises ChunkError on anything malformed."""
-    return _decode(_open(data))
+    return _decode(data)
 
 
 def chunk_count(data: bytes) -> int:
@@ -278,7 +292,8 @@ def chunk_count(data: bytes) -> int:
     return count
 
 
-def _open(data: bytes) -> _Frame:
+def _decode(data: bytes, only: frozenset[str] | None = None) -> Decoded:
+    """Return all columns, or some and those that they rest on; what overflows is only wrong."""
     count = chunk_count(data)
     raw = _decompress(data[_HEAD.size :])
     if len(raw) < _LENGTH.size:
@@ -290,92 +305,114 @@ def _open(data: bytes) -> _Frame:
         header = _decode_header(raw[_LENGTH.size : body_at])
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: not UTF-8
         raise ChunkError(f"header: {error}") from error
-    names = header.names.split(" ")
-    _check_header(header, names)
-    starts = [body_at]
-    for width in header.widths:
-        starts.append(starts[-1] + width * count)
-    if starts[-1] != len(raw):
-        raise ChunkError(f"the frame holds {len(raw)} bytes, its header says {starts[-1]}")
-    return _Frame(count, names, header, starts, raw)
+    layout = _layout_of(header, only)
+    if body_at + layout.num_planes * count != len(raw):
+        size = body_at + layout.num_planes * count
+        raise ChunkError(f"the frame holds {len(raw)} bytes, its header says {size}")
+    body = np.frombuffer(raw, np.uint8, offset=body_at).reshape(layout.num_planes, count)
+    return _columns_of(layout, header, body)
 
 
-def _check_header(header: _Header, names: list[str]) -> None:
+def _layout_of(header: _Header, only: frozenset[str] | None) -> _Layout:
+    """Return the layout of a chunk with a sound header. Raises ChunkError."""
     lists = (header.forms, header.widths, header.bases, header.slopes)
-    if len(names) > MAX_COLUMNS or len(set(names)) != len(names):
-        raise ChunkError(f"{len(names)} columns; 1..{MAX_COLUMNS} of different names are allowed")
-    if any(len(values) != len(names) for values in lists):
+    names = header.names[:_MAX_NAMES].split(" ")
+    num_columns = len(names)
+    if (
+        num_columns > MAX_COLUMNS
+        or len(set(names)) < num_columns
+        or (len(header.names) > _MAX_NAMES)
+    ):
+        raise ChunkError(f"{num_columns} columns; 1..{MAX_COLUMNS} of different names are allowed")
+    if any(len(values) != num_columns for values in lists):
         raise ChunkError("the lists of the header differ in length")
-    if sum(bool(form & WORDS) for form in header.forms) != len(header.words):
-        raise ChunkError("a list of words for each column of words, and no more, is needed")
-    for place, (name, form, width, base, slope) in enumerate(zip(names, *lists, strict=True)):
-        if width != 0 and width not in _TYPES:
-            raise ChunkError(f"column {name!r}: width {width} is not 0, 1, 2, 4 or 8")
+    for name, base, slope in zip(names, header.bases, header.slopes, strict=True):
         if not (-_MAX_BASE < base < _MAX_BASE and -_MAX_BASE < slope < _MAX_BASE):
             raise ChunkError(f"column {name!r}: base or slope is out of range")
-        if form & ~WORDS not in (OFFSET, DELTA, BESIDE) and (form, width) != (FLOAT, 4):
-            raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
-        is_beside = form & ~WORDS == BESIDE
-        if is_beside and not (0 <= slope < place and header.forms[slope] != FLOAT):
-            raise ChunkError(f"column {name!r}: is based on column {slope}, which cannot be")
+    others = tuple(
+        slope if form & ~WORDS == BESIDE else -1
+        for form, slope in zip(header.forms, header.slopes, strict=True)
+    )
+    layout = _layout(header.names, header.forms, header.widths, others, only)
+    if layout.num_lists != len(header.words):
+        raise ChunkError("a list of words for each column of words, and no more, is needed")
+    return layout
 
 
-def _decode(frame: _Frame, only: Collection[str] | None = None) -> Decoded:
-    """Return all columns, or some and those that they rest on; what overflows is only wrong."""
-    header, forms = frame.header, [form & ~WORDS for form in frame.header.forms]
-    wanted = {place for place, name in enumerate(frame.names) if only is None or name in only}
+@lru_cache(maxsize=512)
+def _layout(
+    joined: str, all_forms: bytes, widths: bytes, others: tuple[int, ...],
+    only: frozenset[str] | None,
+) -> _Layout:  # fmt: skip
+    names, forms = joined.split(" "), [form & ~WORDS for form in all_forms]
+    _check_columns(names, forms, widths, others)
+    wanted = {place for place, name in enumerate(names) if only is None or name in only}
     for place in range(len(forms) - 1, -1, -1):
         if place in wanted and forms[place] == BESIDE:
-            wanted.add(header.slopes[place])
-    places = [place for place in sorted(wanted) if forms[place] != FLOAT]
+            wanted.add(others[place])
+    places = tuple(place for place in sorted(wanted) if forms[place] != FLOAT)
     row_of = {place: row for row, place in enumerate(places)}
-    numbers = np.empty((len(places), frame.count), np.int64)
-    for place, row in row_of.items():
-        _put(frame, place, numbers[row])
-        if forms[place] == DELTA:
-            numbers[row, 1:] += header.slopes[place]
-            np.cumsum(numbers[row], out=numbers[row])
-    numbers += np.array([header.bases[place] for place in places], np.int64)[:, None]
-    for place, row in row_of.items():
-        if forms[place] == BESIDE:
-            numbers[row] += numbers[row_of[header.slopes[place]]]
-    names = tuple(frame.names[place] for place in places)
-    words = _words_of(frame, places, numbers)
-    for place, name in enumerate(names):
-        if name.endswith("_ns") and name not in words:  # the numbers of words are codes
-            numbers[place] *= NS_PER_UNIT
-            np.maximum(numbers[place], -1, out=numbers[place])  # not known
+    starts = [sum(widths[:place]) for place in range(len(names))]
+    planes = []
+    for byte in range(max((widths[place] for place in places), default=0)):
+        having = [place for place in places if widths[place] > byte]
+        rows = np.array([row_of[place] for place in having])
+        planes.append((rows, np.array([starts[place] + byte for place in having])))
+    of_words = [place for place, form in enumerate(all_forms) if form & WORDS]
+    return _Layout(
+        names=tuple(names[place] for place in places),
+        places=places,
+        planes=tuple(planes),
+        deltas=np.array([row_of[p] for p in places if forms[p] == DELTA], np.int64),
+        beside=tuple((row_of[p], row_of[others[p]]) for p in places if forms[p] == BESIDE),
+        times=np.array(
+            [row_of[p] for p in places if names[p].endswith("_ns") and p not in of_words], np.int64
+        ),
+        words=tuple((names[p], row_of[p], n) for n, p in enumerate(of_words) if p in row_of),
+        floats=tuple((names[p], starts[p]) for p in sorted(wanted) if forms[p] == FLOAT),
+        num_planes=sum(widths),
+        num_lists=len(of_words),
+    )
+
+
+def _check_columns(
+    names: list[str], forms: list[int], widths: bytes, others: tuple[int, ...]
+) -> None:
+    for place, (name, form, width) in enumerate(zip(names, forms, widths, strict=True)):
+        if width != 0 and width not in _TYPES:
+            raise ChunkError(f"column {name!r}: width {width} is not 0, 1, 2, 4 or 8")
+        if form not in (OFFSET, DELTA, BESIDE) and (form, width) != (FLOAT, 4):
+            raise ChunkError(f"column {name!r}: unknown form {form} of width {width}")
+        other = others[place]
+        if form == BESIDE and not (0 <= other < place and forms[other] != FLOAT):
+            raise ChunkError(f"column {name!r}: is based on column {other}, which cannot be")
+
+
+def _columns_of(layout: _Layout, header: _Header, body: Array) -> Decoded:
+    numbers = np.zeros((len(layout.places), body.shape[1]), np.int64)
+    for byte, (rows, planes) in enumerate(layout.planes):
+        if byte == 0:
+            numbers[rows] = body[planes]
+        else:
+            numbers[rows] += body[planes].astype(np.int64) << 8 * byte
+    for row in layout.deltas.tolist():
+        numbers[row, 1:] += header.slopes[layout.places[row]]
+        np.cumsum(numbers[row], out=numbers[row])
+    numbers += np.array([header.bases[place] for place in layout.places], np.int64)[:, None]
+    for row, other in layout.beside:
+        numbers[row] += numbers[other]
+    words = {}
+    for name, row, number in layout.words:
+        words[name] = header.words[number]
+        if not (0 <= numbers[row].min() and numbers[row].max() < len(words[name])):
+            raise ChunkError(f"column {name!r}: an index points outside its dictionary")
+    if len(layout.times):
+        numbers[layout.times] = np.maximum(numbers[layout.times] * NS_PER_UNIT, -1)  # -1: not known
     floats = {
-        frame.names[place]: np.ascontiguousarray(_planes(frame, place).T).view("<f4").reshape(-1)
-        for place in sorted(wanted) if forms[place] == FLOAT
-    }  # fmt: skip
-    return Decoded(names, numbers, words, floats, frame.names, frame.count)
-
-
-def _words_of(frame: _Frame, places: list[int], numbers: Array) -> dict[str, list[str]]:
-    """Return the list of words of each column that has one. Raises ChunkError."""
-    of_words = [place for place, form in enumerate(frame.header.forms) if form & WORDS]
-    found = {}
-    for place, words in zip(of_words, frame.header.words, strict=True):
-        if place in places:
-            name, codes = frame.names[place], numbers[places.index(place)]
-            if not (0 <= codes.min() and codes.max() < len(words)):
-                raise ChunkError(f"column {name!r}: an index points outside its dictionary")
-            found[name] = words
-    return found
-
-
-def _put(frame: _Frame, place: int, row: Array) -> None:
-    """Write what a column holds beside its base: its bytes lie in planes, the lowest first."""
-    planes = _planes(frame, place)
-    row[:] = planes[0] if len(planes) else 0
-    for byte in range(1, len(planes)):
-        row += planes[byte].astype(np.int64) << 8 * byte
-
-
-def _planes(frame: _Frame, place: int) -> Array:
-    raw = frame.raw[frame.starts[place] : frame.starts[place + 1]]
-    return np.frombuffer(raw, np.uint8).reshape(frame.header.widths[place], frame.count)
+        name: np.ascontiguousarray(body[start : start + 4].T).view("<f4").reshape(-1)
+        for name, start in layout.floats
+    }
+    return Decoded(layout.names, numbers, words, floats)
 
 
 def _decompress(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from rankscope.wire import schema
-from rankscope.wire.chunk import ChunkError, Column, Decoded, chunk_count, decode_together
+from rankscope.wire.chunk import ChunkError, Column, Words, chunk_count, decode_together
 from rankscope.wire.sample_columns import LATER_COLUMNS, SAMPLE_KINDS
 from rankscope.wire.schema import CHUNK_COLUMNS, FLOAT_COLUMNS, STRING_COLUMNS, Chunk
 from rankscope_server.call_shapes import ShapedCalls, shapes_of
@@ -91,8 +91,11 @@ def validate_chunk(chunk: Chunk) -> ValidatedChunk:
     count = decoded.count
     if count != chunk.count:
         raise RefusalError("count", f"says {chunk.count}, the data holds {count}", "count again")
+    columns = decoded.columns()
     for name in CHUNK_COLUMNS[chunk.kind]:
-        _check_type(name, decoded)
+        if name not in columns and name in LATER_COLUMNS:
+            columns[name] = np.full(count, -1)
+        _check_type(name, columns.get(name))
     lowest, highest = decoded.numbers.min(axis=1), decoded.numbers.max(axis=1)
     limits = _limits(chunk.kind, decoded.names)
     wrong = (lowest < limits.least) | (highest > limits.most)
@@ -101,30 +104,24 @@ def validate_chunk(chunk: Chunk) -> ValidatedChunk:
         bounds = int(limits.least[row]), int(limits.most[row])
         _within(decoded.names[row], int(lowest[row]), *bounds)
         _within(decoded.names[row], int(highest[row]), *bounds)
-    columns = {
-        name: decoded.column(name) if name in decoded.order else np.full(count, -1)
-        for name in CHUNK_COLUMNS[chunk.kind]
-    }
-    return _with_rollups(chunk, columns)
+    return _with_rollups(chunk, {name: columns[name] for name in CHUNK_COLUMNS[chunk.kind]})
 
 
-def _check_type(name: str, decoded: Decoded) -> None:
+def _check_type(name: str, column: Column | None) -> None:
     """Raise RefusalError for a column that is missing or of another type, or for a bad word."""
-    if name not in decoded.order:
-        if name not in LATER_COLUMNS:
-            raise RefusalError(name, "the column is missing", "send every column of the kind")
-    elif name in STRING_COLUMNS:
-        words = decoded.words.get(name)
-        if words is None:
+    if column is None:
+        raise RefusalError(name, "the column is missing", "send every column of the kind")
+    if name in STRING_COLUMNS:
+        if not isinstance(column, Words):
             raise RefusalError(name, "holds numbers in place of words", "send a dictionary")
         limit = _WORD_LENGTHS.get(name, _WORD_LENGTH)
-        if any(len(word) > limit or "\x00" in word for word in words):
+        if any(len(word) > limit or "\x00" in word for word in column.words):
             raise RefusalError(
                 name, "holds a word that is too long or has NUL", f"use {limit} at most"
             )
-    elif name in decoded.words:
+    elif isinstance(column, list | Words):
         raise RefusalError(name, "holds words in place of numbers", "send numbers")
-    elif name in decoded.floats and name not in FLOAT_COLUMNS:
+    elif name not in FLOAT_COLUMNS and column.dtype.kind != "i":
         raise RefusalError(name, "holds fractions in place of whole numbers", "send integers")
 
 
