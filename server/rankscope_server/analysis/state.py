@@ -79,6 +79,8 @@ class RunState:
     def look(self, now_ns: int) -> Look:
         """Return what is known at `now_ns`, wall clock of the server."""
         findings: list[Finding] = []
+        for attempt in self._attempts.values():
+            attempt.take_waiting()
         for number in sorted(self._attempts):
             findings += self._look_at(self._attempts[number], now_ns)
         newest = self._newest()

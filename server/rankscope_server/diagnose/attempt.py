@@ -41,6 +41,7 @@ from rankscope_server.observe.facts import Facts
 from rankscope_server.observe.line_table import LineTable
 from rankscope_server.observe.machine_table import MachineTable
 from rankscope_server.observe.operation_times import OperationTimes
+from rankscope_server.observe.rank_steps import stretches
 from rankscope_server.observe.sample_table import SampleTable
 from rankscope_server.observe.stack_samples import StackSample
 from rankscope_server.observe.step_table import StepTable
@@ -48,7 +49,7 @@ from rankscope_server.replay.replay_table import ReplayTable
 
 _MAX_ERRORS = 4096  # the earliest are kept: what came first matters
 _MAX_CHUNKS_REMEMBERED = 200_000
-_MAX_WAITING = 500_000  # collectives, some 100 MB
+_MAX_WAITING = 500_000  # events of chunks, some 100 MB
 _MAX_ENDS = 1024  # of one rank
 _MAX_GROUPS = 65_536
 _MAX_LAYERS = 65_536
@@ -100,7 +101,9 @@ class AttemptState:
         self._group_ns: dict[tuple[int, str], int] = {}
         self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._chunks: OrderedDict[tuple[int, str, int], None] = OrderedDict()
-        self._waiting: list[RankCalls] = []  # collectives that no table has yet
+        # chunks that no table has yet
+        self._waiting_steps: list[tuple[int, Mapping[str, Column]]] = []
+        self._waiting_calls: list[RankCalls] = []
         self._num_waiting = 0
         self._seen_ns: dict[int, int] = {}  # host's clock: newest time of anything of a rank
         self._takers: dict[type, Callable[[Any], None]] = {
@@ -119,7 +122,7 @@ class AttemptState:
         """Take one record of this attempt."""
         self.is_news = True
         if isinstance(record, RankRegistered):  # what came before is of the program before
-            self._take_collectives()
+            self.take_waiting()
         if record.rank >= 0:
             self._seen(record.rank, record.time_ns)
         if isinstance(record, RankRegistered):
@@ -160,22 +163,27 @@ class AttemptState:
         self.is_news = True
         self._seen(chunk.rank, chunk.time_hi_ns)
         if chunk.kind == "steps":
-            if len(np.asarray(columns["step"])):
-                self.steps.put(chunk.rank, columns)
-                self.facts.sums.add(chunk.rank, columns)
+            self._waiting_steps.append((chunk.rank, columns))
+            self._num_waiting += len(np.asarray(columns["step"]))
         else:
             calls = calls or shapes_of(columns)
-            self._waiting.append(RankCalls(chunk.rank, columns, calls))
+            self._waiting_calls.append(RankCalls(chunk.rank, columns, calls))
             self._num_waiting += len(calls.codes)
-            if self._num_waiting > _MAX_WAITING:
-                self._take_collectives()
+        if self._num_waiting > _MAX_WAITING:
+            self.take_waiting()
 
-    def _take_collectives(self) -> None:
-        """Give the collectives that came since the last time to all tables, as one."""
-        if not self._waiting:
-            return
-        events = side_by_side(self._waiting)
-        self._waiting, self._num_waiting = [], 0
+    def take_waiting(self) -> None:
+        """Give what came in chunks since the last time to all tables, as one."""
+        self._num_waiting = 0
+        steps, self._waiting_steps = self._waiting_steps, []
+        for taken in stretches(steps):
+            self.steps.put_all(taken)
+            self.facts.sums.add(taken)
+        calls, self._waiting_calls = self._waiting_calls, []
+        if calls:
+            self._take_collectives(side_by_side(calls))
+
+    def _take_collectives(self, events: Collectives) -> None:
         self.times.add(events)
         self.calls.add(events)
         self.replays.events.add(events)
@@ -318,7 +326,7 @@ class AttemptState:
         is_newest: bool = True,
     ) -> Window:
         """Return what detectors look at."""
-        self._take_collectives()
+        self.take_waiting()
         for rank, seen in self._seen_ns.items():
             # Between looks only the server's clock counts; before the first, the host's must do.
             self.heard_ns.setdefault(rank, min(now_ns, seen) if not self.results else now_ns)

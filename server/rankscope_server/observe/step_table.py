@@ -27,6 +27,7 @@ from rankscope.wire.schema import (
     STEP_WAITS_UNKNOWN,
 )
 from rankscope_server.findings.statistics import median
+from rankscope_server.observe.rank_steps import RankSteps
 
 CAPACITY = 4096
 PAST_BLOCKS = 512  # in which the time of steps that left is kept
@@ -210,16 +211,25 @@ class StepTable:
 
     def put(self, rank: int, columns: Mapping[str, Column]) -> None:
         """Take the steps of one rank; of a step that comes twice the later start counts."""
-        steps = np.asarray(columns["step"], np.int64)
-        keep = np.sort(np.unique(steps, return_index=True)[1])[-self.capacity :]
-        cells = _cells_of(columns, keep)
+        self.put_all(RankSteps.of(rank, columns))
+
+    def put_all(self, taken: RankSteps) -> None:
+        """Take the steps of ranks; of a step that comes twice the later start counts."""
+        steps = np.asarray(taken.columns["step"], np.int64)
+        numbers = np.unique(steps)[-self.capacity :]
+        keep = np.flatnonzero(steps >= numbers[0])
+        cells = _cells_of(taken.columns, keep)
+        self._make_columns(numbers)
+        rows = taken.each(np.array([self._row(rank) for rank in taken.ranks.tolist()]))[keep]
         steps = steps[keep]
-        self._make_columns(np.unique(steps))
-        row = self._row(rank)
+        if len(keep) > 1 and len(np.unique(rows * (int(steps.max()) + 1) + steps)) < len(keep):
+            order = np.argsort(cells["started_ms"], kind="stable")  # the last one written stays
+            rows, steps = rows[order], steps[order]
+            cells = {name: values[order] for name, values in cells.items()}
         if self.dropped_steps:
-            self._put_into(self._head, self._head_steps, row, steps, cells)
+            self._put_into(self._head, self._head_steps, rows, steps, cells)
             self._hidden_columns = min(self._hidden_columns, self.num_steps - 1)
-        touched = self._put_into(self._cells, self.steps, row, steps, cells)
+        touched = self._put_into(self._cells, self.steps, rows, steps, cells)
         self.clean_columns = min(self.clean_columns, touched)
         self._hidden_columns = min(self._hidden_columns, touched)
 
@@ -227,7 +237,7 @@ class StepTable:
         self,
         target: dict[str, NDArray[Any]],
         known: NDArray[np.int64],
-        row: int,
+        rows: NDArray[np.int64],
         steps: NDArray[np.int64],
         cells: dict[str, NDArray[Any]],
     ) -> int:
@@ -235,13 +245,14 @@ class StepTable:
         if not len(known):
             return self.num_steps
         at = np.minimum(np.searchsorted(known, steps), len(known) - 1)
-        before = target["started_ms"][row, at]
+        before = target["started_ms"][rows, at]
         news = (known[at] == steps) & ~(before >= cells["started_ms"])
         if not news.any():
             return self.num_steps
+        rows, at = rows[news], at[news]
         for name, values in cells.items():
-            target[name][row, at[news]] = values[news]
-        return int(at[news].min())
+            target[name][rows, at] = values[news]
+        return int(at.min())
 
     def _row(self, rank: int) -> int:
         row = self.row_of.get(rank)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.wire.chunk import Column
 from rankscope.wire.schema import STEP_FIRST
+from rankscope_server.findings.statistics import Array
+from rankscope_server.observe.rank_steps import RankSteps
 
 _BLOCKED = ("forward_blocked_ns", "backward_blocked_ns", "optimizer_blocked_ns", "other_blocked_ns")
 PARTS: tuple[str, ...] = ("productive", "blocked", "data", "checkpoint", "evaluation")
@@ -51,51 +51,62 @@ class TimeSums:
     def __init__(self) -> None:
         self.by_rank: dict[int, RankTime] = {}
 
-    def add(self, rank: int, columns: Mapping[str, Column]) -> None:
-        """Take one chunk of steps."""
+    def add(self, taken: RankSteps) -> None:
+        """Take steps of ranks."""
 
-        def ns(name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-            values = columns.get(name)
-            return (
-                np.zeros(len(steps), np.int64)
-                if values is None
-                else np.maximum(np.asarray(values, np.int64), 0)
-            )
+        def ns(name: str) -> Array:
+            values = taken.columns.get(name)
+            if values is None:
+                return np.zeros(len(steps), np.int64)
+            return np.maximum(np.asarray(values, np.int64), 0)
 
-        steps = np.asarray(columns["step"], np.int64)
-        known = self.by_rank.setdefault(rank, RankTime())
+        def sums(values: Array, where: Array | None = None) -> list[int]:
+            counted = values if where is None else np.where(where, values, 0)
+            found: list[int] = np.add.reduceat(counted.astype(np.int64), taken.begins).tolist()
+            return found
+
+        steps = np.asarray(taken.columns["step"], np.int64)
         duration, started = ns("duration_ns"), ns("started_ns")
-        unproductive = {
+        parts = {
             "blocked": sum((ns(name) for name in _BLOCKED), start=np.zeros(len(steps), np.int64)),
             "data": ns("data_ns"),
             "checkpoint": ns("checkpoint_ns"),
             "evaluation": ns("evaluation_ns"),
         }
+        parts = {"productive": duration - sum(parts.values()), **parts}
         is_first = (ns("flags") & STEP_FIRST) != 0
-        is_saving = (unproductive["checkpoint"] > 0) & ~is_first
-        parts = {"productive": duration - sum(unproductive.values()), **unproductive}
-        _add(known.parts, parts)
-        if is_first.any():
-            _add(known.first, parts, is_first)
-            known.num_first += int(is_first.sum())
-            known.first_other_ns += int((ns("other_ns") - ns("other_blocked_ns"))[is_first].sum())
+        is_saving = (parts["checkpoint"] > 0) & ~is_first
         # what a step that evaluates waits outside of its passes, it waits in its evaluation
-        evaluating = np.maximum(unproductive["evaluation"] - ns("other_blocked_ns"), 0)
-        known.evaluating_ns += int(evaluating.sum())
-        if is_saving.any():
-            _add(known.saving, parts, is_saving)
-            known.num_saving += int(is_saving.sum())
-        known.first_start_ns = min(known.first_start_ns, int(started.min()))
-        known.last_end_ns = max(known.last_end_ns, int((started + duration).max()))
-        known.first_step = min(known.first_step, int(steps.min()))
-        known.last_step = max(known.last_step, int(steps.max()))
-        known.num_steps += len(steps)
-
-
-def _add(
-    sums: dict[str, int],
-    parts: Mapping[str, np.ndarray[tuple[int], np.dtype[np.int64]]],
-    where: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
-) -> None:
-    for name, values in parts.items():
-        sums[name] += int((values if where is None else values[where]).sum())
+        evaluating = np.maximum(parts["evaluation"] - ns("other_blocked_ns"), 0)
+        counts = {
+            "num_first": sums(is_first),
+            "num_saving": sums(is_saving),
+            "num_steps": sums(np.ones(len(steps))),
+            "evaluating_ns": sums(evaluating),
+            "first_other_ns": sums(ns("other_ns") - ns("other_blocked_ns"), is_first),
+        }
+        least = {
+            "first_start_ns": np.minimum.reduceat(started, taken.begins).tolist(),
+            "first_step": np.minimum.reduceat(steps, taken.begins).tolist(),
+        }
+        most = {
+            "last_end_ns": np.maximum.reduceat(started + duration, taken.begins).tolist(),
+            "last_step": np.maximum.reduceat(steps, taken.begins).tolist(),
+        }
+        groups = {"parts": None, "first": is_first, "saving": is_saving}
+        by_part = {
+            (group, part): sums(values, where)
+            for group, where in groups.items()
+            if where is None or where.any()
+            for part, values in parts.items()
+        }
+        for place, rank in enumerate(taken.ranks.tolist()):
+            known = self.by_rank.setdefault(rank, RankTime())
+            for (group, part), found in by_part.items():
+                getattr(known, group)[part] += found[place]
+            for name, found in counts.items():
+                setattr(known, name, getattr(known, name) + found[place])
+            for name, found in least.items():
+                setattr(known, name, min(getattr(known, name), found[place]))
+            for name, found in most.items():
+                setattr(known, name, max(getattr(known, name), found[place]))
