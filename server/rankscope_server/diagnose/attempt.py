@@ -200,11 +200,11 @@ class AttemptState:
             if 1 < known.local_world_size <= _MAX_LOCAL_RANKS
         }
         numbers: dict[str, int] = {}
-        ranks = np.unique(events.rank)
-        places = [numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1
-                  for rank in ranks.tolist()]  # fmt: skip
-        of_host = np.array(places)[np.searchsorted(ranks, events.rank)]
-        order = np.argsort(of_host, kind="stable")
+        of_host = events.of_ranks(
+            lambda rank: numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1
+        )
+        order = np.argsort(of_host.astype(np.int16 if len(numbers) < 1 << 15 else np.int64),
+                           kind="stable")  # fmt: skip
         begins = np.searchsorted(of_host[order], np.arange(len(numbers) + 1))
         for host, place in numbers.items():
             yield host, order[begins[place] : begins[place + 1]]

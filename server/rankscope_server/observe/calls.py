@@ -207,7 +207,7 @@ class Track:
 
     def put(self, made: Made, calls: list[Call], kinds: Array) -> None:
         """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
-        self._know(np.unique(made.rank), np.zeros(0, np.int64))
+        self._know(np.flatnonzero(np.bincount(made.rank)), np.zeros(0, np.int64))
         self._note_sites(made, calls)
         made = made.where((made.number > self.given_up) & (made.number <= self.broken + _AFTER))
         if not len(made.rank):

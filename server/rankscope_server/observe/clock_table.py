@@ -13,11 +13,8 @@ from rankscope_server.call_shapes import CallShape
 from rankscope_server.findings.statistics import Array
 from rankscope_server.observe.clocks import Clocks, Exchange, Meeting, align_clocks
 from rankscope_server.observe.collectives import Collectives
+from rankscope_server.observe.operation_clock_times import KEPT, OperationClockTimes
 
-KEPT = 192  # operations of a group: two windows, and drift between them
-# Chunks of ranks come seconds apart; where operations are so frequent that those kept span less,
-# every second one is left out, and again, on all ranks the same.
-_MIN_SPAN_NS = 30_000_000_000
 MAX_MEETINGS = 4_096  # of all groups in one estimate
 # With few hosts an estimate takes milliseconds and is made whenever something is new.
 _FEW_HOSTS = 16
@@ -49,8 +46,8 @@ class ClockTable:
     def __init__(self, stride: int = 1) -> None:
         """Keep every `stride`th operation."""
         self._stride = stride
-        self._rows: dict[str, dict[int, dict[str | int, tuple[int, int]]]] = {}
-        self._strides: dict[str, int] = {}
+        self._operations: dict[str, OperationClockTimes] = {}  # by group
+        self._clock_numbers: dict[str | int, int] = {}  # a host, or a rank that has none
         self._exchanges: dict[str, dict[int, Exchange]] = {}  # host -> time -> what it measured
         self._span_ns: dict[str | int, tuple[int, int]] = {}  # of each host, by its own clock
         self._since_ns = 0  # what is older is of another program
@@ -66,8 +63,7 @@ class ClockTable:
     def start_again(self, since_ns: int) -> None:
         """Forget everything before a rank came up as a new process: all count from 1 again."""
         self._since_ns = max(self._since_ns, since_ns)
-        self._rows.clear()
-        self._strides.clear()
+        self._operations.clear()
         self._met.clear()
         self._estimate = None
 
@@ -83,7 +79,7 @@ class ClockTable:
         """
         if chosen is None:
             chosen = np.arange(len(events))
-        strides = [self._strides.get(shape.group, self._stride) if _is_together(shape) else 0
+        strides = [self._stride_of(shape.group) if _is_together(shape) else 0
                    for shape in events.shapes]  # fmt: skip
         stride = np.array(strides)[events.codes[chosen]]
         numbers = events["sequence"][chosen]
@@ -91,47 +87,38 @@ class ClockTable:
         chosen = chosen[good]
         good = (events["state"][chosen] == ENDED) & (events["duration_ns"][chosen] >= 0)
         good &= events["arrived_ns"][chosen] >= self._since_ns
-        for group, rest in events.by_group(chosen[good]):
-            while len(rest):
-                rest = rest[self._take(group, events, rest, clock_of or {}) :]
-                grown = self._strides.get(group, self._stride)
-                rest = rest[events["sequence"][rest] % grown == 0]
+        chosen = chosen[good]
+        if len(chosen):
+            names, known = clock_of or {}, self._clock_numbers
+            clocks = events.of_ranks(
+                lambda rank: known.setdefault(names.get(rank) or rank, len(known))
+            )
+            for group, places in events.by_group(chosen):
+                self._take(group, events, places, clocks[places])
 
-    def _take(
-        self, group: str, events: Collectives, chosen: Array, clock_of: Mapping[int, str]
-    ) -> int:
-        """Take events of a group; return how many, before some are to be left out."""
-        rows = self._rows.setdefault(group, {})
-        columns = (events.rank, events["sequence"], events["arrived_ns"], events["duration_ns"])
-        cells = np.stack([column[chosen] for column in columns], axis=1).tolist()
-        for done, (rank, number, arrived_ns, duration_ns) in enumerate(cells, 1):
-            clock = clock_of.get(rank) or rank
-            row = rows.setdefault(number, {})
-            start_ns, end_ns = row.get(clock, (arrived_ns, arrived_ns + duration_ns))
-            row[clock] = (max(start_ns, arrived_ns), min(end_ns, arrived_ns + duration_ns))
-            self._note(clock, arrived_ns)
-            if group in self._met:
-                self._met[group].pop(number, None)
+    def _stride_of(self, group: str) -> int:
+        held = self._operations.get(group)
+        return held.stride if held is not None else self._stride
+
+    def _take(self, group: str, events: Collectives, places: Array, clocks: Array) -> None:
+        """Take events of a group."""
+        held = self._operations.setdefault(group, OperationClockTimes(self._stride))
+        numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
+        kept = held.put(numbers, clocks, starts_ns, starts_ns + events["duration_ns"][places])
+        met = self._met.get(group, {})
+        for number in np.unique(numbers[kept]).tolist():
+            met.pop(number, None)
             if number <= self._used.get(group, 0):
                 self._estimate = None
-            if len(rows) > 2 * KEPT:
-                self._thin(group, rows)
-                return done
-        return len(chosen)
-
-    def _thin(self, group: str, rows: dict[int, dict[str | int, tuple[int, int]]]) -> None:
-        """Leave out the oldest operations, or every second one where they are frequent."""
-        numbers = sorted(rows)
-        first, last = (next(iter(rows[number].values()))[0] for number in (numbers[0], numbers[-1]))
-        if abs(last - first) >= _MIN_SPAN_NS:
-            gone = numbers[:-KEPT]
-        else:
-            stride = self._strides[group] = 2 * self._strides.get(group, self._stride)
-            gone = [number for number in numbers if number % stride]
-        met = self._met.get(group, {})
-        for number in gone:
-            del rows[number]
-            met.pop(number, None)
+        names = list(self._clock_numbers)
+        clocks, starts_ns = clocks[kept], starts_ns[kept]
+        for clock in np.unique(clocks).tolist():
+            times_ns = starts_ns[clocks == clock]
+            self._note(names[clock], int(times_ns.min()))
+            self._note(names[clock], int(times_ns.max()))
+        if len(met) > 4 * KEPT:
+            for number in met.keys() - set(held.numbers.tolist()):
+                del met[number]
 
     def add_exchange(self, record: ClockOffset) -> None:
         """Take what a host measured against the server."""
@@ -219,14 +206,18 @@ class ClockTable:
         if self._met_by != met_by:
             self._met_by = met_by
             self._met.clear()
+        places = np.array(
+            [place.get(clock if isinstance(clock, str) else host_of.get(clock, ""), -1)
+             for clock in self._clock_numbers], np.int64,
+        )  # fmt: skip
         found: list[tuple[int, Meeting]] = []
-        share = max(MAX_MEETINGS // max(len(self._rows), 1), 8)
+        share = max(MAX_MEETINGS // max(len(self._operations), 1), 8)
         self._used = {}
-        for group, rows in self._rows.items():
+        for group, held in self._operations.items():
             met = self._met.setdefault(group, {})
-            for number in sorted(rows)[-share:]:
+            for number in held.numbers[-share:].tolist():
                 if number not in met:
-                    met[number] = _meeting(rows[number], place, host_of)
+                    met[number] = _meeting(*held.seen(number), places)
                 timed = met[number]
                 if timed is not None and timed[0] < self._cut_ns:
                     self._used[group] = number
@@ -241,22 +232,18 @@ def _is_together(shape: CallShape) -> bool:
 
 
 def _meeting(
-    row: Mapping[str | int, tuple[int, int]], place: Mapping[str, int], host_of: Mapping[int, str]
+    clocks: Array, starts_ns: Array, ends_ns: Array, place_of_clock: Array
 ) -> tuple[int, Meeting] | None:
     """Return one operation with its time, None where no host of those asked for took part."""
-    starts: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    for who, (start, end) in row.items():
-        host = place.get(who if isinstance(who, str) else host_of.get(who, ""))
-        if host is not None:
-            starts[host] = max(starts.get(host, start), start)
-            ends[host] = min(ends.get(host, end), end)
-    if not starts:
+    places = place_of_clock[clocks]
+    order = np.argsort(places, kind="stable")
+    order = order[places[order] >= 0]
+    if not len(order):
         return None
-    hosts = sorted(starts)
+    begins = np.flatnonzero(np.diff(places[order], prepend=-1))
     meeting = Meeting(
-        np.array(hosts),
-        np.array([starts[host] for host in hosts]),
-        np.array([ends[host] for host in hosts]),
+        places[order][begins],
+        np.maximum.reduceat(starts_ns[order], begins),
+        np.minimum.reduceat(ends_ns[order], begins),
     )
     return meeting.time_ns, meeting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,14 @@ class Collectives:
     def of_shapes(self, values: Iterable[int]) -> Array:
         """Return, for each event, the value of its shape."""
         found: Array = np.array(list(values), np.int64)[self.codes]
+        return found
+
+    def of_ranks(self, value_of: Callable[[int], int]) -> Array:
+        """Return, for each event, the value of its rank."""
+        table = np.bincount(self.rank)
+        for rank in np.flatnonzero(table).tolist():
+            table[rank] = value_of(rank)
+        found: Array = table[self.rank]
         return found
 
     def by_group(self, chosen: Array) -> Iterator[tuple[str, Array]]:
