@@ -55,6 +55,8 @@ class LiveRun:
     last_batch: int = 0
     last_news: float = field(default_factory=time.monotonic)
     looked: float = 0.0  # when the newest look that was stored began
+    news_since: float | None = None  # first batch that came after that look began
+    seeing_since: float | None = None  # the same of the look that is under way
     outcome: Outcome = field(default_factory=Outcome)
     failure: str = ""
     failure_logged: float = 0.0
@@ -98,6 +100,17 @@ class AnalysisLoop:
         """Return how many of them have stored batches that no look has seen yet."""
         return sum(run.last_news >= run.looked for run in list(self._runs.values()))
 
+    @property
+    def lag_seconds(self) -> float:
+        """Return how long ago the oldest stored batch came that no look has seen; 0 for none."""
+        since = [
+            moment
+            for run in list(self._runs.values())
+            for moment in (run.seeing_since, run.news_since)
+            if moment is not None
+        ]
+        return time.monotonic() - min(since) if since else 0.0
+
     def feed(
         self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[ValidatedChunk]
     ) -> None:
@@ -105,6 +118,7 @@ class AnalysisLoop:
         with self._lock:
             run = self._runs.setdefault(run_id, LiveRun())
             run.last_news = time.monotonic()
+            run.news_since = run.news_since or run.last_news
             if run.state is None and not run.waiting:
                 # The store holds this batch already; the rebuild will read it from there.
                 return
@@ -147,6 +161,9 @@ class AnalysisLoop:
 
     def _look(self, run_id: str, run: LiveRun) -> None:
         began = time.monotonic()
+        with self._lock:
+            run.seeing_since = run.seeing_since or run.news_since
+            run.news_since = None
         try:
             state = self._advance(run_id, run)
             look = state.look(self._clock())
@@ -161,6 +178,7 @@ class AnalysisLoop:
                 return stored
 
             run.outcome, run.failure, run.looked = self._writer.run(work), "", began
+            run.seeing_since = None
         except StoreUnavailableError as error:
             log.warning("the findings of %s wait: %s", run_id, error)
             return

@@ -39,6 +39,10 @@ class Counters:
         self._gauge(
             "runs_behind", "Those of them with stored batches that no look has seen yet."
         ).set_function(lambda: analysis.num_behind)
+        self._gauge(
+            "analysis_lag_seconds",
+            "How long ago the oldest stored batch came that no look has seen.",
+        ).set_function(lambda: analysis.lag_seconds)
         self._gauge("streams_open", "Open event streams.").set_function(lambda: broker.subscribers)
 
     def _ingest(self, name: str, text: str) -> Counter:

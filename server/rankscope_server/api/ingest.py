@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from rankscope.wire.schema import COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
@@ -54,7 +54,9 @@ async def ingest(request: Request) -> Response:
     body = await read_body(request, service.settings.max_batch_bytes)
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
-    batch, journal = await run_in_threadpool(validate, service, body, encoding, takes_commands)
+    batch, journal = await to_thread.run_sync(
+        validate, service, body, encoding, takes_commands, limiter=service.validating
+    )
 
     def work(unit: Unit) -> Stored:
         return store_batch(unit, batch, journal)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import sqlalchemy as sa
+from anyio import CapacityLimiter
 from fastapi import Request
 
 from rankscope_server.analysis.loop import AnalysisLoop
@@ -34,6 +35,8 @@ class Service:
     preflights: Hub
     dialler: Dialler
     counters: Counters
+    # One batch at a time: more threads would only take the interpreter from each other.
+    validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

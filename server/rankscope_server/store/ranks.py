@@ -38,20 +38,22 @@ class RankRows:
     def __init__(self, connection: sa.Connection, run_id: str, now_ns: int) -> None:
         self._connection, self._run_id, self._now_ns = connection, run_id, now_ns
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
+        self._loaded: set[tuple[int, int]] = set()
         self.attempts: dict[int, Seen] = {}
         self.step = 0
-        self.clean_step = 0  # last one of a rank that ended cleanly in this batch
+        self.clean_step = 0  # last one of a rank that ended cleanly now
 
     def load(self, keys: set[tuple[int, int]]) -> None:
-        """Read the rows of (attempt, rank) at once."""
+        """Read the rows of (attempt, rank) at once, each once in a transaction."""
         ranks: dict[int, list[int]] = {}
-        for attempt, rank in keys:
+        for attempt, rank in keys - self._loaded:
             ranks.setdefault(attempt, []).append(rank)
         for attempt, numbers in ranks.items():
             for at in range(0, len(numbers), 500):  # SQLite bounds the number of parameters
                 chosen = {"run": self._run_id, "number": attempt, "ranks": numbers[at : at + 500]}
                 for row in self._connection.execute(_SELECT_RANKS, chosen):
                     self._rows[attempt, row.rank] = dict(row._mapping)
+        self._loaded |= keys
 
     def seen(self, attempt: int, rank: int, time_ns: int, step: int = 0, host: str = "") -> None:
         """Note that a rank was alive at `time_ns` in `step`."""

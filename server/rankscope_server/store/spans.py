@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
 from rankscope.wire.sample_columns import SAMPLE_KINDS
-from rankscope.wire.schema import Chunk
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
 
 
-def add_spans(connection: sa.Connection, run_id: str, chunks: Iterable[Chunk]) -> None:
-    """Count the samples among these chunks."""
+def add_spans(connection: sa.Connection, run_id: str, chunks: Iterable[Mapping[str, Any]]) -> None:
+    """Count the samples among the rows of these chunks."""
     table = tables.sample_span.c
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     for chunk in chunks:
-        if chunk.kind in SAMPLE_KINDS:
-            key = (chunk.host, chunk.kind)
-            lo, hi, count = found.get(key, (chunk.time_lo_ns, chunk.time_hi_ns, 0))
-            found[key] = (
-                min(lo, chunk.time_lo_ns), max(hi, chunk.time_hi_ns), count + chunk.count,
-            )  # fmt: skip
+        if chunk["kind"] in SAMPLE_KINDS:
+            key, times = (chunk["host"], chunk["kind"]), (chunk["time_lo_ns"], chunk["time_hi_ns"])
+            lo, hi, count = found.get(key, (*times, 0))
+            found[key] = (min(lo, times[0]), max(hi, times[1]), count + chunk["count"])
     if not found:
         return
     stored = connection.execute(

@@ -6,7 +6,8 @@ step replaces the cell: a step that is sent twice is stored once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,51 +39,70 @@ _SELECT_TILES = sa.select(tables.step_tile.c.metric, tables.step_tile.c.data).wh
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Some metrics of one rank at some steps; arrays of one length."""
+
+    rank: int
+    steps: Array
+    values: Mapping[str, Array]
+
+
 class TileWriter:
     """Collects cells for one transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._tiles: dict[TileKey, dict[str, Array]] = {}
+        # by run, attempt and the metrics that are given
+        self._cells: dict[tuple[str, int, tuple[str, ...]], list[_Cells]] = {}
 
     def add(
-        self, run_id: str, attempt: int, rank: int, steps: Array, values: dict[str, Array]
+        self, run_id: str, attempt: int, rank: int, steps: Array, values: Mapping[str, Array]
     ) -> None:
         """Put the values of one rank at `steps` (1-based), of some metrics, into their tiles."""
-        rank_block, row = divmod(rank, BLOCK_RANKS)
-        blocks = steps // BLOCK_STEPS
-        for block in np.unique(blocks).tolist():
-            inside = blocks == block
-            columns = steps[inside] % BLOCK_STEPS
-            tiles = self._tiles_of((run_id, attempt, block, rank_block), row)
-            for metric, cells in values.items():
-                tiles[metric][row, columns] = cells[inside]
+        cells = _Cells(rank, steps, values)
+        self._cells.setdefault((run_id, attempt, tuple(values)), []).append(cells)
 
     def flush(self) -> None:
         """Write every tile that changed."""
+        tiles: dict[TileKey, dict[str, Array]] = {}
+        for (run_id, attempt, metrics), cells in self._cells.items():
+            ranks = np.repeat([c.rank for c in cells], [len(c.steps) for c in cells])
+            steps = np.concatenate([c.steps for c in cells])
+            values = {name: np.concatenate([c.values[name] for c in cells]) for name in metrics}
+            blocks = np.stack([steps // BLOCK_STEPS, ranks // BLOCK_RANKS], axis=1)
+            for step_block, rank_block in np.unique(blocks, axis=0).tolist():
+                inside = np.flatnonzero((blocks == (step_block, rank_block)).all(axis=1))
+                lines, columns = ranks[inside] % BLOCK_RANKS, steps[inside] % BLOCK_STEPS
+                key = (run_id, attempt, step_block, rank_block)
+                known = self._tiles_of(tiles, key, int(lines.max()))
+                for name in metrics:  # of a cell that is written twice the later value stays
+                    known[name][lines, columns] = values[name][inside]
+        self._cells.clear()
         rows = [
             {
                 "run_id": run_id, "attempt": attempt, "metric": metric, "step_block": step_block,
                 "rank_block": rank_block, "data": pack_array(tile),
             }
-            for (run_id, attempt, step_block, rank_block), tiles in self._tiles.items()
-            for metric, tile in tiles.items()
+            for (run_id, attempt, step_block, rank_block), known in tiles.items()
+            for metric, tile in known.items()
         ]  # fmt: skip
         upsert(self._connection, tables.step_tile, rows, ("data",))
-        self._tiles.clear()
 
-    def _tiles_of(self, key: TileKey, row: int) -> dict[str, Array]:
-        tiles = self._tiles.get(key)
-        if tiles is None:
+    def _tiles_of(
+        self, tiles: dict[TileKey, dict[str, Array]], key: TileKey, row: int
+    ) -> dict[str, Array]:
+        known = tiles.get(key)
+        if known is None:
             names = ("run_id", "attempt", "step_block", "rank_block")
             found = self._connection.execute(_SELECT_TILES, dict(zip(names, key, strict=True)))
-            tiles = {metric: _missing(metric, 0) for metric in METRICS}
-            tiles |= {metric: _rows(data, metric) for metric, data in found}
-            self._tiles[key] = tiles
-        for metric, tile in tiles.items():
+            known = {metric: _missing(metric, 0) for metric in METRICS}
+            known |= {metric: _rows(data, metric) for metric, data in found}
+            tiles[key] = known
+        for metric, tile in known.items():
             if len(tile) <= row:
-                tiles[metric] = np.concatenate([tile, _missing(metric, row + 1 - len(tile))])
-        return tiles
+                known[metric] = np.concatenate([tile, _missing(metric, row + 1 - len(tile))])
+        return known
 
 
 def read_blocks(

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from rankscope_server.store.lines import LineWriter
 from rankscope_server.store.operations import OperationWriter
+from rankscope_server.store.runs import RunRows
 from rankscope_server.store.tiles import TileWriter
 
 
@@ -25,9 +26,19 @@ class Unit:
         self.tiles = TileWriter(connection)
         self.operations = OperationWriter(connection)
         self.lines = LineWriter(connection)
+        self._runs: dict[str, RunRows] = {}
+
+    def run(self, run_id: str) -> RunRows:
+        """Return what batches change about a run."""
+        rows = self._runs.get(run_id)
+        if rows is None:
+            rows = self._runs[run_id] = RunRows(self.connection, run_id, self.now_ns)
+        return rows
 
     def flush(self) -> None:
         """Write what was collected; the last act before the commit."""
+        for run in self._runs.values():
+            run.flush()
         self.tiles.flush()
         self.operations.flush()
         self.lines.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ import sqlalchemy as sa
 from rankscope_server.store.engine import StoreUnavailableError, explain
 from rankscope_server.store.unit import Unit
 
+_PAUSE_PER_SECOND = 2.0  # of a commit: the writer is busy a third of the time at most
+_MAX_PAUSE_SECONDS = 0.25  # half of what a batch may wait for its answer at the median
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -38,6 +41,7 @@ class Writer:
     def __init__(self, engine: sa.Engine, group_size: int = 64, waiting: int = 1024) -> None:
         self._engine = engine
         self._group_size = max(1, group_size)
+        self._free_at = 0.0  # until then jobs wait for each other, unless a group is full
         self._queue: queue.Queue[Job[Any] | None] = queue.Queue(maxsize=waiting)
         self._thread = threading.Thread(target=self._work, name="rankscope-writer", daemon=True)
         self._closed = False
@@ -82,7 +86,7 @@ class Writer:
             group, last = [job], False
             while len(group) < self._group_size and not last:
                 try:
-                    following = self._queue.get_nowait()
+                    following = self._queue.get(timeout=self._pause())
                 except queue.Empty:
                     break
                 if following is None:
@@ -96,7 +100,12 @@ class Writer:
             if last:
                 return
 
+    def _pause(self) -> float:
+        """Return how many seconds to wait for one more job of a group."""
+        return max(0.0, self._free_at - time.monotonic())
+
     def _commit(self, group: list[Job[Any]]) -> None:
+        began = time.monotonic()
         try:
             results = self._transaction(group)
         except Exception as error:  # noqa: BLE001 - whatever a job raises belongs to its caller
@@ -106,6 +115,11 @@ class Writer:
                 return
             group[0].future.set_exception(self._reason(error))
             return
+        ended = time.monotonic()
+        if len(group) > 1:
+            # A commit costs nearly the same for many jobs as for few, so the longer one takes the
+            # longer the next ones wait for each other; one that came alone has nobody to wait for.
+            self._free_at = ended + min(_PAUSE_PER_SECOND * (ended - began), _MAX_PAUSE_SECONDS)
         for job, result in zip(group, results, strict=True):
             # Before the future: the next batch of this sender must find its effects in order.
             if job.after_commit is not None:

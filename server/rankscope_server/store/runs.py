@@ -1,0 +1,213 @@
+"""What the batches of one transaction change about their runs, written once at its end."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from rankscope.wire import schema
+from rankscope.wire.schema import Chunk
+from rankscope_server.ingest.batch import ValidatedBatch
+from rankscope_server.store import tables
+from rankscope_server.store.ranks import RankRows
+from rankscope_server.store.spans import add_spans
+
+# Built once: to build a statement costs more than to run it.
+_SELECT_RUN = sa.select(tables.run).where(tables.run.c.run_id == sa.bindparam("run"))
+_SELECT_PRODUCER = sa.select(tables.producer.c.id).where(
+    tables.producer.c.run_id == sa.bindparam("run"),
+    tables.producer.c.producer == sa.bindparam("name"),
+)
+_SELECT_ATTEMPTS = sa.select(tables.attempt).where(
+    tables.attempt.c.run_id == sa.bindparam("run"),
+    tables.attempt.c.attempt.in_(sa.bindparam("numbers", expanding=True)),
+)
+_LAST = tables.producer.c.last_sequence
+_UPDATE_PRODUCER = (
+    sa.update(tables.producer)
+    .where(tables.producer.c.id == sa.bindparam("key"))
+    .values(
+        last_sequence=sa.case(
+            (_LAST > sa.bindparam("newest"), _LAST), else_=sa.bindparam("newest")
+        ),
+        received=tables.producer.c.received + sa.bindparam("more"),
+        refused=tables.producer.c.refused + sa.bindparam("more_refused"),
+        bytes=tables.producer.c.bytes + sa.bindparam("more_bytes"),
+        received_ns=sa.bindparam("now_ns"),
+    )
+)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a producer sent."""
+
+    newest: int = 0
+    batches: int = 0
+    refused: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _RunChanges:
+    """What is new of a run."""
+
+    times_ns: list[int] = field(default_factory=list)
+    num_lines: int = 0
+    num_refused: int = 0
+    num_batches: int = 0
+    started: schema.RunStarted | None = None  # the first
+    world_size: int = 0  # the newest
+    world_sizes: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # by attempt
+
+
+class RunRows:
+    """One run in one transaction."""
+
+    def __init__(self, connection: sa.Connection, run_id: str, now_ns: int) -> None:
+        self.run_id = run_id
+        self.ranks = RankRows(connection, run_id, now_ns)
+        self._connection, self._now_ns = connection, now_ns
+        self._producers: dict[str, int] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._chunks: list[dict[str, Any]] = []
+        self._changes = _RunChanges()
+
+    def producer(self, batch: ValidatedBatch) -> int:
+        """Return the row of the sender of a batch; a new one for a new sender."""
+        known = self._producers.get(batch.producer)
+        if known is None:
+            chosen = {"run": self.run_id, "name": batch.producer}
+            known = self._connection.scalar(_SELECT_PRODUCER, chosen)
+            if known is None:
+                inserted = self._connection.execute(
+                    sa.insert(tables.producer).values(
+                        run_id=self.run_id,
+                        producer=batch.producer,
+                        host=batch.host,
+                        first_sequence=batch.sequence,
+                    )
+                )
+                known = inserted.inserted_primary_key[0]  # type: ignore[index]
+            self._producers[batch.producer] = int(known)
+        return int(known)
+
+    def add_chunk(self, chunk: Chunk, batch_id: int, max_duration_ns: int) -> None:
+        """Take a chunk that is to be stored."""
+        self._chunks.append(
+            {
+                "run_id": self.run_id, "batch_id": batch_id, "kind": chunk.kind,
+                "attempt": chunk.attempt, "rank": chunk.rank, "host": chunk.host,
+                "step_lo": chunk.step_lo, "step_hi": chunk.step_hi, "count": chunk.count,
+                "time_lo_ns": chunk.time_lo_ns, "time_hi_ns": chunk.time_hi_ns,
+                "max_duration_ns": max_duration_ns, "data": chunk.data,
+            }
+        )  # fmt: skip
+
+    def add(self, batch: ValidatedBatch, producer_id: int, num_lines: int) -> None:
+        """Count a batch that is stored."""
+        sent = self._sent.setdefault(producer_id, _Sent())
+        sent.newest = max(sent.newest, batch.sequence)
+        sent.batches += 1
+        sent.refused += len(batch.refused)
+        sent.num_bytes += batch.num_bytes
+        changes = self._changes
+        changes.times_ns += [record.time_ns for record in batch.records]
+        changes.times_ns += [validated.chunk.time_hi_ns for validated in batch.chunks]
+        changes.num_lines += num_lines
+        changes.num_refused += len(batch.refused)
+        changes.num_batches += 1
+        for record in batch.records:
+            if isinstance(record, schema.RunStarted) and changes.started is None:
+                changes.started = record
+            if isinstance(record, schema.RunStarted | schema.RankRegistered) and record.world_size:
+                changes.world_size = record.world_size
+                sizes = changes.world_sizes
+                sizes[record.attempt] = max(sizes[record.attempt], record.world_size)
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if not self._changes.num_batches:
+            return
+        if self._chunks:
+            self._connection.execute(sa.insert(tables.chunk), self._chunks)
+        add_spans(self._connection, self.run_id, self._chunks)
+        self.ranks.flush()
+        self._update_run()
+        self._update_attempts()
+        self._connection.execute(
+            _UPDATE_PRODUCER,
+            [
+                {
+                    "key": key, "newest": sent.newest, "more": sent.batches,
+                    "more_refused": sent.refused, "more_bytes": sent.num_bytes,
+                    "now_ns": self._now_ns,
+                }
+                for key, sent in self._sent.items()
+            ],
+        )  # fmt: skip
+
+    def _update_run(self) -> None:
+        table, changes, ranks = tables.run, self._changes, self.ranks
+        row = self._connection.execute(_SELECT_RUN, {"run": self.run_id}).first()
+        if row is None:
+            self._connection.execute(
+                sa.insert(table).values(run_id=self.run_id, received_ns=self._now_ns)
+            )
+            row = self._connection.execute(_SELECT_RUN, {"run": self.run_id}).one()
+        times_ns = changes.times_ns
+        values: dict[str, Any] = {
+            "received_ns": self._now_ns,
+            "last_seen_ns": max([row.last_seen_ns, *times_ns]),
+            "attempt": max([row.attempt, *ranks.attempts]),
+            "step": max(row.step, ranks.step),
+            "log_lines": row.log_lines + changes.num_lines,
+            "refused": row.refused + changes.num_refused,
+            "version": row.version + changes.num_batches,
+            "world_size": changes.world_size or row.world_size,
+            "started_ns": row.started_ns,
+        }
+        if ranks.clean_step and values["step"] == ranks.clean_step + 1:
+            values["step"] = ranks.clean_step  # it ended before the step that would have come next
+        if times_ns and (row.started_ns == 0 or min(times_ns) < row.started_ns):
+            values["started_ns"] = min(times_ns)
+        started = changes.started
+        if started is not None and not row.name:
+            values |= {
+                "name": started.name or self.run_id,
+                "command": json.dumps(started.command),
+                "launcher": started.launcher,
+                "tags": json.dumps(started.tags),
+            }
+        self._connection.execute(
+            sa.update(table).where(table.c.run_id == self.run_id).values(values)
+        )
+
+    def _update_attempts(self) -> None:
+        table = tables.attempt
+        chosen = {"run": self.run_id, "numbers": list(self.ranks.attempts)}
+        rows = {row.attempt: row for row in self._connection.execute(_SELECT_ATTEMPTS, chosen)}
+        for number, seen in self.ranks.attempts.items():
+            row = rows.get(number)
+            steps = [n for n in (row and row.step_lo, row and row.step_hi, *seen.steps) if n]
+            times = [
+                n for n in (row and row.started_ns, row and row.last_seen_ns, *seen.times) if n
+            ]
+            known_size = row.world_size if row else 0
+            values = {
+                "started_ns": min(times, default=0),
+                "last_seen_ns": max(times, default=0),
+                "world_size": self._changes.world_sizes.get(number) or known_size,
+                "step_lo": min(steps, default=None),
+                "step_hi": max(steps, default=None),
+            }
+            where = (table.c.run_id == self.run_id) & (table.c.attempt == number)
+            if row is None:
+                values |= {"run_id": self.run_id, "attempt": number}
+                self._connection.execute(sa.insert(table).values(values))
+            else:
+                self._connection.execute(sa.update(table).where(where).values(values))
