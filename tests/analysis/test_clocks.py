@@ -10,7 +10,7 @@ import pytest
 from rankscope.wire import schema
 from rankscope_server.analysis.state import RunState
 from rankscope_server.findings.policy import POLICY
-from rankscope_server.observe.clock_table import ClockTable
+from rankscope_server.observe.clock_table import ClockTable, synchronising
 from rankscope_server.observe.clocks import SERVER, Clocks
 from rankscope_server.observe.collectives import Collectives
 from tests.analysis.collective_columns import MS, START_NS, columns_of
@@ -71,7 +71,7 @@ def aligned(hosts: Hosts, lost: float = 0.0) -> tuple[Clocks, np.ndarray]:
             part = slice(begin, begin + 50)
             if chance.random() >= lost:
                 columns = columns_of(starts[part, host], ends[part, host], begin + 1)
-                table.add(Collectives.of(host, columns))
+                table.add(synchronising(Collectives.of(host, columns)))
     where = {host: name(host) for host in range(hosts.count)}
     return table.clocks(where, POLICY.clock_drift_ratio), theta
 
@@ -170,7 +170,7 @@ def test_requests_to_the_server_tell_a_late_host_from_a_fast_clock() -> None:
     starts, ends, theta = simulate(hosts)
     table = ClockTable()
     for host in range(4):
-        table.add(Collectives.of(host, columns_of(starts[:, host], ends[:, host])))
+        table.add(synchronising(Collectives.of(host, columns_of(starts[:, host], ends[:, host]))))
         table.add_exchange(schema.ClockOffset(
             attempt=0, rank=-1, time_ns=START_NS + 20_000 * MS, host=name(host),
             offset_ns=int((-theta[host] + 0.1) * MS), band_ns=MS // 5,
@@ -218,7 +218,7 @@ def test_a_thousand_hosts_are_aligned_in_two_seconds() -> None:
     starts, ends, theta = simulate(hosts)
     table = ClockTable()
     for host in range(1024):
-        table.add(Collectives.of(host, columns_of(starts[:, host], ends[:, host])))
+        table.add(synchronising(Collectives.of(host, columns_of(starts[:, host], ends[:, host]))))
     began = time.process_time()
     clocks = table.clocks({host: name(host) for host in range(1024)}, POLICY.clock_drift_ratio)
     took = time.process_time() - began

@@ -33,7 +33,7 @@ from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.steadiness import Steadiness
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.calls import CallTable
-from rankscope_server.observe.clock_table import ClockTable
+from rankscope_server.observe.clock_table import ClockTable, synchronising
 from rankscope_server.observe.collectives import Collectives, RankCalls, side_by_side
 from rankscope_server.observe.declared_work import DeclaredWork
 from rankscope_server.observe.device_steps import DeviceSteps
@@ -187,10 +187,12 @@ class AttemptState:
         self.times.add(events)
         self.calls.add(events)
         self.replays.events.add(events)
-        self.clocks.add(events, {rank: known.host for rank, known in self.ranks.items()})
-        for host, chosen in self._by_host(events):
-            table = self.rank_clocks.setdefault(host, ClockTable(stride=_LOCAL_STRIDE))
-            table.add(events, chosen=chosen)
+        timed = synchronising(events)
+        self.clocks.add(timed, {rank: known.host for rank, known in self.ranks.items()})
+        for host, chosen in self._by_host(timed):
+            if host not in self.rank_clocks:
+                self.rank_clocks[host] = ClockTable(stride=_LOCAL_STRIDE, host=host)
+            self.rank_clocks[host].add(timed, chosen=chosen)
 
     def _by_host(self, events: Collectives) -> Iterator[tuple[str, Array]]:
         """Yield the events of each host whose ranks' clocks are compared with each other."""
@@ -201,7 +203,8 @@ class AttemptState:
         }
         numbers: dict[str, int] = {}
         of_host = events.of_ranks(
-            lambda rank: numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1
+            lambda rank: numbers.setdefault(hosts[rank], len(numbers)) if rank in hosts else -1,
+            np.arange(len(events)),
         )
         order = np.argsort(of_host.astype(np.int16 if len(numbers) < 1 << 15 else np.int64),
                            kind="stable")  # fmt: skip

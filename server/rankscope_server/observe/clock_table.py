@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.wire.schema import ENDED, ClockOffset
-from rankscope_server.call_shapes import CallShape
 from rankscope_server.findings.statistics import Array
+from rankscope_server.observe.clock_drift import Drift, drift_of
 from rankscope_server.observe.clocks import Clocks, Exchange, Meeting, align_clocks
 from rankscope_server.observe.collectives import Collectives
 from rankscope_server.observe.operation_clock_times import KEPT, OperationClockTimes
@@ -43,9 +44,12 @@ class ClockTable:
     for itself, by its number.
     """
 
-    def __init__(self, stride: int = 1) -> None:
-        """Keep every `stride`th operation."""
+    def __init__(self, stride: int = 1, host: str = "") -> None:
+        """Keep every `stride`th operation. With a `host` the clocks are those of its ranks."""
         self._stride = stride
+        # Ranks of many hosts would all be compared in the same second otherwise.
+        self._phase_ns = zlib.crc32(host.encode()) % 97 * _EVERY_NS // 97 if host else 0
+        self._is_paced = bool(host)
         self._operations: dict[str, OperationClockTimes] = {}  # by group
         self._clock_numbers: dict[str | int, int] = {}  # a host, or a rank that has none
         self._exchanges: dict[str, dict[int, Exchange]] = {}  # host -> time -> what it measured
@@ -55,6 +59,7 @@ class ClockTable:
         self._used: dict[str, int] = {}  # group -> highest number that it rests on
         self._estimate: tuple[object, Clocks] | None = None  # None once that changes
         self._leads_cut_ns = 0
+        self._drifts: dict[str, Drift] = {}
         self._leads: tuple[object, dict[str, NDArray[np.float64]]] | None = None
         # by group and number what `_meetings` made of a row, until that changes; for these hosts
         self._met_by: object = None
@@ -73,36 +78,29 @@ class ClockTable:
         clock_of: Mapping[int, str] | None = None,
         chosen: Array | None = None,
     ) -> None:
-        """Take collectives of ranks, all or those `chosen` (ascending places).
+        """Take events that `synchronising` left, all or those `chosen` (ascending places).
 
         `clock_of` gives the host of a rank; a rank that has none there has a clock of its own.
         """
-        if chosen is None:
-            chosen = np.arange(len(events))
-        strides = [self._stride_of(shape.group) if _is_together(shape) else 0
-                   for shape in events.shapes]  # fmt: skip
-        stride = np.array(strides)[events.codes[chosen]]
-        numbers = events["sequence"][chosen]
-        good = (stride > 0) & (numbers % np.maximum(stride, 1) == 0) & (numbers > 0)
-        chosen = chosen[good]
-        good = (events["state"][chosen] == ENDED) & (events["duration_ns"][chosen] >= 0)
-        good &= events["arrived_ns"][chosen] >= self._since_ns
-        chosen = chosen[good]
-        if len(chosen):
-            names, known = clock_of or {}, self._clock_numbers
-            clocks = events.of_ranks(
-                lambda rank: known.setdefault(names.get(rank) or rank, len(known))
-            )
-            for group, places in events.by_group(chosen):
-                self._take(group, events, places, clocks[places])
+        names, known = clock_of or {}, self._clock_numbers
+        for group, places in events.by_group(np.arange(len(events)) if chosen is None else chosen):
+            held = self._operations.get(group)
+            if held is None:
+                held = self._operations[group] = OperationClockTimes(self._stride)
+            good = events["sequence"][places] % held.stride == 0
+            good &= events["arrived_ns"][places] >= self._since_ns
+            places = places[good]
+            if len(places):
+                clocks = events.of_ranks(
+                    lambda rank: known.setdefault(names.get(rank) or rank, len(known)), places
+                )
+                self._take(group, held, events, places, clocks)
 
-    def _stride_of(self, group: str) -> int:
-        held = self._operations.get(group)
-        return held.stride if held is not None else self._stride
-
-    def _take(self, group: str, events: Collectives, places: Array, clocks: Array) -> None:
+    def _take(
+        self, group: str, held: OperationClockTimes, events: Collectives, places: Array,
+        clocks: Array,
+    ) -> None:  # fmt: skip
         """Take events of a group."""
-        held = self._operations.setdefault(group, OperationClockTimes(self._stride))
         numbers, starts_ns = events["sequence"][places], events["arrived_ns"][places]
         kept = held.put(numbers, clocks, starts_ns, starts_ns + events["duration_ns"][places])
         met = self._met.get(group, {})
@@ -111,11 +109,16 @@ class ClockTable:
             if number <= self._used.get(group, 0):
                 self._estimate = None
         names = list(self._clock_numbers)
-        clocks, starts_ns = clocks[kept], starts_ns[kept]
-        for clock in np.unique(clocks).tolist():
-            times_ns = starts_ns[clocks == clock]
-            self._note(names[clock], int(times_ns.min()))
-            self._note(names[clock], int(times_ns.max()))
+        order = np.argsort(clocks[kept], kind="stable")
+        clocks, starts_ns = clocks[kept][order], starts_ns[kept][order]
+        begins = np.flatnonzero(np.diff(clocks, prepend=-1))
+        if len(begins):
+            oldest, newest = (
+                reduce.reduceat(starts_ns, begins).tolist() for reduce in (np.minimum, np.maximum)
+            )
+            for clock, low, high in zip(clocks[begins].tolist(), oldest, newest, strict=True):
+                self._note(names[clock], low)
+                self._note(names[clock], high)
         if len(met) > 4 * KEPT:
             for number in met.keys() - set(held.numbers.tolist()):
                 del met[number]
@@ -151,11 +154,11 @@ class ClockTable:
         # In the middle of the hosts: the clock of one may be far off.
         oldest_ns, newest_ns = np.median(list(self._span_ns.values()), 0).astype(int).tolist()
         self._cut_ns, lag_ns = _NEVER_NS, 0
-        if len(hosts) > _FEW_HOSTS:
+        if len(hosts) > _FEW_HOSTS or self._is_paced:
             every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
             if newest_ns - oldest_ns < 2 * every_ns:
                 every_ns //= _SOON
-            cut_ns = newest_ns // every_ns * every_ns
+            cut_ns = _cut(newest_ns, every_ns, self._phase_ns)
             if cut_ns > oldest_ns:
                 self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns
         key = (self._cut_ns, tuple(host_of.values()), drift_ratio)
@@ -182,7 +185,7 @@ class ClockTable:
         """
         hosts = sorted(set(names.values()))
         newest_ns = max((newest for _, newest in self._span_ns.values()), default=0)
-        self._leads_cut_ns = newest_ns // _EVERY_NS * _EVERY_NS
+        self._leads_cut_ns = _cut(newest_ns, _EVERY_NS, self._phase_ns)
         key = (self._leads_cut_ns, tuple(hosts))
         if self._leads is None or self._leads[0] != key:
             found: dict[str, list[float]] = {host: [] for host in hosts}
@@ -194,7 +197,13 @@ class ClockTable:
                     for place, lead in zip(meeting.hosts.tolist(), leads, strict=True):
                         found[hosts[place]].append(lead)
             self._leads = key, {host: np.array(leads) / 1e6 for host, leads in found.items()}
+            self._drifts = {host: drift_of(leads) for host, leads in self._leads[1].items()}
         return self._leads[1]
+
+    def drifts(self, names: Mapping[int, str]) -> dict[str, Drift]:
+        """Return how each clock's lead changes (see `leads_ms`)."""
+        self.leads_ms(names)
+        return self._drifts
 
     def _meetings(self, hosts: list[str], host_of: Mapping[int, str]) -> list[Meeting]:
         """Return the operations before the cut that at least two hosts were seen in, oldest first.
@@ -225,10 +234,20 @@ class ClockTable:
         return [meeting for _, meeting in sorted(found, key=lambda timed: timed[0])]
 
 
-def _is_together(shape: CallShape) -> bool:
-    """Return whether no rank ends such a call before all have begun it."""
-    is_empty = not shape.size_bytes and shape.operation != "barrier"
-    return shape.operation in SYNCHRONISING and not is_empty
+def _cut(time_ns: int, every_ns: int, phase_ns: int) -> int:
+    """Return the last end of an interval before a time."""
+    return (time_ns - phase_ns) // every_ns * every_ns + phase_ns
+
+
+def synchronising(events: Collectives) -> Collectives:
+    """Return the events that clocks are aligned by: none of them ends before all have begun."""
+    good = events.of_shapes(
+        shape.operation in SYNCHRONISING
+        and (shape.size_bytes > 0 or shape.operation == "barrier")
+        for shape in events.shapes
+    ) != 0  # fmt: skip
+    good &= (events["state"] == ENDED) & (events["duration_ns"] >= 0) & (events["sequence"] > 0)
+    return events.where(np.flatnonzero(good))
 
 
 def _meeting(

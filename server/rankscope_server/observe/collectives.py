@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class RankCalls:
     calls: ShapedCalls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Collectives:
     """Events in the order they came; arrays of one length, whole numbers (int64)."""
 
@@ -48,30 +49,42 @@ class Collectives:
     def __getitem__(self, name: str) -> Array:
         return self.numbers[name]
 
+    def where(self, chosen: Array) -> Collectives:
+        """Return some of the events."""
+        numbers = {name: values[chosen] for name, values in self.numbers.items()}
+        return Collectives(self.rank[chosen], numbers, self.codes[chosen], self.shapes)
+
     def of_shapes(self, values: Iterable[int]) -> Array:
         """Return, for each event, the value of its shape."""
         found: Array = np.array(list(values), np.int64)[self.codes]
         return found
 
-    def of_ranks(self, value_of: Callable[[int], int]) -> Array:
-        """Return, for each event, the value of its rank."""
-        table = np.bincount(self.rank)
+    def of_ranks(self, value_of: Callable[[int], int], chosen: Array) -> Array:
+        """Return, for each of some events, the value of its rank."""
+        ranks = self.rank[chosen]
+        table = np.bincount(ranks)
         for rank in np.flatnonzero(table).tolist():
             table[rank] = value_of(rank)
-        found: Array = table[self.rank]
+        found: Array = table[ranks]
         return found
+
+    @cached_property
+    def _groups(self) -> tuple[list[str], Array]:
+        """Return the groups, and the place of its group for each shape."""
+        places: dict[str, int] = {}
+        of_shape = [places.setdefault(shape.group, len(places)) for shape in self.shapes]
+        return list(places), np.array(of_shape)
 
     def by_group(self, chosen: Array) -> Iterator[tuple[str, Array]]:
         """Yield each group with its events of those `chosen` (ascending places), in their order."""
-        groups: dict[str, int] = {}
-        places = [groups.setdefault(shape.group, len(groups)) for shape in self.shapes]
-        of_group = np.array(places)[self.codes[chosen]]
+        groups, of_shape = self._groups
+        of_group = of_shape[self.codes[chosen]]
         order = np.argsort(of_group.astype(np.uint16) if len(groups) < 1 << 16 else of_group,
                            kind="stable")  # fmt: skip
-        ends = np.cumsum(np.bincount(of_group, minlength=len(groups)))
-        for group, begin, end in zip(groups, [0, *ends[:-1]], ends, strict=True):
-            if end > begin:
-                yield group, chosen[order[begin:end]]
+        ends = np.cumsum(np.bincount(of_group, minlength=1))
+        for place in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
+            begin = int(ends[place - 1]) if place else 0
+            yield groups[place], chosen[order[begin : int(ends[place])]]
 
 
 def side_by_side(chunks: Sequence[RankCalls]) -> Collectives:

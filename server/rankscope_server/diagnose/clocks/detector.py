@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
-from rankscope.wire.formulas import MEDIAN_SCATTER, SIGMA_PER_MAD
 from rankscope_server.diagnose.window import Window
 from rankscope_server.findings.finding import DetectorResult, Finding, ran, skipped
-from rankscope_server.findings.statistics import Array
 from rankscope_server.findings.text import capital, ms_text, ranks_text
 
 _MAX_SHOWN = 16
-_LEAST_OF_A_PART = 6
 _UNKNOWN = (0.0, float("inf"))
-_PARTS = 5  # stretches of the operations kept in which a drift must show
 
 
 class ClockOffsets:
@@ -89,43 +83,23 @@ def _finding(window: Window, host: str, ahead_ms: float, band_ms: float, num_hos
 def odd_ranks(window: Window) -> list[Finding]:
     """Return the findings on ranks whose clock is not that of the others of their host."""
     found = []
+    names_of: dict[str, dict[int, str]] = {}
+    for rank in sorted(window.ranks):
+        names_of.setdefault(window.host(rank), {})[rank] = str(rank)
     for host, table in sorted(window.rank_clocks.items()):
-        names = {rank: str(rank) for rank in sorted(window.ranks) if window.host(rank) == host}
-        against = table.clocks(names, 0.0).against_all()
-        leads_ms, count = table.leads_ms(names), 0
+        names, count = names_of.get(host, {}), 0
+        against, drifts = table.clocks(names, 0.0).against_all(), table.drifts(names)
         for name in names.values():
-            drift_ms, now = _drift(leads_ms[name])
+            drift = drifts[name]
             # The bounds of a clock that drifts contradict each other; its newest lead does not.
-            offset = against.get(name, _UNKNOWN) if drift_ms is None else now
+            drifting = drift.lead_ms, drift.band_ms
+            offset = against.get(name, _UNKNOWN) if drift.change_ms is None else drifting
             if abs(offset[0]) - offset[1] > window.policy.clock_report_ms and count < _MAX_SHOWN:
                 count += 1
                 found.append(
-                    _rank_finding(window, host, int(name), offset, drift_ms, len(names) == 2)
+                    _rank_finding(window, host, int(name), offset, drift.change_ms, len(names) == 2)
                 )
     return found
-
-
-def _drift(lead_ms: Array) -> tuple[float | None, tuple[float, float]]:
-    """Return by how much a clock's lead changes from stretch to stretch, None unless it does.
-
-    And the lead of the last stretch with its band.
-
-    A clock that was set changes once; one that drifts in nearly every stretch, and one way. A
-    change counts beyond four standard errors of the medians of both stretches.
-    """
-    if len(lead_ms) < _PARTS * _LEAST_OF_A_PART:
-        return None, (0.0, 0.0)
-    parts = np.array_split(lead_ms, _PARTS)
-    middle = np.array([np.median(part) for part in parts])
-    error = np.array([
-        SIGMA_PER_MAD * MEDIAN_SCATTER * np.median(np.abs(part - np.median(part)))
-        / np.sqrt(len(part)) for part in parts
-    ])  # fmt: skip
-    changes = np.diff(middle)
-    clear = changes[np.abs(changes) > 4 * np.hypot(error[1:], error[:-1])]
-    if len(clear) < _PARTS - 2 or not (np.all(clear > 0) or np.all(clear < 0)):
-        return None, (0.0, 0.0)
-    return float(np.median(clear)), (float(middle[-1]), 4 * float(error[-1]))
 
 
 def confidence_of(is_pair: bool) -> tuple[float, str]:
