@@ -35,6 +35,7 @@ from rankscope_server.store.writer import Writer
 log = logging.getLogger(__name__)
 MAX_WAITING = 20_000  # events in memory for a run; beyond, the run is read again from the store
 FAILURE_LOG_SECONDS = 60.0
+_MAX_PAUSE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -136,8 +137,13 @@ class AnalysisLoop:
         self._forget_silent_runs()
 
     def _work(self) -> None:
-        while not self._stop.wait(self._settings.look_seconds):
+        pause = self._settings.look_seconds
+        while not self._stop.wait(pause):
+            began = time.monotonic()
             self.look_now()
+            # Looks take a third of the time at most, while findings stay a few seconds young.
+            pause = min(2.0 * (time.monotonic() - began), _MAX_PAUSE_SECONDS)
+            pause = max(pause, self._settings.look_seconds)
 
     def _take_up_live_runs(self) -> None:
         horizon = self._clock() - int(self._settings.forget_after_seconds * 1e9)

@@ -23,7 +23,7 @@ _FEW_HOSTS = 16
 # square, 1.5 s of a core for a thousand. At first more often, so that something is known soon.
 _EVERY_NS = 10_000_000_000
 _HOSTS_PER_INTERVAL = 128
-_SOON = 16
+_SOON, _SOON_ON_A_HOST = 16, 4
 _NEVER_NS = 1 << 62
 _KEPT_EXCHANGES = 4  # of a host, one a minute: the newest before the cut is among them
 # No rank ends one of these before all have begun it. Not those in which a rank may have
@@ -157,7 +157,7 @@ class ClockTable:
         if len(hosts) > _FEW_HOSTS or self._is_paced:
             every_ns = _EVERY_NS * (1 + len(hosts) // _HOSTS_PER_INTERVAL)
             if newest_ns - oldest_ns < 2 * every_ns:
-                every_ns //= _SOON
+                every_ns //= _SOON_ON_A_HOST if self._is_paced else _SOON
             cut_ns = _cut(newest_ns, every_ns, self._phase_ns)
             if cut_ns > oldest_ns:
                 self._cut_ns, lag_ns = cut_ns, newest_ns - cut_ns

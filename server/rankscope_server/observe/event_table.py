@@ -173,17 +173,32 @@ class EventTable:
         if not len(steps):
             return {name: cells[:0] for name, cells in self._cells.items()}
         near = np.flatnonzero((held >= steps.min()) & (held <= steps.max()))
-        rows = near[np.isin(held[near], steps)]
-        found = {name: cells[rows] for name, cells in self._cells.items()}
-        order = np.lexsort(
-            (found["duration_ms"], found["state"], *(found[name] for name in reversed(_SAME)))
-        )
-        found = {name: cells[order] for name, cells in found.items()}
-        last = np.ones(len(order), bool)
-        if len(order):
-            changes = [found[name][1:] != found[name][:-1] for name in _SAME]
-            last[:-1] = np.any(changes, axis=0)
-        return {name: cells[last] for name, cells in found.items()}
+        wanted = np.zeros(int(steps.max() - steps.min()) + 1, bool)
+        wanted[steps - steps.min()] = True
+        rows = near[wanted[held[near] - steps.min()]]
+        who = self._cells["rank"][rows].astype(np.int64) << 32 | held[rows]
+        arrived_ns = self._cells["arrived_ns"][rows]
+        order = np.lexsort((arrived_ns, who))
+        rows, who, arrived_ns = rows[order], who[order], arrived_ns[order]
+        is_tied = np.zeros(len(rows) + 1, bool)
+        is_tied[1:-1] = (who[1:] == who[:-1]) & (arrived_ns[1:] == arrived_ns[:-1])
+        tied = np.flatnonzero(is_tied[1:] | is_tied[:-1])
+        if len(tied):  # few rows: only these may be the same
+            rows[tied] = rows[tied][self._order_of(rows[tied])]
+            rows = np.delete(rows, tied[self._is_repeated(rows[tied])])
+        return {name: cells[rows] for name, cells in self._cells.items()}
+
+    def _order_of(self, rows: Array) -> Array:
+        """Return the order of rows; of those that are the same the one known further is last."""
+        keys = [self._cells[name][rows] for name in ("duration_ms", "state", *reversed(_SAME))]
+        return np.lexsort(keys)
+
+    def _is_repeated(self, rows: Array) -> Array:
+        """Return which rows are the same as the next one."""
+        found = np.zeros(len(rows), bool)
+        cells = [self._cells[name][rows] for name in _SAME]
+        found[:-1] = np.all([values[1:] == values[:-1] for values in cells], axis=0)
+        return found
 
 
 def _transfer_ms(events: Collectives, duration_ms: Array) -> Array:

@@ -21,6 +21,7 @@ from rankscope_server.replay.recorded_program import (
 from rankscope_server.replay.replay import Replay
 
 _KEPT = 4
+_LARGE_ROWS = 300_000  # of a block: to go through it takes a fifth of a second
 
 
 class ReplayTable:
@@ -43,10 +44,16 @@ class ReplayTable:
         """
         total = steps.num_steps + steps.dropped_steps
         stride = policy.replay_steps // (2 if total > policy.replay_steps // 2 else 16)
-        stop = steps.num_steps - total % stride
+        stop = steps.num_steps - total % self.paced(stride, policy.replay_steps, steps)
         begin = begin_of(steps, stop, policy.replay_steps)
         columns = usable_columns(steps, begin, stop, policy)
         return self.of(columns, steps, ranks, groups, policy)
+
+    def paced(self, stride: int, size: int, steps: StepTable) -> int:
+        """Return after how many steps to look at `size` steps again; rarer where they are large."""
+        newest = steps.steps[-size:]
+        is_large = len(newest) and self.events.count(newest) > _LARGE_ROWS
+        return max(stride, size) if is_large else stride
 
     def of(
         self,

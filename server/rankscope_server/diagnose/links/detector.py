@@ -100,7 +100,7 @@ def _columns(window: Window) -> Array:
     """Return the columns of the newest whole block of steps, without special steps."""
     steps, size = window.steps, window.policy.link_steps
     total = steps.num_steps + steps.dropped_steps
-    stop = steps.num_steps - total % (size // 4)
+    stop = steps.num_steps - total % window.replays.paced(size // 4, size, steps)
     return usable_columns(steps, begin_of(steps, stop, size), stop, window.policy)
 
 
