@@ -53,7 +53,7 @@ def answer(request: Request, problem: Problem) -> Response:
     identity = request_id(request)
     body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity))
     headers = {"X-Request-Id": identity, "Cache-Control": "no-store"}
-    if problem.status == 503:
+    if problem.status in {429, 503}:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -95,6 +95,9 @@ class Settings:
     max_unpacked_bytes: int = _setting(
         64 * MIB, "Largest batch after decompression, in bytes.", _SIZES
     )
+    max_intake_bytes: int = _setting(
+        96 * MIB, "Most bytes of batches under way at once; others are asked to wait.", _SIZES
+    )
     synchronous: str = _setting(
         "normal", "normal survives a killed server, full also a loss of power."
     )

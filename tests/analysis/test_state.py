@@ -68,6 +68,19 @@ def test_a_run_that_nothing_comes_from_any_more_is_silent() -> None:
     assert look.answer.state == "unknown"
 
 
+def test_an_answer_of_a_server_that_is_behind_says_so() -> None:
+    """And its own delay, here longer than a rank may be silent, is the silence of no rank."""
+    state = watched(60)
+    now = START_NS + 10**10
+    state.look(now)
+    later = now + 60 * 10**9
+    look = state.look(later - 59 * 10**9, 59.0)
+    assert "behind by 59 s" in look.answer.detail
+    assert look.answer.notes[0].startswith("The server is behind")
+    assert not look.coverage.silent
+    assert look.status == "running"
+
+
 def test_one_rank_alone_is_no_health_either() -> None:
     look = watched(60, num_ranks=1).look(START_NS + 10**10)
     assert look.answer.state == "unknown"

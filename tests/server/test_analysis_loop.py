@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rankscope_server.settings import Settings
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
+from tests.server.test_ingest import steps_of
 
 NOW = 1_700_000_000 * 10**9
 
@@ -41,6 +43,7 @@ class Script:
         self.failure: Exception | None = None
         self.status: Any = "running"
         self.states: list[FakeState] = []
+        self.looks: list[tuple[int, float]] = []  # at which time, how far behind
 
     def make(self, run_id: str) -> FakeState:
         self.states.append(FakeState(run_id, self))
@@ -56,11 +59,14 @@ class FakeState:
     def apply_record(self, record: schema.AnyRecord) -> None:
         self.records.append(record)
 
-    def apply_chunk(self, chunk: schema.Chunk, columns: dict[str, Any]) -> None:
+    def apply_chunk(
+        self, chunk: schema.Chunk, columns: dict[str, Any], calls: object = None
+    ) -> None:
         assert set(columns) == set(schema.CHUNK_COLUMNS[chunk.kind])
         self.chunks.append(chunk)
 
-    def look(self, now_ns: int) -> Look:
+    def look(self, now_ns: int, behind_seconds: float = 0.0) -> Look:
+        self.script.looks.append((now_ns, behind_seconds))
         if self.script.failure is not None:
             raise self.script.failure
         return Look(
@@ -324,7 +330,7 @@ def test_a_run_that_fell_behind_is_read_again(
 ) -> None:
     sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name="e0"))
     look()
-    monkeypatch.setattr(analysis_loop, "MAX_WAITING", 2)
+    monkeypatch.setattr(analysis_loop, "MAX_WAITING_BYTES", 2_500)
     for number in range(1, 9):
         sender.send(schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}"))
     look()
@@ -340,3 +346,44 @@ def test_every_field_of_a_finding_is_shown() -> None:
 def test_data_folder_is_private(settings: Settings, client: TestClient) -> None:
     folder = Path(settings.data_dir)
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_delay_of_the_server_is_no_silence_of_ranks(
+    script: Script, run: Sender, client: TestClient, look: Callable[[], None]
+) -> None:
+    """What waits for 10 s to be stored may be what ranks sent: silence counts up to then."""
+    service = client.app.state.service  # type: ignore[attr-defined]
+    look()
+    before_ns, behind = script.looks[-1]
+    assert behind == 0.0
+    with service.intake.under_way(1000) as waiting:
+        waiting.since = time.monotonic() - 10.0
+        look()
+    now_ns, behind = script.looks[-1]
+    assert 10.0 <= behind < 20.0
+    assert abs(now_ns - (time.time_ns() - int(behind * 1e9))) < 5e9
+    assert now_ns < before_ns
+    look()
+    assert script.looks[-1][1] == 0.0
+
+
+def test_what_waits_for_a_look_is_bounded_and_nothing_is_lost(
+    script: Script, run: Sender, look: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the bound chunks wait as they came, and are decoded when it is their turn."""
+    look()
+    monkeypatch.setattr(analysis_loop, "MAX_WAITING_EVENTS", 5)
+    for rank in (0, 1, 0, 1):
+        run.send(chunks=[steps_of(rank=rank)])
+    (live,) = run_of(look).values()
+    assert live.waiting_events <= 5
+    assert [isinstance(fed.chunks[0], schema.Chunk) for fed in live.waiting][-1]
+    look()
+    assert sorted(chunk.rank for chunk in script.states[-1].chunks)[-4:] == [0, 0, 1, 1]
+    assert (live.waiting_events, live.waiting_bytes) == (0, 0)
+
+
+def run_of(look: Callable[[], None]) -> dict[str, analysis_loop.LiveRun]:
+    """Return what the loop holds, by run."""
+    loop: analysis_loop.AnalysisLoop = look.__self__  # type: ignore[attr-defined]
+    return loop._runs

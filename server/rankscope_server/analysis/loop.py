@@ -18,7 +18,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rankscope.wire.schema import AnyRecord
+from rankscope.wire.chunk import decode_chunk
+from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.analysis.asking import ask_in_hangs, ask_of_the_slow, ask_to_thin
 from rankscope_server.analysis.baselines import earlier_runs
 from rankscope_server.analysis.notable_lines import notable_lines, usual_lines
@@ -26,6 +27,7 @@ from rankscope_server.analysis.state import RunState
 from rankscope_server.analysis.stored_findings import Outcome, store_failure, store_look
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import ValidatedChunk
+from rankscope_server.ingest.intake import Intake
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.engine import StoreUnavailableError
@@ -33,9 +35,14 @@ from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
-MAX_WAITING = 20_000  # events in memory for a run; beyond, the run is read again from the store
+# What waits in memory for a look at a run. Beyond the first bound chunks wait as they came, and are
+# decoded when it is their turn; beyond the second the run is read again from the store.
+MAX_WAITING_EVENTS = 1_000_000  # some 180 MB of columns
+MAX_WAITING_BYTES = 256 << 20
 FAILURE_LOG_SECONDS = 60.0
 _MAX_PAUSE_SECONDS = 2.0
+BEHIND_SECONDS = 3.0  # a delay of less is no news: looks are a second apart
+_BYTES_PER_RECORD = 1_000  # about what a decoded one takes
 
 
 @dataclass(slots=True)
@@ -44,7 +51,9 @@ class Fed:
 
     batch_id: int
     records: list[AnyRecord]
-    chunks: list[ValidatedChunk]
+    chunks: list[ValidatedChunk] | list[Chunk]
+    num_events: int  # of decoded chunks
+    num_bytes: int  # of chunks as they came
 
 
 @dataclass(slots=True)
@@ -53,6 +62,8 @@ class LiveRun:
 
     state: RunState | None = None
     waiting: deque[Fed] = field(default_factory=deque)
+    waiting_events: int = 0
+    waiting_bytes: int = 0
     last_batch: int = 0
     last_news: float = field(default_factory=time.monotonic)
     looked: float = 0.0  # when the newest look that was stored began
@@ -73,9 +84,11 @@ class AnalysisLoop:
         reader: sa.Engine,
         broker: Broker,
         clock: Callable[[], int] = time.time_ns,
+        intake: Intake | None = None,
     ) -> None:
         self._settings, self._writer, self._reader = settings, writer, reader
         self._broker, self._clock = broker, clock
+        self._intake = intake or Intake(settings.max_intake_bytes)
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
         self._stop = threading.Event()
@@ -123,10 +136,17 @@ class AnalysisLoop:
             if run.state is None and not run.waiting:
                 # The store holds this batch already; the rebuild will read it from there.
                 return
-            run.waiting.append(Fed(batch_id, records, chunks))
-            if len(run.waiting) > MAX_WAITING:
+            num_events = sum(part.chunk.count for part in chunks)
+            fed = Fed(batch_id, records, chunks, num_events, sum(len(p.chunk.data) for p in chunks))
+            if run.waiting_events + num_events > MAX_WAITING_EVENTS:
+                fed.chunks, fed.num_events = [part.chunk for part in chunks], 0
+            run.waiting.append(fed)
+            run.waiting_events += fed.num_events
+            run.waiting_bytes += fed.num_bytes + _BYTES_PER_RECORD * len(records)
+            if run.waiting_bytes > MAX_WAITING_BYTES:
                 run.state = None
                 run.waiting.clear()
+                run.waiting_events = run.waiting_bytes = 0
 
     def look_now(self) -> None:
         """Look once at every live run; for tests and for the thread."""
@@ -172,7 +192,8 @@ class AnalysisLoop:
             run.news_since = None
         try:
             state = self._advance(run_id, run)
-            look = state.look(self._clock())
+            behind = self._behind_seconds(run)
+            look = state.look(self._clock() - int(behind * 1e9), behind)
             outcome, level = run.outcome, state.thinning_to_ask()
 
             def work(unit: Any) -> Outcome:
@@ -195,24 +216,40 @@ class AnalysisLoop:
             self._broker.publish(f"run:{run_id}", run.outcome.changed, None)
             self._broker.publish("runs", {"runs"}, None)
 
+    def _behind_seconds(self, run: LiveRun) -> float:
+        """Return how far back the server's own delay keeps what is known of a run; 0 for a little.
+
+        Silence of ranks is counted up to then only: what they sent since is on its way.
+        """
+        delay = self._intake.delay_seconds()
+        if run.news_since is not None:
+            delay = max(delay, time.monotonic() - run.news_since)
+        return delay if delay > BEHIND_SECONDS else 0.0
+
     def _advance(self, run_id: str, run: LiveRun) -> RunState:
         if run.state is None:
             self._rebuild(run_id, run)
         state = run.state
         if state is None:
             raise RuntimeError("a rebuild was overtaken by new batches")
-        while True:
+        for _ in range(len(run.waiting)):  # those that come meanwhile are for the next look
             with self._lock:
                 if not run.waiting:
-                    return state
+                    break
                 fed = run.waiting.popleft()
+                run.waiting_events -= fed.num_events
+                run.waiting_bytes -= fed.num_bytes + _BYTES_PER_RECORD * len(fed.records)
             if fed.batch_id <= run.last_batch:
                 continue
             for record in fed.records:
                 state.apply_record(record)
-            for validated in fed.chunks:
-                state.apply_chunk(validated.chunk, validated.columns, validated.calls)
+            for part in fed.chunks:
+                if isinstance(part, Chunk):
+                    state.apply_chunk(part, decode_chunk(part.data))
+                else:
+                    state.apply_chunk(part.chunk, part.columns, part.calls)
             run.last_batch = fed.batch_id
+        return state
 
     def _rebuild(self, run_id: str, run: LiveRun) -> None:
         state = RunState(run_id)

@@ -76,8 +76,11 @@ class RunState:
         if chunk.kind in KINDS:
             self._samples.add(chunk.host, chunk.kind, columns)
 
-    def look(self, now_ns: int) -> Look:
-        """Return what is known at `now_ns`, wall clock of the server."""
+    def look(self, now_ns: int, behind_seconds: float = 0.0) -> Look:
+        """Return what is known at `now_ns`, wall clock of the server.
+
+        `behind_seconds` is how long ago that is, where the server does not keep up.
+        """
         findings: list[Finding] = []
         for attempt in self._attempts.values():
             attempt.take_waiting()
@@ -92,7 +95,7 @@ class RunState:
         left = self._left()
         status, status_text = status_of(newest, findings, coverage, left)
         answer = answer_of(newest, verdict, mine, coverage, POLICY, left)
-        answer = _with_notes(answer, newest)
+        answer = _with_delay(_with_notes(answer, newest), behind_seconds)
         return Look(
             findings=findings,
             detectors=_statuses(newest),
@@ -200,6 +203,18 @@ def _with_notes(answer: Answer, newest: AttemptState | None) -> Answer:
     shown = [] if answer.state == "culprit" else [note for note in notes if note not in answer.text]
     detail = "; ".join(text for text in (answer.detail, *shown) if text)
     return dataclasses.replace(answer, notes=notes, detail=detail)
+
+
+def _with_delay(answer: Answer, behind_seconds: float) -> Answer:
+    """Say that an answer is old, and why."""
+    if not behind_seconds:
+        return answer
+    note = (
+        f"The server is behind by {behind_seconds:.0f} s: what ranks sent since is not in this, "
+        "and counts as no silence"
+    )
+    detail = "; ".join(text for text in (note, answer.detail) if text)
+    return dataclasses.replace(answer, notes=(note, *answer.notes), detail=detail)
 
 
 def _with_attempt(answer: Answer, newest: AttemptState | None) -> Answer:

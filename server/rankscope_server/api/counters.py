@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.broker import Broker
+from rankscope_server.ingest.intake import Intake
 
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,7 +23,7 @@ disable_created_metrics()  # a second series for each counter, always the start 
 class Counters:
     """Totals since the start, and what is so now; safe to add to from any thread."""
 
-    def __init__(self, analysis: AnalysisLoop, broker: Broker) -> None:
+    def __init__(self, analysis: AnalysisLoop, broker: Broker, intake: Intake) -> None:
         self._registry = CollectorRegistry()
         self.batches = self._ingest("batches", "Batches stored.")
         self.duplicates = self._ingest("batches_duplicate", "Batches that were stored before.")
@@ -43,6 +44,12 @@ class Counters:
             "analysis_lag_seconds",
             "How long ago the oldest stored batch came that no look has seen.",
         ).set_function(lambda: analysis.lag_seconds)
+        self._gauge("intake_bytes", "Bytes of batches that are under way.").set_function(
+            lambda: intake.num_bytes
+        )
+        self._gauge(
+            "intake_delay_seconds", "For how long the oldest batch under way has been here."
+        ).set_function(intake.delay_seconds)
         self._gauge("streams_open", "Open event streams.").set_function(lambda: broker.subscribers)
 
     def _ingest(self, name: str, text: str) -> Counter:

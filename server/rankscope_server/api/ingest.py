@@ -51,7 +51,30 @@ _BODY = {
 async def ingest(request: Request) -> Response:
     """Store a msgpack `Batch`; answer after it is durable."""
     service, started = service_of(request), time.perf_counter()
-    body = await read_body(request, service.settings.max_batch_bytes)
+    with service.intake.under_way(_length(request, service)) as waiting:
+        body = await read_body(request, service.settings.max_batch_bytes)
+        service.intake.received(waiting)
+        batch, stored = await store(request, service, body)
+    count(service, batch, stored, time.perf_counter() - started)
+    answer = IngestAnswer(
+        accepted_records=0 if stored.duplicate else len(batch.records),
+        accepted_chunks=0 if stored.duplicate else len(batch.chunks),
+        duplicate=stored.duplicate,
+        refused=batch.refused,
+        commands=stored.commands,
+    )
+    headers = {"X-Request-Id": request_id(request)}
+    return Response(_encode(answer), 200, headers, media_type="application/json")
+
+
+def _length(request: Request, service: Service) -> int:
+    """Return the bytes that a request announces; as many as it may have where it does not."""
+    declared, most = request.headers.get("content-length", ""), service.settings.max_batch_bytes
+    return min(int(declared), most) if declared.isdigit() else most
+
+
+async def store(request: Request, service: Service, body: bytes) -> tuple[ValidatedBatch, Stored]:
+    """Validate a body and store it; return once it is durable."""
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
     batch, journal = await to_thread.run_sync(
@@ -65,16 +88,7 @@ async def ingest(request: Request) -> Response:
         announce(service, batch, stored)
 
     stored = await asyncio.wrap_future(service.writer.submit(work, after_commit))
-    count(service, batch, stored, time.perf_counter() - started)
-    answer = IngestAnswer(
-        accepted_records=0 if stored.duplicate else len(batch.records),
-        accepted_chunks=0 if stored.duplicate else len(batch.chunks),
-        duplicate=stored.duplicate,
-        refused=batch.refused,
-        commands=stored.commands,
-    )
-    headers = {"X-Request-Id": request_id(request)}
-    return Response(_encode(answer), 200, headers, media_type="application/json")
+    return batch, stored
 
 
 def validate(

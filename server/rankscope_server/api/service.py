@@ -15,6 +15,7 @@ from fastapi import Request
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
+from rankscope_server.ingest.intake import Intake
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
@@ -35,6 +36,7 @@ class Service:
     preflights: Hub
     dialler: Dialler
     counters: Counters
+    intake: Intake
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -63,7 +65,8 @@ def open_service(settings: Settings) -> Iterator[Service]:
         stack.callback(writing.dispose)
         writer = Writer(writing, settings.group_commit_batches)
         broker = Broker()
-        analysis = AnalysisLoop(settings, writer, reader, broker)
+        intake = Intake(settings.max_intake_bytes)
+        analysis = AnalysisLoop(settings, writer, reader, broker, intake=intake)
         writer.start()
         stack.callback(writer.close)
         analysis.start()
@@ -71,8 +74,10 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        counters = Counters(analysis, broker)
-        yield Service(settings, writer, reader, broker, analysis, preflights, dialler, counters)
+        counters = Counters(analysis, broker, intake)
+        yield Service(
+            settings, writer, reader, broker, analysis, preflights, dialler, counters, intake
+        )
 
 
 def service_of(request: Request) -> Service:

@@ -1,0 +1,88 @@
+"""How much of what collectors send is under way, and since when: the server's own delay.
+
+A batch takes room from the first byte of its request until it is stored. Beyond a bound in bytes
+the next ones are put off (429 with Retry-After, which collectors keep to). What has not come
+through yet is no silence of the ranks it is about: `delay_seconds` says how far back all is known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rankscope_server.problems import Problem
+
+# A batch that was put off comes again after the pause that it was asked for, some after a few.
+COMES_AGAIN_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One batch under way."""
+
+    num_bytes: int
+    since: float | None = None  # when its last byte came; until then the delay is its sender's
+
+
+class Intake:
+    """Counts the bytes under way; used from any thread."""
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes, self._clock = max_bytes, clock
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Waiting] = {}
+        self._num_bytes = 0
+        self._put_off: tuple[float, float] | None = None  # first and last time that one was
+        self.num_put_off = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes under way."""
+        return self._num_bytes
+
+    def received(self, waiting: Waiting) -> None:
+        """Note that the whole of a batch is here."""
+        waiting.since = self._clock()
+
+    @contextmanager
+    def under_way(self, num_bytes: int) -> Iterator[Waiting]:
+        """Count a batch while it is worked on. Raises Problem 429 where too much is already."""
+        now = self._clock()
+        with self._lock:
+            if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
+                self.num_put_off += 1
+                since = self._put_off_since(now)
+                self._put_off = (now if since is None else since, now)
+                raise Problem(
+                    429, f"{self._num_bytes} bytes of batches wait already", "body",
+                    "send it again later, as Retry-After says",
+                )  # fmt: skip
+            number = next(self._numbers)
+            waiting = self._under_way[number] = Waiting(num_bytes)
+            self._num_bytes += num_bytes
+        try:
+            yield waiting
+        finally:
+            with self._lock:
+                del self._under_way[number]
+                self._num_bytes -= num_bytes
+
+    def delay_seconds(self) -> float:
+        """Return for how long something that was sent has not been stored; 0 for nothing."""
+        now = self._clock()
+        with self._lock:
+            began = [w.since for w in self._under_way.values() if w.since is not None]
+            since = min(began, default=now)
+            put_off = self._put_off_since(now)
+            return now - (since if put_off is None else min(since, put_off))
+
+    def _put_off_since(self, now: float) -> float | None:
+        """Return since when batches are put off again and again; None where none is now."""
+        if self._put_off is None or now - self._put_off[1] >= COMES_AGAIN_SECONDS:
+            return None
+        return self._put_off[0]

@@ -1,0 +1,139 @@
+"""Batches under way: bounded in bytes, put off without a loss, and never taken for silence."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import string
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.wire import schema, zstd
+from rankscope_server.ingest.intake import COMES_AGAIN_SECONDS, Intake
+from rankscope_server.problems import Problem
+from tests.server.conftest import ServerProcess, log_line
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_delay_is_that_of_the_oldest_whole_batch() -> None:
+    clock = Clock()
+    intake = Intake(1000, clock)
+    assert intake.delay_seconds() == 0.0
+    with intake.under_way(10) as first:
+        clock.now += 60.0  # its sender is slow: no delay of ours
+        assert intake.delay_seconds() == 0.0
+        intake.received(first)
+        clock.now += 2.0
+        with intake.under_way(10) as second:
+            intake.received(second)
+            clock.now += 1.0
+            assert intake.delay_seconds() == 3.0
+        assert intake.delay_seconds() == 3.0
+    assert intake.delay_seconds() == 0.0
+
+
+def test_what_is_put_off_counts_until_it_had_the_time_to_come_again() -> None:
+    clock = Clock()
+    intake = Intake(100, clock)
+    with intake.under_way(80):
+        for _ in range(3):
+            with pytest.raises(Problem) as put_off, intake.under_way(30):
+                raise AssertionError("it has no room")
+            assert put_off.value.status == 429
+            clock.now += 5.0
+        with intake.under_way(20):
+            pass
+    assert intake.num_put_off == 3
+    assert intake.num_bytes == 0
+    assert intake.delay_seconds() == 15.0  # since the first one
+    clock.now += COMES_AGAIN_SECONDS
+    assert intake.delay_seconds() == 0.0
+
+
+def test_one_larger_than_the_bound_is_taken_alone() -> None:
+    intake = Intake(100)
+    with intake.under_way(500), pytest.raises(Problem), intake.under_way(1):
+        pass
+
+
+@given(sizes=st.lists(st.integers(1, 200), max_size=40), bound=st.integers(1, 300))
+def test_bytes_add_up_whatever_comes_and_goes(sizes: list[int], bound: int) -> None:
+    intake, open_ones, taken = Intake(bound), [], []
+    for size in sizes:
+        one = intake.under_way(size)
+        try:
+            one.__enter__()
+        except Problem:
+            if open_ones:  # as a real one that is done
+                open_ones.pop(0).__exit__(None, None, None)
+                taken.pop(0)
+            continue
+        open_ones.append(one)
+        taken.append(size)
+        assert intake.num_bytes == sum(taken)
+        assert intake.num_bytes <= max(bound, size)
+    for one in open_ones:
+        one.__exit__(None, None, None)
+    assert intake.num_bytes == 0
+
+
+def body_of(producer: str, sequence: int) -> bytes:
+    """Return a batch of 20 lines that do not compress."""
+    text = "".join(random.Random(f"{producer} {sequence}").choices(string.printable[:90], k=40_000))
+    lines = [log_line(text[at : at + 2_000]) for at in range(0, len(text), 2_000)]
+    batch = schema.Batch(
+        schema_version=schema.SCHEMA_VERSION, run_id="crowd", producer=producer, host="h",
+        sequence=sequence, sent_ns=1, records=[msgspec.Raw(schema.encode(line)) for line in lines],
+    )  # fmt: skip
+    return zstd.pack(schema.encode(batch))
+
+
+def test_a_crowd_is_put_off_and_everything_arrives(tmp_path: Path) -> None:
+    """Room for about two batches, twelve senders at once: they wait as told, nothing is lost."""
+    server = ServerProcess(tmp_path, "--max-intake-bytes", "60000").start()
+    put_off: list[str] = []
+    try:
+
+        def send(name: str) -> None:
+            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+            for sequence in range(1, 6):
+                body = body_of(name, sequence)
+                while True:
+                    connection.request("POST", "/api/v1/ingest", body, {"Content-Encoding": "zstd"})
+                    answer = connection.getresponse()
+                    said = json.loads(answer.read())
+                    if answer.status == 200:
+                        assert not said["refused"]
+                        break
+                    assert answer.status == 429
+                    assert "Retry-After" in said["error"]["remedy"]
+                    put_off.append(str(answer.headers["Retry-After"]))
+            connection.close()
+
+        senders = [threading.Thread(target=send, args=(f"node-{n}",)) for n in range(12)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(120)
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        connection.request("GET", "/api/v1/runs/crowd/logs?limit=1")
+        found = json.loads(connection.getresponse().read())
+        connection.close()
+    finally:
+        server.close()
+    assert put_off
+    assert all(int(pause) > 0 for pause in put_off)
+    assert found["total"] == 12 * 5 * 20, found
