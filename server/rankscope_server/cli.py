@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope_server import own_log
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.settings import (
@@ -72,9 +72,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
     settings = configuration.settings
     if configuration.is_check:
         return check(configuration)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    own_log.configure(settings.log_level, settings.log_format)
     _forget_ready_file(settings)  # of a server that was killed
     try:
         listener = listen(settings)
@@ -89,7 +87,8 @@ def serve(argv: Sequence[str] | None = None) -> int:
     config = uvicorn.Config(
         app,
         log_level=settings.log_level,
-        access_log=settings.log_level == "debug",
+        log_config=None,  # its lines go into the own log, in the same form
+        access_log=False,  # the own one names the request
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
         lifespan="on",

@@ -54,6 +54,8 @@ _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
 _SIZES = (1024, 1 << 40)  # bytes
 _PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
 _AGES = (0.1, 366 * 86_400.0)  # seconds
+_DAYS = (0.0, 3_660.0)  # 0: for ever
+_KEPT_SIZES = (0, 1 << 60)  # bytes; 0: any size
 _Value = TypeVar("_Value", str, int, float, bool)
 
 
@@ -123,6 +125,53 @@ class Settings:
         3, "How long open requests may finish after a signal to stop.", (0, 3_600)
     )
     log_level: str = _setting("warning", "Least level of the own log: debug, info, warning, error.")
+    log_format: str = _setting("text", "Form of the own log: text, or json, one object a line.")
+    keep_collectives_days: float = _setting(
+        0.0, "Single collectives are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_collectives_bytes: int = _setting(
+        0, "Most bytes of single collectives, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_steps_days: float = _setting(
+        0.0, "Single steps are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_steps_bytes: int = _setting(
+        0, "Most bytes of single steps, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_samples_days: float = _setting(
+        0.0, "Samples of machines are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_samples_bytes: int = _setting(
+        0, "Most bytes of samples of machines, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_logs_days: float = _setting(
+        0.0, "Log lines are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_logs_bytes: int = _setting(
+        0, "Most bytes of log lines, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_events_days: float = _setting(
+        0.0, "Events, stacks and traces are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_events_bytes: int = _setting(
+        0, "Most bytes of events, stacks and traces, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_runs_days: float = _setting(
+        0.0, "A run without news for so many days is deleted; 0 keeps it.", _DAYS
+    )
+    keep_runs_bytes: int = _setting(
+        0, "Most bytes of all runs, those longest without news go first; 0 for any.", _KEPT_SIZES
+    )
+    retention_seconds: float = _setting(
+        600.0, "Pause between two rounds of retention.", (0.05, 86_400.0)
+    )
+    disk_low_bytes: int = _setting(
+        64 * MIB, "With less free on the disk nothing is taken; 0 writes to the end.", (0, 1 << 50)
+    )
+    disk_reserve_bytes: int = _setting(
+        64 * MIB, "Size of the file that is given up so that a full disk can be freed.",
+        (0, 1 << 40),
+    )  # fmt: skip
 
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
@@ -237,6 +286,8 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             f"log_level is {settings.log_level!r}; use debug, info, warning or error"
         )
+    if settings.log_format not in {"text", "json"}:
+        raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
     try:
         settings.networks()
     except ValueError as error:

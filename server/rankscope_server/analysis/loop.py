@@ -28,6 +28,7 @@ from rankscope_server.broker import Broker
 from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
+from rankscope_server.store.deletion import find_deletion
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
@@ -75,6 +76,7 @@ class AnalysisLoop:
         self._broker, self._clock = broker, clock
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
+        self.num_looks, self.look_seconds = 0, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
@@ -92,6 +94,18 @@ class AnalysisLoop:
     def num_runs(self) -> int:
         """Return how many runs are in memory."""
         return len(self._runs)
+
+    @property
+    def lag_seconds(self) -> float:
+        """Return how long ago the oldest look began of a run with batches that it has not seen."""
+        now = time.monotonic()
+        behind = (run for run in list(self._runs.values()) if run.last_news >= run.looked)
+        return max((now - (run.looked or run.last_news) for run in behind), default=0.0)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its thread works."""
+        return self._thread.is_alive()
 
     @property
     def num_behind(self) -> int:
@@ -113,12 +127,18 @@ class AnalysisLoop:
                 run.state = None
                 run.waiting.clear()
 
+    def forget(self, run_id: str) -> None:
+        """Let a run that was deleted leave memory."""
+        with self._lock:
+            self._runs.pop(run_id, None)
+
     def look_now(self) -> None:
         """Look once at every live run; for tests and for the thread."""
         for run_id in list(self._runs):
             if self._stop.is_set():
                 return
-            self._look(run_id, self._runs[run_id])
+            if (run := self._runs.get(run_id)) is not None:  # else it was deleted meanwhile
+                self._look(run_id, run)
         self._forget_silent_runs()
 
     def _work(self) -> None:
@@ -148,11 +168,20 @@ class AnalysisLoop:
     def _look(self, run_id: str, run: LiveRun) -> None:
         began = time.monotonic()
         try:
+            self._look_once(run_id, run, began)
+        finally:
+            self.num_looks += 1
+            self.look_seconds += time.monotonic() - began
+
+    def _look_once(self, run_id: str, run: LiveRun, began: float) -> None:
+        try:
             state = self._advance(run_id, run)
             look = state.look(self._clock())
             outcome, level = run.outcome, state.thinning_to_ask()
 
             def work(unit: Any) -> Outcome:
+                if find_deletion(unit.connection, run_id) is not None:
+                    return dataclasses.replace(outcome, changed=frozenset())
                 stored = store_look(unit, run_id, look, outcome)
                 is_asked = level is not None and ask_to_thin(unit, run_id, level)
                 is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})

@@ -17,7 +17,9 @@ from rankscope_server.broker import Broker
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
+from rankscope_server.retention.loop import RetentionLoop
 from rankscope_server.settings import Settings, is_loopback
+from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
 
@@ -34,6 +36,8 @@ class Service:
     preflights: Hub
     dialler: Dialler
     counters: Counters
+    disk: Disk
+    retention: RetentionLoop
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -58,7 +62,8 @@ def open_service(settings: Settings) -> Iterator[Service]:
         writing, reader = open_engines(url, settings.synchronous)
         stack.callback(reader.dispose)
         stack.callback(writing.dispose)
-        writer = Writer(writing, settings.group_commit_batches)
+        disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
+        writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         analysis = AnalysisLoop(settings, writer, reader, broker)
         writer.start()
@@ -68,8 +73,15 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        counters = Counters(analysis, broker)
-        yield Service(settings, writer, reader, broker, analysis, preflights, dialler, counters)
+        retention = RetentionLoop(settings, writer, reader, broker, disk)
+        retention.on_deleted = analysis.forget
+        retention.start()
+        stack.callback(retention.close)
+        counters = Counters(analysis, broker, writer, disk, retention)
+        yield Service(
+            settings, writer, reader, broker, analysis, preflights, dialler, counters, disk,
+            retention,
+        )  # fmt: skip
 
 
 def service_of(request: Request) -> Service:

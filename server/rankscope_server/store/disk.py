@@ -1,0 +1,149 @@
+"""The disk of an embedded store: what is free, when nothing more is taken, and the reserve file.
+
+A full disk cannot even be freed: to delete rows, SQLite writes first. So a file of a set size
+takes its place beforehand and is given up when something is to be deleted. Nothing else may write
+until there is room for it again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from rankscope_server.store.engine import StoreUnavailableError
+
+log = logging.getLogger(__name__)
+RESERVE_NAME = "rankscope.reserve"
+REMEDY = "free space there, delete runs, or set --keep-runs-bytes; senders retry by themselves"
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What there is now, in bytes; of a database server elsewhere nothing is known."""
+
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    reserve_bytes: int = 0  # what the reserve file holds
+    database_bytes: int | None = None
+    wal_bytes: int = 0
+
+
+class Disk:
+    """Decides whether a write may begin. `admit`, `failed` and `release` from any thread."""
+
+    def __init__(self, database: Path | None, reserve_bytes: int, low_bytes: int) -> None:
+        self._database = database
+        self._reserve = database.with_name(RESERVE_NAME) if database is not None else None
+        self._reserve_bytes, self._low_bytes = reserve_bytes, low_bytes
+        self._lock = threading.Lock()
+        self._reason = ""  # why nothing is taken; empty while it is
+        self._has_failed = False
+        self.on_full: Callable[[], None] = lambda: None
+        if self._reserve is not None and not reserve_bytes:
+            self._reserve.unlink(missing_ok=True)
+
+    def admit(self) -> None:
+        """Return where a write may begin. Raises StoreUnavailableError while the disk is full."""
+        reason = self.full()
+        if reason:
+            raise StoreUnavailableError(reason, REMEDY, cause="disk_full")
+
+    def full(self) -> str:
+        """Return why nothing is taken now, empty where writes may begin; looks anew each time."""
+        if self._database is None:
+            return ""
+        with self._lock:
+            before, self._reason = self._reason, self._look()
+            reason = self._reason
+        if reason and not before:
+            log.warning("no more data is taken: %s; %s", reason, REMEDY)
+            self.on_full()
+        elif before and not reason:
+            log.warning("data is taken again")
+        return reason
+
+    def failed(self) -> None:
+        """Note that a write found the disk full, however much seemed to be free."""
+        if self._database is not None:
+            self._has_failed = True
+            self.full()
+
+    def release(self) -> None:
+        """Give the reserve up, where the disk is full, so that something can be deleted."""
+        if self._reserve is not None and self.full() and self._reserve.exists():
+            log.warning("the reserve of %d bytes is given up to delete", self._reserve_bytes)
+            self._reserve.unlink(missing_ok=True)
+
+    def space(self) -> Space:
+        """Return what there is."""
+        if self._database is None or self._reserve is None:
+            return Space()
+        usage = shutil.disk_usage(self._database.parent)
+        return Space(
+            usage.free, usage.total, _size(self._reserve), _size(self._database),
+            _size(self._database.with_name(self._database.name + "-wal")),
+        )  # fmt: skip
+
+    def _look(self) -> str:
+        """Return why nothing is taken; where there is room make the reserve first."""
+        free, held = self._free(), self._held()
+        wanted = self._reserve_bytes - held
+        margin = self._low_bytes or (1 << 20 if self._has_failed else 0)
+        if free >= margin + wanted:
+            if wanted > 0 and not self._make_reserve():
+                return self._says(free)
+            self._has_failed = False
+            return ""
+        # The reserve that could not be made keeps nobody out that was let in before.
+        is_out = bool(self._reason) or self._has_failed
+        return self._says(free) if is_out or free < margin else ""
+
+    def _says(self, free: int) -> str:
+        folder = self._database.parent if self._database is not None else ""
+        return f"the disk of the server is full: {free >> 20} MiB are free in {folder}"
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self._database.parent).free if self._database is not None else 0
+
+    def _held(self) -> int:
+        return _size(self._reserve) if self._reserve is not None else 0
+
+    def _make_reserve(self) -> bool:
+        """Make the file, its blocks taken; return whether it is there."""
+        if self._reserve is None:
+            return True
+        try:
+            descriptor = os.open(self._reserve, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, self._reserve_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._reserve.unlink(missing_ok=True)
+            if error.errno == errno.ENOSPC:
+                return False
+            log.warning("no reserve can be made (%s): a full disk must be freed by hand", error)
+            self._reserve_bytes = 0  # it would be tried, and reported, with each batch
+        return True
+
+
+def disk_of(url: str, reserve_bytes: int, low_bytes: int) -> Disk:
+    """Return the disk under a database; of a database server elsewhere it knows nothing."""
+    address = sa.make_url(url)
+    is_file = address.get_backend_name() == "sqlite" and address.database
+    return Disk(Path(str(address.database)) if is_file else None, reserve_bytes, low_bytes)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
