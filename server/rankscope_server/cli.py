@@ -29,6 +29,7 @@ from rankscope_server.settings import (
     read,
     without_password,
 )
+from rankscope_server.store.disk import disk_of
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreVersionError,
@@ -183,11 +184,15 @@ def announce(settings: Settings, url: str) -> None:
 def _check_store(settings: Settings) -> None:
     # Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
     url = settings.address_of_database()
+    disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     try:
+        disk.open()
         with only_server(url):
             for engine in open_engines(url, settings.synchronous):
                 engine.dispose()
     except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
+        if reason := disk.full():
+            raise OSError(f"{reason}; free a few MiB there") from error
         raise OSError(_no_store(settings, error)) from error
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger("rankscope_server.requests")
 
 
 class RequestLog:
-    """ASGI middleware around everything else. The line is of level info, of 5xx warning."""
+    """ASGI middleware around everything else. The line is of level info."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,12 +37,11 @@ class RequestLog:
         try:
             await self._app(scope, receive, noting)
         finally:
-            level = logging.WARNING if status >= 500 else logging.INFO
-            if log.isEnabledFor(level):
+            if log.isEnabledFor(logging.INFO):
                 took_ms = (time.perf_counter() - began) * 1e3
                 method, path = scope["method"], scope["path"]
-                log.log(
-                    level, "%s %r %d in %.1f ms", method, path, status, took_ms,
+                log.info(
+                    "%s %r %d in %.1f ms", method, path, status, took_ms,
                     extra={
                         "method": method, "path": path, "status": status,
                         "duration_ms": round(took_ms, 1),

@@ -57,12 +57,13 @@ def open_service(settings: Settings) -> Iterator[Service]:
     Raises StoreInUseError, StoreVersionError, SQLAlchemyError, OSError.
     """
     url = settings.address_of_database()
+    disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     with ExitStack() as stack:
+        disk.open()
         stack.enter_context(only_server(url))
         writing, reader = open_engines(url, settings.synchronous)
         stack.callback(reader.dispose)
         stack.callback(writing.dispose)
-        disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         analysis = AnalysisLoop(settings, writer, reader, broker)

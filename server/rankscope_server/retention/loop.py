@@ -13,15 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import sqlalchemy as sa
 
 from rankscope_server.broker import Broker
 from rankscope_server.problems import Problem
-from rankscope_server.retention.kinds import RAW_PARTS, Part, RawKind, parts_of_run
+from rankscope_server.retention.kinds import RAW_PARTS, Kind, Part, RawKind, parts_of_run
 from rankscope_server.retention.marks import mark
 from rankscope_server.retention.plan import Removal, Rules, plan, rules_of
-from rankscope_server.retention.removal import remove_raw, remove_run
+from rankscope_server.retention.removal import finish_run, remove_of_run, remove_raw
 from rankscope_server.retention.sizes import Counted, Size, count, save
 from rankscope_server.retention.space import Space
 from rankscope_server.settings import Settings
@@ -190,17 +191,11 @@ class RetentionLoop:
     def _finish(self, run_id: str, rows_to_go: int, rows: int) -> None:
         self._disk.release()
         self._show(state="removing", run_id=run_id, kind="run", rows_to_go=rows_to_go, rows=rows)
-        self._touched |= {part.table.name for _, part in parts_of_run()}
-
-        def turn(most: int) -> Size:
-            size, by_kind = self._writer.run(
-                lambda unit: remove_run(unit, run_id, most), frees_space=True
-            )
-            for kind, gone in by_kind.items():
-                self._count(kind, gone)
-            return size
-
-        self._turns(turn)  # the last one finds nothing, and says that all is gone
+        for kind, part in parts_of_run():
+            self._touched.add(part.table.name)
+            self._turns(kind, partial(remove_of_run, run_id=run_id, part=part))
+        if not self._stop.is_set():
+            self._writer.run(lambda unit: finish_run(unit, run_id), frees_space=True)
         self._broker.publish("runs", {"runs"}, None)
 
     def _delete_by_rule(self, removal: Removal) -> None:
@@ -234,28 +229,30 @@ class RetentionLoop:
                 return Size()  # since the plan was made
             return remove_raw(unit, removal.run_id, kind, part, removal.cut, most)
 
-        def turn(most: int) -> Size:
-            size = self._writer.run(lambda unit: work(unit, most), frees_space=True)
-            self._count(kind, size)
-            return size
+        self._turns(kind, work)
 
-        self._turns(turn)
+    def _turns(self, kind: Kind, work: Callable[..., Size]) -> None:
+        """Do turns of a growing or shrinking size until one finds too little, or the server stops.
 
-    def _turns(self, turn: Callable[[int], Size]) -> None:
-        """Do turns of a growing or shrinking size until one finds nothing, or the server stops."""
+        `work(unit, most=)` removes so many rows.
+        """
         most = FIRST_ROWS
         while not self._stop.is_set():
             if not self.space.wal_has_room():
                 self._stop.wait(_WAL_PAUSE_SECONDS)
                 continue
-            began = time.monotonic()
-            size = turn(most)
-            took = time.monotonic() - began
+            size, took = self._writer.run(partial(_timed, work, most), frees_space=True)
+            self.removed_rows[kind] += size.rows
+            self.removed_bytes[kind] += size.bytes
             self._show(rows=self.progress.rows + size.rows)
-            if not size.rows:
+            if size.rows < most:
                 return
-            most = min(MOST_ROWS, most * 2) if took < TURN_SECONDS / 2 else most
-            most = max(1, most // 2) if took > TURN_SECONDS * 2 else most
+            if self._disk.full():  # what a turn writes must fit into the reserve
+                most = FIRST_ROWS
+            elif took < TURN_SECONDS / 2:
+                most = min(MOST_ROWS, most * 2)
+            elif took > TURN_SECONDS * 2:
+                most = max(1, most // 2)
             self._stop.wait(min(took, 1.0))
 
     def _give_back(self) -> None:
@@ -266,9 +263,10 @@ class RetentionLoop:
         self._touched = set()
         self._show(state="idle")
 
-    def _count(self, kind: str, size: Size) -> None:
-        self.removed_rows[kind] += size.rows
-        self.removed_bytes[kind] += size.bytes
-
     def _show(self, **changes: object) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)  # type: ignore[arg-type]
+
+
+def _timed(work: Callable[..., Size], most: int, unit: Unit) -> tuple[Size, float]:
+    began = time.monotonic()
+    return work(unit, most=most), time.monotonic() - began

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope_server.retention import marks
-from rankscope_server.retention.kinds import Cut, Kind, Part, RawKind, parts_of_run
+from rankscope_server.retention.kinds import Cut, Part, RawKind
 from rankscope_server.retention.sizes import Size, subtract
 from rankscope_server.store import tables
 from rankscope_server.store.engine import upsert
@@ -39,24 +39,24 @@ def remove_raw(unit: Unit, run_id: str, kind: RawKind, part: Part, cut: Cut, mos
     return size
 
 
-def remove_run(unit: Unit, run_id: str, most: int) -> tuple[Size, dict[Kind, Size]]:
-    """Remove at most so many rows of a deleted run; return what went, none when all is gone."""
-    size, by_kind = Size(), dict[Kind, Size]()
-    for kind, part in parts_of_run():
-        gone = _remove(unit.connection, part, part.of_run(run_id), most - size.rows)
-        if gone.rows:
-            size.add(gone.rows, gone.bytes)
-            by_kind.setdefault(kind, Size()).add(gone.rows, gone.bytes)
-        if size.rows >= most:
-            break
+def remove_of_run(unit: Unit, run_id: str, part: Part, most: int) -> Size:
+    """Remove at most so many rows of a deleted run from one table; return what went."""
+    size = _remove(unit.connection, part, part.of_run(run_id), most)
     table = tables.deletion
-    values: dict[str, Any] = {
-        "rows": table.c.rows + size.rows, "bytes": table.c.bytes + size.bytes
-    }  # fmt: skip
-    if not size.rows:
-        values["finished_ns"] = unit.now_ns
-    unit.connection.execute(sa.update(table).where(table.c.run_id == run_id).values(values))
-    return size, by_kind
+    unit.connection.execute(
+        sa.update(table)
+        .where(table.c.run_id == run_id)
+        .values(rows=table.c.rows + size.rows, bytes=table.c.bytes + size.bytes)
+    )
+    return size
+
+
+def finish_run(unit: Unit, run_id: str) -> None:
+    """Note that nothing is left of a deleted run."""
+    table = tables.deletion
+    unit.connection.execute(
+        sa.update(table).where(table.c.run_id == run_id).values(finished_ns=unit.now_ns)
+    )
 
 
 def _remove(

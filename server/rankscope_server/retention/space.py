@@ -13,7 +13,8 @@ from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
 
 log = logging.getLogger(__name__)
-PAGES_PER_TURN = 512
+PAGES_PER_TURN = 128
+_FULL_WAL_BYTES = 512 << 10  # on a full disk the log lives on the reserve
 _INCREMENTAL = 2
 
 
@@ -37,10 +38,11 @@ class Space:
 
         A reader that is slow holds it back: then the work waits, not the disk.
         """
-        if self._disk.space().wal_bytes <= WAL_LIMIT_BYTES:
+        limit = _FULL_WAL_BYTES if self._disk.full() else WAL_LIMIT_BYTES
+        if self._disk.space().wal_bytes <= limit:
             return True
         self.checkpoint()
-        return self._disk.space().wal_bytes <= WAL_LIMIT_BYTES
+        return self._disk.space().wal_bytes <= limit
 
     def checkpoint(self) -> None:
         """Write the log into the database and cut it, unless somebody reads it."""

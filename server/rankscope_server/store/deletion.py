@@ -91,7 +91,7 @@ def begin(
     connection.execute(
         sa.insert(tables.deletion).values(
             run_id=run_id, name=run.name or run_id, reason=reason, asked_ns=unit.now_ns,
-            rows=1, bytes=0, rows_at_start=max(rows, 1), bytes_at_start=num_bytes,
+            rows=1, bytes=0, rows_at_start=rows + 1, bytes_at_start=num_bytes,
         )
     )  # fmt: skip
     connection.execute(sa.delete(tables.run).where(tables.run.c.run_id == run_id))

@@ -22,6 +22,8 @@ from rankscope_server.store.engine import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 RESERVE_NAME = "rankscope.reserve"
+_OPENING_BYTES = 1 << 20  # lock, shared memory and log of SQLite
+_AFTER_FAILURE_BYTES = 1 << 20  # so much must be free before the next try
 REMEDY = "free space there, delete runs, or set --keep-runs-bytes; senders retry by themselves"
 
 
@@ -48,6 +50,12 @@ class Disk:
         self._has_failed = False
         self.on_full: Callable[[], None] = lambda: None
         if self._reserve is not None and not reserve_bytes:
+            self._reserve.unlink(missing_ok=True)
+
+    def open(self) -> None:
+        """Give the reserve up where the disk is too full even to open the database."""
+        if self._reserve is not None and self._held() and self._free() < _OPENING_BYTES:
+            log.warning("the disk is full: its reserve is given up to start")
             self._reserve.unlink(missing_ok=True)
 
     def admit(self) -> None:
@@ -94,24 +102,23 @@ class Disk:
 
     def _look(self) -> str:
         """Return why nothing is taken; where there is room make the reserve first."""
-        free, held = self._free(), self._held()
-        wanted = self._reserve_bytes - held
-        margin = self._low_bytes or (1 << 20 if self._has_failed else 0)
-        if free >= margin + wanted:
-            if wanted > 0 and not self._make_reserve():
-                return self._says(free)
+        free, wanted = self._free(), self._reserve_bytes - self._held()
+        margin = max(self._low_bytes, _AFTER_FAILURE_BYTES if self._has_failed else 0)
+        if free >= margin + max(wanted, 0) and (wanted <= 0 or self._make_reserve()):
             self._has_failed = False
             return ""
-        # The reserve that could not be made keeps nobody out that was let in before.
-        is_out = bool(self._reason) or self._has_failed
-        return self._says(free) if is_out or free < margin else ""
-
-    def _says(self, free: int) -> str:
+        needed = (margin + max(wanted, 0)) >> 20
         folder = self._database.parent if self._database is not None else ""
-        return f"the disk of the server is full: {free >> 20} MiB are free in {folder}"
+        return (
+            f"the disk of the server is full: {free >> 20} MiB are free in {folder}, "
+            f"it needs {needed or 1} MiB"
+        )
 
     def _free(self) -> int:
-        return shutil.disk_usage(self._database.parent).free if self._database is not None else 0
+        try:
+            return shutil.disk_usage(self._database.parent).free if self._database else 0
+        except OSError:  # no folder yet: that is for those who make it to report
+            return 1 << 62
 
     def _held(self) -> int:
         return _size(self._reserve) if self._reserve is not None else 0
