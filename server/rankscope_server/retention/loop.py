@@ -161,12 +161,12 @@ class RetentionLoop:
                 else:
                     self._finish_deletions()
                     self._give_back()
-                self._disk.full()  # makes the reserve again where there is room
             except StoreUnavailableError as error:
                 self._failed(str(error))
             except Exception as error:
                 log.error("retention failed", exc_info=error)
                 self._failed(f"{type(error).__name__}: {error}")
+            self._disk.restore()
             self._wake.wait(max(0.0, due - time.monotonic()))
 
     def _failed(self, why: str) -> None:

@@ -47,7 +47,7 @@ class Disk:
         self._reserve_bytes, self._low_bytes = reserve_bytes, low_bytes
         self._lock = threading.Lock()
         self._reason = ""  # why nothing is taken; empty while it is
-        self._has_failed = False
+        self._has_failed = self._is_released = False
         self.on_full: Callable[[], None] = lambda: None
         if self._reserve is not None and not reserve_bytes:
             self._reserve.unlink(missing_ok=True)
@@ -85,10 +85,19 @@ class Disk:
             self.full()
 
     def release(self) -> None:
-        """Give the reserve up, where the disk is full, so that something can be deleted."""
-        if self._reserve is not None and self.full() and self._reserve.exists():
-            log.warning("the reserve of %d bytes is given up to delete", self._reserve_bytes)
-            self._reserve.unlink(missing_ok=True)
+        """Give the reserve up, where the disk is full, until `restore`: something is deleted."""
+        if self._reserve is None or not self.full():
+            return
+        with self._lock:
+            self._is_released = True
+            if self._held():
+                log.warning("the reserve of %d bytes is given up to delete", self._reserve_bytes)
+                self._reserve.unlink(missing_ok=True)
+
+    def restore(self) -> None:
+        """Make the reserve again, as soon as there is room: what was to be deleted is."""
+        self._is_released = False
+        self.full()
 
     def space(self) -> Space:
         """Return what there is."""
@@ -104,7 +113,8 @@ class Disk:
         """Return why nothing is taken; where there is room make the reserve first."""
         free, wanted = self._free(), self._reserve_bytes - self._held()
         margin = max(self._low_bytes, _AFTER_FAILURE_BYTES if self._has_failed else 0)
-        if free >= margin + max(wanted, 0) and (wanted <= 0 or self._make_reserve()):
+        is_room = free >= margin + max(wanted, 0) and not self._is_released
+        if is_room and (wanted <= 0 or self._make_reserve()):
             self._has_failed = False
             return ""
         needed = (margin + max(wanted, 0)) >> 20

@@ -213,6 +213,8 @@ def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa
         cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file; before all else
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
+        # else some builds write each page that is freed: the log would grow by what is deleted
+        cursor.execute("PRAGMA secure_delete=FAST").fetchall()
         cursor.execute(f"PRAGMA synchronous={'FULL' if synchronous == 'full' else 'NORMAL'}")
         cursor.execute("PRAGMA busy_timeout=10000")
         cursor.execute("PRAGMA cache_size=-16000")
