@@ -191,7 +191,7 @@ class AnalysisLoop:
 
             run.outcome, run.failure, run.looked = self._writer.run(work), "", began
         except StoreUnavailableError as error:
-            log.warning("the findings of %s wait: %s", run_id, error)
+            log.info("the findings of %s wait: %s", run_id, error)  # the writer warned
             return
         except Exception as error:  # noqa: BLE001 - a detector must not stop the server
             self._failed(run_id, run, error)
