@@ -139,6 +139,8 @@ def check(configuration: Configuration) -> int:
 
 
 def _no_store(settings: Settings, error: Exception) -> str:
+    if not settings.database_url and disk_of(settings.address_of_database(), 0, 0).is_used_up():
+        return f"the disk of {settings.directory()} is full; free a few MiB there"
     flag = "--database-url" if settings.database_url else "--data-dir"
     return f"{error}; choose another store with {flag}"
 
@@ -184,15 +186,13 @@ def announce(settings: Settings, url: str) -> None:
 def _check_store(settings: Settings) -> None:
     # Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
     url = settings.address_of_database()
-    disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     try:
+        disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
         disk.open()
         with only_server(url):
             for engine in open_engines(url, settings.synchronous):
                 engine.dispose()
     except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
-        if reason := disk.full():
-            raise OSError(f"{reason}; free a few MiB there") from error
         raise OSError(_no_store(settings, error)) from error
 
 

@@ -51,6 +51,7 @@ MIB = 1 << 20
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _SIZES = (1024, 1 << 40)  # bytes
 _PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
 _AGES = (0.1, 366 * 86_400.0)  # seconds
@@ -185,6 +186,10 @@ class Settings:
         words = (word.strip() for word in self.preflight_networks.split(","))
         return tuple(ipaddress.ip_network(word) for word in words if word)
 
+    def host_names(self) -> tuple[str, ...]:
+        """Return the other names that are answered to."""
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
+
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
         return self.database_url or f"sqlite:///{self.directory() / 'rankscope.db'}"
@@ -288,6 +293,9 @@ def check(settings: Settings) -> None:
         )
     if settings.log_format not in {"text", "json"}:
         raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
+    wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
+    if wrong:
+        raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")
     try:
         settings.networks()
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -9,9 +10,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope_server.own_log import begin_request
-from rankscope_server.problems import request_id
+from rankscope_server.problems import Problem, answer, request_id
 
 log = logging.getLogger("rankscope_server.requests")
+_STOPPING = Problem(503, "the server is stopping", None, "send again to the next server")
 
 
 class RequestLog:
@@ -25,7 +27,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begin_request(request_id(Request(scope)))
+        request = Request(scope)
+        begin_request(request_id(request))
         began, status = time.perf_counter(), 0
 
         async def noting(message: Message) -> None:
@@ -36,6 +39,9 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:  # its time is over: the server ends
+            if not status:
+                await answer(request, _STOPPING)(scope, receive, noting)
         finally:
             if log.isEnabledFor(logging.INFO):
                 took_ms = (time.perf_counter() - began) * 1e3

@@ -49,14 +49,16 @@ class Disk:
         self._reason = ""  # why nothing is taken; empty while it is
         self._has_failed = self._is_released = False
         self.on_full: Callable[[], None] = lambda: None
-        if self._reserve is not None and not reserve_bytes:
-            self._reserve.unlink(missing_ok=True)
 
     def open(self) -> None:
         """Give the reserve up where the disk is too full even to open the database."""
-        if self._reserve is not None and self._held() and self._free() < _OPENING_BYTES:
+        if self._reserve is not None and self._held() and self.is_used_up():
             log.warning("the disk is full: its reserve is given up to start")
             self._reserve.unlink(missing_ok=True)
+
+    def is_used_up(self) -> bool:
+        """Return whether there is not even the room to open the database."""
+        return self._database is not None and self._free() < _OPENING_BYTES
 
     def admit(self) -> None:
         """Return where a write may begin. Raises StoreUnavailableError while the disk is full."""
