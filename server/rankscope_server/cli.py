@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from types import FrameType
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope_server import own_log
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.settings import (
@@ -29,6 +29,7 @@ from rankscope_server.settings import (
     read,
     without_password,
 )
+from rankscope_server.store.disk import disk_of
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreVersionError,
@@ -72,9 +73,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
     settings = configuration.settings
     if configuration.is_check:
         return check(configuration)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    own_log.configure(settings.log_level, settings.log_format)
     _forget_ready_file(settings)  # of a server that was killed
     try:
         listener = listen(settings)
@@ -89,7 +88,8 @@ def serve(argv: Sequence[str] | None = None) -> int:
     config = uvicorn.Config(
         app,
         log_level=settings.log_level,
-        access_log=settings.log_level == "debug",
+        log_config=None,  # its lines go into the own log, in the same form
+        access_log=False,  # the own one names the request
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
         lifespan="on",
@@ -139,6 +139,8 @@ def check(configuration: Configuration) -> int:
 
 
 def _no_store(settings: Settings, error: Exception) -> str:
+    if not settings.database_url and disk_of(settings.address_of_database(), 0, 0).is_used_up():
+        return f"the disk of {settings.directory()} is full; free a few MiB there"
     flag = "--database-url" if settings.database_url else "--data-dir"
     return f"{error}; choose another store with {flag}"
 
@@ -185,6 +187,8 @@ def _check_store(settings: Settings) -> None:
     # Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
     url = settings.address_of_database()
     try:
+        disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
+        disk.open()
         with only_server(url):
             for engine in open_engines(url, settings.synchronous):
                 engine.dispose()

@@ -51,9 +51,12 @@ MIB = 1 << 20
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _SIZES = (1024, 1 << 40)  # bytes
 _PAUSES = (0.05, 86_400.0)  # seconds; without a pause a loop would keep a processor busy
 _AGES = (0.1, 366 * 86_400.0)  # seconds
+_DAYS = (0.0, 3_660.0)  # 0: for ever
+_KEPT_SIZES = (0, 1 << 60)  # bytes; 0: any size
 _Value = TypeVar("_Value", str, int, float, bool)
 
 
@@ -126,6 +129,53 @@ class Settings:
         3, "How long open requests may finish after a signal to stop.", (0, 3_600)
     )
     log_level: str = _setting("warning", "Least level of the own log: debug, info, warning, error.")
+    log_format: str = _setting("text", "Form of the own log: text, or json, one object a line.")
+    keep_collectives_days: float = _setting(
+        0.0, "Single collectives are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_collectives_bytes: int = _setting(
+        0, "Most bytes of single collectives, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_steps_days: float = _setting(
+        0.0, "Single steps are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_steps_bytes: int = _setting(
+        0, "Most bytes of single steps, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_samples_days: float = _setting(
+        0.0, "Samples of machines are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_samples_bytes: int = _setting(
+        0, "Most bytes of samples of machines, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_logs_days: float = _setting(
+        0.0, "Log lines are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_logs_bytes: int = _setting(
+        0, "Most bytes of log lines, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_events_days: float = _setting(
+        0.0, "Events, stacks and traces are removed after so many days; 0 keeps them.", _DAYS
+    )
+    keep_events_bytes: int = _setting(
+        0, "Most bytes of events, stacks and traces, oldest go first; 0 for any.", _KEPT_SIZES
+    )
+    keep_runs_days: float = _setting(
+        0.0, "A run without news for so many days is deleted; 0 keeps it.", _DAYS
+    )
+    keep_runs_bytes: int = _setting(
+        0, "Most bytes of all runs, those longest without news go first; 0 for any.", _KEPT_SIZES
+    )
+    retention_seconds: float = _setting(
+        600.0, "Pause between two rounds of retention.", (0.05, 86_400.0)
+    )
+    disk_low_bytes: int = _setting(
+        64 * MIB, "With less free on the disk nothing is taken; 0 writes to the end.", (0, 1 << 50)
+    )
+    disk_reserve_bytes: int = _setting(
+        64 * MIB, "Size of the file that is given up so that a full disk can be freed.",
+        (0, 1 << 40),
+    )  # fmt: skip
 
     def directory(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the data directory, by default that of the user."""
@@ -138,6 +188,10 @@ class Settings:
         """Return the networks that preflight may dial; none: no list. Raises ValueError."""
         words = (word.strip() for word in self.preflight_networks.split(","))
         return tuple(ipaddress.ip_network(word) for word in words if word)
+
+    def host_names(self) -> tuple[str, ...]:
+        """Return the other names that are answered to."""
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
@@ -240,6 +294,11 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             f"log_level is {settings.log_level!r}; use debug, info, warning or error"
         )
+    if settings.log_format not in {"text", "json"}:
+        raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
+    wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
+    if wrong:
+        raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")
     try:
         settings.networks()
     except ValueError as error:

@@ -16,9 +16,14 @@ COUNTERS = {
         "refused", "bytes", "seconds",
     )
 }  # fmt: skip
+COUNTERS |= {f"rankscope_{name}_total" for name in ("looks", "look_seconds", "unavailable")}
 GAUGES = {
-    "rankscope_runs_live", "rankscope_runs_behind", "rankscope_streams_open",
-    "rankscope_analysis_lag_seconds", "rankscope_intake_bytes", "rankscope_intake_delay_seconds",
+    f"rankscope_{name}"
+    for name in (
+        "runs_live", "runs_behind", "streams_open", "queue_bytes", "queue_jobs",
+        "queue_delay_seconds", "analysis_lag_seconds", "disk_full", "disk_free_bytes",
+        "database_bytes", "wal_bytes",
+    )
 }  # fmt: skip
 PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0;q=0.5,"
@@ -53,6 +58,32 @@ def test_it_counts_what_came(client: TestClient) -> None:
         assert values[f"rankscope_ingest_{name}_total"] == value, name
     assert 0 < values["rankscope_ingest_seconds_total"] < 60
     assert values["rankscope_runs_live"] == 1
+
+
+def test_it_shows_the_lag_of_the_analysis_and_its_looks(client: TestClient) -> None:
+    Sender(client).send(log_line("x"))
+    before = scraped(client)
+    assert before["rankscope_analysis_lag_seconds"] > 0
+    assert before["rankscope_queue_bytes"] == before["rankscope_queue_jobs"] == 0
+    client.app.state.service.analysis.look_now()  # type: ignore[attr-defined]
+    after = scraped(client)
+    assert after["rankscope_analysis_lag_seconds"] == 0
+    assert after["rankscope_looks_total"] == before["rankscope_looks_total"] + 1
+    assert after["rankscope_look_seconds_total"] > before["rankscope_look_seconds_total"]
+    assert after["rankscope_disk_full"] == 0
+    assert after["rankscope_disk_free_bytes"] > 0
+    assert after["rankscope_database_bytes"] > 0
+
+
+def test_requests_that_the_store_cannot_serve_are_counted_by_cause(client: TestClient) -> None:
+    writer = client.app.state.service.writer  # type: ignore[attr-defined]
+    writer._closed = True
+    reply = client.post("/api/v1/ingest", content=Sender(client).body(log_line("x")))
+    writer._closed = False
+    assert reply.status_code == 503
+    lines = client.get("/metrics").text.splitlines()
+    assert 'rankscope_unavailable_total{cause="stopping"} 1.0' in lines
+    assert 'rankscope_unavailable_total{cause="disk_full"} 0.0' in lines
 
 
 def test_large_counters_are_exact(client: TestClient) -> None:

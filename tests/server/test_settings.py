@@ -31,6 +31,8 @@ BAD = {
 BAD_WORDS = {
     "synchronous": ("off", "FULL"),
     "log_level": ("loud", "0"),
+    "log_format": ("xml", "JSON"),
+    "allowed_hosts": ("http://gpu.example", "a.example,b/c", "a b"),
     "preflight_networks": ("10.0.0.0/33", "everything"),
     "ready_file": ("/no/such/folder/ready.json",),
 }
@@ -175,6 +177,21 @@ def test_check_starts_nothing_and_leaves_nothing(
     assert re.search(r"address .* free\n", said)
     assert said.endswith("will be made\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "setting", [one for one in SETTINGS if list(bad_values(one))], ids=lambda setting: setting.name
+)
+def test_check_says_of_each_setting_what_cannot_be_used(
+    setting: Setting, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in bad_values(setting):
+        monkeypatch.setenv(setting.variable, text)
+        assert serve(["--check"]) == EXIT_USAGE, text
+        said = capsys.readouterr().err
+        assert said.startswith("rankscope serve: ")
+        assert setting.name in said or setting.variable in said
+        assert said.count("\n") == 1
 
 
 def test_check_sees_a_server_that_runs_and_the_version_of_its_tables(

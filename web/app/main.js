@@ -5,6 +5,7 @@ import { useEffect, useState } from 'preact/hooks';
 import { Failure } from './api.js';
 import { setTitle } from './page.js';
 import { Empty, Guard, Problem } from './parts/bits.js';
+import { Removed } from './parts/removed.js';
 import { Shell, useRun } from './parts/shell.js';
 import { go, place } from './router.js';
 import { el, t } from './tags.js';
@@ -20,6 +21,7 @@ import { path, runPath } from './url.js';
 /** @type {Record<string, {load: () => Promise<{Page: import('preact').ComponentType<any>}>, api: (run: string, id: string) => string}>} */
 const PAGES = {
   runs: { load: () => import('./pages/runs.js'), api: () => 'runs' },
+  storage: { load: () => import('./pages/storage.js'), api: () => 'storage' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },
@@ -62,7 +64,8 @@ function App() {
   const { name, run, id } = place.value;
   const overview = /** @type {import('./api.js').Answer<Overview>} */ (useRun(run));
   const known = PAGES[name];
-  const missing = run !== '' && overview.error?.status === 404;
+  const deleted = run !== '' && overview.error?.status === 410;
+  const missing = deleted || (run !== '' && overview.error?.status === 404);
   useEffect(() => {
     if (name === 'home') go('runs', { replace: true });
   }, [name]);
@@ -70,7 +73,7 @@ function App() {
     Shell,
     { run: missing ? '' : run, overview: overview.data, apiPath: known ? known.api(run, id) : 'runs' },
     missing
-      ? el(NoSuchRun, { run })
+      ? el(NoSuchRun, { run, deleted })
       : known
         ? el(PageFor, {
             key: `${name} ${run} ${id}`,
@@ -109,18 +112,27 @@ function PageFor({ name, props }) {
   useEffect(load, [name]);
   if (problem) return el(Problem, { error: problem, retry: load, what: 'this page' });
   if (!loaded) return null;
-  return el(Guard, { what: 'This page' }, el(loaded.page, { ...props, ended: isOver(props.overview.data) }));
+  return el(
+    Guard,
+    { what: 'This page' },
+    el(Removed, { page: name, overview: props.overview.data }),
+    el(loaded.page, { ...props, ended: isOver(props.overview.data) }),
+  );
 }
 
-/** @param {{run: string}} props */
-function NoSuchRun({ run }) {
+/** @param {{run: string, deleted: boolean}} props */
+function NoSuchRun({ run, deleted }) {
   useEffect(() => setTitle(`No run ${run}`), [run]);
   return t.div(
     { class: 'card padded' },
-    t.h1(null, `There is no run “${run}”`),
+    t.h1(null, deleted ? `Run “${run}” was deleted` : `There is no run “${run}”`),
     el(
       Empty,
-      { title: 'It may have been deleted, or its first record has not arrived yet. This page looks again by itself.' },
+      {
+        title: deleted
+          ? 'What it still sends is refused. A new run needs another id.'
+          : 'Its first record may not have arrived yet. This page looks again by itself.',
+      },
       t.p(null, t.a({ href: 'runs', class: 'button' }, 'All runs')),
     ),
   );

@@ -11,6 +11,7 @@ const PLACES = [
   [/^$/, 'home'],
   [/^runs$/, 'runs'],
   [/^sign-in$/, 'signin'],
+  [/^storage$/, 'storage'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],

@@ -198,6 +198,19 @@ export interface Coverage {
   notes: string[];
 }
 
+/** A deleted run: its id is refused; `finished_ms` null while its data is being removed. */
+export interface DeletionRow {
+  run_id: string;
+  name: string;
+  reason: 'age' | 'asked' | 'size';
+  asked_ms: number | null;
+  finished_ms: number | null;
+  rows: number;
+  bytes: number;
+  rows_at_start: number;
+  bytes_at_start: number;
+}
+
 /** Whether a detector could look. */
 export interface Detector {
   name: string;
@@ -214,6 +227,17 @@ export interface Dialled {
   port: number;
   elapsed_ms: number;
   why: string;
+}
+
+/** The disk of the embedded store; null where the database is elsewhere. */
+export interface DiskAnswer {
+  free_bytes: number | null;
+  total_bytes: number | null;
+  database_bytes: number | null;
+  wal_bytes: number;
+  reusable_bytes: number | null;
+  reserve_bytes: number;
+  full: string;
 }
 
 /** What differs between the ranks' environments, and what they share. */
@@ -376,6 +400,16 @@ export interface IngestAnswer {
   duplicate: boolean;
   refused: Refused[];
   commands: Command[];
+}
+
+/** What there is of a kind, and how long it is kept; 0 is no limit. */
+export interface KindSize {
+  kind: string;
+  label: string;
+  rows: number;
+  bytes: number;
+  keep_days: number;
+  keep_bytes: number;
 }
 
 /** How many lines each value would give, its own filter left out. */
@@ -587,6 +621,7 @@ export interface Overview {
   numbers: Number[];
   attempts: Attempt[];
   counts: Counts;
+  removed: RemovedRow[];
 }
 
 /** A path that became worse or better from one preflight to the other. */
@@ -604,6 +639,12 @@ export interface PartAnswer {
   received_bytes: number;
 }
 
+/** Whether retention and deletions leave a run alone. */
+export interface PinAnswer {
+  run_id: string;
+  is_pinned: boolean;
+}
+
 /** A lane that is shown above the map at every zoom. */
 export interface PinnedRow {
   rank: number;
@@ -613,6 +654,16 @@ export interface PinnedRow {
   max_ratio: number | null;
   cells: string;
   missing: string;
+}
+
+/** What would be removed now. */
+export interface PlannedRow {
+  run_id: string;
+  name: string;
+  kind: string;
+  reason: 'age' | 'size';
+  rows: number;
+  bytes: number;
 }
 
 /** A preflight, who has not ended yet, and the verdict over what came until now. */
@@ -828,6 +879,20 @@ export interface Ranks {
   ranks: RankRow[];
 }
 
+/** The server can do what it is for; 503 names the parts that cannot. */
+export interface Ready {
+  status: 'ok';
+  version: string;
+  parts: ReadyPart[];
+}
+
+/** One thing that the server rests on. */
+export interface ReadyPart {
+  part: string;
+  ready: boolean;
+  reason: string;
+}
+
 /** A record or chunk that was not stored, and why. */
 export interface Refused {
   index: number;
@@ -836,6 +901,22 @@ export interface Refused {
   reason: string;
   remedy: string;
   part: string;
+}
+
+/** The id of a deleted run may be used again. */
+export interface ReleaseAnswer {
+  run_id: string;
+  is_released: boolean;
+}
+
+/** What retention took from a run that is still there. */
+export interface RemovedRow {
+  kind: string;
+  text: string;
+  rows: number;
+  bytes: number;
+  received_before_ms: number | null;
+  removed_ms: number | null;
 }
 
 /** One run, verdict first. `source` says where it was read. */
@@ -862,6 +943,44 @@ export interface Report {
   notes: string[];
   ranks_capped: Capped | null;
   lines_capped: Capped | null;
+}
+
+/** What retention would remove now, what it does, and what was deleted. */
+export interface RetentionAnswer {
+  text: string;
+  are_any: boolean;
+  rows: number;
+  bytes: number;
+  planned: PlannedRow[];
+  unmet: string[];
+  progress: RetentionProgress;
+  deletions: DeletionRow[];
+  capped: Capped | null;
+}
+
+/** What retention does now. */
+export interface RetentionProgress {
+  state: 'counting' | 'giving back' | 'idle' | 'removing';
+  run_id: string;
+  kind: string;
+  rows: number;
+  rows_to_go: number;
+  began_ms: number | null;
+  round_ended_ms: number | null;
+  failure: string;
+}
+
+/** What a run holds, largest first. */
+export interface RunSize {
+  run_id: string;
+  name: string;
+  status: string;
+  is_live: boolean;
+  is_pinned: boolean;
+  received_ms: number | null;
+  rows: number;
+  bytes: number;
+  kinds: Record<string, number>;
 }
 
 /** One run in a list. */
@@ -1058,6 +1177,17 @@ export interface StackRow {
   reason: string;
   text: string;
   command_id: number | null;
+}
+
+/** What is stored, by kind and by run. Sizes are of content, without indexes. */
+export interface StorageAnswer {
+  text: string;
+  disk: DiskAnswer;
+  rows: number;
+  bytes: number;
+  kinds: KindSize[];
+  runs: RunSize[];
+  capped: Capped | null;
 }
 
 /** One line of the first screen. */

@@ -21,6 +21,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.explain", "ExplainCommand"),
     ("rankscope.cli.report", "ReportCommand"),
     ("rankscope.cli.ask", "AskCommand"),
+    ("rankscope.cli.runs", "RunsCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
 )

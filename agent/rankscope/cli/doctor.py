@@ -55,10 +55,15 @@ class DoctorCommand:
       rankscope doctor
       rankscope doctor --all                  each hook and source, with the reason
       rankscope doctor --build
+      rankscope doctor --server http://127.0.0.1:8787
       RANKSCOPE_SERVER=http://127.0.0.1:8787 rankscope doctor --json
 
-    Exit codes: 0 all is well; 1 it works, and there is advice; 2 nothing can be recorded;
-    64 wrong usage.
+    With --server it is about that server instead: whether each part of it is ready, what it
+    stores by kind and by run, and what its retention would remove now.
+
+    Exit codes: 0 all is well; 1 it works, and there is advice; 2 nothing can be recorded, or the
+    server does not answer; 64 wrong usage.
+    A token for the server is taken from RANKSCOPE_TOKEN only.
     """
 
     name: ClassVar[str] = "doctor"
@@ -73,6 +78,9 @@ class DoctorCommand:
         parser.add_argument(
             "-a", "--all", action="store_true", help="show each hook and source, with its reason"
         )
+        parser.add_argument(
+            "--server", metavar="URL", help="examine this server: what it stores, what would go"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -83,6 +91,8 @@ class DoctorCommand:
         except SettingError as error:
             sys.stderr.write(f"rankscope doctor: {error}\n")
             return EXIT_USAGE
+        if arguments.server:
+            return examine_server(arguments.server, settings.token, console, arguments.json)
         if arguments.build:
             _build(Console(stderr=True))
         rows = list(examine(settings))
@@ -100,6 +110,44 @@ class DoctorCommand:
             if shown:
                 console.print(_table(shown))
         return code
+
+
+def examine_server(url: str, token: str, console: Console, is_json: bool) -> int:
+    """Print what a server stores and would remove, and whether it is ready; return the code."""
+    from rankscope.address import AddressError
+    from rankscope.cli import storage
+
+    try:
+        with contextlib.closing(storage.client_of(url, token)) as client:
+            asking = storage.StorageClient(client)
+            not_ready = ""
+            try:
+                ready = asking.ask("GET", "/ready")
+            except storage.StorageFailed as error:
+                if error.status != 503:
+                    raise
+                ready, not_ready = {}, str(error)
+            stored, retention = asking.ask("GET", "/storage"), asking.ask("GET", "/retention")
+    except AddressError as error:
+        sys.stderr.write(f"rankscope doctor: {error}\n")
+        return EXIT_USAGE
+    except storage.StorageFailed as error:
+        sys.stderr.write(f"rankscope doctor: {error}\n")
+        return EXIT_NOTHING
+    code = EXIT_ADVICE if not_ready or retention["unmet"] else 0
+    if is_json:
+        document = {"exit_code": code, "not_ready": not_ready, "ready": ready}
+        console.print_json(json.dumps(document | {"storage": stored, "retention": retention}))
+        return code
+    lines = [not_ready or "Every part of the server is ready.", stored["text"]]
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
+    console.print(storage.kinds_table(stored), storage.runs_table(stored), sep="\n\n")
+    console.print(f"\n{retention['text']}", soft_wrap=True, markup=False)
+    if retention["planned"]:
+        console.print(storage.plan_table(retention))
+    for text in retention["unmet"]:
+        console.print(text, soft_wrap=True, markup=False)
+    return code
 
 
 def summary(rows: Sequence[Row]) -> str:

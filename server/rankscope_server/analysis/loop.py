@@ -30,6 +30,7 @@ from rankscope_server.ingest.chunks import ValidatedChunk
 from rankscope_server.ingest.intake import Intake
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
+from rankscope_server.store.deletion import find_deletion
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.restart import newest_batch, replay
 from rankscope_server.store.writer import Writer
@@ -91,6 +92,7 @@ class AnalysisLoop:
         self._intake = intake or Intake(settings.max_intake_bytes)
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
+        self.num_looks, self.look_seconds = 0, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
@@ -108,6 +110,11 @@ class AnalysisLoop:
     def num_runs(self) -> int:
         """Return how many runs are in memory."""
         return len(self._runs)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its thread works."""
+        return self._thread.is_alive()
 
     @property
     def num_behind(self) -> int:
@@ -148,12 +155,18 @@ class AnalysisLoop:
                 run.waiting.clear()
                 run.waiting_events = run.waiting_bytes = 0
 
+    def forget(self, run_id: str) -> None:
+        """Let a run that was deleted leave memory."""
+        with self._lock:
+            self._runs.pop(run_id, None)
+
     def look_now(self) -> None:
         """Look once at every live run; for tests and for the thread."""
         for run_id in list(self._runs):
             if self._stop.is_set():
                 return
-            self._look(run_id, self._runs[run_id])
+            if (run := self._runs.get(run_id)) is not None:  # else it was deleted meanwhile
+                self._look(run_id, run)
         self._forget_silent_runs()
 
     def _work(self) -> None:
@@ -191,12 +204,21 @@ class AnalysisLoop:
             run.seeing_since = run.seeing_since or run.news_since
             run.news_since = None
         try:
+            self._look_once(run_id, run, began)
+        finally:
+            self.num_looks += 1
+            self.look_seconds += time.monotonic() - began
+
+    def _look_once(self, run_id: str, run: LiveRun, began: float) -> None:
+        try:
             state = self._advance(run_id, run)
             behind = self._behind_seconds(run)
             look = state.look(self._clock() - int(behind * 1e9), behind)
             outcome, level = run.outcome, state.thinning_to_ask()
 
             def work(unit: Any) -> Outcome:
+                if find_deletion(unit.connection, run_id) is not None:
+                    return dataclasses.replace(outcome, changed=frozenset())
                 stored = store_look(unit, run_id, look, outcome)
                 is_asked = level is not None and ask_to_thin(unit, run_id, level)
                 is_asked |= ask_of_the_slow(unit, run_id, stored.known or {})
@@ -207,7 +229,7 @@ class AnalysisLoop:
             run.outcome, run.failure, run.looked = self._writer.run(work), "", began
             run.seeing_since = None
         except StoreUnavailableError as error:
-            log.warning("the findings of %s wait: %s", run_id, error)
+            log.info("the findings of %s wait: %s", run_id, error)  # the writer warned
             return
         except Exception as error:  # noqa: BLE001 - a detector must not stop the server
             self._failed(run_id, run, error)

@@ -21,10 +21,12 @@ from rankscope_server.api.preflight import results as preflight_results
 from rankscope_server.api.preflight import routes as preflight
 from rankscope_server.api.ranks import routes as ranks
 from rankscope_server.api.report import routes as report
+from rankscope_server.api.request_log import RequestLog
 from rankscope_server.api.runs import routes as runs
 from rankscope_server.api.security import Guard
 from rankscope_server.api.service import Service, open_service
 from rankscope_server.api.steps import routes as steps
+from rankscope_server.api.storage import routes as storage
 from rankscope_server.settings import Settings
 
 GZIP_FROM_BYTES = 1_000
@@ -38,6 +40,7 @@ ROUTERS = (
     commands.router,
     preflight_results.router,
     preflight_network.router,
+    storage.router,
     stream.router,
     web.router,  # last: it answers every other path
 )
@@ -66,7 +69,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
-    app.add_middleware(Guard, settings=settings)  # outermost: refuses before anything is read
+    app.add_middleware(Guard, settings=settings)  # refuses before anything is read
+    app.add_middleware(RequestLog)  # outermost: sees what was refused too
     failures.install(app)
     openapi.install(app)
     for router in ROUTERS:

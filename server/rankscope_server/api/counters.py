@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -9,13 +11,21 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
+from rankscope_server.retention.loop import RetentionLoop
+from rankscope_server.store.disk import Disk
+from rankscope_server.store.writer import Writer
 
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+# why a request was not served: `StoreUnavailableError.cause`
+CAUSES = ("disk_full", "behind", "stopping", "database")
 
 disable_created_metrics()  # a second series for each counter, always the start of the server
 
@@ -23,7 +33,15 @@ disable_created_metrics()  # a second series for each counter, always the start 
 class Counters:
     """Totals since the start, and what is so now; safe to add to from any thread."""
 
-    def __init__(self, analysis: AnalysisLoop, broker: Broker, intake: Intake) -> None:
+    def __init__(
+        self,
+        analysis: AnalysisLoop,
+        broker: Broker,
+        intake: Intake,
+        writer: Writer,
+        disk: Disk,
+        retention: RetentionLoop,
+    ) -> None:
         self._registry = CollectorRegistry()
         self.batches = self._ingest("batches", "Batches stored.")
         self.duplicates = self._ingest("batches_duplicate", "Batches that were stored before.")
@@ -40,17 +58,58 @@ class Counters:
         self._gauge(
             "runs_behind", "Those of them with stored batches that no look has seen yet."
         ).set_function(lambda: analysis.num_behind)
-        self._gauge(
-            "analysis_lag_seconds",
-            "How long ago the oldest stored batch came that no look has seen.",
-        ).set_function(lambda: analysis.lag_seconds)
-        self._gauge("intake_bytes", "Bytes of batches that are under way.").set_function(
-            lambda: intake.num_bytes
-        )
-        self._gauge(
-            "intake_delay_seconds", "For how long the oldest batch under way has been here."
-        ).set_function(intake.delay_seconds)
         self._gauge("streams_open", "Open event streams.").set_function(lambda: broker.subscribers)
+        self.unavailable = Counter(
+            "rankscope_unavailable", "Requests that the store could not serve, by cause.",
+            ["cause"], registry=self._registry,
+        )  # fmt: skip
+        for cause in CAUSES:
+            self.unavailable.labels(cause)
+        self._values(
+            {
+                "queue_jobs": ("Transactions that wait.", lambda: writer.num_waiting),
+                "queue_bytes": (
+                    "Bytes of batches that are under way: here in part or whole, not durable yet.",
+                    lambda: intake.num_bytes,
+                ),
+                "queue_delay_seconds": (
+                    "For how long the oldest of them has been here, or is put off.",
+                    intake.delay_seconds,
+                ),
+                "analysis_lag_seconds": (
+                    "How long ago the oldest stored batch came that no look has seen.",
+                    lambda: analysis.lag_seconds,
+                ),
+                "disk_full": ("1 while no data is taken.", lambda: bool(disk.full())),
+                "disk_free_bytes": (
+                    "Free on the disk of the embedded store.",
+                    lambda: _known(disk.space().free_bytes),
+                ),
+                "database_bytes": (
+                    "Size of the embedded database.", lambda: _known(disk.space().database_bytes)
+                ),
+                "wal_bytes": ("Size of its write-ahead log.", lambda: disk.space().wal_bytes),
+            }
+        )  # fmt: skip
+        self._registry.register(
+            _Sums(
+                {
+                    "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
+                    "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
+                    "retention_removed_rows": (
+                        "Rows that retention and deletions removed.",
+                        lambda: retention.removed_rows,
+                    ),
+                    "retention_removed_bytes": (
+                        "Their bytes of content.", lambda: retention.removed_bytes
+                    ),
+                }
+            )
+        )  # fmt: skip
+
+    def _values(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+        for name, (text, value) in gauges.items():
+            self._gauge(name, text).set_function(value)
 
     def _ingest(self, name: str, text: str) -> Counter:
         return Counter(f"rankscope_ingest_{name}", text, registry=self._registry)
@@ -66,3 +125,26 @@ class Counters:
         if "application/openmetrics-text" in accept:
             return openmetrics.generate_latest(self._registry), openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self._registry), _PLAIN
+
+
+class _Sums(Collector):
+    """Totals that others keep: read when Prometheus asks."""
+
+    def __init__(
+        self, sources: Mapping[str, tuple[str, Callable[[], Mapping[str, float]]]]
+    ) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield each with its values now, by kind where there are several."""
+        for name, (text, values) in self._sources.items():
+            now = dict(values())
+            labels = [] if "" in now else ["kind"]
+            family = CounterMetricFamily(f"rankscope_{name}", text, labels=labels)
+            for kind, value in now.items():
+                family.add_metric([kind] if labels else [], value)
+            yield family
+
+
+def _known(value: int | None) -> float:
+    return float("nan") if value is None else float(value)

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from rankscope_server.api.service import service_of
 from rankscope_server.problems import Problem, answer, request_id
 from rankscope_server.store.engine import StoreUnavailableError, explain
 
@@ -24,6 +25,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(StoreUnavailableError)
     async def on_store(request: Request, error: StoreUnavailableError) -> Response:
+        service_of(request).counters.unavailable.labels(error.cause).inc()
         return answer(request, Problem(503, str(error), None, error.remedy))
 
     @app.exception_handler(RequestValidationError)
@@ -45,7 +47,7 @@ def install(app: FastAPI) -> None:
         reason = explain(error)
         if reason is None:
             return await on_failure(request, error)
-        return answer(request, Problem(503, str(reason), None, reason.remedy))
+        return await on_store(request, reason)
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:

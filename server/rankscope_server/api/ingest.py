@@ -18,6 +18,7 @@ from rankscope_server.ingest.batch import ValidatedBatch, validate_batch
 from rankscope_server.ingest.records import Refused
 from rankscope_server.problems import Problem, request_id
 from rankscope_server.store.batches import Stored, pack_journal, store_batch
+from rankscope_server.store.deletion import Deleted, deletion_of, gone
 from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1", tags=["ingest"])
@@ -74,20 +75,24 @@ def _length(request: Request, service: Service) -> int:
 
 
 async def store(request: Request, service: Service, body: bytes) -> tuple[ValidatedBatch, Stored]:
-    """Validate a body and store it; return once it is durable."""
+    """Validate a body and store it; return once it is durable. Raises Problem."""
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
     batch, journal = await to_thread.run_sync(
         validate, service, body, encoding, takes_commands, limiter=service.validating
     )
 
-    def work(unit: Unit) -> Stored:
-        return store_batch(unit, batch, journal)
+    def work(unit: Unit) -> Stored | Deleted:
+        return deletion_of(unit.connection, batch.run_id) or store_batch(unit, batch, journal)
 
-    def after_commit(stored: Stored) -> None:
-        announce(service, batch, stored)
+    def after_commit(stored: Stored | Deleted) -> None:
+        if isinstance(stored, Stored):
+            announce(service, batch, stored)
 
     stored = await asyncio.wrap_future(service.writer.submit(work, after_commit))
+    if isinstance(stored, Deleted):
+        service.counters.rejected.inc()
+        raise gone(stored)
     return batch, stored
 
 

@@ -19,7 +19,9 @@ from rankscope_server.ingest.intake import Intake
 from rankscope_server.preflight.dialling import Dialler
 from rankscope_server.preflight.hub import Hub
 from rankscope_server.preflight.targets import Policy
+from rankscope_server.retention.loop import RetentionLoop
 from rankscope_server.settings import Settings, is_loopback
+from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
 
@@ -37,6 +39,8 @@ class Service:
     dialler: Dialler
     counters: Counters
     intake: Intake
+    disk: Disk
+    retention: RetentionLoop
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -58,12 +62,14 @@ def open_service(settings: Settings) -> Iterator[Service]:
     Raises StoreInUseError, StoreVersionError, SQLAlchemyError, OSError.
     """
     url = settings.address_of_database()
+    disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
     with ExitStack() as stack:
+        disk.open()
         stack.enter_context(only_server(url))
         writing, reader = open_engines(url, settings.synchronous)
         stack.callback(reader.dispose)
         stack.callback(writing.dispose)
-        writer = Writer(writing, settings.group_commit_batches)
+        writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
         intake = Intake(settings.max_intake_bytes)
         analysis = AnalysisLoop(settings, writer, reader, broker, intake=intake)
@@ -74,10 +80,15 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        counters = Counters(analysis, broker, intake)
+        retention = RetentionLoop(settings, writer, reader, broker, disk)
+        retention.on_deleted = analysis.forget
+        retention.start()
+        stack.callback(retention.close)
+        counters = Counters(analysis, broker, intake, writer, disk, retention)
         yield Service(
-            settings, writer, reader, broker, analysis, preflights, dialler, counters, intake
-        )
+            settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
+            disk, retention,
+        )  # fmt: skip
 
 
 def service_of(request: Request) -> Service:

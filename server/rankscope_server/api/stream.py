@@ -52,5 +52,6 @@ async def _events(
                 yield encode(broker, change)
             if not changes and not await broker.wait(heartbeat_seconds):
                 yield b": heartbeat\n\n"
+        yield b"event: stopping\ndata: {}\n\n"  # a reader comes back after the pause above
     finally:
         broker.subscribers -= 1

@@ -96,8 +96,9 @@ def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -
 def _service() -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="rankscope-report-") as folder:
         settings = Settings(
-            data_dir=folder, look_seconds=_NEVER_SECONDS, max_unpacked_bytes=_UNLIMITED
-        )
+            data_dir=folder, look_seconds=_NEVER_SECONDS, max_unpacked_bytes=_UNLIMITED,
+            disk_low_bytes=0, disk_reserve_bytes=0,
+        )  # fmt: skip
         with open_service(settings) as service:
             yield service
 

@@ -21,14 +21,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 MIGRATIONS = Path(__file__).parent / "migrations"
 NUM_READERS = 8
 BUSY_SECONDS = 10
+WAL_LIMIT_BYTES = 64 << 20  # a larger one is cut to it once it is empty
 
 
 class StoreUnavailableError(RuntimeError):
-    """The store cannot take or give data now; `remedy` says what a person can do about it."""
+    """The store cannot take or give data now; `remedy` says what a person can do about it.
 
-    def __init__(self, what: str, remedy: str) -> None:
+    `cause` is one word for the counters.
+    """
+
+    def __init__(self, what: str, remedy: str, cause: str = "database") -> None:
         super().__init__(what)
-        self.remedy = remedy
+        self.remedy, self.cause = remedy, cause
 
 
 class StoreInUseError(RuntimeError):
@@ -152,7 +156,9 @@ def explain(error: BaseException) -> StoreUnavailableError | None:
         return None
     text = str(getattr(error, "orig", error)).lower()
     if "full" in text or "no space" in text:
-        return StoreUnavailableError("the disk of the server is full", "free space; senders retry")
+        return StoreUnavailableError(
+            "the disk of the server is full", "free space; senders retry", cause="disk_full"
+        )
     if "locked" in text or "busy" in text:
         return StoreUnavailableError("the database is locked", "stop what else writes to it")
     if "readonly" in text or "read-only" in text:
@@ -204,7 +210,11 @@ def _sqlite(address: sa.URL, synchronous: str, begin: str, pool_size: int) -> sa
     def on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver must not begin on its own: we do, below
         cursor = connection.cursor()
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file; before all else
         cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA journal_size_limit={WAL_LIMIT_BYTES}")
+        # else some builds write each page that is freed: the log would grow by what is deleted
+        cursor.execute("PRAGMA secure_delete=FAST").fetchall()
         cursor.execute(f"PRAGMA synchronous={'FULL' if synchronous == 'full' else 'NORMAL'}")
         cursor.execute("PRAGMA busy_timeout=10000")
         cursor.execute("PRAGMA cache_size=-16000")

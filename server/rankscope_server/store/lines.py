@@ -175,6 +175,23 @@ class LineWriter:
             )
 
 
+def forget_blocks(connection: sa.Connection, chosen: sa.Select[tuple[int]]) -> None:
+    """Take blocks that are about to be removed out of the full-text index."""
+    if connection.dialect.name != "sqlite":
+        return
+    table = tables.log_block.c
+    rows = connection.execute(
+        sa.select(table.id, table.head, table.body).where(table.id.in_(chosen), table.sealed == 1)
+    ).all()
+    for block_id, head_data, body_data in rows:
+        head, body = read_head(head_data), read_body(body_data)
+        lines = [read_lines(head, body, index) for index in range(len(body))]
+        connection.exec_driver_sql(  # an index without content wants the words to forget
+            f"INSERT INTO {INDEX_TABLE}({INDEX_TABLE}, rowid, terms) VALUES ('delete', ?, ?)",
+            (block_id, " ".join(_words(lines))),
+        )
+
+
 def _fill(lines: list[Line]) -> int:
     """Return how many of the lines fit into one block; at least one."""
     chars = 0

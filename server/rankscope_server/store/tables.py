@@ -425,3 +425,66 @@ preflight_node = sa.Table(
     sa.Index("ix_preflight_node_node", "node"),
     sa.Index("ix_preflight_node_host", "host"),
 )
+
+# --- retention: what is kept, what goes, what is gone
+
+# runs that retention and deletion never touch
+pin = sa.Table("pin", metadata, _run_key(), _number("pinned_ns"))
+
+# Runs that were deleted, or are being deleted: their batches are refused from the first moment.
+deletion = sa.Table(
+    "deletion",
+    metadata,
+    _run_key(),
+    _text("name"),
+    _text("reason"),
+    _number("asked_ns"),
+    _number("finished_ns", None),
+    _number("rows"),  # removed by now
+    _number("bytes"),
+    _number("rows_at_start"),
+    _number("bytes_at_start"),
+)
+
+# what retention took from a run that is still there
+removal = sa.Table(
+    "removal",
+    metadata,
+    _run_key(),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    _number("rows"),
+    _number("bytes"),
+    _number("received_before_ns"),  # all that came before this is gone
+    _number("removed_ns"),
+)
+
+# The largest ids at a time: how old a row is by this server's clock, whatever its sender's says.
+received_mark = sa.Table(
+    "received_mark",
+    metadata,
+    _number("time_ns", key=True),
+    _number("chunk_id"),
+    _number("log_block_id"),
+    _number("event_id"),
+    _number("stacks_id"),
+    _number("command_id"),
+    _number("batch_id"),
+)
+
+# how much is stored of each kind and run; of large tables all rows up to `counted_id`
+stored_size = sa.Table(
+    "stored_size",
+    metadata,
+    _run_key(),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    _number("rows"),
+    _number("bytes"),
+    _number("run_version"),  # that of the run when it was counted
+    _number("counted_ns"),
+)
+size_counted = sa.Table(
+    "size_counted",
+    metadata,
+    sa.Column("source", sa.String(32), primary_key=True),
+    _number("counted_id"),
+)

@@ -17,6 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from rankscope_server.problems import Problem
+from rankscope_server.store.disk import Disk
 from rankscope_server.store.engine import StoreUnavailableError, explain
 from rankscope_server.store.unit import Unit
 
@@ -24,6 +26,7 @@ _PAUSE_PER_SECOND = 2.0  # of a commit: the writer is busy a third of the time a
 _MAX_PAUSE_SECONDS = 0.25  # half of what a batch may wait for its answer at the median
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+REFUSAL_LOG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,15 @@ class Job(Generic[T]):
 class Writer:
     """Owns the writing connection. `start` before the first `submit`, `close` at the end."""
 
-    def __init__(self, engine: sa.Engine, group_size: int = 64, waiting: int = 1024) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: sa.Engine,
+        group_size: int = 64,
+        waiting: int = 1024,
+        disk: Disk | None = None,
+    ) -> None:
+        self._engine, self._disk = engine, disk
+        self._refusal, self._refusal_logged = "", 0.0
         self._group_size = max(1, group_size)
         self._free_at = 0.0  # until then jobs wait for each other, unless a group is full
         self._queue: queue.Queue[Job[Any] | None] = queue.Queue(maxsize=waiting)
@@ -50,27 +60,46 @@ class Writer:
         """Begin to work."""
         self._thread.start()
 
+    @property
+    def num_waiting(self) -> int:
+        """Return how many jobs wait."""
+        return self._queue.qsize()
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its thread works."""
+        return self._thread.is_alive()
+
     def submit(
-        self, work: Callable[[Unit], T], after_commit: Callable[[T], None] | None = None
+        self,
+        work: Callable[[Unit], T],
+        after_commit: Callable[[T], None] | None = None,
+        *,
+        frees_space: bool = False,
     ) -> Future[T]:
         """Queue work; the future is done after its commit.
 
-        Raises StoreUnavailableError where too much waits already or the server ends.
+        Raises StoreUnavailableError where too much waits already, the server ends, or the disk is
+        full and the work does not free space.
         """
         job = Job(work, after_commit)
         if self._closed:
-            raise StoreUnavailableError("the server is stopping", "send again to the next server")
+            raise StoreUnavailableError(
+                "the server is stopping", "send again to the next server", cause="stopping"
+            )
+        if self._disk is not None and not frees_space:
+            self._disk.admit()
         try:
             self._queue.put_nowait(job)
         except queue.Full:
             raise StoreUnavailableError(
-                "the store is behind: too many batches wait", "send again later"
+                "the store is behind: too many batches wait", "send again later", cause="behind"
             ) from None
         return job.future
 
-    def run(self, work: Callable[[Unit], T]) -> T:
+    def run(self, work: Callable[[Unit], T], *, frees_space: bool = False) -> T:
         """Do work in a transaction and wait for its commit. Raises what the work raises."""
-        return self.submit(work).result()
+        return self.submit(work, frees_space=frees_space).result()
 
     def close(self, timeout_seconds: float = 3.0) -> None:
         """Finish what was queued, then stop."""
@@ -134,9 +163,16 @@ class Writer:
         return results
 
     def _reason(self, error: Exception) -> Exception:
+        if isinstance(error, Problem):  # an answer to who asked, no failure of the store
+            return error
         reason = explain(error)
         if reason is None:
             log.error("a write failed", exc_info=error)
             return error
-        log.warning("the store refuses to write: %s", reason)
+        now = time.monotonic()
+        if str(reason) != self._refusal or now - self._refusal_logged > REFUSAL_LOG_SECONDS:
+            self._refusal, self._refusal_logged = str(reason), now
+            log.warning("the store refuses to write: %s", reason)
+        if reason.cause == "disk_full" and self._disk is not None:
+            self._disk.failed()
         return reason

@@ -70,7 +70,11 @@ export function Page() {
       {
         title: 'All runs',
         note: `${count(shown.total)}${filtered ? ' match' : ''}, newest first`,
-        tools: [el(Filters, { key: 'f' }), t.a({ key: 'c', href: csvHref(path) }, 'CSV')],
+        tools: [
+          el(Filters, { key: 'f' }),
+          t.a({ key: 's', href: 'storage' }, 'Storage'),
+          t.a({ key: 'c', href: csvHref(path) }, 'CSV'),
+        ],
       },
       t.div(
         { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'All runs' },

@@ -60,6 +60,7 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
       to: withQuery(runPath(run, 'logs'), { q: text.trim() }),
     });
   items.push({ text: 'All runs', note: 'page', to: 'runs' });
+  items.push({ text: 'Storage', note: 'page', to: 'storage' });
   return items.slice(0, SHOWN);
 }
 

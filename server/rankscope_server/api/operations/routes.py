@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 
 import msgspec
-import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
 import rankscope
 from rankscope_server.answers import of_row
 from rankscope_server.api.bodies import takes
+from rankscope_server.api.operations import readiness
 from rankscope_server.api.operations.schema import (
     Clock,
     Health,
+    Ready,
     Session,
     SettingsAnswer,
     SettingValue,
@@ -49,14 +50,12 @@ def clock(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-@router.get("/ready", **documented(Health))
+@router.get("/ready", **documented(Ready))
 def ready(request: Request) -> Response:
-    """Say that the store can be read and written; 503 otherwise."""
-    service = service_of(request)
-    service.writer.run(lambda unit: unit.connection.execute(sa.text("SELECT 1")).scalar())
-    with service.read() as connection:
-        connection.execute(sa.text("SELECT count(*) FROM alembic_version")).scalar()
-    return send(request, Health(status="ok", version=rankscope.__version__))
+    """Say that every part can do its work; 503 names those that cannot, and why."""
+    parts = readiness.parts_of(service_of(request))
+    readiness.check(parts)
+    return send(request, Ready(status="ok", version=rankscope.__version__, parts=parts))
 
 
 @router.get("/settings", **documented(SettingsAnswer))

@@ -14,6 +14,22 @@ class Health(Schema, frozen=True):
     version: str
 
 
+class ReadyPart(Schema, frozen=True):
+    """One thing that the server rests on."""
+
+    part: str
+    ready: bool
+    reason: str  # why it is not
+
+
+class Ready(Schema, frozen=True):
+    """The server can do what it is for; 503 names the parts that cannot."""
+
+    status: Literal["ok"]
+    version: str
+    parts: list[ReadyPart]
+
+
 class Clock(Schema, frozen=True):
     """When a request came and when it was answered, by the server's wall clock."""
 

@@ -42,6 +42,7 @@ from rankscope_server.api.steps.queries import (
     waiting_planes,
     warm_up_text,
 )
+from rankscope_server.api.storage.removed import removed
 from rankscope_server.findings.text import percent_text
 from rankscope_server.ingest.step_metrics import STARTED
 from rankscope_server.store import tables
@@ -66,6 +67,7 @@ def overview(connection: sa.Connection, run_id: str, silent_before_ns: int) -> O
         numbers=numbers(connection, run),
         attempts=attempts(connection, run),
         counts=counts(connection, run),
+        removed=removed(connection, run_id),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from rankscope_server.answers import Schema
 from rankscope_server.api.findings.schema import ShownVerdict
 from rankscope_server.api.runs.schema import LossRow, RunSummary
+from rankscope_server.api.storage.schema import RemovedRow
 
 AnswerState: TypeAlias = Literal["culprit", "healthy", "waiting", "unknown"]
 
@@ -89,3 +90,4 @@ class Overview(Schema, frozen=True):
     numbers: list[Number]
     attempts: list[Attempt]
     counts: Counts
+    removed: list[RemovedRow]  # by retention

@@ -14,21 +14,21 @@ from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import json_object, of_row
 from rankscope_server.api.runs.schema import LossRow, Runs, RunStatus, RunSummary, ShortVerdict
 from rankscope_server.api.service import service_of
-from rankscope_server.problems import not_found
 from rankscope_server.store import tables
+from rankscope_server.store.deletion import absent
 
 MAX_LIMIT = 500
 _STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
 
 
 def run_row(connection: sa.Connection, run_id: str) -> sa.Row[Any]:
-    """Return the row of a run. Raises Problem 404."""
+    """Return the row of a run. Raises Problem 404, 410 where it was deleted."""
     row = None
     if "\x00" not in run_id:  # which some databases do not take even to compare
         found = sa.select(tables.run).where(tables.run.c.run_id == run_id)
         row = connection.execute(found).first()
     if row is None:
-        raise not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs", "run")
+        raise absent(connection, run_id)
     return row
 
 

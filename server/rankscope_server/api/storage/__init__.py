@@ -1,0 +1,1 @@
+"""What is stored, how long it stays, and its deletion."""
