@@ -434,4 +434,5 @@ def attempt_of(items: Sequence[Item]) -> AttemptState:
             state.apply_chunk(*what)
         else:
             state.apply_record(what)
+    state.take_waiting()
     return state
