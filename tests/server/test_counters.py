@@ -16,7 +16,11 @@ COUNTERS = {
         "refused", "bytes", "seconds",
     )
 }  # fmt: skip
-GAUGES = {"rankscope_runs_live", "rankscope_runs_behind", "rankscope_streams_open"}
+GAUGES = {
+    "rankscope_runs_live", "rankscope_runs_behind", "rankscope_streams_open",
+    "rankscope_analysis_behind_seconds", "rankscope_alert_messages_pending",
+    "rankscope_alert_messages_given_up",
+}  # fmt: skip
 PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0;q=0.5,"
     "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"

@@ -54,6 +54,7 @@ class LiveRun:
     waiting: deque[Fed] = field(default_factory=deque)
     last_batch: int = 0
     last_news: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
     looked: float = 0.0  # when the newest look that was stored began
     outcome: Outcome = field(default_factory=Outcome)
     failure: str = ""
@@ -75,6 +76,7 @@ class AnalysisLoop:
         self._broker, self._clock = broker, clock
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
+        self._looked = time.monotonic()  # when the loop went through all runs last
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
@@ -98,6 +100,13 @@ class AnalysisLoop:
         """Return how many of them have stored batches that no look has seen yet."""
         return sum(run.last_news >= run.looked for run in list(self._runs.values()))
 
+    @property
+    def behind_seconds(self) -> float:
+        """Return for how long stored batches wait for a look: of the worst run, or of the loop."""
+        now, runs = time.monotonic(), list(self._runs.values())
+        waits = [now - max(run.looked, run.since) for run in runs if run.last_news >= run.looked]
+        return max([*waits, now - self._looked - self._settings.look_seconds, 0.0])
+
     def feed(
         self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[ValidatedChunk]
     ) -> None:
@@ -120,6 +129,7 @@ class AnalysisLoop:
                 return
             self._look(run_id, self._runs[run_id])
         self._forget_silent_runs()
+        self._looked = time.monotonic()
 
     def _work(self) -> None:
         while not self._stop.wait(self._settings.look_seconds):

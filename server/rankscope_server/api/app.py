@@ -10,6 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.alerts import routes as alerts
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -38,6 +39,7 @@ ROUTERS = (
     commands.router,
     preflight_results.router,
     preflight_network.router,
+    alerts.router,
     stream.router,
     web.router,  # last: it answers every other path
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -11,6 +13,7 @@ from prometheus_client import (
 )
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.broker import Broker
 
@@ -22,7 +25,7 @@ disable_created_metrics()  # a second series for each counter, always the start 
 class Counters:
     """Totals since the start, and what is so now; safe to add to from any thread."""
 
-    def __init__(self, analysis: AnalysisLoop, broker: Broker) -> None:
+    def __init__(self, analysis: AnalysisLoop, broker: Broker, alerts: Alerts) -> None:
         self._registry = CollectorRegistry()
         self.batches = self._ingest("batches", "Batches stored.")
         self.duplicates = self._ingest("batches_duplicate", "Batches that were stored before.")
@@ -39,7 +42,14 @@ class Counters:
         self._gauge(
             "runs_behind", "Those of them with stored batches that no look has seen yet."
         ).set_function(lambda: analysis.num_behind)
+        self._gauge(
+            "analysis_behind_seconds", "For how long stored batches wait for a look."
+        ).set_function(lambda: analysis.behind_seconds)
         self._gauge("streams_open", "Open event streams.").set_function(lambda: broker.subscribers)
+        for state, text in (("pending", "that wait"), ("given_up", "that were given up")):
+            self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
+                partial(alerts.num_messages, state)
+            )
 
     def _ingest(self, name: str, text: str) -> Counter:
         return Counter(f"rankscope_ingest_{name}", text, registry=self._registry)

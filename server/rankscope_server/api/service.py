@@ -11,6 +11,7 @@ from typing import cast
 import sqlalchemy as sa
 from fastapi import Request
 
+from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
@@ -34,6 +35,7 @@ class Service:
     preflights: Hub
     dialler: Dialler
     counters: Counters
+    alerts: Alerts
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -68,8 +70,13 @@ def open_service(settings: Settings) -> Iterator[Service]:
         preflights = Hub(writer, reader, broker)
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
-        counters = Counters(analysis, broker)
-        yield Service(settings, writer, reader, broker, analysis, preflights, dialler, counters)
+        alerts = Alerts(settings, writer, reader, lambda: analysis.behind_seconds)
+        counters = Counters(analysis, broker, alerts)
+        alerts.start()
+        stack.callback(alerts.close)
+        yield Service(
+            settings, writer, reader, broker, analysis, preflights, dialler, counters, alerts
+        )
 
 
 def service_of(request: Request) -> Service:

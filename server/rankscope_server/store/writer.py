@@ -46,6 +46,11 @@ class Writer:
         """Begin to work."""
         self._thread.start()
 
+    @property
+    def queue_ratio(self) -> float:
+        """Return how full the queue is, 0-1."""
+        return self._queue.qsize() / (self._queue.maxsize or 1)
+
     def submit(
         self, work: Callable[[Unit], T], after_commit: Callable[[T], None] | None = None
     ) -> Future[T]:
