@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 30.0
 
 
 def wait_for(is_so: Callable[[], Any], what: str) -> Any:
@@ -57,6 +57,7 @@ class Receiver:
     got: list[Request] = field(default_factory=list)
     plan: Callable[[int], int] | None = None  # of the number of the request, from 0
     hold: threading.Event | None = None  # answers wait for it
+    trickles: bool = False  # the answer comes byte by byte, without an end
 
     def wait(self, number: int) -> list[Request]:
         """Wait for so many requests; return all."""
@@ -82,8 +83,12 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
                 self.send_response(receiver.plan(number) if receiver.plan else receiver.status)
                 for name, value in receiver.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(receiver.answer)))
+                size = 1 << 20 if receiver.trickles else len(receiver.answer)
+                self.send_header("Content-Length", str(size))
                 self.end_headers()
+                while receiver.trickles:
+                    self.wfile.write(b".")
+                    time.sleep(0.05)
                 self.wfile.write(receiver.answer)
 
         do_GET = do_POST

@@ -87,12 +87,16 @@ def test_a_finding_fires_with_its_verdict_and_a_link() -> None:
         ({"kinds": ["hang"]}, {}),
         ({"min_severity": "critical"}, {"severity": "warning"}),
         ({"min_confidence": 0.95}, {}),
-        ({}, {"is_explained": True}),
         ({}, {"severity": "info"}),
     ],
 )
 def test_what_a_rule_does_not_ask_for_is_clear(when: dict[str, Any], found: Any) -> None:
     assert isinstance(outcome(OnFinding(**when), seen(run(finding(**found)))), Clear)
+
+
+def test_what_another_finding_explains_is_no_problem_of_its_own() -> None:
+    found = outcome(OnFinding(), seen(run(finding(is_explained=True))))
+    assert found == Clear("another finding explains it", is_recovery=False)
 
 
 def test_a_finding_may_have_to_last() -> None:

@@ -84,12 +84,13 @@ class Desk:
             "kind": "hang", "severity": "critical", "confidence": 0.9, "what": "Rank 2 hangs",
             "why": "it never entered", "next": "look at its stacks", "ranks": [2],
         } | body  # fmt: skip
+        opened_ns = self.now_ns - 60 * S
 
         def work(unit: Unit) -> int:
             done = unit.connection.execute(
                 sa.insert(tables.finding).values(
                     run_id=run_id, attempt=0, key=str(time.time_ns()), state=state,
-                    opened_ns=self.now_ns, updated_ns=self.now_ns, body=json.dumps(values),
+                    opened_ns=opened_ns, updated_ns=self.now_ns, body=json.dumps(values),
                 )
             )  # fmt: skip
             return int(done.inserted_primary_key[0])  # type: ignore[index]
@@ -531,22 +532,32 @@ def test_a_redirect_is_not_followed(desk: Desk, receiver: Receiver) -> None:
         assert "redirects, which is not followed" in sent["note"]
 
 
-def test_a_slow_receiver_is_left_at_its_deadline_and_holds_up_no_other(
+def test_a_slow_receiver_holds_up_no_other(
     desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbound.deadline, "__kwdefaults__", None)
     monkeypatch.setattr(outbound, "TIMEOUT_SECONDS", 0.3)
     receiver.hold = threading.Event()
+    slow = desk.webhook(receiver.url, "slow")
     with receiving() as other:
-        desk.webhook(receiver.url, "slow")
         desk.webhook(other.url, "quick")
         desk.run()
         desk.finding()
         desk.look()
         other.wait(1)
-        slow = wait_for(lambda: [d for d in desk.deliveries() if d["attempts"]], "a time-out")
-        assert {one["channel_name"]: one["note"] for one in slow}["slow"] == "timed out"
+        assert not receiver.hold.is_set()
+        wait_for(lambda: desk.deliveries(channel=slow)[0]["attempts"], "a time-out")
+        assert desk.deliveries(channel=slow)[0]["note"] == "timed out"
         receiver.hold.set()
+
+
+def test_bytes_that_trickle_do_not_hold_a_message_for_ever(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbound, "DEADLINE_SECONDS", 0.5)
+    receiver.trickles = True
+    made = desk.webhook(receiver.url)
+    sent = desk.ask("POST", f"/channels/{made}/test")
+    assert (sent["state"], sent["note"]) == ("given_up", "it did not end within 0.5 s")
 
 
 def test_an_endless_answer_is_cut(desk: Desk, receiver: Receiver) -> None:

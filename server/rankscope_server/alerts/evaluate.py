@@ -79,6 +79,8 @@ def _findings(when: OnFinding, run: SeenRun, seen: Seen) -> Outcomes:
         subject = f"finding/{finding.id}"
         if finding.is_over:
             yield subject, Clear("it is over")
+        elif finding.is_explained:
+            yield subject, Clear("another finding explains it", is_recovery=False)
         elif not _is_wanted(when, finding):
             yield subject, Clear("it is less than the rule asks for now")
         elif seen.now_ns - finding.opened_ns >= when.lasts_seconds * 1e9:
@@ -87,8 +89,7 @@ def _findings(when: OnFinding, run: SeenRun, seen: Seen) -> Outcomes:
 
 def _is_wanted(when: OnFinding, finding: SeenFinding) -> bool:
     return (
-        not finding.is_explained
-        and (not when.kinds or finding.kind in when.kinds)
+        (not when.kinds or finding.kind in when.kinds)
         and SEVERITIES.index(finding.severity) <= SEVERITIES.index(when.min_severity)
         and finding.confidence >= when.min_confidence
     )

@@ -27,7 +27,8 @@ class OnFinding(When, tag="finding", frozen=True, kw_only=True):
     kinds: list[Annotated[str, msgspec.Meta(max_length=64)]] = []
     min_severity: Severity = "warning"
     min_confidence: Ratio = 0.0
-    lasts_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0  # since it was found
+    # Since it was found; within some seconds it shows whether another one explains it.
+    lasts_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 5.0
 
 
 class OnStall(When, tag="stall", frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from rankscope.http import HttpError
 from rankscope_server.alerts.channels import Email
 from rankscope_server.alerts.message import Message, lines_of, plain
 from rankscope_server.alerts.send.outbound import (
+    DEADLINE_SECONDS,
     TIMEOUT_SECONDS,
     DeliveryError,
     Outbound,
@@ -81,7 +82,7 @@ def _connected(target: Email, outbound: Outbound) -> Iterator[smtplib.SMTP]:
                 server.sock.shutdown(socket.SHUT_RDWR)
 
     try:
-        with deadline(end):
+        with deadline(end, DEADLINE_SECONDS):
             server._host = target.host  # the name that a certificate must have
             server.connect(target.host, target.port)
             if target.security == "starttls":

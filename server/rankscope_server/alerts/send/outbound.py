@@ -78,7 +78,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], outbound: Outbound) 
         try:
             if address_of(client.address.host) is not None:
                 outbound.check_peer(client.address.host)  # behind a proxy too
-            with deadline(client.close):
+            with deadline(client.close, DEADLINE_SECONDS):
                 answer = client.request("POST", path, body, headers)
         except HttpError as error:
             raise DeliveryError(str(error), is_final=isinstance(error, RefusedPeerError)) from error
@@ -104,13 +104,26 @@ def _checked(answer: HttpAnswer) -> HttpAnswer:
 
 
 @contextlib.contextmanager
-def deadline(end: Callable[[], None], seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
-    """Call `end`, which closes a connection, where what is done takes longer."""
-    timer = threading.Timer(seconds, end)
+def deadline(end: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `end`, which closes a connection, where what is done takes longer.
+
+    Raises DeliveryError then.
+    """
+    is_late = threading.Event()
+
+    def cut() -> None:
+        is_late.set()
+        end()
+
+    timer = threading.Timer(seconds, cut)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except Exception as error:
+        if is_late.is_set():
+            raise DeliveryError(f"it did not end within {seconds:g} s") from error
+        raise
     finally:
         timer.cancel()
 
