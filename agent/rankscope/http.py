@@ -91,7 +91,8 @@ class Client:
         self._check_peer = check_peer
         self._proxy = proxy_of(self.address, environ)
         self._pool: HTTPConnectionPool | None = None
-        self._connection: Any = None  # the newest; its socket
+        self._connection: Any = None  # the newest
+        self._socket: Any = None  # of the newest
         self._closings = 0
 
     @property
@@ -133,11 +134,11 @@ class Client:
     def close(self) -> None:
         """Close the connection, from any thread: a request that waits fails at once."""
         self._closings += 1
-        connection, self._connection = self._connection, None
-        pool, self._pool = self._pool, None
-        if connection is not None and connection.sock is not None:
+        self._connection, pool, self._pool = None, self._pool, None
+        # Not that of the connection: it gives its socket away to an answer that ends with it.
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
         if pool is not None:
             pool.close()
 
@@ -232,7 +233,7 @@ class Client:
         return pool
 
     def _opened(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection, self._socket = connection, connection.sock
         if self._check_peer is not None and self._proxy is None:
             self._check_peer(str(connection.sock.getpeername()[0]))
 

@@ -20,6 +20,7 @@ import { path, runPath } from './url.js';
 /** @type {Record<string, {load: () => Promise<{Page: import('preact').ComponentType<any>}>, api: (run: string, id: string) => string}>} */
 const PAGES = {
   runs: { load: () => import('./pages/runs.js'), api: () => 'runs' },
+  alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },

@@ -12,6 +12,45 @@ export interface AgentAnswer {
   is_live: boolean;
 }
 
+/** One problem that a rule found, while it lasts and afterwards. */
+export interface AlertRow {
+  id: number;
+  state: 'closed' | 'open' | 'recovered';
+  severity: 'critical' | 'info' | 'warning';
+  rule_id: number;
+  rule_name: string;
+  run_id: string;
+  run_name: string;
+  what: string;
+  why: string;
+  next: string;
+  path: string;
+  opened_ms: number;
+  updated_ms: number;
+  ended_ms: number | null;
+  end_reason: string;
+  num_sent: number;
+  num_waiting: number;
+  num_given_up: number;
+}
+
+/** How alerting itself is. */
+export interface AlertStatus {
+  deadman: DeadMan;
+  public_url: string;
+  num_open: number;
+  num_waiting: number;
+  num_given_up: number;
+  behind_seconds: number;
+}
+
+/** Alerts, open ones first, then the newest. */
+export interface Alerts {
+  num_open: number;
+  alerts: AlertRow[];
+  capped: Capped | null;
+}
+
 /** One (re)start of a run. */
 export interface Attempt {
   attempt: number;
@@ -68,6 +107,25 @@ export interface Cell {
   cpu_ms: number | null;
   time_ms: number | null;
   flags: string[];
+}
+
+/** A channel; of its secrets only whether they are set. */
+export interface ChannelRow {
+  id: number;
+  name: string;
+  kind: 'email' | 'pagerduty' | 'slack' | 'webhook';
+  place: string;
+  target: Record<string, unknown>;
+  quiet: QuietHours | null;
+  is_enabled: boolean;
+  last_state: 'dropped' | 'given_up' | 'pending' | 'sent' | 'skipped' | null;
+  last_ms: number | null;
+  last_note: string;
+}
+
+/** All channels. */
+export interface Channels {
+  channels: ChannelRow[];
 }
 
 /** When a request came and when it was answered, by the server's wall clock. */
@@ -196,6 +254,42 @@ export interface Coverage {
   missing_batches: number;
   text: string;
   notes: string[];
+}
+
+/** The dead-man switch: whether the outside service is asked. */
+export interface DeadMan {
+  is_set: boolean;
+  pause_seconds: number;
+  asked_ms: number | null;
+  problem: string;
+}
+
+/** What was deleted. */
+export interface Deleted {
+  id: number;
+}
+
+/** Messages, the newest first. */
+export interface Deliveries {
+  deliveries: DeliveryRow[];
+  capped: Capped | null;
+}
+
+/** One message to one channel. */
+export interface DeliveryRow {
+  id: number;
+  alert_id: number;
+  channel_id: number;
+  channel_name: string;
+  event: 'changed' | 'closed' | 'opened' | 'recovered' | 'test';
+  state: 'dropped' | 'given_up' | 'pending' | 'sent' | 'skipped';
+  severity: 'critical' | 'info' | 'warning';
+  what: string;
+  attempts: number;
+  created_ms: number;
+  next_ms: number;
+  ended_ms: number | null;
+  note: string;
 }
 
 /** Whether a detector could look. */
@@ -569,6 +663,53 @@ export interface Number {
   reference_text: string;
 }
 
+/** Less than so much is free on the disk of the store. */
+export interface OnDisk {
+  about: 'disk';
+  free_bytes: number;
+}
+
+/** A finding that no other one explains. No kinds: all of them. */
+export interface OnFinding {
+  about: 'finding';
+  kinds: string[];
+  min_severity: 'critical' | 'info' | 'warning';
+  min_confidence: number;
+  lasts_seconds: number;
+}
+
+/** Stored data waits for the analysis of this server for so long. */
+export interface OnLag {
+  about: 'lag';
+  seconds: number;
+}
+
+/** The queue of the store is so full. */
+export interface OnQueue {
+  about: 'queue';
+  used_ratio: number;
+}
+
+/** Nothing is heard of ranks, of a node's collector, or of a whole run. */
+export interface OnSilence {
+  about: 'silence';
+  seconds: number;
+  is_whole_run: boolean;
+}
+
+/** A run whose ranks report, and that is stuck, or ends no step for so long. */
+export interface OnStall {
+  about: 'stall';
+  seconds: number;
+}
+
+/** What the costliest open finding loses: a share, or rank-hours a day. 0: not looked at. */
+export interface OnThroughput {
+  about: 'throughput';
+  share_ratio: number;
+  rank_hours_per_day: number;
+}
+
 /** One operator, kernel or range of a trace; self time is without what it called. */
 export interface OperatorRow {
   name: string;
@@ -767,6 +908,14 @@ export interface Preflights {
   preflights: PreflightSummary[];
 }
 
+/** Messages wait from `start` to `end`, but those that come through. */
+export interface QuietHours {
+  start: string;
+  end: string;
+  zone: string;
+  lets_through: 'critical' | 'none';
+}
+
 /** One rank in full. */
 export interface RankDetail {
   rank: number;
@@ -862,6 +1011,22 @@ export interface Report {
   notes: string[];
   ranks_capped: Capped | null;
   lines_capped: Capped | null;
+}
+
+/** A rule. */
+export interface RuleRow {
+  id: number;
+  name: string;
+  when: OnFinding | OnStall | OnSilence | OnThroughput | OnLag | OnQueue | OnDisk;
+  runs: string;
+  tags: Record<string, string>;
+  channels: number[];
+  is_enabled: boolean;
+}
+
+/** All rules. */
+export interface Rules {
+  rules: RuleRow[];
 }
 
 /** One run in a list. */

@@ -59,7 +59,7 @@ export function suggest(text, { run, world, lastStep, hosts, runs, findings, kee
       note: 'log lines',
       to: withQuery(runPath(run, 'logs'), { q: text.trim() }),
     });
-  items.push({ text: 'All runs', note: 'page', to: 'runs' });
+  items.push({ text: 'All runs', note: 'page', to: 'runs' }, { text: 'Alerts', note: 'page', to: 'alerts' });
   return items.slice(0, SHOWN);
 }
 

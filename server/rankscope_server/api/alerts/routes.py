@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rankscope_server.alerts import quiet as quiet_hours
 from rankscope_server.alerts import store
-from rankscope_server.alerts.channels import Channel
+from rankscope_server.alerts.channels import Channel, RefusedError
 from rankscope_server.alerts.rules import Name, Rule
 from rankscope_server.api.alerts import queries
 from rankscope_server.api.alerts.schema import (
@@ -39,7 +39,6 @@ from rankscope_server.store.unit import Unit
 
 router = APIRouter(prefix="/api/v1/alerts", tags=["alerts"])
 MAX_BODY_BYTES = 64 << 10
-TOPIC = "alerts"
 _STATES = ("open", "recovered", "closed")
 _DELIVERY_STATES = ("pending", "sent", "given_up", "dropped", "skipped")
 _TESTS = threading.BoundedSemaphore(4)  # each takes a thread for as long as the receiver likes
@@ -188,7 +187,6 @@ def try_channel(request: Request, id: Id) -> Response:
         made = service.alerts.try_channel(one)
     finally:
         _TESTS.release()
-    service.broker.publish(TOPIC, {TOPIC}, None)
     with service.read() as connection:
         body = queries.delivery(connection, made)
     return send(request, body, [body])
@@ -256,16 +254,15 @@ def close_alert(request: Request, id: Id) -> Response:
 def _write(service: Service, work: Callable[[Unit], _Done]) -> _Done:
     """Do work in a transaction. Raises Problem where it is refused."""
 
-    def attempt(unit: Unit) -> _Done | store.RefusedError:
+    def attempt(unit: Unit) -> _Done | RefusedError:
         try:
             return work(unit)
-        except store.RefusedError as error:  # an answer, no failure of the store
+        except RefusedError as error:  # an answer, no failure of the store
             return error
 
     done = service.writer.run(attempt)
-    if isinstance(done, store.RefusedError):
+    if isinstance(done, RefusedError):
         raise Problem(done.status, str(done), done.field, done.remedy)
-    service.broker.publish(TOPIC, {TOPIC}, None)
     return done
 
 
