@@ -717,12 +717,12 @@ def test_the_dead_man_switch_is_asked_only_while_all_is_well(
         receiver.wait(1)
         assert receiver.got[0].path == "/ping/uuid-1234"
         wait_for(lambda: desk.ask("GET", "/status")["deadman"]["asked_ms"], "it is noted")
-        switch._behind_seconds = lambda: 90_000.0
+        switch._behind = {"the analysis": lambda: 90_000.0}
         switch.ask_now()
         assert desk.ask("GET", "/status")["deadman"]["problem"] == (
             "the analysis is behind by 90000 s"
         )
-        switch._behind_seconds = lambda: 0.0
+        switch._behind = {}
         raw = desk.service.writer._engine.raw_connection()
         raw.execute("PRAGMA query_only=1")
         raw.close()

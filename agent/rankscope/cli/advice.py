@@ -121,7 +121,7 @@ class _Advising:
         return fields
 
     def report(self, epoch: int, outcome: str, text: str) -> None:
-        """Tell the server what was done. Raises AdviceFailed."""
+        """Report to the server what was done. Raises AdviceFailed."""
         who = f"rankscope advice on {socket.gethostname()}"
         body = {"epoch": epoch, "outcome": outcome, "controller": who[:128], "text": text[:2_000]}
         self._sent("POST", f"{self._path}/reports", json.dumps(body).encode())

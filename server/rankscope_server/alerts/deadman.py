@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotInTime
 
@@ -30,10 +30,11 @@ class DeadManSwitch:
 
     def __init__(
         self, url: str, pause_seconds: float, writer: Writer, outbound: Outbound,
-        behind_seconds: Callable[[], float],
+        behind: Mapping[str, Callable[[], float]],
     ) -> None:  # fmt: skip
         self._url, self._pause_seconds = url, pause_seconds
-        self._writer, self._outbound, self._behind_seconds = writer, outbound, behind_seconds
+        self._writer, self._outbound = writer, outbound
+        self._behind = behind  # seconds by which something lags, by its name
         self._secrets = sorted(filter(None, secrets_of_url(url)), key=len, reverse=True)
         self.asked_ms: float | None = None  # when it was asked last, and took it
         self.problem = ""  # why it is not asked, or did not take it
@@ -70,9 +71,9 @@ class DeadManSwitch:
         self.problem = problem
 
     def _illness(self) -> str:
-        behind_s = self._behind_seconds()
-        if behind_s > self._pause_seconds:
-            return f"the analysis is behind by {behind_s:.0f} s"
+        for name, behind_seconds in self._behind.items():
+            if (late_s := behind_seconds()) > self._pause_seconds:
+                return f"{name} is behind by {late_s:.0f} s"
         try:
             self._writer.submit(probe).result(_WRITE_SECONDS)
         except (StoreUnavailableError, CancelledError) as error:

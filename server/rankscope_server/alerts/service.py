@@ -45,7 +45,11 @@ class Alerts:
         self.deliverer = Deliverer(writer, reader, self.outbound)
         self.watcher = Watcher(reading, writer, reader, settings.look_seconds, self.deliverer.wake)
         self.deadman = DeadManSwitch(
-            settings.deadman_url, settings.deadman_seconds, writer, self.outbound, behind_seconds
+            settings.deadman_url,
+            settings.deadman_seconds,
+            writer,
+            self.outbound,
+            {"the analysis": behind_seconds, "alerting": lambda: self.watcher.behind_seconds},
         )
 
     def start(self) -> None:

@@ -208,7 +208,7 @@ def store_change(
     unit.connection.execute(sa.update(table).where(table.c.id == known.id).values(values))
     if not change.is_silent:
         row = unit.connection.execute(sa.select(table).where(table.c.id == known.id)).one()
-        _queue(unit, row, change, _told(unit, known.id))
+        _queue(unit, row, change, _channels_of(unit, known.id))
 
 
 def _open(unit: Unit, rule: StoredRule, key: str, firing: Firing) -> None:
@@ -240,7 +240,7 @@ def _texts(firing: Firing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told(unit: Unit, alert_id: int) -> list[StoredChannel]:
+def _channels_of(unit: Unit, alert_id: int) -> list[StoredChannel]:
     """Return the channels that heard of an alert: they hear of its end too."""
     table = tables.alert_delivery.c
     ids = set(
@@ -297,7 +297,7 @@ def close_alert(unit: Unit, alert_id: int) -> bool:
             .where(table.c.id == alert_id)
             .values(state="closed", updated_ns=unit.now_ns, ended_ns=unit.now_ns, end_reason=reason)
         )
-        _queue(unit, row, Change("closed", reason=reason), _told(unit, alert_id))
+        _queue(unit, row, Change("closed", reason=reason), _channels_of(unit, alert_id))
     return True
 
 

@@ -39,7 +39,8 @@ class Watcher:
         self._clear_since: dict[str, int] = {}
         self._store_seconds = 0.0
         self._forgot = 0.0
-        self._failure = ""
+        self.failure = ""  # of the last look
+        self._looked = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-alerts", daemon=True)
 
@@ -51,6 +52,11 @@ class Watcher:
         """Stop looking."""
         self._stop.set()
         self._thread.join(timeout_seconds)
+
+    @property
+    def behind_seconds(self) -> float:
+        """Return for how long no look at the rules has come to its end."""
+        return max(0.0, time.monotonic() - self._looked - self._pause_seconds)
 
     def look_now(self) -> None:
         """Look once; for tests and for the thread."""
@@ -64,6 +70,7 @@ class Watcher:
         decided = self._decide(outcomes, owners, known, now_ns)
         if decided or time.monotonic() - self._forgot > _FORGET_EVERY:
             self._store(decided)
+        self._looked = time.monotonic()
 
     def _decide(
         self, outcomes: dict[str, Outcome], owners: dict[str, StoredRule],
@@ -99,15 +106,15 @@ class Watcher:
         while not self._stop.wait(self._pause_seconds):
             try:
                 self.look_now()
-                self._failure = ""
+                self.failure = ""
             except StoreUnavailableError as error:
                 self._failed(f"alerts wait: {error}", None)
             except Exception as error:  # noqa: BLE001 - alerts must not end with one bad look
                 self._failed(f"{type(error).__name__}: {error}", error)
 
     def _failed(self, text: str, error: Exception | None) -> None:
-        if text != self._failure:  # once, not with every look
-            self._failure = text
+        if text != self.failure:  # once, not with every look
+            self.failure = text
             log.error("a look at the alert rules failed: %s", text, exc_info=error)
 
 

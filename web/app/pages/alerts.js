@@ -79,7 +79,7 @@ export function Page() {
 function sentenceOf(alerts, channels, status) {
   if (!alerts || !channels || !status) return '';
   const open = alerts.num_open === 0 ? 'No alert is open' : `${plural(alerts.num_open, 'alert')} open`;
-  if (channels.channels.every((one) => !one.is_enabled)) return `${open}, and no channel: nobody hears of one`;
+  if (channels.channels.every((one) => !one.is_enabled)) return `${open}, and no channel: nothing is sent`;
   const lost = status.num_given_up > 0 ? `; ${plural(status.num_given_up, 'message')} given up` : '';
   return open + lost;
 }
@@ -93,6 +93,7 @@ function Blindness({ status }) {
       ? `The dead-man switch is held back: ${deadman.problem}.`
       : ['Dead-man switch: asked ', el(Ago, { ms: deadman.asked_ms }), '.'];
   return [
+    status.problem ? t.p({ class: 'bad', key: 'p' }, `The rules are not looked at: ${status.problem}.`) : null,
     t.p({ class: deadman.problem ? 'bad' : 'note', key: 'd' }, dead),
     status.public_url
       ? null

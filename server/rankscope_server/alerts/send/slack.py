@@ -24,7 +24,7 @@ def send_slack(target: Slack, message: Message, outbound: Outbound) -> None:
 
 
 def text_of(message: Message, public_url: str) -> str:
-    """Return the message in Slack's markup; text of a run can mention nobody and link nowhere."""
+    """Return the message in Slack's markup; text of a run mentions no user and makes no link."""
     what, *more = (_escaped(line) for line in lines_of(message, public_url))
     mark = _OVER if message.event == "recovered" else _MARKS[message.severity]
     head = message.title.removesuffix(message.what)

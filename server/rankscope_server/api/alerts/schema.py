@@ -122,6 +122,7 @@ class AlertStatus(Schema, frozen=True):
     """How alerting itself is."""
 
     deadman: DeadMan
+    problem: str  # why the last look at the rules failed, empty where it did not
     public_url: str  # empty: links in messages are paths
     num_open: int
     num_waiting: int
