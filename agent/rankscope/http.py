@@ -66,7 +66,9 @@ class Client:
     """Requests to one server, one at a time over one kept connection.
 
     Redirects of a GET are followed, the token stays behind where they lead to another host.
-    Proxies come from the environment. Raises AddressError for an address that is none.
+    Proxies come from the environment. `check_peer` gets the IP address of a connection before
+    anything is sent, and raises HttpError to refuse it; a proxy decides for itself.
+    Raises AddressError for an address that is none.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Client:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         program: str = "rankscope",
         environ: Mapping[str, str] = os.environ,
+        check_peer: Callable[[str], None] | None = None,
     ) -> None:
         self.address = read_address(server) if isinstance(server, str) else server
         self._token = token
@@ -85,9 +88,11 @@ class Client:
         self._max_answer_bytes = max_answer_bytes
         self._program = program
         self._environ = environ
+        self._check_peer = check_peer
         self._proxy = proxy_of(self.address, environ)
         self._pool: HTTPConnectionPool | None = None
-        self._connection: Any = None  # the newest; its socket
+        self._connection: Any = None  # the newest
+        self._socket: Any = None  # of the newest
         self._closings = 0
 
     @property
@@ -129,11 +134,11 @@ class Client:
     def close(self) -> None:
         """Close the connection, from any thread: a request that waits fails at once."""
         self._closings += 1
-        connection, self._connection = self._connection, None
-        pool, self._pool = self._pool, None
-        if connection is not None and connection.sock is not None:
+        self._connection, pool, self._pool = None, self._pool, None
+        # Not that of the connection: it gives its socket away to an answer that ends with it.
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
         if pool is not None:
             pool.close()
 
@@ -177,7 +182,7 @@ class Client:
                 return self, headers
             other = Client(
                 replace(target, prefix=""), timeout_seconds=self._timeout_seconds,
-                program=self._program, environ=self._environ,
+                program=self._program, environ=self._environ, check_peer=self._check_peer,
             )  # fmt: skip
         except AddressError as error:
             raise HttpError(f"redirected to {url!r}, which is no address of a server") from error
@@ -228,7 +233,9 @@ class Client:
         return pool
 
     def _opened(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection, self._socket = connection, connection.sock
+        if self._check_peer is not None and self._proxy is None:
+            self._check_peer(str(connection.sock.getpeername()[0]))
 
 
 def get(

@@ -74,6 +74,7 @@ class Settings:
     )
     collector: bool = _row(True, "Start a node collector if none runs.")
     commands: bool = _row(True, "Do what the server asks: stacks, profiles, recording off and on.")
+    advice_execute: bool = _row(False, "Let `rankscope advice --execute` run commands.")
     numbers_seconds: float = _row(
         0.2, "Least seconds between two records of loss, rate and such.", 1e-9, 86_400.0
     )

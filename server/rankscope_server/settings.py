@@ -15,7 +15,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 ENVIRONMENT_PREFIX = "RANKSCOPE_SERVER_"
 TOKEN_VARIABLE = "RANKSCOPE_TOKEN"
@@ -58,6 +59,7 @@ _AGES = (0.1, 366 * 86_400.0)  # seconds
 _DAYS = (0.0, 3_660.0)  # 0: for ever
 _KEPT_SIZES = (0, 1 << 60)  # bytes; 0: any size
 _Value = TypeVar("_Value", str, int, float, bool)
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def _setting(
@@ -128,6 +130,18 @@ class Settings:
     shutdown_seconds: int = _setting(
         3, "How long open requests may finish after a signal to stop.", (0, 3_600)
     )
+    public_url: str = _setting(
+        "", "Address at which people reach this server, for links in alerts."
+    )
+    alert_networks: str = _setting(
+        "", "Networks that alerts may be sent to; default: all but link-local and metadata."
+    )
+    deadman_url: str = _setting(
+        "", "Address that is asked by POST while the server is well.", is_secret=True
+    )
+    deadman_seconds: float = _setting(
+        60.0, "Pause between two such requests, and how far the analysis may be behind.", _PAUSES
+    )
     log_level: str = _setting("warning", "Least level of the own log: debug, info, warning, error.")
     log_format: str = _setting("text", "Form of the own log: text, or json, one object a line.")
     keep_collectives_days: float = _setting(
@@ -184,10 +198,13 @@ class Settings:
         home = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local/share")
         return Path(home) / "rankscope"
 
-    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    def networks(self) -> tuple[Network, ...]:
         """Return the networks that preflight may dial; none: no list. Raises ValueError."""
-        words = (word.strip() for word in self.preflight_networks.split(","))
-        return tuple(ipaddress.ip_network(word) for word in words if word)
+        return _networks(self.preflight_networks)
+
+    def networks_of_alerts(self) -> tuple[Network, ...]:
+        """Return the networks that alerts may be sent to; none: no list. Raises ValueError."""
+        return _networks(self.alert_networks)
 
     def host_names(self) -> tuple[str, ...]:
         """Return the other names that are answered to."""
@@ -265,8 +282,9 @@ def _read_file(path: Path) -> dict[str, str]:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"use {near[0]}" if near else f"use one of {', '.join(names)}"
             raise SettingsError(f"{path}: {name} is no setting; {hint}")
-    if values.get("token") and mode & 0o077:
-        raise SettingsError(f"{path}: token can be read by other users; say chmod 600 {path}")
+    for name in (setting.name for setting in SETTINGS if setting.is_secret):
+        if values.get(name) and mode & 0o077:
+            raise SettingsError(f"{path}: {name} can be read by other users; say chmod 600 {path}")
     defaults = {setting.name: setting.default for setting in SETTINGS}
     return {
         name: _text_of(f"{path}: {name}", value, defaults[name]) for name, value in values.items()
@@ -288,21 +306,13 @@ def _text_of(source: str, value: object, default: str | int | float | bool) -> s
 
 def check(settings: Settings) -> None:
     """Raise SettingsError where the settings would be unsafe or cannot work."""
-    if settings.synchronous not in {"normal", "full"}:
-        raise SettingsError(f"synchronous is {settings.synchronous!r}; use normal or full")
-    if settings.log_level not in {"debug", "info", "warning", "error"}:
-        raise SettingsError(
-            f"log_level is {settings.log_level!r}; use debug, info, warning or error"
-        )
-    if settings.log_format not in {"text", "json"}:
-        raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
-    wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
-    if wrong:
-        raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")
-    try:
-        settings.networks()
-    except ValueError as error:
-        raise SettingsError(f"preflight_networks: {error}; say 10.0.0.0/8,fd00::/8") from error
+    _check_words(settings)
+    for name in ("preflight_networks", "alert_networks"):
+        try:
+            _networks(getattr(settings, name))
+        except ValueError as error:
+            raise SettingsError(f"{name}: {error}; say 10.0.0.0/8,fd00::/8") from error
+    _check_addresses(settings)
     if settings.ready_file and not os.access(Path(settings.ready_file).parent, os.W_OK):
         raise SettingsError(
             f"ready_file {settings.ready_file!r}: its folder does not exist or is not writable; "
@@ -316,6 +326,38 @@ def check(settings: Settings) -> None:
             f"{settings.host} can be reached from other machines and no token is set: "
             f"set {TOKEN_VARIABLE}, or say --insecure-bind if the network is trusted"
         )
+
+
+def _check_words(settings: Settings) -> None:
+    if settings.synchronous not in {"normal", "full"}:
+        raise SettingsError(f"synchronous is {settings.synchronous!r}; use normal or full")
+    if settings.log_level not in {"debug", "info", "warning", "error"}:
+        raise SettingsError(
+            f"log_level is {settings.log_level!r}; use debug, info, warning or error"
+        )
+    if settings.log_format not in {"text", "json"}:
+        raise SettingsError(f"log_format is {settings.log_format!r}; use text or json")
+    wrong = [name for name in settings.host_names() if not _HOST_NAME.fullmatch(name)]
+    if wrong:
+        raise SettingsError(f"allowed_hosts: {wrong[0]!r} is no name; say gpu.example,10.0.0.5")
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    words = (word.strip() for word in text.split(","))
+    return tuple(ipaddress.ip_network(word) for word in words if word)
+
+
+def _check_addresses(settings: Settings) -> None:
+    for name in ("public_url", "deadman_url"):
+        text = getattr(settings, name)
+        try:
+            parts = urlsplit(text)
+            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_one = False
+        if text and (not is_one or parts.username or not (text.isascii() and text.isprintable())):
+            # a secret is not shown, not even where it is wrong
+            raise SettingsError(f"{name} is no address: use one like https://rankscope.example")
 
 
 def _check_bounds(setting: Setting, value: float, least: float, greatest: float) -> None:

@@ -154,6 +154,61 @@ def test_close_ends_a_request_that_waits(url: str) -> None:
     assert time.monotonic() - begun < 2
 
 
+def test_close_ends_an_answer_that_trickles(url: str) -> None:
+    """Also one that ends with its connection: that has given its socket away by then."""
+    has_begun = threading.Event()
+
+    class Trickling(BaseHTTPRequestHandler):  # HTTP/1.0
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+                    has_begun.set()
+                    time.sleep(0.01)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Trickling) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_port}", max_answer_bytes=1 << 40)
+        ended = threading.Event()
+
+        def ask() -> None:
+            with contextlib.suppress(HttpError):
+                client.request("GET", "/")
+            ended.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        assert has_begun.wait(20)
+        client.close()
+        assert ended.wait(20)
+        server.shutdown()
+
+
+def test_a_peer_that_is_refused_gets_no_request(url: str) -> None:
+    asked: list[str] = []
+
+    def refuse(address: str) -> None:
+        asked.append(address)
+        raise HttpError("not this one")
+
+    with pytest.raises(HttpError, match="not this one"):
+        Client(url.replace("127.0.0.1", "localhost"), "t", check_peer=refuse).request("GET", "/")
+    assert asked in (["127.0.0.1"], ["::ffff:127.0.0.1"])
+    assert Handler.seen == []
+
+
+def test_the_target_of_a_redirect_is_checked_too(url: str) -> None:
+    asked: list[str] = []
+    Handler.answers["/"] = (302, {"Location": url.replace("127.0.0.1", "localhost") + "/b"}, b"")
+    client = Client(url, check_peer=asked.append)
+    assert client.request("GET", "/").status == 404
+    assert len(asked) == 2
+
+
 def test_a_download_of_any_size_goes_to_the_file(url: str, tmp_path: Path) -> None:
     Handler.answers = {"/trace": (200, {}, bytes(3 << 20)), "/gone": (404, {}, b"{}")}
     client = Client(url)

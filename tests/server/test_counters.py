@@ -22,7 +22,7 @@ GAUGES = {
     for name in (
         "runs_live", "runs_behind", "streams_open", "queue_bytes", "queue_jobs",
         "queue_delay_seconds", "analysis_lag_seconds", "disk_full", "disk_free_bytes",
-        "database_bytes", "wal_bytes",
+        "database_bytes", "wal_bytes", "alert_messages_pending", "alert_messages_given_up",
     )
 }  # fmt: skip
 PROMETHEUS_ACCEPT = (

@@ -12,12 +12,14 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
 from rankscope_server.cli import serve
 from rankscope_server.store import tables
 from rankscope_server.store.engine import (
     StoreInUseError,
     StoreUnavailableError,
+    _configuration,
     only_server,
     open_engines,
 )
@@ -134,3 +136,26 @@ def test_a_full_disk_is_a_503_and_reading_goes_on(client: TestClient, sender: Se
     limit(1 << 30)
     assert client.post("/api/v1/ingest", content=body).json()["duplicate"] is False
     assert sender.get("/logs")["total"] == 21
+
+
+def test_a_database_without_the_tables_of_alerts_gets_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    for engine in open_engines(url, "normal"):
+        engine.dispose()
+    first = next(
+        script.revision
+        for script in ScriptDirectory.from_config(_configuration()).walk_revisions()
+        if script.down_revision is None
+    )
+    with sqlite3.connect(tmp_path / "x.db") as database:  # as the first version left it
+        for name in ("alert_channel", "alert_rule", "alert", "alert_delivery", "advice",
+                     "advice_report"):  # fmt: skip
+            database.execute(f"DROP TABLE {name}")
+        database.execute("UPDATE alembic_version SET version_num = ?", (first,))
+    database.close()
+    pair = open_engines(url, "normal")
+    test_migrations_build_exactly_the_tables(pair)
+    with pair[1].connect() as connection:
+        assert len(connection.execute(sa.select(tables.alert_rule)).all()) == 5
+    for engine in pair:
+        engine.dispose()

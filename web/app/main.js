@@ -22,6 +22,7 @@ import { path, runPath } from './url.js';
 const PAGES = {
   runs: { load: () => import('./pages/runs.js'), api: () => 'runs' },
   storage: { load: () => import('./pages/storage.js'), api: () => 'storage' },
+  alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },

@@ -10,6 +10,7 @@ export const CARRIED = ['steps', 'ranks', 'attempt', 'sel'];
 const PLACES = [
   [/^$/, 'home'],
   [/^runs$/, 'runs'],
+  [/^alerts$/, 'alerts'],
   [/^sign-in$/, 'signin'],
   [/^storage$/, 'storage'],
   [/^runs\/([^/]+)$/, 'overview'],

@@ -23,6 +23,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.ask", "AskCommand"),
     ("rankscope.cli.runs", "RunsCommand"),
     ("rankscope.cli.import_", "ImportCommand"),
+    ("rankscope.cli.alerts", "AlertsCommand"),
+    ("rankscope.cli.advice", "AdviceCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses

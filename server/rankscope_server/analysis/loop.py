@@ -93,6 +93,7 @@ class AnalysisLoop:
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
         self.num_looks, self.look_seconds = 0, 0.0
+        self._looked = time.monotonic()  # when the loop went through all runs last
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-analysis", daemon=True)
 
@@ -132,6 +133,12 @@ class AnalysisLoop:
         ]
         return time.monotonic() - min(since) if since else 0.0
 
+    @property
+    def behind_seconds(self) -> float:
+        """Return for how long stored batches wait for a look, or the loop itself for its turn."""
+        stuck = time.monotonic() - self._looked - self._settings.look_seconds
+        return max(self.lag_seconds, stuck, 0.0)
+
     def feed(
         self, run_id: str, batch_id: int, records: list[AnyRecord], chunks: list[ValidatedChunk]
     ) -> None:
@@ -168,6 +175,7 @@ class AnalysisLoop:
             if (run := self._runs.get(run_id)) is not None:  # else it was deleted meanwhile
                 self._look(run_id, run)
         self._forget_silent_runs()
+        self._looked = time.monotonic()
 
     def _work(self) -> None:
         pause = self._settings.look_seconds

@@ -10,6 +10,8 @@ from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.advice import routes as advice
+from rankscope_server.api.alerts import routes as alerts
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -41,6 +43,8 @@ ROUTERS = (
     preflight_results.router,
     preflight_network.router,
     storage.router,
+    alerts.router,
+    advice.router,
     stream.router,
     web.router,  # last: it answers every other path
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.broker import Broker
 from rankscope_server.ingest.intake import Intake
@@ -41,6 +43,7 @@ class Counters:
         writer: Writer,
         disk: Disk,
         retention: RetentionLoop,
+        alerts: Alerts,
     ) -> None:
         self._registry = CollectorRegistry()
         self.batches = self._ingest("batches", "Batches stored.")
@@ -106,6 +109,10 @@ class Counters:
                 }
             )
         )  # fmt: skip
+        for state, text in (("pending", "that wait"), ("given_up", "that were given up")):
+            self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
+                partial(alerts.num_messages, state)
+            )
 
     def _values(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         for name, (text, value) in gauges.items():

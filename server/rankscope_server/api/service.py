@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from anyio import CapacityLimiter
 from fastapi import Request
 
+from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
@@ -41,6 +42,7 @@ class Service:
     intake: Intake
     disk: Disk
     retention: RetentionLoop
+    alerts: Alerts
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -84,10 +86,13 @@ def open_service(settings: Settings) -> Iterator[Service]:
         retention.on_deleted = analysis.forget
         retention.start()
         stack.callback(retention.close)
-        counters = Counters(analysis, broker, intake, writer, disk, retention)
+        alerts = Alerts(settings, writer, reader, lambda: analysis.behind_seconds)
+        counters = Counters(analysis, broker, intake, writer, disk, retention, alerts)
+        alerts.start()
+        stack.callback(alerts.close)
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
-            disk, retention,
+            disk, retention, alerts,
         )  # fmt: skip
 
 

@@ -30,13 +30,14 @@ LABELS: dict[Kind, str] = {
 # They have a life of their own: preflights are kept by number, these rows outlive their run.
 NOT_OF_A_RUN = (
     tables.preflight, tables.preflight_node, tables.deletion, tables.received_mark,
-    tables.size_counted,
+    tables.size_counted, tables.alert_channel, tables.alert_rule,
 )  # fmt: skip
 # Tables without `run_id`: their rows belong to a row of another one.
 _OWNERS = {
     tables.finding_event: (tables.finding_event.c.finding_id, tables.finding),
     tables.command_rank: (tables.command_rank.c.command_id, tables.command),
     tables.trace_part: (tables.trace_part.c.command_id, tables.command),
+    tables.alert_delivery: (tables.alert_delivery.c.alert_id, tables.alert),
 }
 
 

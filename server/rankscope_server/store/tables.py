@@ -488,3 +488,100 @@ size_counted = sa.Table(
     sa.Column("source", sa.String(32), primary_key=True),
     _number("counted_id"),
 )
+
+alert_channel = sa.Table(
+    "alert_channel",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False, unique=True),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _number("is_enabled", 1),
+    _text("body", "{}"),  # JSON, what may be shown
+    _text("secrets", "{}"),  # JSON, what never leaves
+    _text("quiet", "null"),  # JSON
+    _number("created_ns"),
+    _number("updated_ns"),
+    sqlite_autoincrement=True,  # rules name them: never given twice
+)
+
+alert_rule = sa.Table(
+    "alert_rule",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False, unique=True),
+    _text("body", "{}"),  # JSON of the rule
+    _number("created_ns"),
+    _number("updated_ns"),
+    sqlite_autoincrement=True,
+)
+
+alert = sa.Table(
+    "alert",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("uid", sa.String(64), nullable=False, unique=True),  # among all servers
+    # of its rule and subject while it is open, else null: one alert for one problem
+    sa.Column("open_key", sa.String(640), unique=True),
+    _number("rule_id"),
+    _text("rule_name"),
+    sa.Column("subject", sa.String(512), nullable=False),
+    sa.Column("run_id", sa.String(128), nullable=False, server_default=""),  # empty: the server
+    _text("run_name"),
+    sa.Column("state", sa.String(16), nullable=False),  # open, recovered, closed
+    sa.Column("severity", sa.String(16), nullable=False),
+    _text("what"),
+    _text("why"),
+    _text("next"),
+    _text("path"),  # of the page, relative to the dashboard's root
+    _text("facts", "[]"),  # JSON: a change of these is worth a message
+    _number("opened_ns"),
+    _number("updated_ns"),
+    _number("notified_ns"),
+    _number("ended_ns", None),
+    _text("end_reason"),
+    sa.Index("ix_alert_state", "state"),
+    sqlite_autoincrement=True,
+)
+
+alert_delivery = sa.Table(
+    "alert_delivery",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("uid", sa.String(64), nullable=False, unique=True),  # idempotency key
+    _number("alert_id"),  # 0: a test
+    _number("channel_id"),
+    _text("channel_name"),
+    sa.Column("event", sa.String(16), nullable=False),  # opened, changed, recovered, closed, test
+    _text("message", "{}"),  # JSON
+    sa.Column("state", sa.String(16), nullable=False),  # pending, sent, given_up, dropped, skipped
+    _number("attempts"),
+    _number("created_ns"),
+    _number("next_ns"),  # not before this time
+    _number("ended_ns", None),
+    _text("note"),  # why it waits, or why it was not sent
+    sa.Index("ix_alert_delivery_state", "state"),
+    sa.Index("ix_alert_delivery_alert_id", "alert_id"),
+    sqlite_autoincrement=True,
+)
+
+advice = sa.Table(
+    "advice",
+    metadata,
+    _run_key(),
+    _number("epoch", key=True),
+    _number("given_ns"),
+    _text("body", "{}"),  # JSON
+)
+
+advice_report = sa.Table(
+    "advice_report",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _run(),
+    _number("epoch"),
+    _number("time_ns"),
+    _text("controller"),
+    sa.Column("outcome", sa.String(16), nullable=False),  # done, refused, failed, ignored
+    _text("text"),
+    sa.Index("ix_advice_report_run_id", "run_id"),
+)

@@ -70,6 +70,11 @@ class Writer:
         """Return whether its thread works."""
         return self._thread.is_alive()
 
+    @property
+    def queue_ratio(self) -> float:
+        """Return how full the queue is, 0-1."""
+        return self._queue.qsize() / (self._queue.maxsize or 1)
+
     def submit(
         self,
         work: Callable[[Unit], T],

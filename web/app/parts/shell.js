@@ -98,6 +98,7 @@ export function Shell({ run, overview, apiPath, children }) {
           }))
         : []),
       { keys: 'g a', text: 'Go to all runs', run: () => go('runs') },
+      { keys: 'g n', text: 'Go to alerts', run: () => go('alerts') },
     ],
     [run],
   );
@@ -193,6 +194,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.span({ class: 'long' }, 'Search ranks, steps, errors'),
         t.kbd(null, 'Ctrl K'),
       ),
+      t.a({ class: 'button small', href: 'alerts' }, 'Alerts'),
       t.a(
         { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },
         'JSON',

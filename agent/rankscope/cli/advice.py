@@ -1,0 +1,250 @@
+"""`rankscope advice`: what to do next with a run; the commands for it run only where allowed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from rankscope.address import AddressError
+from rankscope.cli import EXIT_USAGE
+from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
+from rankscope.http import Client, HttpAnswer, HttpError
+from rankscope.settings import SettingError, from_environment
+
+_TIMEOUT_SECONDS = 30.0
+_COMMAND_SECONDS = 120.0
+# One name of one node: no list, no range, no option, whatever a host calls itself.
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+class AdviceFailed(Exception):
+    """There is no advice, or it is not carried out; `exit_code` says how bad it is."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command, word by word: no shell reads it. `is_manual`: a person completes it."""
+
+    words: tuple[str, ...]
+    is_manual: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return it as it can be pasted."""
+        return shlex.join(self.words)
+
+
+class AdviceCommand:
+    """Show what to do next with a run: exclude a host, restart, wait, nothing, or not known.
+
+    Examples:
+      rankscope advice my-run                           what, why, how sure, at what cost
+      rankscope advice my-run --adapter slurm           the commands for it, only printed
+      rankscope advice my-run --adapter slurm --script job.sh
+      rankscope advice my-run --adapter kubernetes --execute
+
+    Commands are printed, not run. --execute runs those that take hosts out (scontrol, kubectl)
+    where RANKSCOPE_ADVICE_EXECUTE=1 allows it, and reports to the server what became of them.
+    A restart is always left to you. docs/advice.md shows a controller in a few lines.
+
+    Exit codes: 0 shown, or done; 1 refused, or a command failed; 2 the server cannot be reached
+    or does not know the run; 64 wrong usage. A token is taken from RANKSCOPE_TOKEN only.
+    """
+
+    name: ClassVar[str] = "advice"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the options."""
+        parser.add_argument("run", metavar="RUN", help="id of the run")
+        parser.add_argument("--adapter", choices=tuple(_ADAPTERS), help="whose commands to print")
+        parser.add_argument("--script", metavar="FILE", help="batch script, for sbatch --exclude")
+        parser.add_argument("--execute", action="store_true", help="run the commands, if allowed")
+        parser.add_argument(
+            "--server", metavar="URL", help=f"default $RANKSCOPE_SERVER, else {DEFAULT_SERVER}"
+        )
+        parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Show it, or do it. Returns the exit code."""
+        try:
+            settings = from_environment(os.environ)
+        except SettingError as error:
+            return _refuse(str(error), EXIT_USAGE)
+        if arguments.execute and not arguments.adapter:
+            return _refuse("--execute needs --adapter: whose commands?", EXIT_USAGE)
+        if arguments.execute and not settings.advice_execute:
+            return _refuse(
+                "--execute is switched off here; to allow it: export RANKSCOPE_ADVICE_EXECUTE=1",
+                EXIT_REFUSED,
+            )
+        try:
+            url = arguments.server or settings.server or DEFAULT_SERVER
+            client = Client(url, settings.token, timeout_seconds=_TIMEOUT_SECONDS)
+        except AddressError as error:
+            return _refuse(str(error), EXIT_UNREACHABLE)
+        with contextlib.closing(client):
+            try:
+                return _follow(_Advising(client, arguments.run), arguments)
+            except AdviceFailed as error:
+                return _refuse(str(error), error.exit_code)
+
+
+class _Advising:
+    """The advice about one run."""
+
+    def __init__(self, client: Client, run: str) -> None:
+        self._client = client
+        self._path = f"/api/v1/runs/{quote(run, safe='')}/advice"
+
+    def ask(self) -> dict[str, Any]:
+        """Return the advice of now. Raises AdviceFailed."""
+        fields = self._sent("GET", self._path, None).fields
+        if "action" not in fields:
+            text = f"{self._client.address.url}: no rankscope server answers there"
+            raise AdviceFailed(text, EXIT_UNREACHABLE)
+        return fields
+
+    def report(self, epoch: int, outcome: str, text: str) -> None:
+        """Report to the server what was done. Raises AdviceFailed."""
+        who = f"rankscope advice on {socket.gethostname()}"
+        body = {"epoch": epoch, "outcome": outcome, "controller": who[:128], "text": text[:2_000]}
+        self._sent("POST", f"{self._path}/reports", json.dumps(body).encode())
+
+    def _sent(self, method: str, path: str, body: bytes | None) -> HttpAnswer:
+        headers = {"Content-Type": "application/json"} if body else {}
+        try:
+            answer = self._client.request(method, path, body, headers)
+        except HttpError as error:
+            url = self._client.address.url
+            raise AdviceFailed(f"{url} does not answer: {error}", EXIT_UNREACHABLE) from error
+        if answer.status != 200:
+            raise AdviceFailed(answer.why(), EXIT_UNREACHABLE)
+        return answer
+
+
+def _follow(advising: _Advising, arguments: argparse.Namespace) -> int:
+    advice = advising.ask()
+    steps = steps_of(advice, arguments.adapter, arguments.script) if arguments.adapter else []
+    if arguments.json:
+        commands = [{"words": step.words, "text": step.text} for step in steps]
+        shown = {**advice, "commands": commands, "executed": arguments.execute}
+        code = _execute(advising, advice, steps, sys.stderr.write) if arguments.execute else 0
+        print(json.dumps(shown))
+        return code
+    print("\n".join(lines_of(advice)))
+    for step in steps:
+        print(f"  {step.text}")
+    return _execute(advising, advice, steps, sys.stdout.write) if arguments.execute else 0
+
+
+def lines_of(advice: dict[str, Any]) -> list[str]:
+    """Return advice for a terminal."""
+    sure = advice["confidence"]
+    lines = [
+        _plain(advice["what"]),
+        f"  why: {_plain(advice['why'])}",
+        f"  sure: {'not known' if sure is None else f'{sure:.0%}'}, a host is excluded from "
+        f"{advice['least_confidence']:.0%} on",
+        f"  doing it costs: {_plain(advice['cost_of_doing']['text'])}",
+        f"  not doing it costs: {_plain(advice['cost_of_not_doing']['text'])}",
+    ]
+    lines += [f"  evidence: {_plain(one['text'])}" for one in advice["evidence"][:4]]
+    return lines
+
+
+def steps_of(advice: dict[str, Any], adapter: str, script: str | None = None) -> list[Step]:
+    """Return the commands for advice; none where nothing is to be excluded.
+
+    Raises AdviceFailed for a host that is no name of one node.
+    """
+    if advice["action"] != "exclude_host":
+        return []
+    for host in advice["hosts"]:
+        if not _NODE.fullmatch(host):
+            raise AdviceFailed(
+                f"{_plain(host)!r} is no name of one node: look at it yourself", EXIT_REFUSED
+            )
+    reason = _plain(f"rankscope {advice['run_id']} advice {advice['epoch']}: {advice['why']}")
+    return _ADAPTERS[adapter](advice["hosts"], reason[:200], script)
+
+
+def _slurm(hosts: list[str], reason: str, script: str | None) -> list[Step]:
+    drains = [
+        Step(("scontrol", "update", f"nodename={host}", "state=drain", f"reason={reason}"))
+        for host in hosts
+    ]
+    again = ("sbatch", f"--exclude={','.join(hosts)}", "--", script or "SCRIPT")
+    return [*drains, Step(again, is_manual=True)]
+
+
+def _kubernetes(hosts: list[str], _reason: str, _script: str | None) -> list[Step]:
+    return [Step(("kubectl", "cordon", "--", host)) for host in hosts]
+
+
+_ADAPTERS: dict[str, Callable[[list[str], str, str | None], list[Step]]] = {
+    "slurm": _slurm,
+    "kubernetes": _kubernetes,
+}
+
+
+def _execute(
+    advising: _Advising, advice: dict[str, Any], steps: list[Step], say: Callable[[str], Any]
+) -> int:
+    """Run the commands in order and report; the first that fails ends it."""
+    todo = [step for step in steps if not step.is_manual]
+    if not todo:
+        say("Nothing to execute.\n")
+        return 0
+    if time.time() * 1e3 > advice["valid_until_ms"]:
+        raise AdviceFailed("this advice is out of date, or a clock is wrong", EXIT_REFUSED)
+    for step in todo:
+        error = _run(step)
+        if error:
+            advising.report(advice["epoch"], "failed", f"{step.text}: {error}")
+            raise AdviceFailed(f"{step.text}: {error}", EXIT_REFUSED)
+        say(f"done: {step.text}\n")
+    advising.report(advice["epoch"], "done", "; ".join(step.text for step in todo))
+    return 0
+
+
+def _run(step: Step) -> str:
+    """Run a command; return why it failed, empty where it did not."""
+    try:
+        done = subprocess.run(
+            step.words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"no end within {_COMMAND_SECONDS:.0f} s"
+    except OSError as error:
+        return str(error.strerror)
+    if done.returncode == 0:
+        return ""
+    said = _plain(done.stderr.strip() or done.stdout.strip())[:300]
+    return f"exit code {done.returncode}: {said}"
+
+
+def _refuse(text: str, code: int) -> int:
+    sys.stderr.write(f"rankscope advice: {text}\n")
+    return code
+
+
+def _plain(text: object) -> str:
+    """Return a text of a run for a terminal: no escapes, one line."""
+    return "".join(c if c.isprintable() else " " for c in str(text))

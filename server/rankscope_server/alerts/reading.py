@@ -1,0 +1,180 @@
+"""Reads from the store what rules look at; keeps in memory what the store does not hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rankscope.wire.schema import IMPORTED
+from rankscope_server.alerts.seen import (
+    Seen,
+    SeenCollector,
+    SeenFinding,
+    SeenRank,
+    SeenRun,
+    SeenServer,
+)
+from rankscope_server.alerts.store import runs_of_open
+from rankscope_server.store import tables
+
+_MOST_RUNS = 500  # that are read in one look, the newest news first
+DEAF_SECONDS = 5.0  # a store that takes so long to write says nothing of who sends
+
+
+@dataclass(slots=True)
+class Reader:
+    """Makes what is seen, again and again; one thread uses it."""
+
+    horizon_seconds: float  # a run without news for so long is not live
+    pause_seconds: float  # between two readings
+    behind_seconds: Callable[[], float]
+    queue_ratio: Callable[[], float]
+    store_path: str  # of an embedded database, else empty
+    hearing_since_ns: int = 0
+    _read: float = 0.0  # when the last reading was, on the monotonic clock
+    _steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _bodies: dict[int, tuple[int, SeenFinding]] = field(default_factory=dict)
+
+    def read(self, connection: sa.Connection, now_ns: int, store_seconds: float) -> Seen:
+        """Return what is so now; `store_seconds` is how long the store took to write last."""
+        self._note_deafness(now_ns, store_seconds)
+        runs = self._runs(connection, now_ns)
+        shown = {row.run_id for row in runs}
+        self._steps = {run_id: at for run_id, at in self._steps.items() if run_id in shown}
+        findings = self._findings(connection, list(shown))
+        ranks = _by_run(connection, _RANKS, shown)
+        collectors = _by_run(connection, _COLLECTORS, shown)
+        return Seen(
+            now_ns=now_ns,
+            hearing_since_ns=self.hearing_since_ns,
+            runs=tuple(
+                self._run(row, now_ns, findings, ranks, collectors) for row in runs
+            ),
+            server=SeenServer(
+                behind_seconds=self.behind_seconds(), queue_ratio=self.queue_ratio(),
+                disk_free_bytes=free_bytes(self.store_path),
+            ),
+        )  # fmt: skip
+
+    def _note_deafness(self, now_ns: int, store_seconds: float) -> None:
+        """Begin to count silence anew where this server could not hear: stopped, or no store."""
+        now = time.monotonic()
+        was_away = now - self._read > 3 * self.pause_seconds + DEAF_SECONDS
+        if was_away or store_seconds > DEAF_SECONDS:
+            self.hearing_since_ns = now_ns
+        self._read = now
+
+    def _runs(self, connection: sa.Connection, now_ns: int) -> list[sa.Row[Any]]:
+        table = tables.run.c
+        since_ns = now_ns - int(self.horizon_seconds * 1e9)
+        named = runs_of_open(connection)
+        rows = connection.execute(
+            sa.select(tables.run)
+            .where(
+                table.launcher != IMPORTED,
+                sa.or_(table.received_ns > since_ns, table.run_id.in_(list(named)[:_MOST_RUNS])),
+            )
+            .order_by(table.received_ns.desc())
+            .limit(_MOST_RUNS)
+        )
+        return list(rows)
+
+    def _run(
+        self, row: sa.Row[Any], now_ns: int, findings: dict[str, list[SeenFinding]],
+        ranks: dict[str, list[Any]], collectors: dict[str, list[Any]],
+    ) -> SeenRun:  # fmt: skip
+        step, since_ns = self._steps.get(row.run_id, (-1, 0))
+        if step != row.step:
+            since_ns = now_ns
+            self._steps[row.run_id] = (row.step, now_ns)
+        return SeenRun(
+            run_id=row.run_id, name=row.name, tags=_tags(row.tags), status=row.status,
+            is_live=now_ns - row.received_ns < self.horizon_seconds * 1e9,
+            step=row.step, stepped_ns=since_ns, findings=tuple(findings.get(row.run_id, ())),
+            ranks=tuple(
+                SeenRank(one.rank, one.host, one.received_ns or 0, one.ended_ns is not None)
+                for one in ranks.get(row.run_id, ())
+                if one.attempt == row.attempt
+            ),
+            collectors=tuple(
+                SeenCollector(one.host, one.received_ns)
+                for one in collectors.get(row.run_id, ())
+                if one.host
+            ),
+        )  # fmt: skip
+
+    def _findings(
+        self, connection: sa.Connection, run_ids: list[str]
+    ) -> dict[str, list[SeenFinding]]:
+        """Return the findings of runs; only what changed since the last reading is decoded."""
+        table = tables.finding
+        rows = connection.execute(
+            sa.select(table.c.id, table.c.run_id, table.c.updated_ns).where(
+                table.c.run_id.in_(run_ids)
+            )
+        ).all()
+        old = {row.id for row in rows if self._bodies.get(row.id, (0, 0))[0] == row.updated_ns}
+        new = [row.id for row in rows if row.id not in old]
+        kept = {number: self._bodies[number] for number in old}
+        for at in range(0, len(new), 500):
+            chosen = sa.select(table).where(table.c.id.in_(new[at : at + 500]))
+            for row in connection.execute(chosen):
+                kept[row.id] = (row.updated_ns, seen_finding(row))
+        self._bodies = kept
+        found: dict[str, list[SeenFinding]] = {}
+        for row in rows:
+            if row.id in kept:
+                found.setdefault(row.run_id, []).append(kept[row.id][1])
+        return found
+
+
+def seen_finding(row: sa.Row[Any]) -> SeenFinding:
+    """Return what rules look at of a stored finding."""
+    body: dict[str, Any] = msgspec.json.decode(row.body or "{}")
+    return SeenFinding(
+        id=row.id, kind=str(body.get("kind", "")), severity=body.get("severity", "info"),
+        confidence=float(body.get("confidence") or 0.0), is_over=row.state == "recovered",
+        is_explained=body.get("explained_by") is not None, opened_ns=row.opened_ns,
+        ranks=tuple(body.get("ranks") or ()), what=str(body.get("what", "")),
+        why=str(body.get("why", "")), next=str(body.get("next", "")),
+        throughput_ratio=body.get("cost_throughput_ratio"),
+        rank_hours_per_day=body.get("cost_rank_hours_per_day"),
+    )  # fmt: skip
+
+
+_rank, _producer = tables.rank.c, tables.producer.c
+_RANKS = sa.select(
+    _rank.run_id, _rank.attempt, _rank.rank, _rank.host, _rank.received_ns, _rank.ended_ns
+)
+_COLLECTORS = sa.select(_producer.run_id, _producer.host, _producer.received_ns)
+
+
+def _by_run(
+    connection: sa.Connection, query: sa.Select[Any], run_ids: set[str]
+) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    chosen = query.where(query.selected_columns["run_id"].in_(list(run_ids)))
+    for row in connection.execute(chosen):
+        found.setdefault(row.run_id, []).append(row)
+    return found
+
+
+def _tags(text: str) -> dict[str, str]:
+    tags = json.loads(text or "{}")
+    return {str(name): str(value) for name, value in tags.items()}
+
+
+def free_bytes(path: str) -> int | None:
+    """Return how much the server's user may still write beside a file; None: not known."""
+    try:
+        found = os.statvfs(os.path.dirname(path) or ".") if path else None
+    except OSError:
+        return None
+    return None if found is None else found.f_bavail * found.f_frsize

@@ -1,0 +1,92 @@
+"""Rules as data: about what, from which level on, of which runs, to which channels."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from rankscope_server.findings.finding import Severity
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=1, le=30 * 86_400)]
+Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Pattern: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class When(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="about"
+):
+    """What a rule watches; `about` says which kind it is."""
+
+
+class OnFinding(When, tag="finding", frozen=True, kw_only=True):
+    """A finding that no other one explains. No kinds: all of them."""
+
+    kinds: list[Annotated[str, msgspec.Meta(max_length=64)]] = []
+    min_severity: Severity = "warning"
+    min_confidence: Ratio = 0.0
+    # Since it was found; within some seconds it shows whether another one explains it.
+    lasts_seconds: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 5.0
+
+
+class OnStall(When, tag="stall", frozen=True, kw_only=True):
+    """A run whose ranks report, and that is stuck, or ends no step for so long."""
+
+    seconds: Seconds = 1_800.0
+
+
+class OnSilence(When, tag="silence", frozen=True, kw_only=True):
+    """Nothing is heard of ranks, of a node's collector, or of a whole run."""
+
+    seconds: Seconds = 120.0
+    is_whole_run: bool = False  # True: only where nothing is heard of any rank
+
+
+class OnThroughput(When, tag="throughput", frozen=True, kw_only=True):
+    """What the costliest open finding loses: a share, or rank-hours a day. 0: not looked at."""
+
+    share_ratio: Ratio = 0.1
+    rank_hours_per_day: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+
+
+class OnLag(When, tag="lag", frozen=True, kw_only=True):
+    """Stored data waits for the analysis of this server for so long."""
+
+    seconds: Seconds = 120.0
+
+
+class OnQueue(When, tag="queue", frozen=True, kw_only=True):
+    """The queue of the store is so full."""
+
+    used_ratio: Ratio = 0.8
+
+
+class OnDisk(When, tag="disk", frozen=True, kw_only=True):
+    """Less than so much is free on the disk of the store."""
+
+    free_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 5 << 30
+
+
+AnyWhen: TypeAlias = OnFinding | OnStall | OnSilence | OnThroughput | OnLag | OnQueue | OnDisk
+OF_SERVER = (OnLag, OnQueue, OnDisk)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rule. Patterns are those of a shell: `*`, `?`, `[ab]`."""
+
+    when: AnyWhen
+    runs: Pattern = ""  # of a run's name or id; empty: all
+    tags: dict[str, Pattern] = {}  # all of them must match
+    channels: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]] = []  # none: every channel
+    is_enabled: bool = True
+
+
+def matches(rule: Rule, run_id: str, name: str, tags: dict[str, str]) -> bool:
+    """Return whether a run is one that the rule is about."""
+    if rule.runs and not (fnmatchcase(run_id, rule.runs) or fnmatchcase(name, rule.runs)):
+        return False
+    return all(
+        key in tags and fnmatchcase(tags[key], pattern) for key, pattern in rule.tags.items()
+    )

@@ -1,0 +1,95 @@
+"""Alerts of one server: the threads that look, send and say that it is alive."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from rankscope_server.alerts import store
+from rankscope_server.alerts.deadman import DeadManSwitch
+from rankscope_server.alerts.deliver import Deliverer
+from rankscope_server.alerts.message import Message
+from rankscope_server.alerts.reading import Reader
+from rankscope_server.alerts.send import send
+from rankscope_server.alerts.send.outbound import DeliveryError, Outbound
+from rankscope_server.alerts.store import StoredChannel
+from rankscope_server.alerts.watch import Watcher
+from rankscope_server.settings import Settings, is_loopback
+from rankscope_server.store import tables
+from rankscope_server.store.unit import Unit
+from rankscope_server.store.writer import Writer
+
+
+class Alerts:
+    """Owns the threads. `start` and `close` once."""
+
+    def __init__(
+        self, settings: Settings, writer: Writer, reader: sa.Engine,
+        behind_seconds: Callable[[], float],
+    ) -> None:  # fmt: skip
+        url = sa.make_url(settings.address_of_database())
+        is_embedded = url.get_backend_name() == "sqlite"
+        self._writer, self._reader = writer, reader
+        self.outbound = Outbound(
+            settings.public_url, settings.networks_of_alerts(), is_loopback(settings.host)
+        )
+        reading = Reader(
+            horizon_seconds=settings.forget_after_seconds, pause_seconds=settings.look_seconds,
+            behind_seconds=behind_seconds, queue_ratio=lambda: writer.queue_ratio,
+            store_path=str(url.database or "") if is_embedded else "",
+            hearing_since_ns=time.time_ns(),
+        )  # fmt: skip
+        self.deliverer = Deliverer(writer, reader, self.outbound)
+        self.watcher = Watcher(reading, writer, reader, settings.look_seconds, self.deliverer.wake)
+        self.deadman = DeadManSwitch(
+            settings.deadman_url,
+            settings.deadman_seconds,
+            writer,
+            self.outbound,
+            {"the analysis": behind_seconds, "alerting": lambda: self.watcher.behind_seconds},
+        )
+
+    def start(self) -> None:
+        """Begin to look, to send, and to say that the server is alive."""
+        self.deliverer.start()
+        self.watcher.start()
+        self.deadman.start()
+
+    def close(self) -> None:
+        """Stop; what waits is sent by the next server."""
+        self.deadman.close()
+        self.watcher.close()
+        self.deliverer.close()
+
+    def num_messages(self, state: str) -> int:
+        """Return how many stored messages are in a state."""
+        table = tables.alert_delivery
+        query = sa.select(sa.func.count()).select_from(table).where(table.c.state == state)
+        with self._reader.connect() as connection:
+            return int(connection.scalar(query) or 0)
+
+    def try_channel(self, one: StoredChannel) -> int:
+        """Send a test message once, whatever the quiet hours; return the id of its delivery."""
+        now_ms = time.time() * 1e3
+        message = Message(
+            id=uuid.uuid4().hex, event="test", alert=f"test-{uuid.uuid4().hex}", rule="Test",
+            severity="info", what=f"Test of the channel {one.name}",
+            why="a person pressed the test button of Rankscope",
+            next="nothing: alerts that are sent here arrive", path="alerts", opened_ms=now_ms,
+            time_ms=now_ms,
+        )  # fmt: skip
+        state, note = "sent", ""
+        try:
+            send(one.target, message, self.outbound)
+        except DeliveryError as error:
+            state, note = "given_up", str(error)
+
+        def work(unit: Unit) -> int:
+            delivery_id = store.queue_message(unit, one, message)
+            store.end_delivery(unit, delivery_id, state, note, 1)
+            return delivery_id
+
+        return self._writer.run(work)

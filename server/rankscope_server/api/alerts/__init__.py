@@ -1,0 +1,1 @@
+"""Alerts: what is open, the rules, the channels, and what was sent."""
