@@ -64,7 +64,9 @@ class Made(NamedTuple):
     is_state: Array  # known from the state of a rank, not from a chunk
 
     def where(self, chosen: Array) -> Made:
-        """Return some of them."""
+        """Return some of them: those at places, or where a mask is set."""
+        if chosen.dtype == bool and chosen.all():
+            return self
         return Made(*(column[chosen] for column in self))
 
 
@@ -209,17 +211,20 @@ class Track:
         """Take calls; the same call again changes nothing. `kinds` are calls without their site."""
         self._know(np.flatnonzero(np.bincount(made.rank)), np.zeros(0, np.int64))
         self._note_sites(made, calls)
-        made = made.where((made.number > self.given_up) & (made.number <= self.broken + _AFTER))
+        wanted = (made.number > self.given_up) & (made.number <= self.broken + _AFTER)
+        made = made.where(wanted)
         if not len(made.rank):
             return
         if self.alias:
             made = made._replace(code=self._in_their_terms(made))
         self._know(np.zeros(0, np.int64), np.unique(made.number))
         self.newest = max(self.newest, int(made.number.max()))
-        places = np.searchsorted(self._numbers, made.number)
+        places = _places(self._numbers, made.number)
         self._is_from_chunk[places[~made.is_state]] = True
         is_open = ~self._is_agreed[places]
-        self._take(made.where(is_open), places[is_open], kinds)
+        if not is_open.all():
+            made, places = made.where(is_open), places[is_open]
+        self._take(made, places, kinds)
         self._agree_on_complete()
         self._forget()
 
@@ -261,7 +266,7 @@ class Track:
         if self._known_calls.shape[1] < len(calls):
             more = np.zeros((len(self._ranks), len(calls) - self._known_calls.shape[1]), bool)
             self._known_calls = np.concatenate([self._known_calls, more], axis=1)
-        rows = np.searchsorted(self._ranks, made.rank)
+        rows = _places(self._ranks, made.rank)
         news = ~self._known_calls[rows, made.code]
         if news.any():
             pairs = np.unique(rows[news] * len(calls) + made.code[news])
@@ -280,33 +285,43 @@ class Track:
         return np.where(self._alias_keys[at] == keys, self._alias_codes[at], made.code)
 
     def _take(self, made: Made, places: Array, kinds: Array) -> None:
-        rows = np.searchsorted(self._ranks, made.rank)
-        # Of two words on one call the first counts: of equal places the last write stays.
-        order = np.empty(self._has_called.shape, np.int32)
-        backwards = np.arange(len(rows), dtype=np.int32)[::-1]
-        order[rows[::-1], places[::-1]] = backwards
-        news = (order[rows, places] == backwards[::-1]) & ~self._has_called[rows, places]
-        made, rows, places = made.where(news), rows[news], places[news]
-        unknown = self._codes[places] == _NOBODY
-        self._codes[places[unknown][::-1]] = made.code[unknown][::-1]
-        self._is_odd[places[made.code != self._codes[places]]] = True
-        odd = np.flatnonzero(self._is_odd[places])
-        if len(odd):
-            self._differing(made.where(odd), places[odd], kinds)
+        rows = _places(self._ranks, made.rank)
+        num_before = np.count_nonzero(self._has_called)
+        is_known = self._has_called[rows, places]
         self._has_called[rows, places] = True
+        if np.count_nonzero(self._has_called) - num_before < len(rows):
+            news = ~is_known & self._is_first(rows, places)
+            made, places = made.where(news), places[news]
+        unknown = self._codes[places] == _NOBODY
+        self._codes[places[unknown][::-1]] = made.code[unknown][::-1]  # the first one stays
+        self._is_odd[places[made.code != self._codes[places]]] = True
+        if self._is_odd.any():
+            odd = np.flatnonzero(self._is_odd[places])
+            self._differing(made.where(odd), places[odd], kinds)
+
+    def _is_first(self, rows: Array, places: Array) -> Array:
+        """Return which calls are the first of their rank and number."""
+        order = np.empty(self._has_called.shape, np.int32)
+        turn = np.arange(len(rows), dtype=np.int32)
+        order[rows[::-1], places[::-1]] = turn[::-1]  # of equal places the last write stays
+        found: Array = order[rows, places] == turn
+        return found
 
     def _differing(self, made: Made, places: Array, kinds: Array) -> None:
         """Take calls of numbers that differ, each for itself."""
         order = np.lexsort((made.code, places))
         made, places = made.where(order), places[order]
-        begins = np.flatnonzero(np.diff(places, prepend=-1) | np.diff(made.code, prepend=-1))
-        for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
-            number, code, at = int(made.number[begin]), int(made.code[begin]), int(places[begin])
-            if number not in self._differ:
-                before = mask_of(self._ranks[self._has_called[:, at]].tolist())
-                self._differ[number] = {int(self._codes[at]): before} if before else {}
-            row = self._differ[number]
-            row[code] = row.get(code, 0) | mask_of(made.rank[begin:end].tolist())
+        for at in np.unique(places).tolist():
+            begin, end = np.searchsorted(places, (at, at + 1)).tolist()
+            number = int(self._numbers[at])
+            codes, ranks = made.code[begin:end].tolist(), made.rank[begin:end].tolist()
+            row = self._differ.get(number)
+            if row is None:
+                called = mask_of(self._ranks[self._has_called[:, at]].tolist())
+                before = called & ~mask_of(ranks)
+                row = self._differ[number] = {int(self._codes[at]): before} if before else {}
+            for code, rank in zip(codes, ranks, strict=True):
+                row[code] = row.get(code, 0) | 1 << rank
             times = made.step[begin:end].tolist(), made.time_ns[begin:end].tolist()
             when = min(zip(*times, strict=True))
             known = self.first.get(number)
@@ -459,6 +474,13 @@ class CallTable:
         if len(self._codes) < MAX_CALLS:
             self._codes[key] = code
         return code
+
+
+def _places(known: Array, values: Array) -> Array:
+    """Return the place of each value among those known (ascending), all of which are there."""
+    is_dense = int(known[-1]) - int(known[0]) == len(known) - 1
+    found: Array = values - known[0] if is_dense else np.searchsorted(known, values)
+    return found
 
 
 def ranks_of(mask: int) -> list[int]:

@@ -247,7 +247,7 @@ def synchronising(events: Collectives) -> Collectives:
         for shape in events.shapes
     ) != 0  # fmt: skip
     good &= (events["state"] == ENDED) & (events["duration_ns"] >= 0) & (events["sequence"] > 0)
-    return events.where(np.flatnonzero(good))
+    return events.where(np.flatnonzero(good), ("sequence", "arrived_ns", "duration_ns"))
 
 
 def _meeting(

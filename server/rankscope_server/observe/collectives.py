@@ -49,9 +49,9 @@ class Collectives:
     def __getitem__(self, name: str) -> Array:
         return self.numbers[name]
 
-    def where(self, chosen: Array) -> Collectives:
-        """Return some of the events."""
-        numbers = {name: values[chosen] for name, values in self.numbers.items()}
+    def where(self, chosen: Array, names: Sequence[str] = NUMBERS) -> Collectives:
+        """Return some of the events, with some of the columns."""
+        numbers = {name: self.numbers[name][chosen] for name in names}
         return Collectives(self.rank[chosen], numbers, self.codes[chosen], self.shapes)
 
     def of_shapes(self, values: Iterable[int]) -> Array:

@@ -17,7 +17,7 @@ from rankscope_server.observe.collectives import Collectives
 CAPACITY = 1 << 22
 _FIRST_ROWS = 4096
 _BLOCK = 1024  # steps
-_MS = 1e-6
+_NS_PER_MS = np.float32(1e6)
 _TYPES: dict[str, Any] = {
     "rank": np.int32,
     "step": np.int32,
@@ -95,8 +95,7 @@ class EventTable:
         }
         rows["rank"], rows["peer"] = events.rank, events["peer_rank"]
         for name in ("duration", "returned", "blocked"):
-            nanoseconds = events[f"{name}_ns"]
-            rows[f"{name}_ms"] = np.where(nanoseconds >= 0, nanoseconds * _MS, -1.0)
+            rows[f"{name}_ms"] = _ms(events[f"{name}_ns"])
         rows["transfer_ms"] = _transfer_ms(events, rows["duration_ms"])
         for name in _WORDS:
             rows[name] = events.of_shapes(
@@ -113,9 +112,8 @@ class EventTable:
         if wanted > room:
             room = min(self.capacity, max(wanted, 2 * room))
             for name, cells in self._cells.items():
-                self._cells[name] = np.concatenate(
-                    [cells, np.zeros(room - len(cells), cells.dtype)]
-                )
+                self._cells[name] = np.empty(room, cells.dtype)
+                self._cells[name][: self.num_rows] = cells[: self.num_rows]
 
     def _drop(self) -> None:
         """Forget the older half of the steps, or of the rows where all are of one step."""
@@ -201,8 +199,16 @@ class EventTable:
         return found
 
 
+def _ms(nanoseconds: Array) -> Array:
+    """Return milliseconds (float32), -1 where they are not known."""
+    milliseconds = nanoseconds.astype(np.float32)
+    milliseconds /= _NS_PER_MS
+    milliseconds[nanoseconds < 0] = -1.0
+    return milliseconds
+
+
 def _transfer_ms(events: Collectives, duration_ms: Array) -> Array:
     """Return how long the backend was at it: on the device, else since it began, else all."""
-    device, started = (events[name] * _MS for name in ("device_duration_ns", "started_ns"))
+    device, started = _ms(events["device_duration_ns"]), _ms(events["started_ns"])
     since = np.where((started >= 0) & (duration_ms >= 0), duration_ms - started, duration_ms)
     return np.where(device >= 0, device, since)
