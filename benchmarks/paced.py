@@ -34,7 +34,7 @@ from rankscope.wire import schema
 from rankscope.wire.chunk import decode_chunk, encode_chunk
 
 SENDERS = 8  # threads
-_STEP_COLUMNS, _NUMBER_COLUMNS = ("step",), ("sequence",)
+HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
 
 
 @dataclass
@@ -69,11 +69,10 @@ class Template:
         ]
 
     def _chunks_of(self, node: int, window: int) -> list[schema.Chunk]:
-        ranks = self.job.num_ranks * 0 + RANKS_PER_NODE
         first = window * self.per_window
         step_lo, steps = first // PER_STEP + 1, self.per_window // PER_STEP
         chunks = []
-        for rank in range(node * ranks, (node + 1) * ranks):
+        for rank in range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE):
             columns = self.job.collectives(rank, first, self.per_window, self.start_ns)
             chunks.append(chunk_of("collectives", rank, columns))
             chunks.append(chunk_of("steps", rank, self.job.steps(step_lo, steps, self.start_ns)))
@@ -158,9 +157,6 @@ class Collectors:
             self._result.batches += 1
             plan.popleft()
             ready = None
-
-
-HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "zstd"}
 
 
 def measure(options: argparse.Namespace) -> Result:
