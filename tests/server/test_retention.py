@@ -268,6 +268,7 @@ def test_a_deleted_run_leaves_nothing_and_does_not_come_back(client: TestClient)
     reply = client.get("/api/v1/runs/gone")
     assert reply.status_code == 410
     assert "deleted" in reply.json()["error"]["what"]
+    assert client.get(f"/api/v1/search?q={line}").json()["total"] == 0  # at once
     wait_until_deleted(client, "gone")
     assert sum(counts(client, "gone").values()) == 0
     assert counts(client, "stays") | {"stored_size": 0} == before | {"stored_size": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -64,6 +65,11 @@ class Counters:
         )  # fmt: skip
         for cause in CAUSES:
             self.unavailable.labels(cause)
+        self._of_work(analysis, writer)
+        self._of_disk(disk)
+        self._registry.register(_Sums(_sums(analysis, retention)))
+
+    def _of_work(self, analysis: AnalysisLoop, writer: Writer) -> None:
         self._waiting_bytes = self._gauge(
             "queue_bytes", "Bytes of batches that were received and are not durable yet."
         )
@@ -74,6 +80,12 @@ class Counters:
                     "Age of the last look, of the run with unseen batches that waits longest.",
                     lambda: analysis.lag_seconds,
                 ),
+            }
+        )
+
+    def _of_disk(self, disk: Disk) -> None:
+        self._values(
+            {
                 "disk_full": ("1 while no data is taken.", lambda: bool(disk.full())),
                 "disk_free_bytes": (
                     "Free on the disk of the embedded store.",
@@ -84,21 +96,6 @@ class Counters:
                 ),
                 "wal_bytes": ("Size of its write-ahead log.", lambda: disk.space().wal_bytes),
             }
-        )  # fmt: skip
-        self._registry.register(
-            _Sums(
-                {
-                    "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
-                    "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
-                    "retention_removed_rows": (
-                        "Rows that retention and deletions removed.",
-                        lambda: retention.removed_rows,
-                    ),
-                    "retention_removed_bytes": (
-                        "Their bytes of content.", lambda: retention.removed_bytes
-                    ),
-                }
-            )
         )  # fmt: skip
 
     @contextmanager
@@ -130,12 +127,24 @@ class Counters:
         return generate_latest(self._registry), _PLAIN
 
 
+_Source: TypeAlias = tuple[str, Callable[[], Mapping[str, float]]]  # help; values by kind
+
+
+def _sums(analysis: AnalysisLoop, retention: RetentionLoop) -> dict[str, _Source]:
+    return {
+        "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
+        "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
+        "retention_removed_rows": (
+            "Rows that retention and deletions removed.", lambda: retention.removed_rows
+        ),
+        "retention_removed_bytes": ("Their bytes of content.", lambda: retention.removed_bytes),
+    }  # fmt: skip
+
+
 class _Sums(Collector):
     """Totals that others keep: read when Prometheus asks."""
 
-    def __init__(
-        self, sources: Mapping[str, tuple[str, Callable[[], Mapping[str, float]]]]
-    ) -> None:
+    def __init__(self, sources: Mapping[str, _Source]) -> None:
         self._sources = sources
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -45,7 +45,7 @@ class Space:
         return self._disk.space().wal_bytes <= limit
 
     def checkpoint(self) -> None:
-        """Write the log into the database and cut it, unless somebody reads it."""
+        """Write the log into the database and cut it, unless a reader is in the way."""
         if self._reader.dialect.name != "sqlite":
             return
         raw = self._reader.raw_connection()
