@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from rankscope.wire import schema
 from rankscope_server.retention.kinds import NOT_OF_A_RUN, RAW_PARTS, parts_of_run
 from rankscope_server.retention.marks import PAUSE_NS, mark
 from rankscope_server.settings import Settings
-from rankscope_server.store import tables
+from rankscope_server.store import deletion, tables
 from tests.server import postgres
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
@@ -388,3 +389,49 @@ def test_an_event_of_a_node_without_ranks_is_removed_with_its_run(client: TestCl
     client.delete("/api/v1/runs/bare?confirm=bare")
     wait_until_deleted(client, "bare")
     assert sum(counts(client, "bare").values()) == 0
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_batch_that_is_being_stored_ends_before_its_run_is_deleted(client: TestClient) -> None:
+    """Of another server on the same database: what it acknowledges is removed, not left over."""
+    a_run(client, "gone")
+    service = service_of(client)
+    other = sa.create_engine(service.reader.url)
+    with other.begin() as connection:
+        assert deletion.deletion_of(connection, "gone") is None
+        asked = threading.Thread(target=client.delete, args=("/api/v1/runs/gone?confirm=gone",))
+        asked.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        deadline = time.monotonic() + 20
+        while not scalar(service, waiting):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        event = {"run_id": "gone", "name": "late", "time_ns": 1}
+        connection.execute(sa.insert(tables.event).values(event))
+    asked.join(20)
+    wait_until_deleted(client, "gone")
+    assert sum(counts(client, "gone").values()) == 0
+    with other.begin() as connection:
+        assert deletion.deletion_of(connection, "gone") is not None
+    other.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_postgresql_uses_the_room_of_a_deleted_run_again(client: TestClient) -> None:
+    service = service_of(client)
+    sizes = []
+    for number in range(4):
+        a_run(client, f"run-{number}", seed=number, steps=120)
+        sizes.append(scalar(service, "SELECT pg_total_relation_size('chunk')"))
+        client.delete(f"/api/v1/runs/run-{number}?confirm=run-{number}")
+        wait_until_deleted(client, f"run-{number}")
+        deadline = time.monotonic() + 20
+        while service.retention.progress.state != "idle":  # it vacuums
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert sizes[-1] <= sizes[0] * 1.3, sizes
+
+
+def scalar(service: Any, query: str) -> int:
+    with service.read() as connection:
+        return int(connection.exec_driver_sql(query).scalar_one())
