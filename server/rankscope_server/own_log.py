@@ -23,7 +23,7 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(_with_request)
     handler.setFormatter(_Json() if form == "json" else _Text())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _with_request(record: logging.LogRecord) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import numpy as np
 
-from rankscope.wire import schema
+from rankscope.node.offsets import Offsets
+from rankscope.node.upload.server import Server
+from rankscope.node.upload.spool import Spool, SpoolHeader
+from rankscope.node.upload.uploader import Uploader
+from rankscope.wire import schema, zstd
 from rankscope.wire.chunk import encode_chunk
 
 COUNT = 1_000  # steps of a chunk
@@ -84,3 +89,27 @@ class Stream(threading.Thread):
         """Stop."""
         self.over.set()
         self.join(30)
+
+
+class Collector:
+    """The collector's own spool and upload; `put` is what it does with a batch."""
+
+    def __init__(self, url: str, folder: Path, run_id: str = "live") -> None:
+        self.run_id = run_id
+        self.spool = Spool(folder, 1 << 30)
+        self.refused: list[str] = []
+        self.number = 0
+        server = Server(url, "", timeout_seconds=30.0)
+        self.uploader = Uploader(server, self.spool, lambda _, why: self.refused.append(why))
+        self.uploader.start()
+
+    def put(self, size: int = 3) -> None:
+        self.number += 1
+        made = [chunk(self.number * size + part) for part in range(size)]
+        body = zstd.pack(batch(self.run_id, self.number, *made))
+        header = SpoolHeader("p", self.number, 1, Offsets("p", self.number))
+        self.spool.offer(self.spool.write(header, body))
+
+    @property
+    def num_waiting(self) -> int:
+        return self.spool.waiting()[0]

@@ -12,13 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rankscope.node.offsets import Offsets
-from rankscope.node.upload.server import Server
-from rankscope.node.upload.spool import Spool, SpoolHeader
-from rankscope.node.upload.uploader import Uploader
-from rankscope.wire import zstd
 from tests.server.conftest import ServerProcess
-from tests.server.filling import batch, chunk, fill
+from tests.server.filling import Collector, batch, chunk, fill
 
 MIB = 1 << 20
 pytestmark = pytest.mark.needs("mount")
@@ -47,29 +42,6 @@ def start(disk: Path) -> Iterator[Callable[..., ServerProcess]]:
     yield begin
     for server in running:
         server.close()
-
-
-class Collector:
-    """The collector's own spool and upload; `put` is what it does with a batch."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.spool = Spool(folder, 1 << 30)
-        self.refused: list[str] = []
-        self.number = 0
-        server = Server(url, "", timeout_seconds=30.0)
-        self.uploader = Uploader(server, self.spool, lambda _, why: self.refused.append(why))
-        self.uploader.start()
-
-    def put(self, size: int = 3) -> None:
-        self.number += 1
-        made = [chunk(self.number * size + part) for part in range(size)]
-        body = zstd.pack(batch("live", self.number, *made))
-        header = SpoolHeader("p-live", self.number, 1, Offsets("p-live", self.number))
-        self.spool.offer(self.spool.write(header, body))
-
-    @property
-    def num_waiting(self) -> int:
-        return self.spool.waiting()[0]
 
 
 def get(server: ServerProcess, path: str) -> httpx.Response:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.server.conftest import ServerProcess
-from tests.server.filling import Stream, fill
+from tests.server.filling import Collector, Stream, fill
 
 Start = Callable[..., ServerProcess]
 SOON = ("--forget-after-seconds", "0.5", "--disk-low-bytes", "0", "--disk-reserve-bytes", "0")
@@ -100,3 +100,20 @@ def test_a_killed_server_goes_on_with_a_deletion(start_server: Start, tmp_path: 
     server.end()
     assert intact(tmp_path) == {"stays": 3}
     assert before["stays"] == 3
+
+
+def test_a_collector_reports_what_a_deleted_run_refuses(
+    start_server: Start, tmp_path: Path
+) -> None:
+    server = start_server(*SOON)
+    collector = Collector(server.url, tmp_path / "spool", "gone")
+    collector.put()
+    wait_until(lambda: collector.num_waiting == 0)
+    delete(server, "gone")
+    collector.put()  # it was cut off for a while
+    wait_until(lambda: collector.num_waiting == 0)
+    (why,) = collector.refused
+    assert why.startswith("HTTP 410: run 'gone' was deleted (run_id: start a run with another id")
+    wait_until(lambda: deletion(server, "gone")["finished_ms"] is not None)
+    server.end()
+    assert intact(tmp_path) == {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.server.seed import seed_run, wait_until_judged
 from tests.web.accessibility import violations
-from tests.web.conftest import Site, Watched
+from tests.web.conftest import Site, Watched, serving
 
 pytestmark = pytest.mark.browser
 
@@ -54,3 +57,24 @@ def test_a_run_is_pinned_and_deleted_by_its_id(
 
     page.goto(f"{site.url}/runs/to-delete")
     page.get_by_role("heading", name="Run “to-delete” was deleted").wait_for()
+
+
+def test_a_page_says_what_retention_removed(
+    tmp_path: Path, browser: Any, open_page: Callable[..., Watched]
+) -> None:
+    with serving(tmp_path) as url:
+        seed_run(url, run_id="thinned", ranks=2, steps=40, fault="none")
+        with sqlite3.connect(tmp_path / "rankscope.db") as database:
+            row = ("thinned", "logs", 9, 4096)
+            database.execute(
+                "INSERT INTO removal (run_id, kind, rows, bytes) VALUES (?,?,?,?)", row
+            )
+        database.close()
+        page = open_page().page
+        page.goto(f"{url}/runs/thinned/logs")
+        page.get_by_role("note").get_by_text(
+            "Older log lines were removed by retention (4.0 KiB)."
+        ).wait_for()
+        page.goto(f"{url}/runs/thinned/collectives")
+        page.locator("#verdict").wait_for()
+        assert page.get_by_role("note").count() == 0

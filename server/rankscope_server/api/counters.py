@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -68,6 +69,15 @@ class Counters:
         )  # fmt: skip
         for cause in CAUSES:
             self.unavailable.labels(cause)
+        self._of_work(analysis, intake, writer)
+        self._of_disk(disk)
+        for state, text in (("pending", "that wait"), ("given_up", "that were given up")):
+            self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
+                partial(alerts.num_messages, state)
+            )
+        self._registry.register(_Sums(_sums(analysis, retention)))
+
+    def _of_work(self, analysis: AnalysisLoop, intake: Intake, writer: Writer) -> None:
         self._values(
             {
                 "queue_jobs": ("Transactions that wait.", lambda: writer.num_waiting),
@@ -83,36 +93,24 @@ class Counters:
                     "How long ago the oldest stored batch came that no look has seen.",
                     lambda: analysis.lag_seconds,
                 ),
+            }
+        )
+
+    def _of_disk(self, disk: Disk) -> None:
+        self._values(
+            {
                 "disk_full": ("1 while no data is taken.", lambda: bool(disk.full())),
                 "disk_free_bytes": (
                     "Free on the disk of the embedded store.",
                     lambda: _known(disk.space().free_bytes),
                 ),
                 "database_bytes": (
-                    "Size of the embedded database.", lambda: _known(disk.space().database_bytes)
+                    "Size of the embedded database.",
+                    lambda: _known(disk.space().database_bytes),
                 ),
                 "wal_bytes": ("Size of its write-ahead log.", lambda: disk.space().wal_bytes),
             }
-        )  # fmt: skip
-        self._registry.register(
-            _Sums(
-                {
-                    "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
-                    "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
-                    "retention_removed_rows": (
-                        "Rows that retention and deletions removed.",
-                        lambda: retention.removed_rows,
-                    ),
-                    "retention_removed_bytes": (
-                        "Their bytes of content.", lambda: retention.removed_bytes
-                    ),
-                }
-            )
-        )  # fmt: skip
-        for state, text in (("pending", "that wait"), ("given_up", "that were given up")):
-            self._gauge(f"alert_messages_{state}", f"Alert messages {text}.").set_function(
-                partial(alerts.num_messages, state)
-            )
+        )
 
     def _values(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         for name, (text, value) in gauges.items():
@@ -134,12 +132,24 @@ class Counters:
         return generate_latest(self._registry), _PLAIN
 
 
+_Source: TypeAlias = tuple[str, Callable[[], Mapping[str, float]]]  # help; values by kind
+
+
+def _sums(analysis: AnalysisLoop, retention: RetentionLoop) -> dict[str, _Source]:
+    return {
+        "looks": ("Looks of the analysis.", lambda: {"": analysis.num_looks}),
+        "look_seconds": ("Time in looks, summed.", lambda: {"": analysis.look_seconds}),
+        "retention_removed_rows": (
+            "Rows that retention and deletions removed.", lambda: retention.removed_rows
+        ),
+        "retention_removed_bytes": ("Their bytes of content.", lambda: retention.removed_bytes),
+    }  # fmt: skip
+
+
 class _Sums(Collector):
     """Totals that others keep: read when Prometheus asks."""
 
-    def __init__(
-        self, sources: Mapping[str, tuple[str, Callable[[], Mapping[str, float]]]]
-    ) -> None:
+    def __init__(self, sources: Mapping[str, _Source]) -> None:
         self._sources = sources
 
     def collect(self) -> Iterator[CounterMetricFamily]:

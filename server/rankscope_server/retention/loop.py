@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 FIRST_ROWS, MOST_ROWS = 64, 4_096
 TURN_SECONDS = 0.02  # what a batch that comes at the wrong moment waits longer
 _WAL_PAUSE_SECONDS = 0.5
+_COUNTING_SHARE = 5  # a page that is open counts again after so many times what it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class RetentionLoop:
         self.rules: Rules = rules_of(settings)
         self.space = Space(writer, reader, disk)
         self.progress = Progress()
+        self._newest_count: tuple[float, Counted | None] = (0.0, None)
         self.removed_rows: Counter[str] = Counter()
         self.removed_bytes: Counter[str] = Counter()
         self.on_deleted: Callable[[str], None] = lambda run_id: None
@@ -121,9 +123,15 @@ class RetentionLoop:
         self._wake.set()
 
     def counted(self) -> Counted:
-        """Return what is stored now."""
-        with self._reader.connect() as connection:
-            return count(connection, self._clock())
+        """Return what is stored now, or lately: to count takes a small share of the time."""
+        began = time.monotonic()
+        until, counted = self._newest_count
+        if counted is None or began > until:
+            with self._reader.connect() as connection:
+                counted = count(connection, self._clock())
+            ended = time.monotonic()
+            self._newest_count = (ended + min(_COUNTING_SHARE * (ended - began), 60.0), counted)
+        return counted
 
     def planned(self, counted: Counted) -> list[Removal]:
         """Return what a round would remove now."""
@@ -136,9 +144,12 @@ class RetentionLoop:
         self._finish_deletions()
         if not self._disk.full():  # neither is needed to remove
             self._writer.run(mark)
-            counted = self.counted()
+            with self._reader.connect() as connection:
+                counted = count(connection, self._clock())
             self._writer.run(lambda unit: save(unit, counted))
-        for removal in self.planned(self.counted()) if self.rules.are_any else ():
+        with self._reader.connect() as connection:
+            counted = count(connection, self._clock())
+        for removal in self.planned(counted) if self.rules.are_any else ():
             if self._stop.is_set():
                 return
             self._disk.release()

@@ -1,6 +1,6 @@
 """Removes rows in short transactions, each of which leaves the store in order.
 
-Whoever is killed between two goes on with the next: what is left to do is read from the store.
+A server that is killed between two goes on with the next: what is left is read from the store.
 """
 
 from __future__ import annotations

@@ -33,6 +33,14 @@ class Space:
             size = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
         return int(pages) * int(size)
 
+    def database_bytes(self) -> int | None:
+        """Return the size of the database with its indexes; None where it is not known."""
+        if self._reader.dialect.name != "postgresql":
+            return self._disk.space().database_bytes
+        with self._reader.connect() as connection:
+            size = sa.select(sa.func.pg_database_size(sa.func.current_database()))
+            return int(connection.execute(size).scalar_one())
+
     def wal_has_room(self) -> bool:
         """Return whether the write-ahead log may grow; shrink it where it is too large.
 
@@ -45,7 +53,7 @@ class Space:
         return self._disk.space().wal_bytes <= limit
 
     def checkpoint(self) -> None:
-        """Write the log into the database and cut it, unless somebody reads it."""
+        """Write the log into the database and cut it, unless a reader is in the way."""
         if self._reader.dialect.name != "sqlite":
             return
         raw = self._reader.raw_connection()

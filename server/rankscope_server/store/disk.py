@@ -74,7 +74,7 @@ class Disk:
             before, self._reason = self._reason, self._look()
             reason = self._reason
         if reason and not before:
-            log.warning("no more data is taken: %s; %s", reason, REMEDY)
+            log.warning("no more data is taken in %s: %s; %s", self._database, reason, REMEDY)
             self.on_full()
         elif before and not reason:
             log.warning("data is taken again")
@@ -120,11 +120,9 @@ class Disk:
             self._has_failed = False
             return ""
         needed = (margin + max(wanted, 0)) >> 20
-        folder = self._database.parent if self._database is not None else ""
-        return (
-            f"the disk of the server is full: {free >> 20} MiB are free in {folder}, "
-            f"it needs {needed or 1} MiB"
-        )
+        # Readiness is open to all: no path is in this.
+        says = f"{free >> 20} MiB are free, it needs {needed or 1} MiB"
+        return f"the disk of the server is full: {says}"
 
     def _free(self) -> int:
         try:

@@ -144,6 +144,8 @@ def _blocks(
     where: list[sa.ColumnElement[bool]] = []
     if run_id is not None:
         where.append(table.run_id == run_id)
+    else:  # the lines of a deleted run go a little later than the run
+        where.append(table.run_id.not_in(sa.select(tables.deletion.c.run_id)))
     if query.from_ns is not None:
         where.append(table.time_hi_ns >= query.from_ns)
     if query.to_ns is not None:

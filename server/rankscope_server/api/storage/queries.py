@@ -116,8 +116,8 @@ def _run(run: RunFacts, kinds: dict[Kind, Size]) -> RunSize:
 
 
 def _disk(service: Service) -> DiskAnswer:
-    space = service.disk.space()
+    space = service.retention.space
     return of_row(
-        DiskAnswer, space, reusable_bytes=service.retention.space.free_bytes(),
-        full=service.disk.full(),
+        DiskAnswer, service.disk.space(), database_bytes=space.database_bytes(),
+        reusable_bytes=space.free_bytes(), full=service.disk.full(),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from rankscope_server.answers import Capped, Schema
 
 
 class DiskAnswer(Schema, frozen=True):
-    """The disk of the embedded store; null where the database is elsewhere."""
+    """The disk of the embedded store; null what is not known of a database elsewhere."""
 
     free_bytes: int | None
     total_bytes: int | None
