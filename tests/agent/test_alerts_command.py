@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.server.conftest import ServerProcess
 from tests.server.receivers import Receiver, receiving, wait_for
 from tests.server.seed import seed_run
 
+ROOT = Path(__file__).parents[2]
 FILE = """
 [channel.pager]
 kind = "webhook"
@@ -82,6 +84,20 @@ def test_channels_and_rules_of_a_file_send_and_are_changed_by_it(
         out = capsys.readouterr().out
         assert said in out
         assert "/hook" not in out
+
+
+def test_the_file_of_the_documents_is_taken_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = (ROOT / "docs/alerts.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", document, re.S)
+    path = tmp_path / "alerts.toml"
+    path.write_text(text)
+    for name in re.findall(r"\$\{(\w+)\}", text):
+        monkeypatch.setenv(name, "https://hooks.example/abc/0123456789abcdef")
+    assert cli.main(["alerts", "apply", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["channel"] * 4 + ["rule"] * 2
 
 
 def test_a_test_that_does_not_arrive_says_why_and_ends_with_1(

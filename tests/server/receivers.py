@@ -191,8 +191,8 @@ class _Session:
 
 
 @contextlib.contextmanager
-def mail_server(certificate: Path | None = None) -> Iterator[MailServer]:
-    """Run an SMTP server on loopback; with a certificate it offers STARTTLS."""
+def mail_server(certificate: Path | None = None, *, is_tls: bool = False) -> Iterator[MailServer]:
+    """Run an SMTP server on loopback; with a certificate it offers STARTTLS, or begins with TLS."""
     found = MailServer()
     context = None
     if certificate is not None:
@@ -202,10 +202,13 @@ def mail_server(certificate: Path | None = None) -> Iterator[MailServer]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await _Session(found, context, reader, writer).run()
+            session = _Session(found, None if is_tls else context, reader, writer)
+            session.is_secure = is_tls
+            await session.run()
 
     async def start() -> asyncio.Server:
-        return await asyncio.start_server(serve, "127.0.0.1", 0)
+        outer = context if is_tls else None
+        return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=outer)
 
     server = loop.run_until_complete(start())
     found.port = server.sockets[0].getsockname()[1]
@@ -217,6 +220,7 @@ def mail_server(certificate: Path | None = None) -> Iterator[MailServer]:
         loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.run_until_complete(asyncio.sleep(0.2))  # clients have gone: their ends are read
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))

@@ -224,3 +224,15 @@ def _is_quiet(receiver: Receiver) -> bool:
     before = len(receiver.got)
     time.sleep(1.0)
     return len(receiver.got) == before
+
+
+def test_a_receiver_that_does_not_answer_holds_up_no_end(start_server: Start) -> None:
+    server = start_server(*QUICK)
+    with receiving() as receiver:
+        receiver.hold = threading.Event()
+        add_channel(server, receiver.url)
+        seed_run(server.url, run_id="crashed", steps=60, fault="crash")
+        receiver.wait(1)
+        assert server.end(signal.SIGTERM, timeout=10.0) < 8.0
+        assert server.process is not None
+        assert server.process.returncode == 0

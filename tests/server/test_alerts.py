@@ -21,7 +21,7 @@ from rankscope_server.api.app import create_app
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
-from tests.server.conftest import TestClient, scraped
+from tests.server.conftest import Sender, TestClient, log_line, scraped
 from tests.server.receivers import (
     MailServer,
     Receiver,
@@ -344,6 +344,22 @@ def test_mail_is_encrypted_signed_in_and_a_thread(desk: Desk, mail: MailServer) 
     assert mail.logins
 
 
+def test_mail_may_begin_with_tls(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = make_certificate(tmp_path)
+    with mail_server(certificate, is_tls=True) as found:
+        body: dict[str, Any] = {
+            "kind": "email", "host": "127.0.0.1", "port": found.port, "security": "tls",
+            "sender": "a@b.example", "recipients": ["c@d.example"],
+        }  # fmt: skip
+        made = desk.channel(**body)["id"]
+        assert "certificate" in desk.ask("POST", f"/channels/{made}/test")["note"].lower()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        assert desk.ask("POST", f"/channels/{made}/test")["state"] == "sent"
+        assert (len(found.mails), found.secure) == (1, [True])
+
+
 def test_mail_to_a_server_that_is_not_known_is_not_sent(desk: Desk, tmp_path: Path) -> None:
     with mail_server(make_certificate(tmp_path)) as found:
         made = desk.channel(
@@ -548,6 +564,33 @@ def test_a_slow_receiver_holds_up_no_other(
         wait_for(lambda: desk.deliveries(channel=slow)[0]["attempts"], "a time-out")
         assert desk.deliveries(channel=slow)[0]["note"] == "timed out"
         receiver.hold.set()
+
+
+def test_receivers_that_hang_delay_no_batch(desk: Desk, receiver: Receiver, sender: Sender) -> None:
+    receiver.hold = threading.Event()
+    for number in range(deliver._AT_A_TIME + 2):
+        desk.webhook(receiver.url, f"slow {number}")
+    desk.run("r")
+    desk.finding("r")
+    desk.look()
+    receiver.wait(deliver._AT_A_TIME)
+    assert sender.send(log_line("hello"))["accepted_records"] == 1
+    desk.service.analysis.look_now()
+    assert not receiver.hold.is_set()
+    receiver.hold.set()
+    desk.settled(deliver._AT_A_TIME + 2)  # those that had to wait for a turn too
+
+
+def test_a_receiver_says_when_to_come_again(desk: Desk, receiver: Receiver) -> None:
+    receiver.status, receiver.headers = 429, {"Retry-After": "300"}
+    desk.webhook(receiver.url)
+    desk.run()
+    desk.finding()
+    desk.look()
+    wait_for(lambda: desk.deliveries()[0]["attempts"], "an attempt")
+    (later,) = desk.deliveries()
+    assert (later["state"], later["attempts"]) == ("pending", 1)
+    assert later["next_ms"] / 1e3 - time.time() > 250
 
 
 def test_bytes_that_trickle_do_not_hold_a_message_for_ever(

@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +34,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0
 GIVE_UP_SECONDS = 86_400.0
 IDLE_SECONDS = 30.0  # between two looks at what waits, where nothing wakes it
 _AT_A_TIME = 8  # channels
+_QUIET = "quiet hours until"
 _TURN = 20  # messages of a channel, until what waits is read anew
 
 
@@ -46,6 +46,7 @@ class Waiting:
     alert_id: int
     attempts: int
     created_ns: int
+    was_held: bool  # by quiet hours
     message: Message
 
 
@@ -69,7 +70,6 @@ class Deliverer:
         self._busy: set[int] = set()  # channels that are being served
         self._rests: dict[int, tuple[int, int]] = {}  # channel: failures in a row, until when
         self._unmarked: dict[int, tuple[str, str, int]] = {}  # sent, and not yet stored as sent
-        self._pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="rankscope-send")
         self._thread = threading.Thread(target=self._work, name="rankscope-deliver", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +82,6 @@ class Deliverer:
         self._stop.set()
         self._awake.set()
         self._thread.join(timeout_seconds)
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wake(self) -> None:
         """Say that something new waits."""
@@ -111,8 +110,14 @@ class Deliverer:
         by_channel, next_ns = self._due(rows, now_ns)
         for channel_id, due in by_channel.items():
             with self._lock:
+                if len(self._busy) >= _AT_A_TIME:
+                    break  # it is looked at again once one of them is done
                 self._busy.add(channel_id)
-            self._pool.submit(self._serve, known.get(channel_id), channel_id, due)
+            # No pool: at its end a program waits for the threads of pools, and for their receivers.
+            work = (known.get(channel_id), channel_id, due)
+            threading.Thread(
+                target=self._serve, args=work, name="rankscope-send", daemon=True
+            ).start()
         return min(IDLE_SECONDS, max(0.05, (next_ns - now_ns) / 1e9))
 
     def _due(
@@ -137,7 +142,10 @@ class Deliverer:
             mine = found.setdefault(row.channel_id, [])
             if len(mine) < _TURN:
                 message = msgspec.json.decode(row.message, type=Message)
-                mine.append(Waiting(row.id, row.alert_id, row.attempts, row.created_ns, message))
+                was_held = row.note.startswith(_QUIET)
+                mine.append(
+                    Waiting(row.id, row.alert_id, row.attempts, row.created_ns, was_held, message)
+                )
         return found, next_ns
 
     def _serve(self, one: StoredChannel | None, channel_id: int, due: list[Waiting]) -> None:
@@ -162,7 +170,7 @@ class Deliverer:
         until_ns = waits_until_ns(one.quiet, waiting.message.severity, self._clock())
         if until_ns:
             self._run(lambda unit: store.put_off(
-                unit, waiting.id, until_ns, f"quiet hours until {one.quiet and one.quiet.end}",
+                unit, waiting.id, until_ns, f"{_QUIET} {one.quiet and one.quiet.end}",
                 waiting.attempts,
             ))  # fmt: skip
             return True
@@ -179,7 +187,7 @@ class Deliverer:
 
     def _is_over(self, one: StoredChannel, waiting: Waiting) -> bool:
         """Skip what the quiet hours held back and what is over now; return whether it was."""
-        if one.quiet is None or waiting.message.event != "opened" or waiting.attempts:
+        if not waiting.was_held or waiting.message.event != "opened" or waiting.attempts:
             return False
         return self._writer.run(
             lambda unit: store.skip_what_is_over(unit, waiting.alert_id, one.id)

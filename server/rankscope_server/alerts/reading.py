@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from rankscope.wire.schema import IMPORTED
 from rankscope_server.alerts.seen import (
+    OVER,
     Seen,
     SeenCollector,
     SeenFinding,
@@ -25,6 +26,8 @@ from rankscope_server.alerts.store import runs_of_open
 from rankscope_server.store import tables
 
 _MOST_RUNS = 500  # that are read in one look, the newest news first
+_OVER_NS = 600 * 10**9
+DEAF_RATIO = 0.5  # batches that wait in the queue of the store are not heard yet
 DEAF_SECONDS = 5.0  # a store that takes so long to write says nothing of who sends
 
 
@@ -42,21 +45,30 @@ class Reader:
     _steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     _bodies: dict[int, tuple[int, SeenFinding]] = field(default_factory=dict)
 
-    def read(self, connection: sa.Connection, now_ns: int, store_seconds: float) -> Seen:
-        """Return what is so now; `store_seconds` is how long the store took to write last."""
+    def read(
+        self, connection: sa.Connection, now_ns: int, store_seconds: float,
+        silence_seconds: float | None,
+    ) -> Seen:  # fmt: skip
+        """Return what is so now.
+
+        `store_seconds` is how long the store took to write since the last reading,
+        `silence_seconds` the least that a rule calls silence: ranks are read where that may be.
+        """
         self._note_deafness(now_ns, store_seconds)
-        runs = self._runs(connection, now_ns)
+        named = runs_of_open(connection)
+        runs = self._runs(connection, now_ns, named)
         shown = {row.run_id for row in runs}
         self._steps = {run_id: at for run_id, at in self._steps.items() if run_id in shown}
-        findings = self._findings(connection, list(shown))
-        ranks = _by_run(connection, _RANKS, shown)
-        collectors = _by_run(connection, _COLLECTORS, shown)
+        findings = self._findings(connection, shown, named, now_ns)
+        live = {row.run_id for row in runs if row.status not in OVER}
+        collectors = _by_run(connection, _COLLECTORS, live) if silence_seconds else {}
+        before_ns = now_ns - int((silence_seconds or 0) * 1e9)
+        quiet = _quiet_runs(connection, live, collectors, before_ns) if silence_seconds else set()
+        ranks = _by_run(connection, _RANKS, live & (quiet | named))
         return Seen(
             now_ns=now_ns,
             hearing_since_ns=self.hearing_since_ns,
-            runs=tuple(
-                self._run(row, now_ns, findings, ranks, collectors) for row in runs
-            ),
+            runs=tuple(self._run(row, now_ns, findings, ranks, collectors) for row in runs),
             server=SeenServer(
                 behind_seconds=self.behind_seconds(), queue_ratio=self.queue_ratio(),
                 disk_free_bytes=free_bytes(self.store_path),
@@ -67,24 +79,26 @@ class Reader:
         """Begin to count silence anew where this server could not hear: stopped, or no store."""
         now = time.monotonic()
         was_away = now - self._read > 3 * self.pause_seconds + DEAF_SECONDS
-        if was_away or store_seconds > DEAF_SECONDS:
+        if was_away or store_seconds > DEAF_SECONDS or self.queue_ratio() > DEAF_RATIO:
             self.hearing_since_ns = now_ns
         self._read = now
 
-    def _runs(self, connection: sa.Connection, now_ns: int) -> list[sa.Row[Any]]:
+    def _runs(self, connection: sa.Connection, now_ns: int, named: set[str]) -> list[sa.Row[Any]]:
         table = tables.run.c
         since_ns = now_ns - int(self.horizon_seconds * 1e9)
-        named = runs_of_open(connection)
-        rows = connection.execute(
-            sa.select(tables.run)
+        found: sa.Result[Any] = connection.execute(
+            sa.select(
+                table.run_id, table.name, table.tags, table.status, table.step, table.attempt,
+                table.received_ns,
+            )
             .where(
                 table.launcher != IMPORTED,
                 sa.or_(table.received_ns > since_ns, table.run_id.in_(list(named)[:_MOST_RUNS])),
             )
             .order_by(table.received_ns.desc())
             .limit(_MOST_RUNS)
-        )
-        return list(rows)
+        )  # fmt: skip
+        return list(found.all())
 
     def _run(
         self, row: sa.Row[Any], now_ns: int, findings: dict[str, list[SeenFinding]],
@@ -111,13 +125,21 @@ class Reader:
         )  # fmt: skip
 
     def _findings(
-        self, connection: sa.Connection, run_ids: list[str]
+        self, connection: sa.Connection, run_ids: set[str], named: set[str], now_ns: int
     ) -> dict[str, list[SeenFinding]]:
-        """Return the findings of runs; only what changed since the last reading is decoded."""
+        """Return the findings of runs; only what changed since the last reading is decoded.
+
+        Those that are over for a while are left out where no alert of the run is open.
+        """
         table = tables.finding
+        is_news = sa.or_(
+            table.c.state != "recovered",
+            table.c.updated_ns > now_ns - _OVER_NS,
+            table.c.run_id.in_(list(named)[:_MOST_RUNS]),
+        )
         rows = connection.execute(
             sa.select(table.c.id, table.c.run_id, table.c.updated_ns).where(
-                table.c.run_id.in_(run_ids)
+                table.c.run_id.in_(list(run_ids)), is_news
             )
         ).all()
         old = {row.id for row in rows if self._bodies.get(row.id, (0, 0))[0] == row.updated_ns}
@@ -153,7 +175,30 @@ _rank, _producer = tables.rank.c, tables.producer.c
 _RANKS = sa.select(
     _rank.run_id, _rank.attempt, _rank.rank, _rank.host, _rank.received_ns, _rank.ended_ns
 )
-_COLLECTORS = sa.select(_producer.run_id, _producer.host, _producer.received_ns)
+_COLLECTORS = sa.select(  # a collector that was started again is the same one
+    _producer.run_id, _producer.host, sa.func.max(_producer.received_ns).label("received_ns")
+).group_by(_producer.run_id, _producer.host)
+_HEARD = (
+    sa.select(_rank.run_id, sa.func.min(_rank.received_ns))
+    .join(
+        tables.run, (tables.run.c.run_id == _rank.run_id) & (tables.run.c.attempt == _rank.attempt)
+    )
+    .where(_rank.ended_ns.is_(None))
+    .group_by(_rank.run_id)
+)
+
+
+def _quiet_runs(
+    connection: sa.Connection, run_ids: set[str], collectors: dict[str, list[Any]], before_ns: int
+) -> set[str]:
+    """Return the runs of which a rank or a collector was not heard since some time."""
+    heard = connection.execute(_HEARD.where(_rank.run_id.in_(list(run_ids))))
+    quiet = {run_id for run_id, least_ns in heard if (least_ns or 0) < before_ns}
+    return quiet | {
+        run_id
+        for run_id, rows in collectors.items()
+        if any(r.received_ns < before_ns for r in rows)
+    }
 
 
 def _by_run(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from rankscope_server.findings.finding import Severity
 
+OVER = frozenset({"ended", "failed"})  # statuses of runs of which no more will come
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenFinding:
@@ -65,7 +67,7 @@ class SeenRun:
     @property
     def is_over(self) -> bool:
         """Return whether no more will come of it."""
-        return self.status in {"ended", "failed"}
+        return self.status in OVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

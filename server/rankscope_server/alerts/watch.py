@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rankscope_server.alerts import store
 from rankscope_server.alerts.changes import Change, OpenAlert, advance, clear_since
 from rankscope_server.alerts.evaluate import Clear, Outcome, evaluate
 from rankscope_server.alerts.reading import Reader
+from rankscope_server.alerts.rules import OnSilence
 from rankscope_server.alerts.seen import Seen
 from rankscope_server.alerts.store import StoredRule, key_of
 from rankscope_server.store import tables
@@ -64,8 +66,11 @@ class Watcher:
         with self._reader.connect() as connection:
             rules = store.rules(connection)
             known = store.open_alerts(connection)
-            seen = self._reading.read(connection, now_ns, self._store_seconds)
+            seen = self._reading.read(
+                connection, now_ns, self._store_seconds, least_silence_seconds(rules)
+            )
             gone = _runs_gone(connection, known, seen)
+        self._store_seconds = 0.0
         outcomes, owners = outcomes_of(rules, seen, known, gone)
         decided = self._decide(outcomes, owners, known, now_ns)
         if decided or time.monotonic() - self._forgot > _FORGET_EVERY:
@@ -97,6 +102,7 @@ class Watcher:
             store.forget_old(unit)
 
         began = time.monotonic()
+        self._store_seconds = math.inf  # where it refuses
         self._writer.run(work)
         self._store_seconds, self._forgot = time.monotonic() - began, began
         if decided:
@@ -116,6 +122,12 @@ class Watcher:
         if text != self.failure:  # once, not with every look
             self.failure = text
             log.error("a look at the alert rules failed: %s", text, exc_info=error)
+
+
+def least_silence_seconds(rules: list[StoredRule]) -> float | None:
+    """Return the least that a rule calls silence, None where no rule is about it."""
+    whens = [one.rule.when for one in rules if one.rule.is_enabled]
+    return min((when.seconds for when in whens if isinstance(when, OnSilence)), default=None)
 
 
 def outcomes_of(

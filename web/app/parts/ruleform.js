@@ -20,6 +20,9 @@ const ABOUT = {
   disk: { title: 'the disk of the store', number: 'below GiB free', key: 'free_bytes', initial: 5, scale: GIB },
 };
 
+/** @type {Record<string, string>} */
+const SEVERITIES = { critical: 'critical', warning: 'warning or worse', info: 'of any severity' };
+
 /** A rule as a sentence. Pure. @param {RuleRow} rule @param {ChannelRow[]} channels */
 export function ruleText(rule, channels) {
   const names = rule.channels.map((id) => channels.find((one) => one.id === id)?.name ?? `channel ${id}`);
@@ -35,7 +38,7 @@ function whenText(when) {
     case 'finding': {
       const kinds = when.kinds.length > 0 ? ` of ${when.kinds.join(', ')}` : '';
       const sure = when.min_confidence > 0 ? `, ${percent(when.min_confidence)} sure or more` : '';
-      return `Findings${kinds}, ${when.min_severity} or worse${sure}`;
+      return `Findings${kinds}, ${SEVERITIES[when.min_severity]}${sure}`;
     }
     case 'stall':
       return `A run is stuck, or ends no step for ${duration(when.seconds * 1e3)}`;
@@ -100,11 +103,7 @@ export function RuleForm({ rule, channels, save, cancel }) {
             label: 'Severity',
             value: severity,
             set: setSeverity,
-            choices: [
-              ['critical', 'critical'],
-              ['warning', 'warning or worse'],
-              ['info', 'any'],
-            ],
+            choices: Object.entries(SEVERITIES),
           })
         : null,
       el(Field, { label: known.number, value: number, set: setNumber, size: 7 }),

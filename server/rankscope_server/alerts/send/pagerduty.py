@@ -22,14 +22,14 @@ def send_pagerduty(target: PagerDuty, message: Message, outbound: Outbound) -> N
 def event_of(target: PagerDuty, message: Message, public_url: str) -> dict[str, Any]:
     """Return the event: a trigger, or the end of the incident with the same key."""
     link = link_of(message, public_url)
-    links = [{"href": link, "text": "Rankscope"}] if public_url else []
-    return {
+    page: dict[str, Any] = {}
+    if public_url:
+        page = {"client_url": link, "links": [{"href": link, "text": "Rankscope"}]}
+    return page | {
         "routing_key": target.routing_key,
         "event_action": "resolve" if message.is_over else "trigger",
         "dedup_key": f"rankscope-{message.alert}",
         "client": "Rankscope",
-        "client_url": link,
-        "links": links,
         "payload": {
             "summary": plain(message.title, _MOST_SUMMARY),
             "source": message.run_name or message.run_id or "rankscope",

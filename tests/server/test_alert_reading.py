@@ -1,0 +1,136 @@
+"""What rules look at is what is stored, whatever was left unread for being quiet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from rankscope.wire.schema import IMPORTED
+from rankscope_server.alerts.reading import DEAF_RATIO, DEAF_SECONDS, Reader
+from rankscope_server.store import tables
+from rankscope_server.store.unit import Unit
+from tests.server.conftest import TestClient
+
+S = 10**9
+
+
+class Store:
+    """A store that tests fill, and a reader of it."""
+
+    def __init__(self, client: TestClient) -> None:
+        app: Any = client.app
+        self.service = app.state.service
+        self.now_ns = time.time_ns()
+        self.queue_ratio = 0.0
+        self.reader = Reader(
+            3_600.0, 3_600.0, lambda: 0.0, lambda: self.queue_ratio, "", hearing_since_ns=1
+        )
+        self.read()  # the first reading of a server begins to hear
+
+    def insert(self, table: sa.Table, *rows: dict[str, Any]) -> None:
+        def work(unit: Unit) -> None:
+            unit.connection.execute(sa.insert(table), list(rows))
+
+        self.service.writer.run(work)
+
+    def run(self, run_id: str, ages_s: list[float], **more: Any) -> None:
+        values = {"run_id": run_id, "status": "running", "received_ns": self.now_ns} | more
+        self.insert(tables.run, values)
+        rows = [
+            {"run_id": run_id, "attempt": 0, "rank": n, "host": f"n{n}",
+             "received_ns": self.now_ns - int(age * S)}
+            for n, age in enumerate(ages_s)
+        ]  # fmt: skip
+        self.insert(tables.rank, *rows)
+
+    def read(self, silence_s: float | None = 60.0, store_s: float = 0.0) -> dict[str, Any]:
+        with self.service.read() as connection:
+            seen = self.reader.read(connection, self.now_ns, store_s, silence_s)
+        return {run.run_id: run for run in seen.runs}
+
+
+@pytest.fixture
+def store(client: TestClient) -> Store:
+    return Store(client)
+
+
+def test_ranks_are_read_where_one_may_be_silent(store: Store) -> None:
+    store.run("fresh", [1, 2])
+    store.run("quiet", [1, 61])
+    store.run("over", [99], status="ended")
+    store.run("imported", [99], launcher=IMPORTED)
+    found = store.read()
+    assert {name: len(run.ranks) for name, run in found.items()} == {
+        "fresh": 0, "quiet": 2, "over": 0,
+    }  # fmt: skip
+    assert not any(run.ranks for run in store.read(None).values())
+
+
+def test_ranks_of_earlier_attempts_are_not_silent(store: Store) -> None:
+    store.run("again", [99], attempt=1)
+    store.insert(
+        tables.rank,
+        {"run_id": "again", "attempt": 1, "rank": 0, "host": "n", "received_ns": store.now_ns},
+    )
+    assert store.read()["again"].ranks == ()
+
+
+def test_a_collector_that_was_started_again_is_heard(store: Store) -> None:
+    store.run("r", [1])
+    old, new = store.now_ns - 99 * S, store.now_ns
+    store.insert(
+        tables.producer,
+        {"run_id": "r", "producer": "a", "host": "n0", "received_ns": old},
+        {"run_id": "r", "producer": "b", "host": "n0", "received_ns": new},
+        {"run_id": "r", "producer": "c", "host": "n1", "received_ns": old},
+    )
+    run = store.read()["r"]
+    assert {one.host: one.heard_ns for one in run.collectors} == {"n0": new, "n1": old}
+    assert len(run.ranks) == 1  # a silent collector is a reason to look at the ranks
+
+
+@pytest.mark.parametrize(
+    "deafen",
+    [
+        lambda store: store.read(store_s=DEAF_SECONDS + 1),
+        lambda store: (setattr(store, "queue_ratio", DEAF_RATIO + 0.1), store.read()),
+        lambda store: (setattr(store.reader, "_read", time.monotonic() - 99_999), store.read()),
+    ],
+)
+def test_silence_counts_from_when_the_server_could_hear(
+    store: Store, deafen: Callable[[Store], object]
+) -> None:
+    store.reader.hearing_since_ns = 1
+    store.read()
+    assert store.reader.hearing_since_ns == 1
+    deafen(store)
+    assert store.reader.hearing_since_ns == store.now_ns
+    store.queue_ratio, heard_ns = 0.0, store.now_ns
+    store.now_ns += S
+    store.read()
+    assert store.reader.hearing_since_ns == heard_ns  # and from there on it hears
+
+
+def test_what_changed_is_read_again_and_what_is_long_over_is_not(store: Store) -> None:
+    store.run("r", [1])
+    row = {"run_id": "r", "attempt": 0, "opened_ns": 1, "body": '{"what": "a"}'}
+    store.insert(
+        tables.finding,
+        row | {"key": "1", "state": "open", "updated_ns": 5},
+        row | {"key": "2", "state": "recovered", "updated_ns": 5},
+        row | {"key": "3", "state": "recovered", "updated_ns": store.now_ns},
+    )
+    first = store.read()["r"].findings
+    assert [(one.what, one.is_over) for one in first] == [("a", False), ("a", True)]
+    table = tables.finding
+
+    def work(unit: Unit) -> None:
+        changed = {"body": '{"what": "b"}', "updated_ns": 6}
+        unit.connection.execute(sa.update(table).where(table.c.key == "1").values(changed))
+
+    store.service.writer.run(work)
+    assert [one.what for one in store.read()["r"].findings] == ["b", "a"]
