@@ -349,10 +349,9 @@ def measure(options: argparse.Namespace, result: Result, rows: list[list[bytes]]
             server.stop()
         events = result.events * (len(rows) - 1) // len(rows)
         result.millions_per_cpu_second.append(round(events / used / 1e6, 3))
-        result.bytes_stored_per_event = round(
-            sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-            / result.events, 2,
-        )  # fmt: skip
+        database = [path for path in Path(folder).iterdir() if ".db" in path.name]
+        stored = sum(path.stat().st_size for path in database)
+        result.bytes_stored_per_event = round(stored / result.events, 2)
 
 
 def main() -> None:

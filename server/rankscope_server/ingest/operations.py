@@ -143,7 +143,7 @@ def _totals(codes: Array, values: Array, num: int) -> dict[int, _Total]:
     order = np.argsort(codes.astype(np.uint16) if num < 1 << 16 else codes, kind="stable")
     ordered, values = codes[order], values[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    # Whole numbers are exact, and wrap beyond what a database holds; floats tell when.
+    # Whole numbers are exact, and wrap beyond what a database holds; floats show when.
     rough = np.add.reduceat(values.astype(np.float64), begins)
     sums = np.where(rough < _SURELY_WHOLE_NS, np.add.reduceat(values, begins), MAX_SUM_NS)
     rows = (ordered[begins], sums, np.minimum.reduceat(values, begins),

@@ -39,7 +39,7 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter", "gather_into_te
 _NEVER = 1 << 62
 _AFTER = 256  # numbers after the first wrong one that are kept: all later ones differ, too
 _TOO_MANY = -1  # the code of a call beyond those that are kept apart
-_NOBODY = -1  # the code of a number that no rank has called
+_UNCALLED = -1  # the code of a number that no rank has called
 
 
 class Call(NamedTuple):
@@ -135,7 +135,7 @@ class Track:
         self._alias_keys, self._alias_codes = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._differ: dict[int, dict[int, int]] = {}  # number -> code -> ranks
         self._numbers = np.zeros(0, np.int64)
-        self._codes = np.zeros(0, np.int64)  # what was called; `_NOBODY` where it is not known
+        self._codes = np.zeros(0, np.int64)  # what was called; `_UNCALLED` where it is not known
         self._is_agreed = np.zeros(0, bool)
         self._is_odd = np.zeros(0, bool)  # it is in `_differ`
         # In a thinned step no chunk completes what is known from states alone.
@@ -255,7 +255,7 @@ class Track:
         known_calls = np.zeros((len(all_ranks), self._known_calls.shape[1]), bool)
         known_calls[rows] = self._known_calls
         self._has_called, self._known_calls = has_called, known_calls
-        codes = np.full(len(all_numbers), _NOBODY)
+        codes = np.full(len(all_numbers), _UNCALLED)
         codes[columns] = self._codes
         flags = np.zeros((3, len(all_numbers)), bool)
         flags[:, columns] = self._is_agreed, self._is_odd, self._is_from_chunk
@@ -292,7 +292,7 @@ class Track:
         if np.count_nonzero(self._has_called) - num_before < len(rows):
             news = ~is_known & self._is_first(rows, places)
             made, places = made.where(news), places[news]
-        unknown = self._codes[places] == _NOBODY
+        unknown = self._codes[places] == _UNCALLED
         self._codes[places[unknown][::-1]] = made.code[unknown][::-1]  # the first one stays
         self._is_odd[places[made.code != self._codes[places]]] = True
         if self._is_odd.any():

@@ -152,7 +152,7 @@ class Writer:
         ended = time.monotonic()
         if len(group) > 1:
             # A commit costs nearly the same for many jobs as for few, so the longer one takes the
-            # longer the next ones wait for each other; one that came alone has nobody to wait for.
+            # longer the next ones wait for each other; one that came alone waits for none.
             self._free_at = ended + min(_PAUSE_PER_SECOND * (ended - began), _MAX_PAUSE_SECONDS)
         for job, result in zip(group, results, strict=True):
             # Before the future: the next batch of this sender must find its effects in order.
