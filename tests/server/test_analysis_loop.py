@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rankscope.wire import schema
+from rankscope.wire.chunk import Column, encode_chunk
 from rankscope_server.analysis import loop as analysis_loop
 from rankscope_server.api.app import create_app
 from rankscope_server.api.findings import schema as schema_of_findings
 from rankscope_server.findings.finding import Finding
 from rankscope_server.settings import Settings
+from rankscope_server.store import restart
 from rankscope_server.verdict.answers import Answer, Coverage, GroupedFinding, Look, Verdict
 from tests.server.conftest import Sender, TestClient, log_line, poster, scraped
 from tests.server.seed import seed_with
@@ -387,3 +390,32 @@ def run_of(look: Callable[[], None]) -> dict[str, analysis_loop.LiveRun]:
     """Return what the loop holds, by run."""
     loop: analysis_loop.AnalysisLoop = look.__self__  # type: ignore[attr-defined]
     return loop._runs
+
+
+def test_a_run_is_read_again_with_its_steps_and_its_newest_collectives(
+    script: Script, look: Callable[[], None], sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order in which everything came; of collectives no more than tables would hold."""
+    for number in range(1, 5):
+        event = schema.Event(attempt=0, rank=0, time_ns=NOW, name=f"e{number}")
+        sender.send(event, chunks=[steps_of(rank=number % 2), collectives_of(number)])
+    monkeypatch.setattr(restart, "MAX_COLLECTIVES", 15)
+    look()
+    state = script.states[-1]
+    assert [record.name for record in state.records] == ["e1", "e2", "e3", "e4"]
+    kinds = [chunk.kind for chunk in state.chunks]
+    assert kinds == ["steps", "steps", "steps", "collectives", "steps", "collectives"]
+    newest = [chunk for chunk in state.chunks if chunk.kind == "collectives"]
+    assert [chunk.step_lo for chunk in newest] == [3, 4]
+
+
+def collectives_of(step: int, count: int = 10) -> schema.Chunk:
+    """Return some collectives of one step."""
+    columns: dict[str, Column] = {
+        name: ["x"] * count if name in schema.STRING_COLUMNS else np.full(count, step)
+        for name in schema.COLLECTIVE_COLUMNS
+    }
+    return schema.Chunk(
+        kind="collectives", attempt=0, rank=0, host="node-a", count=count, time_lo_ns=0,
+        time_hi_ns=0, data=encode_chunk(columns),
+    )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import heapq
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -13,6 +15,8 @@ from rankscope.wire.schema import AnyRecord, Chunk
 from rankscope_server.store import tables
 from rankscope_server.store.packing import unpack
 
+MAX_COLLECTIVES = 4_000_000  # a few seconds of work
+_ROWS_AT_ONCE = 500
 _decode_records = msgspec.msgpack.Decoder(list[AnyRecord]).decode
 _decode_state = msgspec.json.Decoder(schema.RankState).decode
 
@@ -39,22 +43,34 @@ def replay(
 ) -> None:
     """Apply all records, and the chunks received since `horizon_ns`; then where each rank is.
 
-    Stops at the batch `newest`: later ones are on their way in memory.
+    Stops at the batch `newest`: later ones are on their way in memory. Of collectives the newest
+    are enough: tables of them hold no more, and to read hours of them again takes as long.
 
     Log lines are not replayed (see `notable_lines`); of the states of a rank only the newest is
     stored.
     """
     batches = tables.batch.c
-    rows = connection.execute(
-        sa.select(batches.id, batches.received_ns, batches.records)
-        .where(batches.run_id == run_id, batches.id <= newest)
+    mine = (batches.run_id == run_id) & (batches.id <= newest)
+    journals = connection.execute(
+        sa.select(batches.id, batches.records)
+        .where(mine, batches.records.is_not(None))
         .order_by(batches.id)
+        .execution_options(yield_per=_ROWS_AT_ONCE)
     )
-    for batch_id, received_ns, records in rows:
-        for record in _decode_records(unpack(records)) if records else ():
-            state.apply_record(record)
-        if received_ns >= horizon_ns:
-            _replay_chunks(connection, batch_id, state)
+    first = connection.scalar(
+        sa.select(sa.func.min(batches.id)).where(mine, batches.received_ns >= horizon_ns)
+    )
+    chunks: Iterator[tuple[int, sa.Row[Any]]] = (
+        iter(()) if first is None else _chunks(connection, run_id, int(first), newest)
+    )
+    by_batch = heapq.merge(((row.id, row) for row in journals), chunks, key=lambda item: item[0])
+    for _, row in by_batch:  # of one batch the records come first
+        if "records" in row._fields:
+            for record in _decode_records(unpack(row.records)):
+                state.apply_record(record)
+        else:
+            chunk = chunk_of_row(row)
+            state.apply_chunk(chunk, decode_chunk(chunk.data))
     ranks = tables.rank.c
     states = connection.scalars(
         sa.select(ranks.state)
@@ -71,11 +87,37 @@ def chunk_of_row(row: sa.Row[tuple[object, ...]]) -> Chunk:
     return Chunk(**{name: row._mapping[name] for name in names})
 
 
-def _replay_chunks(connection: sa.Connection, batch_id: int, state: Replayed) -> None:
+def _chunks(
+    connection: sa.Connection, run_id: str, first: int, last: int
+) -> Iterator[tuple[int, sa.Row[Any]]]:
+    """Yield the chunks of some batches with the number of their batch, in order."""
     table = tables.chunk
     rows = connection.execute(
-        sa.select(table).where(table.c.batch_id == batch_id).order_by(table.c.id)
+        sa.select(table)
+        .where(
+            table.c.run_id == run_id,
+            table.c.batch_id.between(first, last),
+            (table.c.kind != "collectives") | (table.c.id >= _first_counted(connection, run_id)),
+        )
+        .order_by(table.c.batch_id, table.c.id)
+        .execution_options(yield_per=_ROWS_AT_ONCE)
     )
     for row in rows:
-        chunk = chunk_of_row(row)
-        state.apply_chunk(chunk, decode_chunk(chunk.data))
+        yield row.batch_id, row
+
+
+def _first_counted(connection: sa.Connection, run_id: str) -> int:
+    """Return the first chunk of collectives that is among the newest `MAX_COLLECTIVES` events."""
+    table, events, first = tables.chunk.c, 0, 0
+    rows = connection.execute(
+        sa.select(table.id, table["count"])
+        .where(table.run_id == run_id, table.kind == "collectives")
+        .order_by(table.id.desc())
+        .limit(MAX_COLLECTIVES)
+    )
+    for chunk_id, count in rows:
+        first, events = int(chunk_id), events + int(count)
+        if events >= MAX_COLLECTIVES:
+            break
+    rows.close()
+    return first
