@@ -85,15 +85,29 @@ class Settings:
     token: str = _setting(
         "", "Secret that requests must carry, as a bearer token or by sign-in.", is_secret=True
     )
+    session_hours: float = _setting(
+        24.0, "How long a browser stays signed in; no longer than its token.", (0.01, 8_784)
+    )
     insecure_bind: bool = _setting(
         False, "Listen on another address than loopback without a token."
     )
     allowed_hosts: str = _setting("", "More host names to answer to, separated by commas.")
+    tls_cert: str = _setting("", "File with the certificate chain (PEM), to speak HTTPS.")
+    tls_key: str = _setting("", "File with its private key, where tls_cert does not hold it.")
+    trusted_proxies: str = _setting(
+        "", "Networks of proxies whose X-Forwarded-For and -Proto are believed; default: none."
+    )
     max_batch_bytes: int = _setting(
         16 * MIB, "Largest request body that ingest takes, in bytes.", _SIZES
     )
     max_unpacked_bytes: int = _setting(
         64 * MIB, "Largest batch after decompression, in bytes.", _SIZES
+    )
+    max_bodies_bytes: int = _setting(
+        96 * MIB, "Bytes of all request bodies in work at a time; more is refused with 503.", _SIZES
+    )
+    body_seconds: float = _setting(
+        10.0, "Longest pause in a request, and before it; then the connection is closed.", _PAUSES
     )
     synchronous: str = _setting(
         "normal", "normal survives a killed server, full also a loss of power."

@@ -21,7 +21,7 @@ from rankscope_server.api.app import create_app
 from rankscope_server.api.preflight import network as net
 from rankscope_server.api.preflight import routes as preflight
 from rankscope_server.preflight import dialling, hub
-from rankscope_server.preflight.limits import Buckets
+from rankscope_server.limits import Buckets
 from rankscope_server.preflight.targets import Policy, refusal
 from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings, SettingsError, parse
@@ -70,7 +70,7 @@ def test_buckets_fill_with_time_and_room_is_bounded(monkeypatch: pytest.MonkeyPa
     now[0] = 2.0
     assert buckets.wait_s("a", 2, 0.5) == 0.0
     assert buckets.wait_s("b", 2, 0.5, amount=3) > 0  # more than a full bucket holds
-    monkeypatch.setattr("rankscope_server.preflight.limits.MAX_BUCKETS", 4)
+    monkeypatch.setattr("rankscope_server.limits.MAX_BUCKETS", 4)
     for name in "cdefghij":
         now[0] += 1
         buckets.wait_s(name, 2, 0.5)

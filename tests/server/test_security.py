@@ -51,7 +51,8 @@ def test_ingest_wants_the_token_too(guarded: TestClient) -> None:
 
 def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
     assert guarded.get("/api/v1/health").status_code == 200
-    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": False}
+    before = guarded.get("/api/v1/session").json()
+    assert (before["required"], before["signed_in"], before["roles"]) == (True, False, [])
     for given in ("no", TOKEN[:-1], f"{TOKEN}r"):
         assert guarded.post("/api/v1/session", json={"token": given}).status_code == 401
     assert guarded.post("/api/v1/session", content=b"{").status_code == 400
@@ -62,7 +63,9 @@ def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
     assert guarded.get("/api/v1/runs").status_code == 200
-    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": True}
+    now = guarded.get("/api/v1/session").json()
+    assert (now["required"], now["signed_in"], now["project"]) == (True, True, "*")
+    assert now["roles"] == ["ingest", "read", "operate", "admin"]
     guarded.delete("/api/v1/session")
     assert guarded.get("/api/v1/runs").status_code == 401
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.access import routes as access
+from rankscope_server.api.access.rules import authorize
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -39,6 +41,7 @@ ROUTERS = (
     preflight_results.router,
     preflight_network.router,
     stream.router,
+    access.router,
     web.router,  # last: it answers every other path
 )
 
@@ -60,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Rankscope",
         version=rankscope.__version__,
         lifespan=lifespan,
+        dependencies=[Depends(authorize)],
         openapi_url="/api/v1/openapi.json",
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,

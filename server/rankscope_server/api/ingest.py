@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from rankscope.wire.schema import COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
+from rankscope_server.api.access.sending import check_sender, claim
 from rankscope_server.api.bodies import read_body
 from rankscope_server.api.replies import documented
 from rankscope_server.api.service import Service, service_of
@@ -55,8 +56,10 @@ async def ingest(request: Request) -> Response:
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
     batch, journal = await run_in_threadpool(validate, service, body, encoding, takes_commands)
+    await check_sender(request, batch.run_id)
 
     def work(unit: Unit) -> Stored:
+        claim(request, unit, batch.run_id)
         return store_batch(unit, batch, journal)
 
     def after_commit(stored: Stored) -> None:

@@ -11,6 +11,8 @@ from typing import cast
 import sqlalchemy as sa
 from fastapi import Request
 
+from rankscope_server.access.door import Door
+from rankscope_server.access.tries import Tries
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
 from rankscope_server.broker import Broker
@@ -34,6 +36,8 @@ class Service:
     preflights: Hub
     dialler: Dialler
     counters: Counters
+    door: Door
+    tries: Tries
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -69,7 +73,10 @@ def open_service(settings: Settings) -> Iterator[Service]:
         policy = Policy(settings.networks(), is_loopback(settings.host))
         dialler = Dialler(policy, preflights.limits)
         counters = Counters(analysis, broker)
-        yield Service(settings, writer, reader, broker, analysis, preflights, dialler, counters)
+        yield Service(
+            settings, writer, reader, broker, analysis, preflights, dialler, counters,
+            Door(settings.token, reader), Tries(),
+        )  # fmt: skip
 
 
 def service_of(request: Request) -> Service:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from rankscope_server.problems import Problem
 from rankscope_server.store.engine import StoreUnavailableError, explain
 from rankscope_server.store.unit import Unit
 
@@ -120,6 +121,8 @@ class Writer:
         return results
 
     def _reason(self, error: Exception) -> Exception:
+        if isinstance(error, Problem):  # an answer, no failure of the store
+            return error
         reason = explain(error)
         if reason is None:
             log.error("a write failed", exc_info=error)

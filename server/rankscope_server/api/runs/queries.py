@@ -14,8 +14,9 @@ from rankscope.wire.schema import IMPORTED
 from rankscope_server.answers import json_object, of_row
 from rankscope_server.api.runs.schema import LossRow, Runs, RunStatus, RunSummary, ShortVerdict
 from rankscope_server.api.service import service_of
-from rankscope_server.problems import not_found
+from rankscope_server.problems import no_run
 from rankscope_server.store import tables
+from rankscope_server.store.projects import of_project
 
 MAX_LIMIT = 500
 _STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
@@ -28,7 +29,7 @@ def run_row(connection: sa.Connection, run_id: str) -> sa.Row[Any]:
         found = sa.select(tables.run).where(tables.run.c.run_id == run_id)
         row = connection.execute(found).first()
     if row is None:
-        raise not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs", "run")
+        raise no_run(run_id)
     return row
 
 
@@ -39,10 +40,12 @@ def reading(request: Request, run_id: str) -> Iterator[tuple[sa.Connection, sa.R
         yield connection, run_row(connection, run_id)
 
 
-def list_runs(connection: sa.Connection, q: str, status: str, limit: int, offset: int) -> Runs:
-    """Return a page of runs, newest first; `q` looks into id, name, command and hosts."""
+def list_runs(
+    connection: sa.Connection, project: str | None, q: str, status: str, limit: int, offset: int
+) -> Runs:
+    """Return a page of runs of a project, newest first; `q` looks into id, name, command, hosts."""
     table = tables.run.c
-    where: list[sa.ColumnElement[bool]] = []
+    where = of_project(tables.run, project)
     for word in q.split():
         ranks = tables.rank.c
         on_host = sa.select(ranks.run_id).where(ranks.host.icontains(word, autoescape=True))
