@@ -11,6 +11,7 @@ import difflib
 import ipaddress
 import os
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -104,7 +105,7 @@ class Settings:
         64 * MIB, "Largest batch after decompression, in bytes.", _SIZES
     )
     max_bodies_bytes: int = _setting(
-        96 * MIB, "Bytes of all request bodies in work at a time; more is refused with 503.", _SIZES
+        96 * MIB, "Bytes of all bodies in work at a time, at least a batch; more: 503.", _SIZES
     )
     body_seconds: float = _setting(
         10.0, "Longest pause in a request, and before it; then the connection is closed.", _PAUSES
@@ -149,6 +150,11 @@ class Settings:
         """Return the networks that preflight may dial; none: no list. Raises ValueError."""
         words = (word.strip() for word in self.preflight_networks.split(","))
         return tuple(ipaddress.ip_network(word) for word in words if word)
+
+    def proxies(self) -> tuple[str, ...]:
+        """Return the networks of trusted proxies, each in full. Raises ValueError."""
+        words = (word.strip() for word in self.trusted_proxies.split(","))
+        return tuple(str(ipaddress.ip_network(word)) for word in words if word)
 
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
@@ -263,11 +269,45 @@ def check(settings: Settings) -> None:
     for setting in SETTINGS:
         if setting.bounds is not None:
             _check_bounds(setting, getattr(settings, setting.name), *setting.bounds)
-    if not (is_loopback(settings.host) or settings.token or settings.insecure_bind):
+    _check_access(settings)
+
+
+def check_door(settings: Settings, has_tokens: bool) -> None:
+    """Raise SettingsError where strangers could come in; `has_tokens`: the store holds some."""
+    is_shut = settings.token or settings.insecure_bind or has_tokens
+    if not (is_loopback(settings.host) or is_shut):
         raise SettingsError(
             f"{settings.host} can be reached from other machines and no token is set: "
-            f"set {TOKEN_VARIABLE}, or say --insecure-bind if the network is trusted"
+            f"set {TOKEN_VARIABLE}, make one with `rankscope token create`, or say "
+            "--insecure-bind if the network is trusted"
         )
+
+
+def _check_access(settings: Settings) -> None:
+    try:
+        settings.proxies()
+    except ValueError as error:
+        raise SettingsError(f"trusted_proxies: {error}; say 10.0.0.7,10.1.0.0/16") from error
+    if settings.tls_key and not settings.tls_cert:
+        raise SettingsError("tls_key is set and tls_cert is not: say --tls-cert too")
+    if settings.tls_cert:
+        _check_tls(settings)
+
+
+def _check_tls(settings: Settings) -> None:
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(settings, name)
+        if path and not os.access(path, os.R_OK):
+            raise SettingsError(f"{name} {path!r} cannot be read: name another file")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(
+            f"tls_cert {settings.tls_cert!r} does not work with its key "
+            f"{(settings.tls_key or settings.tls_cert)!r}: {error.args[-1]}; "
+            "they must be PEM, of one pair, and the key without a password"
+        ) from error
 
 
 def _check_bounds(setting: Setting, value: float, least: float, greatest: float) -> None:

@@ -20,8 +20,8 @@ from rankscope.preflight.probe.listener import Listener
 from rankscope_server.api.app import create_app
 from rankscope_server.api.preflight import network as net
 from rankscope_server.api.preflight import routes as preflight
-from rankscope_server.preflight import dialling, hub
 from rankscope_server.limits import Buckets
+from rankscope_server.preflight import dialling, hub
 from rankscope_server.preflight.targets import Policy, refusal
 from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings, SettingsError, parse

@@ -12,6 +12,7 @@ import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
 from rankscope_server.api.access import routes as access
 from rankscope_server.api.access.rules import authorize
+from rankscope_server.api.body_limits import BodyLimits
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -70,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
+    app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # outermost: refuses before anything is read
     failures.install(app)
     openapi.install(app)

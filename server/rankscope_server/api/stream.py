@@ -51,7 +51,9 @@ class Seen:
 
     async def of(self, changes: list[Change]) -> list[Change]:
         """Return those that it may see, of the topics that it asked for."""
-        ids = {kind: {_id(change) for change in changes if _kind(change) == kind} for kind in _KINDS}
+        ids = {
+            kind: {_id(change) for change in changes if _kind(change) == kind} for kind in _KINDS
+        }
         ours = await run_in_threadpool(self._ours, ids)
         found = []
         for change in changes:

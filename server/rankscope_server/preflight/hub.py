@@ -20,8 +20,8 @@ from rankscope.preflight.model import LaunchVerdict, NodeReport
 from rankscope.preflight.probe.schedule import coverage
 from rankscope.preflight.verdict.engine import evaluate
 from rankscope_server.broker import Broker
-from rankscope_server.preflight import store
 from rankscope_server.limits import Buckets
+from rankscope_server.preflight import store
 from rankscope_server.preflight.live import Live
 from rankscope_server.problems import Problem, no_preflight
 from rankscope_server.store.engine import StoreUnavailableError

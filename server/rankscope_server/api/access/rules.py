@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {
     "DELETE /api/v1/session": OPEN,
     "GET /static/{version}/{path:path}": OPEN,
     "GET /{path:path}": OPEN,
-    "GET /api/v1/openapi.json": ANY,
+    "GET /api/v1/openapi.json": NETWORK,  # no route of FastAPI's: the Guard alone is before it
     "GET /api/v1/settings": READ_ALL,
     "GET /metrics": READ_ALL,
     "POST /api/v1/clock": ANY,
@@ -71,10 +71,27 @@ RULES: dict[str, Rule] = {
     **{
         f"GET {_RUN}/{part}": READ
         for part in (
-            "agent", "budget", "cell", "collectives", "collectives/records", "commands",
-            "commands/{id}", "commands/{id}/ranks/{rank}/trace", "environment", "errors",
-            "findings", "findings/{id}", "logs", "machines", "map", "metrics", "ranks",
-            "ranks/{rank}", "report", "samples", "throughput",
+            "agent",
+            "budget",
+            "cell",
+            "collectives",
+            "collectives/records",
+            "commands",
+            "commands/{id}",
+            "commands/{id}/ranks/{rank}/trace",
+            "environment",
+            "errors",
+            "findings",
+            "findings/{id}",
+            "logs",
+            "machines",
+            "map",
+            "metrics",
+            "ranks",
+            "ranks/{rank}",
+            "report",
+            "samples",
+            "throughput",
         )
     },
     f"POST {_RUN}/findings/{{id}}/acknowledge": replace(OPERATE, deed="acknowledge finding"),
@@ -182,9 +199,11 @@ async def _check_path(request: Request, rule: Rule, principal: Principal) -> str
         return ""
     live = service_of(request).preflights.live(name) if is_preflight else None
     found = live.project if live is not None else await run_in_threadpool(_project, request, table)
-    if found is not None and not principal.sees(found):
+    if found is None and (principal.only_project is None or request.method == "PUT"):
+        return ""  # the route says that it is not there, or makes it
+    if found is None or not principal.sees(found):
         raise no_preflight(name) if is_preflight else no_run(name)
-    return found or ""
+    return found
 
 
 def _project(request: Request, table: sa.Table) -> str | None:

@@ -62,9 +62,7 @@ def logs(
     )
 
 
-def search(
-    connection: sa.Connection, project: str | None, text: str, limit: int
-) -> SearchAnswer:
+def search(connection: sa.Connection, project: str | None, text: str, limit: int) -> SearchAnswer:
     """Return the newest lines of all runs of a project that hold `text`."""
     limit = min(max(limit, 1), MAX_LIMIT)
     matches = find(connection, None, LogQuery(words=words_of(text), project=project))

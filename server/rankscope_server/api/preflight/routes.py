@@ -20,6 +20,7 @@ from rankscope.preflight.model import (
     decode_report,
     encode,
 )
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.bodies import read, read_body, takes, unreadable
 from rankscope_server.api.preflight import queries
 from rankscope_server.api.preflight.schema import (
@@ -30,7 +31,6 @@ from rankscope_server.api.preflight.schema import (
     PreflightRoster,
 )
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.access.rules import preflight_of, sender
 from rankscope_server.api.security import bearer, caller
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.preflight import store
