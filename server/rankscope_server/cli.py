@@ -19,7 +19,7 @@ import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope_server.access import tokens
-from rankscope_server.access.command import has_tokens
+from rankscope_server.access.local import has_tokens
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
 from rankscope_server.connections import allow_many_connections, protocol

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rankscope.cli import EXIT_USAGE
 from rankscope.settings import SettingError, Settings, from_environment
+from rankscope.terminal import SafeConsole, shown
 
 EXIT_ADVICE, EXIT_NOTHING = 1, 2
 State = Literal["used", "ready", "skipped", "advice", "fails"]
@@ -77,14 +77,14 @@ class DoctorCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Examine, print and return the exit code."""
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         try:
             settings = from_environment(os.environ)
         except SettingError as error:
-            sys.stderr.write(f"rankscope doctor: {error}\n")
+            sys.stderr.write(f"rankscope doctor: {shown(str(error))}\n")
             return EXIT_USAGE
         if arguments.build:
-            _build(Console(stderr=True))
+            _build(SafeConsole(stderr=True))
         rows = list(examine(settings))
         states = {row.state for row in rows}
         nothing = any(row.state == "fails" and row.part == "records" for row in rows)
@@ -96,9 +96,9 @@ class DoctorCommand:
             console.print(_table(rows))
         else:
             console.print(summary(rows), soft_wrap=True, markup=False)
-            shown = [row for row in rows if row.state in ("advice", "fails")]
-            if shown:
-                console.print(_table(shown))
+            suspicious = [row for row in rows if row.state in ("advice", "fails")]
+            if suspicious:
+                console.print(_table(suspicious))
         return code
 
 
@@ -253,7 +253,7 @@ def _server(settings: Settings) -> Row:
     return Row("server", settings.server, "used", f"answers: {status}")
 
 
-def _build(console: Console) -> None:
+def _build(console: SafeConsole) -> None:
     from rankscope.native.probe import build
     from rankscope.rank.context import HookSkipped
     from rankscope.rank.hooks.collectives import probe as source

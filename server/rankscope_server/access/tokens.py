@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rankscope_server.access.roles import ROLES, Principal, Role, included
+from rankscope_server.answers import to_ms
 from rankscope_server.problems import Problem, not_found
 from rankscope_server.store import tables
 
@@ -157,6 +158,19 @@ def exist(connection: sa.Connection) -> bool:
 def roles_of(row: sa.Row[Any]) -> tuple[Role, ...]:
     """Return the roles that a token was given."""
     return tuple(role for role in ROLES if role in row.roles.split(","))
+
+
+def row_shown(row: sa.Row[Any], now_ns: int) -> dict[str, Any]:
+    """Return a token as lists show it, without its secret."""
+    has_expired = row.expires_ns is not None and row.expires_ns <= now_ns
+    times = ("created_ns", "expires_ns", "revoked_ns", "used_ns")
+    state = "expired" if has_expired else "active"
+    shown = {
+        "id": row.id, "name": row.name, "project": row.project, "roles": list(roles_of(row)),
+        "state": state if row.revoked_ns is None else "revoked",
+        "bytes_per_second": row.bytes_per_second, "created_by": row.created_by,
+    }  # fmt: skip
+    return shown | {name.replace("_ns", "_ms"): to_ms(getattr(row, name)) for name in times}
 
 
 def principal(row: sa.Row[Any], now_ns: int) -> Principal | str:

@@ -147,9 +147,7 @@ async def log(
 
 def token_row(row: sa.Row[Any], now_ns: int) -> TokenRow:
     """Return a token as it is shown."""
-    has_expired = row.expires_ns is not None and row.expires_ns <= now_ns
-    state = "revoked" if row.revoked_ns is not None else "expired" if has_expired else "active"
-    return of_row(TokenRow, row, roles=list(tokens.roles_of(row)), state=state)
+    return TokenRow(**tokens.row_shown(row, now_ns))
 
 
 def _row(service: Service, principal: Principal, id: str) -> sa.Row[Any]:
