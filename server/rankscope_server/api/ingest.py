@@ -55,7 +55,8 @@ async def ingest(request: Request) -> Response:
     body = await read_body(request, service.settings.max_batch_bytes)
     encoding = request.headers.get("content-encoding", "")
     takes_commands = COMMANDS_HEADER in request.headers
-    batch, journal = await run_in_threadpool(validate, service, body, encoding, takes_commands)
+    async with service.unpacking:  # 2 kB may unpack to 64 MiB: not in every thread at once
+        batch, journal = await run_in_threadpool(validate, service, body, encoding, takes_commands)
     await check_sender(request, batch.run_id)
 
     def work(unit: Unit) -> Stored:

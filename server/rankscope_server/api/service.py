@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import sqlalchemy as sa
@@ -23,6 +24,8 @@ from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
 
+MAX_UNPACKING = 4  # batches at a time
+
 
 @dataclass(slots=True)
 class Service:
@@ -38,6 +41,7 @@ class Service:
     counters: Counters
     door: Door
     tries: Tries
+    unpacking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNPACKING))
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
