@@ -21,6 +21,7 @@ import { path, runPath } from './url.js';
 const PAGES = {
   runs: { load: () => import('./pages/runs.js'), api: () => 'runs' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
+  access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },
   finding: { load: () => import('./pages/finding.js'), api: (run, id) => runPath(run, 'findings', id) },

@@ -11,6 +11,7 @@ const PLACES = [
   [/^$/, 'home'],
   [/^runs$/, 'runs'],
   [/^sign-in$/, 'signin'],
+  [/^access$/, 'access'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],

@@ -193,6 +193,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.span({ class: 'long' }, 'Search ranks, steps, errors'),
         t.kbd(null, 'Ctrl K'),
       ),
+      run ? null : t.a({ class: 'button small', href: 'access' }, 'Access'),
       t.a(
         { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },
         'JSON',
