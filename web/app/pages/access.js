@@ -215,12 +215,13 @@ function NewToken({ session, act }) {
     t.label(
       null,
       t.span(null, 'Name'),
-      t.input({ required: true, maxLength: 64, value: name, onInput: (event) => setName(event.currentTarget.value) }),
+      t.input({ type: 'text', required: true, maxLength: 64, value: name, onInput: (event) => setName(event.currentTarget.value) }),
     ),
     t.label(
       null,
       t.span(null, 'Project (* for all)'),
       t.input({
+        type: 'text',
         required: true,
         maxLength: 64,
         value: project,
@@ -232,9 +233,10 @@ function NewToken({ session, act }) {
       null,
       t.span(null, 'Ends after days'),
       t.input({
-        type: 'number',
-        min: 1,
-        max: 3660,
+        type: 'text',
+        inputMode: 'numeric',
+        pattern: '[0-9]{1,4}',
+        title: 'A whole number of days',
         placeholder: 'never',
         value: days,
         onInput: (event) => setDays(event.currentTarget.value),
@@ -245,7 +247,7 @@ function NewToken({ session, act }) {
       t.legend(null, 'Roles'),
       ROLES.map((role) =>
         t.label(
-          { key: role.name, class: 'check' },
+          { key: role.name, class: 'rolebox' },
           t.input({
             type: 'checkbox',
             checked: roles.includes(role.name),
