@@ -100,7 +100,7 @@ class Door:
         return self._verified.get(digest) is None and self._refused.get(digest) is None
 
     def admit(self, credential: Credential) -> Principal | str:
-        """Return who this is, or why it is nobody; reads the store."""
+        """Return who this is, or why it is refused; reads the store."""
         digest, changes = credential.digest, self._changes
         refused = self._refused.get(digest)
         if refused is not None:

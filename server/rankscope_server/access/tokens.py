@@ -201,7 +201,7 @@ def matches(secret: str, stored: str) -> bool:
         )  # fmt: skip
         return hmac.compare_digest(found, base64.b64decode(digest))
     except ValueError:
-        return False  # a row that somebody wrote by hand opens nothing
+        return False  # a row that was written by hand opens nothing
 
 
 def start_session(

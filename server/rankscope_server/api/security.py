@@ -85,7 +85,7 @@ class Guard:
 
 
 def principal_of(request: Request) -> Principal | None:
-    """Return who sends a request; None where that was not asked, or is nobody."""
+    """Return who sends a request; None where that was not asked, or is not known."""
     found: Principal | None = request.scope.get(_PRINCIPAL)
     return found
 
@@ -125,7 +125,7 @@ async def _principal(request: Request) -> Principal | None:
 
 
 async def admit(request: Request, service: Service, credential: Credential) -> Principal | str:
-    """Return who is behind a credential, or why it is nobody. Raises Problem 429."""
+    """Return who is behind a credential, or why it is refused. Raises Problem 429."""
     known = service.door.known(credential)
     if known is not None:
         return known

@@ -215,7 +215,13 @@ function NewToken({ session, act }) {
     t.label(
       null,
       t.span(null, 'Name'),
-      t.input({ type: 'text', required: true, maxLength: 64, value: name, onInput: (event) => setName(event.currentTarget.value) }),
+      t.input({
+        type: 'text',
+        required: true,
+        maxLength: 64,
+        value: name,
+        onInput: (event) => setName(event.currentTarget.value),
+      }),
     ),
     t.label(
       null,

@@ -1,6 +1,6 @@
 """What each route wants of who asks, declared once; enforced here, before the route runs.
 
-A route that is not in `RULES` answers nobody. One that has `{run}` or the `{id}` of a preflight in
+A route that is not in `RULES` refuses all. One that has `{run}` or the `{id}` of a preflight in
 its path answers for what the sender's project may see; lists ask `of_project` for theirs.
 """
 
