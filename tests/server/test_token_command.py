@@ -96,6 +96,28 @@ def test_through_the_api(start_server: Start) -> None:
     assert "this wants the role admin" in refused.stderr
 
 
+def test_the_doctor_says_what_a_token_lacks(start_server: Start, tmp_path: Path) -> None:
+    server = start_server(RANKSCOPE_TOKEN="operator")
+    environ = {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": "operator"}
+    reader, sender = (make("x", "--role", role, **environ) for role in ("read", "ingest"))
+
+    def detail(token: str) -> str:
+        clean = {name: value for name, value in os.environ.items() if "RANKSCOPE" not in name}
+        done = subprocess.run(
+            [sys.executable, "-m", "rankscope", "doctor", "--json"],
+            capture_output=True, text=True, timeout=120,
+            env=clean | {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": token,
+                         "RANKSCOPE_DIR": str(tmp_path / "runs")},
+        )  # fmt: skip
+        rows = json.loads(done.stdout)["rows"]
+        return next(str(row["detail"]) for row in rows if row["part"] == "server")
+
+    assert "wants a token" in detail("")
+    assert "does not take the token" in detail("wrong")
+    assert "it has read and not ingest" in detail(reader)
+    assert detail(sender) == "answers: ok"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

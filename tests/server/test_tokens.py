@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 
@@ -21,7 +23,7 @@ from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings
 from rankscope_server.store import tables
 from rankscope_server.store.engine import open_engines
-from tests.server.conftest import Sender, TestClient, log_line
+from tests.server.conftest import Sender, ServerProcess, TestClient, log_line
 
 BASE = "http://127.0.0.1:8787"
 OPERATOR_TOKEN = "the operator's own words"
@@ -361,6 +363,55 @@ def test_the_audit_log_is_bounded(engine: sa.Engine, monkeypatch: pytest.MonkeyP
             audit.record(connection, deed, 1)
         kept = connection.scalar(sa.select(sa.func.count()).select_from(tables.audit))
     assert kept == 50
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(
+    start_server: Callable[..., ServerProcess],
+) -> None:
+    server = start_server(RANKSCOPE_TOKEN=OPERATOR_TOKEN)
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as client:
+        asked = {"name": "x", "roles": ["read"], "project": "alpha"}
+        made = client.post("/api/v1/tokens", json=asked, headers=bearer(OPERATOR_TOKEN)).json()
+        stream = client.stream(
+            "GET", "/api/v1/stream?topics=*", headers=bearer(made["token"])
+        )  # fmt: skip
+        with stream as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == "retry: 2000"
+            with httpx.Client(base_url=server.url, trust_env=False) as other:
+                other.delete(f"/api/v1/tokens/{made['id']}", headers=bearer(OPERATOR_TOKEN))
+                body = Sender(None).body(log_line("x"))  # type: ignore[arg-type]
+                other.post("/api/v1/ingest", content=body, headers=bearer(OPERATOR_TOKEN))
+            assert "run:run" not in "".join(lines)  # to its end, which comes at the next change
+
+
+def test_a_stream_of_a_project_hints_at_its_own_runs_alone(
+    start_server: Callable[..., ServerProcess],
+) -> None:
+    server = start_server(RANKSCOPE_TOKEN=OPERATOR_TOKEN)
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as client:
+        found = {}
+        for project in ("alpha", "beta"):
+            asked = {"name": "x", "roles": ["admin"], "project": project}
+            reply = client.post("/api/v1/tokens", json=asked, headers=bearer(OPERATOR_TOKEN))
+            found[project] = reply.json()["token"]
+        path = "/api/v1/stream?topics=runs,run:of-alpha,run:of-beta,preflights"
+        with client.stream("GET", path, headers=bearer(found["beta"])) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            with httpx.Client(base_url=server.url, trust_env=False) as other:
+                for project in ("alpha", "beta"):
+                    body = Sender(None, f"of-{project}").body(log_line("x"))  # type: ignore[arg-type]
+                    headers = bearer(found[project])
+                    other.post("/api/v1/preflight/runs", json={}, headers=headers)
+                    other.post("/api/v1/ingest", content=body, headers=headers)
+            topics = []
+            for line in lines:
+                if line.startswith("data: "):
+                    topics.append(json.loads(line.removeprefix("data: "))["topic"])
+                if "run:of-beta" in topics and "preflights" in topics:
+                    break
+    assert "run:of-alpha" not in topics
 
 
 def test_a_quota_is_a_429_that_says_when(guarded: TestClient) -> None:

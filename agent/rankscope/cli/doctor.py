@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
@@ -245,12 +245,29 @@ def _server(settings: Settings) -> Row:
         )
     try:
         answer = get(settings.server, "/api/v1/health")
+        session = get(settings.server, "/api/v1/session", settings.token).fields
     except (HttpError, AddressError) as error:
         return Row("server", settings.server, "advice", f"cannot be reached: {error}")
     if answer.status != 200 or not answer.fields:
         return Row("server", settings.server, "advice", f"cannot be reached: {answer.why()}")
     status = answer.fields.get("status", "unknown")
+    missing = _missing_access(session, settings.token)
+    if missing:
+        return Row("server", settings.server, "advice", f"answers: {status}, but {missing}")
     return Row("server", settings.server, "used", f"answers: {status}")
+
+
+def _missing_access(session: Mapping[str, object], token: str) -> str:
+    """Return why a server will not take batches, empty where it will, or does not say."""
+    if not session.get("required"):
+        return ""
+    if not session.get("signed_in"):
+        what = "does not take the token in RANKSCOPE_TOKEN" if token else "wants a token"
+        return f"it {what}: set one of `rankscope token create NAME --role ingest`"
+    roles = session.get("roles", ["ingest"])
+    if isinstance(roles, list) and "ingest" not in roles:
+        return f"this token may not send: it has {', '.join(map(str, roles))} and not ingest"
+    return ""
 
 
 def _build(console: SafeConsole) -> None:

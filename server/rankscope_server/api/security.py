@@ -84,6 +84,14 @@ class Guard:
         return name != host and (self._hosts is None or name not in self._hosts)
 
 
+async def is_still(request: Request, principal: Principal) -> bool:
+    """Return whether a request that lasts is still of the same sender: a token may end."""
+    try:
+        return await _principal(request) == principal
+    except Problem:
+        return False
+
+
 def principal_of(request: Request) -> Principal | None:
     """Return who sends a request; None where that was not asked, or is not known."""
     found: Principal | None = request.scope.get(_PRINCIPAL)

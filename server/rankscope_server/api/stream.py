@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from rankscope_server.access.roles import Principal
 from rankscope_server.api.access.rules import sender
 from rankscope_server.api.replies import documented_as
+from rankscope_server.api.security import is_still
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.broker import Change, encode
 from rankscope_server.problems import Problem
@@ -38,7 +39,7 @@ async def stream(request: Request, topics: str = "runs") -> Response:
     service, principal = service_of(request), sender(request)
     resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     seen = None if principal.only_project is None else Seen(service, principal, names)
-    events = _events(service, names, resume, seen)
+    events = _events(request, names, resume, seen)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
@@ -91,8 +92,9 @@ def _id(change: Change) -> str:
 
 
 async def _events(
-    service: Service, topics: frozenset[str], resume: str | None, seen: Seen | None
+    request: Request, topics: frozenset[str], resume: str | None, seen: Seen | None
 ) -> AsyncIterator[bytes]:
+    service, principal = service_of(request), sender(request)
     broker, heartbeat_seconds = service.broker, service.settings.heartbeat_seconds
     broker.subscribers += 1
     try:
@@ -103,6 +105,8 @@ async def _events(
             identity = f"{broker.epoch}-{point}"
             yield f"id: {identity}\nevent: reload\ndata: {{}}\n\n".encode()
         while not broker.closed:
+            if not await is_still(request, principal):
+                return  # its token has ended: the reader asks again, and learns why
             changes = broker.since(point, topics if seen is None else _ALL)
             point = broker.last
             if seen is not None and changes:
