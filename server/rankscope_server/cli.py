@@ -101,8 +101,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
         server_header=False,
         lifespan="on",
         http=protocol(settings.body_seconds),
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.proxies()),
+        proxy_headers=False,  # see `api/proxies.py`
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
     )

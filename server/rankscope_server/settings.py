@@ -49,6 +49,7 @@ class Setting:
 
 
 MIB = 1 << 20
+ROLES = ("ingest", "read", "operate", "admin")
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -97,6 +98,12 @@ class Settings:
     tls_key: str = _setting("", "File with its private key, where tls_cert does not hold it.")
     trusted_proxies: str = _setting(
         "", "Networks of proxies whose X-Forwarded-For and -Proto are believed; default: none."
+    )
+    proxy_user_header: str = _setting(
+        "", "Header in which a trusted proxy names the user who signed in there."
+    )
+    proxy_user_roles: str = _setting(
+        "read", "Roles of such users in all projects, separated by commas."
     )
     max_batch_bytes: int = _setting(
         16 * MIB, "Largest request body that ingest takes, in bytes.", _SIZES
@@ -155,6 +162,10 @@ class Settings:
         """Return the networks of trusted proxies, each in full. Raises ValueError."""
         words = (word.strip() for word in self.trusted_proxies.split(","))
         return tuple(str(ipaddress.ip_network(word)) for word in words if word)
+
+    def proxy_roles(self) -> tuple[str, ...]:
+        """Return the roles of users whom a proxy names."""
+        return tuple(word.strip() for word in self.proxy_user_roles.split(",") if word.strip())
 
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
@@ -274,7 +285,7 @@ def check(settings: Settings) -> None:
 
 def check_door(settings: Settings, has_tokens: bool) -> None:
     """Raise SettingsError where strangers could come in; `has_tokens`: the store holds some."""
-    is_shut = settings.token or settings.insecure_bind or has_tokens
+    is_shut = settings.token or settings.insecure_bind or settings.proxy_user_header or has_tokens
     if not (is_loopback(settings.host) or is_shut):
         raise SettingsError(
             f"{settings.host} can be reached from other machines and no token is set: "
@@ -288,6 +299,15 @@ def _check_access(settings: Settings) -> None:
         settings.proxies()
     except ValueError as error:
         raise SettingsError(f"trusted_proxies: {error}; say 10.0.0.7,10.1.0.0/16") from error
+    if settings.proxy_user_header and not settings.trusted_proxies:
+        raise SettingsError(
+            "proxy_user_header is set and trusted_proxies is not: name the networks of the proxy"
+        )
+    wrong = set(settings.proxy_roles()) - set(ROLES)
+    if wrong:
+        raise SettingsError(
+            f"proxy_user_roles: {', '.join(sorted(wrong))} is none of {', '.join(ROLES)}"
+        )
     if settings.tls_key and not settings.tls_cert:
         raise SettingsError("tls_key is set and tls_cert is not: say --tls-cert too")
     if settings.tls_cert:

@@ -18,8 +18,12 @@ from rankscope.http import CA_VARIABLE, Client, HttpError
 from rankscope.node.upload.server import Server
 from rankscope.settings import Settings as AgentSettings
 from rankscope.settings import to_environment
+from rankscope_server.access.roles import ROLES
+from rankscope_server.api.app import create_app
+from rankscope_server.settings import ROLES as SETTINGS_ROLES
+from rankscope_server.settings import Settings as ServerSettings
 from rankscope_server.settings import SettingsError, parse
-from tests.server.conftest import Sender, ServerProcess, log_line
+from tests.server.conftest import Sender, ServerProcess, TestClient, log_line
 
 Start = Callable[..., ServerProcess]
 TOKEN = "the operator's own words"
@@ -87,6 +91,8 @@ def test_a_pair_that_does_not_fit_is_refused_before_the_start(tmp_path: Path) ->
         (["--tls-cert", str(tmp_path / "no"), "--tls-key", str(key)], "cannot be read"),
         (["--trusted-proxies", "10.0.0.0/99"], "trusted_proxies"),
         (["--trusted-proxies", "proxy.example"], "trusted_proxies"),
+        (["--proxy-user-header", "X-User"], "name the networks of the proxy"),
+        (["--proxy-user-roles", "read,root"], "root is none of"),
     ):
         with pytest.raises(SettingsError, match=says):
             parse(flags, {})
@@ -111,3 +117,36 @@ def test_a_forwarded_address_is_believed_of_named_proxies_alone(start_server: St
         "POST", "/api/v1/session", json.dumps({"token": TOKEN}).encode(), forged
     )
     assert reply.status == 200
+
+
+def as_user(client: TestClient, *names: str, **more: str) -> Any:
+    headers = [("X-Forwarded-User", name) for name in names] + list(more.items())
+    return client.get("/api/v1/session", headers=headers).json()  # type: ignore[arg-type]
+
+
+def test_a_proxy_names_the_user_and_a_stranger_does_not(tmp_path: Path) -> None:
+    settings = ServerSettings(
+        data_dir=str(tmp_path), trusted_proxies="10.0.0.0/8", look_seconds=3600.0,
+        proxy_user_header="X-Forwarded-User", proxy_user_roles="operate,ingest",
+    )  # fmt: skip
+    app = create_app(settings)
+    base = "http://127.0.0.1:8787"
+    with TestClient(app, base_url=base, client=("10.1.2.3", 5)) as proxy:
+        user = as_user(proxy, "ada\x1b[0m")
+        assert (user["name"], user["project"]) == ("ada[0m (proxy)", "*")
+        assert user["roles"] == ["ingest", "read", "operate"]
+        assert proxy.get("/api/v1/runs", headers={"X-Forwarded-User": "ada"}).status_code == 200
+        assert proxy.get("/api/v1/audit", headers={"X-Forwarded-User": "ada"}).status_code == 403
+        assert proxy.get("/api/v1/runs").status_code == 401  # it says nothing of a user
+        assert not as_user(proxy, "ada", "root")["signed_in"]
+        assert not as_user(proxy, "ada", Authorization="Bearer wrong")["signed_in"]
+        for address in ("192.0.2.1", "127.0.0.1", "not an address"):
+            stranger = TestClient(app, base_url=base, client=(address, 5))
+            assert not as_user(stranger, "ada")["signed_in"]
+            forwarded = {"X-Forwarded-For": "10.1.2.3"}
+            assert not as_user(stranger, "ada", **forwarded)["signed_in"]
+            stranger.close()
+
+
+def test_the_roles_of_settings_are_those_of_tokens() -> None:
+    assert tuple(ROLES) == SETTINGS_ROLES

@@ -57,7 +57,12 @@ class Door:
     """
 
     def __init__(
-        self, token: str, reader: sa.Engine, clock: Callable[[], float] = time.monotonic
+        self,
+        token: str,
+        reader: sa.Engine,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_shut: bool = False,
     ) -> None:
         self._token, self._reader, self._clock = token, reader, clock
         self._lock = threading.Lock()
@@ -66,7 +71,7 @@ class Door:
         self._refused = _Recent[str]()
         self._right = _Recent[bool]()  # secrets that were once found right: a hash never changes
         self._changes = 0  # counts what this process revoked
-        self._is_shut = bool(token)
+        self._is_shut = is_shut or bool(token)
         self._looked_s = float("-inf")
         self._used_s: dict[str, float] = {}
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from rankscope_server.store.tables import DEFAULT_PROJECT
 
 Role: TypeAlias = Literal["ingest", "read", "operate", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[Role, ...] = get_args(Role)  # the same as in `settings.py`, which imports nothing
 ALL_PROJECTS = "*"
 # A collector's token lies on every node of a job: it can send, and can read nothing.
 _INCLUDED: dict[Role, tuple[Role, ...]] = {

@@ -22,6 +22,7 @@ from rankscope_server.api.overview import routes as overview
 from rankscope_server.api.preflight import network as preflight_network
 from rankscope_server.api.preflight import results as preflight_results
 from rankscope_server.api.preflight import routes as preflight
+from rankscope_server.api.proxies import Proxies
 from rankscope_server.api.ranks import routes as ranks
 from rankscope_server.api.report import routes as report
 from rankscope_server.api.runs import routes as runs
@@ -72,7 +73,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
     app.add_middleware(BodyLimits, settings=settings)
-    app.add_middleware(Guard, settings=settings)  # outermost: refuses before anything is read
+    app.add_middleware(Guard, settings=settings)  # refuses before anything is read
+    if settings.trusted_proxies:
+        app.add_middleware(Proxies, settings=settings)
     failures.install(app)
     openapi.install(app)
     for router in ROUTERS:

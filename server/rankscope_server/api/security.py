@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope_server.access import tokens
 from rankscope_server.access.door import Credential
-from rankscope_server.access.roles import ANYONE, Principal, Role
+from rankscope_server.access.roles import ANYONE, ROLES, Principal, Role, included
 from rankscope_server.api import deeds
+from rankscope_server.api.proxies import PROXY_USER
 from rankscope_server.api.service import Service
 from rankscope_server.problems import Problem, answer
 from rankscope_server.settings import Settings
@@ -109,7 +110,10 @@ async def _principal(request: Request) -> Principal | None:
         is_open = await run_in_threadpool(service.door.look)
     if is_open:
         return ANYONE
-    credential = carried(request.headers)
+    credential, user = carried(request.headers), request.scope.get(PROXY_USER)
+    if user and (credential is None or credential.is_cookie):
+        roles = tuple(role for role in ROLES if role in service.settings.proxy_roles())
+        return Principal(name=f"{user} (proxy)", roles=included(roles))
     if credential is None:
         if path == _SESSION:
             return None
@@ -117,6 +121,16 @@ async def _principal(request: Request) -> Principal | None:
             401, "this server wants a token", "Authorization",
             "send Authorization: Bearer with a token, or sign in",
         )  # fmt: skip
+    found = await _holder(request, service, credential)
+    if isinstance(found, Principal):
+        return found
+    if path == _SESSION:  # who signs in may carry a cookie that has ended
+        return None
+    raise Problem(401, found, "Authorization", "use another token, or sign in again")
+
+
+async def _holder(request: Request, service: Service, credential: Credential) -> Principal | str:
+    """Return who carries a token or a cookie, or why it is refused. Raises Problem 429."""
     if credential.text.startswith(OWN_TOKEN) and not credential.is_cookie:
         live = service.preflights.of_token(credential.text)
         if live is not None:
@@ -124,12 +138,7 @@ async def _principal(request: Request) -> Principal | None:
                 name=f"preflight {live.id}", roles=_BY_PREFLIGHT, project=live.project,
                 preflight=live.id,
             )  # fmt: skip
-    found = await admit(request, service, credential)
-    if isinstance(found, Principal):
-        return found
-    if path == _SESSION:  # who signs in may carry a cookie that has ended
-        return None
-    raise Problem(401, found, "Authorization", "use another token, or sign in again")
+    return await admit(request, service, credential)
 
 
 async def admit(request: Request, service: Service, credential: Credential) -> Principal | str:

@@ -79,7 +79,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
         counters = Counters(analysis, broker)
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters,
-            Door(settings.token, reader), Tries(),
+            Door(settings.token, reader, is_shut=bool(settings.proxy_user_header)), Tries(),
         )  # fmt: skip
 
 
