@@ -96,6 +96,34 @@ def test_through_the_api(start_server: Start) -> None:
     assert "this wants the role admin" in refused.stderr
 
 
+def test_a_run_and_a_preflight_with_a_token_that_only_sends(
+    start_server: Start, tmp_path: Path
+) -> None:
+    server = start_server(RANKSCOPE_TOKEN="operator")
+    admin = {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": "operator"}
+    sender = make("node", "--role", "ingest", "--project", "vision", **admin)
+    reader = make("people", "--role", "read", "--project", "vision", **admin)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
+    clean |= {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": sender}
+    clean |= {"RANKSCOPE_DIR": str(tmp_path / "runs")}
+    program = "import rankscope; rankscope.init()"
+    for words in (
+        ("run", "--run-id", "the-run", "--", sys.executable, "-c", program),
+        ("preflight", "--nodes", "1", "--only", "limits"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "rankscope", *words],
+            capture_output=True, text=True, timeout=240, env=clean,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode in (0, 1), done.stdout + done.stderr  # warnings of this machine
+    for token, total in ((reader, 1), (make("x", "--role", "read", **admin), 0)):
+        headers = {"Authorization": f"Bearer {token}"}
+        for path in ("runs", "preflight/runs"):
+            reply = httpx.get(f"{server.url}/api/v1/{path}", headers=headers, trust_env=False)
+            assert reply.json()["total"] == total, (path, reply.text)
+
+
 def test_the_doctor_says_what_a_token_lacks(start_server: Start, tmp_path: Path) -> None:
     server = start_server(RANKSCOPE_TOKEN="operator")
     environ = {"RANKSCOPE_SERVER": server.url, "RANKSCOPE_TOKEN": "operator"}

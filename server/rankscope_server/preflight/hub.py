@@ -110,7 +110,7 @@ class Hub:
         )  # fmt: skip
         self._runs[live.id] = live
         self._broker.publish("preflights", {"preflights"}, None)
-        self.announce(live, {"preflight"})
+        self.announce(live, {"reports"})  # a project hears of its own alone
         return live
 
     def live(self, id: str) -> Live | None:
@@ -152,7 +152,7 @@ class Hub:
         rows = store.rows_of(live, live.members)
         self._writer.run(lambda unit: rows.save(unit.connection))
         self._broker.publish("preflights", {"preflights"}, None)
-        self.announce(live, {"preflight"})
+        self.announce(live, {"reports"})  # a project hears of its own alone
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
