@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +18,12 @@ import urllib3
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, ProxyError
 from urllib3.exceptions import TimeoutError as HttpTimeout
+from urllib3.util.ssl_ import create_urllib3_context
 
 from rankscope.address import Address, AddressError, proxy_of, read_address
 
 TIMEOUT_SECONDS = 5.0
+CA_VARIABLE = "RANKSCOPE_CA_FILE"  # the setting ca_file: one place for every program
 MAX_ANSWER_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 64 << 10  # of an answer that is shown, not read
 _MAX_REDIRECTS = 5
@@ -222,15 +225,33 @@ class Client:
 
     def _make_pool(self) -> HTTPConnectionPool:
         """Return the pool of the one connection; it records each that it opens, for `close`."""
+        context = self._trust()
         if self._proxy is None:
-            manager = urllib3.PoolManager(num_pools=1)
+            manager = urllib3.PoolManager(num_pools=1, ssl_context=context)
         else:
             headers = self._proxy.headers
-            manager = urllib3.ProxyManager(self._proxy.url, num_pools=1, proxy_headers=headers)
+            manager = urllib3.ProxyManager(
+                self._proxy.url, num_pools=1, proxy_headers=headers, ssl_context=context
+            )
         address = self.address
         pool = manager.connection_from_host(address.host, address.port, address.scheme)
         pool.ConnectionCls = _recording(pool.ConnectionCls, self._opened)
         return pool
+
+    def _trust(self) -> ssl.SSLContext | None:
+        """Return what a server's certificate is checked with; None: as the system does."""
+        path = self._environ.get(CA_VARIABLE, "")
+        if not path or self.address.scheme != "https":
+            return None
+        context = create_urllib3_context()
+        context.load_default_certs()
+        try:
+            context.load_verify_locations(path)
+        except OSError as error:  # an SSLError too, of a file that holds no certificates
+            raise HttpError(
+                f"{CA_VARIABLE}={path}: {error}; name a file of certificates"
+            ) from error
+        return context
 
     def _opened(self, connection: Any) -> None:
         self._connection, self._socket = connection, connection.sock

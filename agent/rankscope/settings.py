@@ -49,6 +49,9 @@ class Settings:
 
     server: str = _row("", "Address of the server; empty: record to the run directory only.")
     token: str = _row("", "Token sent to the server with every batch.")
+    ca_file: str = _row(
+        "", "Certificates (PEM) to trust beside the system's, of a server with its own authority."
+    )
     run_id: str = _row("", "Name that all nodes of the run share; empty: taken from the launcher.")
     name: str = _row("", "Title of the run on the dashboard; empty: the script's name.")
     dir: str = _row("", "Base of the run directories; empty: the user's runtime directory.")

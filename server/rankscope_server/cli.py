@@ -18,13 +18,17 @@ import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope_server import own_log
+from rankscope_server.access import tokens
+from rankscope_server.access.local import has_tokens
 from rankscope_server.api.app import create_app
 from rankscope_server.api.service import Service
+from rankscope_server.connections import allow_many_connections, protocol
 from rankscope_server.settings import (
     SETTINGS,
     Configuration,
     Settings,
     SettingsError,
+    check_door,
     public_value,
     read,
     without_password,
@@ -78,12 +82,15 @@ def serve(argv: Sequence[str] | None = None) -> int:
     try:
         listener = listen(settings)
         try:
-            _check_store(settings)
+            check_door(settings, _open_store(settings))
         except BaseException:
             listener.close()
             raise
+    except SettingsError as error:
+        return _refuse(str(error), EXIT_USAGE)
     except (OSError, StoreInUseError, StoreVersionError) as error:
         return _refuse(str(error), EXIT_CANNOT_START)
+    allow_many_connections()
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -93,8 +100,13 @@ def serve(argv: Sequence[str] | None = None) -> int:
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
         lifespan="on",
+        http=protocol(settings.body_seconds),
+        proxy_headers=False,  # see `api/proxies.py`
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
     )
-    server = Server(config, settings, url_of(settings.host, listener.getsockname()[1]))
+    scheme = "https" if settings.tls_cert else "http"
+    server = Server(config, settings, url_of(settings.host, listener.getsockname()[1], scheme))
     try:
         with _interrupted_by_sigterm():
             server.run([listener])
@@ -127,6 +139,10 @@ def check(configuration: Configuration) -> int:
     url = settings.address_of_database()
     try:
         store = foresee(url)
+        check_door(settings, has_tokens(url))
+    except SettingsError as error:
+        problems.append(str(error))
+        address = str(error)
     except (OSError, SQLAlchemyError, ImportError, StoreVersionError) as error:
         store = _no_store(settings, error)
         problems.append(store)
@@ -163,12 +179,12 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, scheme: str = "http") -> str:
     """Return the address that a person can open."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 def announce(settings: Settings, url: str) -> None:
@@ -183,15 +199,22 @@ def announce(settings: Settings, url: str) -> None:
         part.replace(path)  # what waits for the file never reads half of it
 
 
-def _check_store(settings: Settings) -> None:
-    # Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
+def _open_store(settings: Settings) -> bool:
+    """Return whether the store holds tokens.
+
+    Before uvicorn runs: there a failure would be a traceback, here it is one sentence.
+    """
     url = settings.address_of_database()
     try:
         disk = disk_of(url, settings.disk_reserve_bytes, settings.disk_low_bytes)
         disk.open()
         with only_server(url):
-            for engine in open_engines(url, settings.synchronous):
+            engines = open_engines(url, settings.synchronous)
+            with engines[1].connect() as connection:
+                found = tokens.exist(connection)
+            for engine in engines:
                 engine.dispose()
+            return found
     except (OSError, SQLAlchemyError, ImportError) as error:  # ImportError: no driver for it
         raise OSError(_no_store(settings, error)) from error
 

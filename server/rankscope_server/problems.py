@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 
 import msgspec
@@ -13,9 +14,13 @@ RETRY_AFTER_SECONDS = 5
 class Problem(Exception):
     """An answer other than success, with its field and its remedy."""
 
-    def __init__(self, status: int, what: str, field: str | None = None, remedy: str = "") -> None:
+    def __init__(
+        self, status: int, what: str, field: str | None = None, remedy: str = "",
+        retry_after_s: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(what)
         self.status, self.what, self.field, self.remedy = status, what, field, remedy
+        self.retry_after_s = retry_after_s or (RETRY_AFTER_SECONDS if status == 503 else 0.0)
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -38,6 +43,16 @@ def not_found(what: str, remedy: str, field: str | None = None) -> Problem:
     return Problem(404, what, field, remedy)
 
 
+def no_run(run_id: str) -> Problem:
+    """Return the problem of a run that does not exist, or that the sender may not see."""
+    return not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs", "run")
+
+
+def no_preflight(id: str) -> Problem:
+    """Return the problem of a preflight that does not exist, or that the sender may not see."""
+    return not_found(f"no preflight {id[:64]!r}", "see /api/v1/preflight/runs", "id")
+
+
 def request_id(request: Request) -> str:
     """Return the id of this request: the sender's own where it is sane, else a new one."""
     if "request_id" not in request.scope:
@@ -53,8 +68,8 @@ def answer(request: Request, problem: Problem) -> Response:
     identity = request_id(request)
     body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity))
     headers = {"X-Request-Id": identity, "Cache-Control": "no-store"}
-    if problem.status in {429, 503}:
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if problem.retry_after_s:
+        headers["Retry-After"] = str(math.ceil(problem.retry_after_s))
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(

@@ -11,6 +11,7 @@ import difflib
 import ipaddress
 import os
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -49,6 +50,7 @@ class Setting:
 
 
 MIB = 1 << 20
+ROLES = ("ingest", "read", "operate", "admin")
 _SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -90,18 +92,35 @@ class Settings:
     token: str = _setting(
         "", "Secret that requests must carry, as a bearer token or by sign-in.", is_secret=True
     )
+    session_hours: float = _setting(
+        24.0, "How long a browser stays signed in; no longer than its token.", (0.01, 8_784)
+    )
     insecure_bind: bool = _setting(
         False, "Listen on another address than loopback without a token."
     )
     allowed_hosts: str = _setting("", "More host names to answer to, separated by commas.")
+    tls_cert: str = _setting("", "File with the certificate chain (PEM), to speak HTTPS.")
+    tls_key: str = _setting("", "File with its private key, where tls_cert does not hold it.")
+    trusted_proxies: str = _setting(
+        "", "Networks of proxies whose X-Forwarded-For and -Proto are believed; default: none."
+    )
+    proxy_user_header: str = _setting(
+        "", "Header in which a trusted proxy names the user who signed in there."
+    )
+    proxy_user_roles: str = _setting(
+        "read", "Roles of such users in all projects, separated by commas."
+    )
     max_batch_bytes: int = _setting(
         16 * MIB, "Largest request body that ingest takes, in bytes.", _SIZES
     )
     max_unpacked_bytes: int = _setting(
         64 * MIB, "Largest batch after decompression, in bytes.", _SIZES
     )
-    max_intake_bytes: int = _setting(
-        96 * MIB, "Most bytes of batches under way at once; others are asked to wait.", _SIZES
+    max_bodies_bytes: int = _setting(
+        96 * MIB, "Bytes of all bodies in work at a time, at least a batch; more: 429.", _SIZES
+    )
+    body_seconds: float = _setting(
+        10.0, "Longest pause in a request, and before it; then the connection is closed.", _PAUSES
     )
     synchronous: str = _setting(
         "normal", "normal survives a killed server, full also a loss of power."
@@ -210,6 +229,14 @@ class Settings:
         """Return the other names that are answered to."""
         return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
+    def proxies(self) -> tuple[str, ...]:
+        """Return the networks of trusted proxies, each in full. Raises ValueError."""
+        return tuple(map(str, _networks(self.trusted_proxies)))
+
+    def proxy_roles(self) -> tuple[str, ...]:
+        """Return the roles of users whom a proxy names."""
+        return tuple(word.strip() for word in self.proxy_user_roles.split(",") if word.strip())
+
     def address_of_database(self) -> str:
         """Return the SQLAlchemy address of the store."""
         return self.database_url or f"sqlite:///{self.directory() / 'rankscope.db'}"
@@ -307,11 +334,6 @@ def _text_of(source: str, value: object, default: str | int | float | bool) -> s
 def check(settings: Settings) -> None:
     """Raise SettingsError where the settings would be unsafe or cannot work."""
     _check_words(settings)
-    for name in ("preflight_networks", "alert_networks"):
-        try:
-            _networks(getattr(settings, name))
-        except ValueError as error:
-            raise SettingsError(f"{name}: {error}; say 10.0.0.0/8,fd00::/8") from error
     _check_addresses(settings)
     if settings.ready_file and not os.access(Path(settings.ready_file).parent, os.W_OK):
         raise SettingsError(
@@ -321,10 +343,17 @@ def check(settings: Settings) -> None:
     for setting in SETTINGS:
         if setting.bounds is not None:
             _check_bounds(setting, getattr(settings, setting.name), *setting.bounds)
-    if not (is_loopback(settings.host) or settings.token or settings.insecure_bind):
+    _check_access(settings)
+
+
+def check_door(settings: Settings, has_tokens: bool) -> None:
+    """Raise SettingsError where strangers could come in; `has_tokens`: the store holds some."""
+    is_shut = settings.token or settings.insecure_bind or settings.proxy_user_header or has_tokens
+    if not (is_loopback(settings.host) or is_shut):
         raise SettingsError(
             f"{settings.host} can be reached from other machines and no token is set: "
-            f"set {TOKEN_VARIABLE}, or say --insecure-bind if the network is trusted"
+            f"set {TOKEN_VARIABLE}, make one with `rankscope token create`, or say "
+            "--insecure-bind if the network is trusted"
         )
 
 
@@ -348,6 +377,11 @@ def _networks(text: str) -> tuple[Network, ...]:
 
 
 def _check_addresses(settings: Settings) -> None:
+    for name in ("preflight_networks", "alert_networks"):
+        try:
+            _networks(getattr(settings, name))
+        except ValueError as error:
+            raise SettingsError(f"{name}: {error}; say 10.0.0.0/8,fd00::/8") from error
     for name in ("public_url", "deadman_url"):
         text = getattr(settings, name)
         try:
@@ -358,6 +392,42 @@ def _check_addresses(settings: Settings) -> None:
         if text and (not is_one or parts.username or not (text.isascii() and text.isprintable())):
             # a secret is not shown, not even where it is wrong
             raise SettingsError(f"{name} is no address: use one like https://rankscope.example")
+
+
+def _check_access(settings: Settings) -> None:
+    try:
+        settings.proxies()
+    except ValueError as error:
+        raise SettingsError(f"trusted_proxies: {error}; say 10.0.0.7,10.1.0.0/16") from error
+    if settings.proxy_user_header and not settings.trusted_proxies:
+        raise SettingsError(
+            "proxy_user_header is set and trusted_proxies is not: name the networks of the proxy"
+        )
+    wrong = set(settings.proxy_roles()) - set(ROLES)
+    if wrong:
+        raise SettingsError(
+            f"proxy_user_roles: {', '.join(sorted(wrong))} is none of {', '.join(ROLES)}"
+        )
+    if settings.tls_key and not settings.tls_cert:
+        raise SettingsError("tls_key is set and tls_cert is not: say --tls-cert too")
+    if settings.tls_cert:
+        _check_tls(settings)
+
+
+def _check_tls(settings: Settings) -> None:
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(settings, name)
+        if path and not os.access(path, os.R_OK):
+            raise SettingsError(f"{name} {path!r} cannot be read: name another file")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(
+            f"tls_cert {settings.tls_cert!r} does not work with its key "
+            f"{(settings.tls_key or settings.tls_cert)!r}: {error.args[-1]}; "
+            "they must be PEM, of one pair, and the key without a password"
+        ) from error
 
 
 def _check_bounds(setting: Setting, value: float, least: float, greatest: float) -> None:

@@ -9,9 +9,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rankscope.preflight.key import RunKey
@@ -20,14 +22,15 @@ from rankscope.preflight.probe.listener import Listener
 from rankscope_server.api.app import create_app
 from rankscope_server.api.preflight import network as net
 from rankscope_server.api.preflight import routes as preflight
+from rankscope_server.limits import Buckets
 from rankscope_server.preflight import dialling, hub
-from rankscope_server.preflight.limits import Buckets
-from rankscope_server.preflight.targets import Policy, refusal
+from rankscope_server.preflight.targets import Policy, address_of, own_addresses, refusal
 from rankscope_server.problems import Problem
 from rankscope_server.settings import Settings, SettingsError, parse
 from tests.server.conftest import ServerProcess, TestClient
 
 Start = Callable[..., ServerProcess]
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 RUNS = "/api/v1/preflight/runs"
 HELLO = "what the agents of the run share"
 # Bound to loopback alone, the server may dial its own host; every other refuses that.
@@ -70,11 +73,29 @@ def test_buckets_fill_with_time_and_room_is_bounded(monkeypatch: pytest.MonkeyPa
     now[0] = 2.0
     assert buckets.wait_s("a", 2, 0.5) == 0.0
     assert buckets.wait_s("b", 2, 0.5, amount=3) > 0  # more than a full bucket holds
-    monkeypatch.setattr("rankscope_server.preflight.limits.MAX_BUCKETS", 4)
+    monkeypatch.setattr("rankscope_server.limits.MAX_BUCKETS", 4)
     for name in "cdefghij":
         now[0] += 1
         buckets.wait_s(name, 2, 0.5)
     assert len(buckets._buckets) <= 4
+
+
+def test_the_servers_own_addresses_are_not_dialled_unless_allowed() -> None:
+    own = {address_of(text) for text in ("10.1.2.3", "2001:db8::7")}
+    policy = Policy(own=lambda: frozenset(own))  # type: ignore[arg-type]
+    for text in ("10.1.2.3", "::ffff:10.1.2.3", "2001:db8:0:0::7"):
+        assert "the server's own" in refusal(text, policy)
+        assert refusal(text, replace(policy, has_own_host=True)) == ""
+    listed = Settings(preflight_networks="10.1.2.3/32,2001:db8::/32").networks()
+    assert refusal("10.1.2.3", replace(policy, networks=listed)) == ""
+    assert refusal("10.1.2.4", policy) == ""
+    rows = psutil.net_if_addrs().values()
+    found = {
+        row.address.partition("%")[0] for one in rows for row in one if row.family in _FAMILIES
+    }
+    assert found <= {str(address) for address in own_addresses()}
+    for text in found:  # those of this machine, as they are
+        assert refusal(text, Policy())
 
 
 class Member:

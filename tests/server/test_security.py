@@ -13,7 +13,7 @@ import pytest
 from rankscope_server.api import web
 from rankscope_server.api.app import create_app
 from rankscope_server.api.security import allowed_hosts, host_name
-from rankscope_server.settings import Settings, SettingsError, check, parse
+from rankscope_server.settings import Settings, SettingsError, check_door, parse
 from tests.server.conftest import Sender, TestClient, log_line
 
 TOKEN = "correct horse battery staple"
@@ -51,7 +51,8 @@ def test_ingest_wants_the_token_too(guarded: TestClient) -> None:
 
 def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
     assert guarded.get("/api/v1/health").status_code == 200
-    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": False}
+    before = guarded.get("/api/v1/session").json()
+    assert (before["required"], before["signed_in"], before["roles"]) == (True, False, [])
     for given in ("no", TOKEN[:-1], f"{TOKEN}r"):
         assert guarded.post("/api/v1/session", json={"token": given}).status_code == 401
     assert guarded.post("/api/v1/session", content=b"{").status_code == 400
@@ -62,7 +63,9 @@ def test_sign_in_trades_the_token_for_a_cookie(guarded: TestClient) -> None:
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
     assert guarded.get("/api/v1/runs").status_code == 200
-    assert guarded.get("/api/v1/session").json() == {"required": True, "signed_in": True}
+    now = guarded.get("/api/v1/session").json()
+    assert (now["required"], now["signed_in"], now["project"]) == (True, True, "*")
+    assert now["roles"] == ["ingest", "read", "operate", "admin"]
     guarded.delete("/api/v1/session")
     assert guarded.get("/api/v1/runs").status_code == 401
 
@@ -101,11 +104,12 @@ def test_more_names_may_be_allowed() -> None:
 def test_another_address_than_loopback_wants_a_token() -> None:
     for host in ("0.0.0.0", "192.168.1.4", "::", "example.org"):
         with pytest.raises(SettingsError, match="no token is set"):
-            check(Settings(host=host))
-        check(Settings(host=host, token="t"))
-        check(Settings(host=host, insecure_bind=True))
+            check_door(Settings(host=host), has_tokens=False)
+        check_door(Settings(host=host), has_tokens=True)
+        check_door(Settings(host=host, token="t"), has_tokens=False)
+        check_door(Settings(host=host, insecure_bind=True), has_tokens=False)
     for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
-        check(Settings(host=host))
+        check_door(Settings(host=host), has_tokens=False)
 
 
 def test_settings_come_from_flags_then_environment_then_defaults(tmp_path: Path) -> None:
@@ -138,7 +142,11 @@ def test_every_answer_carries_the_safety_headers(client: TestClient) -> None:
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
-        assert "frame-ancestors" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["cache-control"] in ("no-cache", "private, no-cache", "no-store")
 
 
 @pytest.fixture

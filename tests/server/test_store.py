@@ -159,3 +159,32 @@ def test_a_database_without_the_tables_of_alerts_gets_them(tmp_path: Path) -> No
         assert len(connection.execute(sa.select(tables.alert_rule)).all()) == 5
     for engine in pair:
         engine.dispose()
+
+
+def test_a_database_from_before_there_were_tokens_is_brought_up_to_date(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    for engine in open_engines(url, "normal"):
+        engine.dispose()
+    with sqlite3.connect(tmp_path / "x.db") as database:  # as version 1 left it
+        for table in ("token", "session", "audit"):
+            database.execute(f"DROP TABLE {table}")
+        for table in ("run", "preflight"):
+            database.execute(f"ALTER TABLE {table} DROP COLUMN project")
+        database.execute("INSERT INTO run (run_id) VALUES ('old')")
+        database.execute("UPDATE alembic_version SET version_num = ?", (first_version(),))
+    database.close()
+    pair = open_engines(url, "normal")
+    with pair[1].connect() as connection:
+        assert connection.scalar(sa.select(tables.run.c.project)) == "default"
+        assert connection.scalar(sa.select(sa.func.count()).select_from(tables.token)) == 0
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        named = [str(change[1]) for change in compare_metadata(context, tables.metadata)]
+        assert all("log_index" in name for name in named), named
+    for engine in pair:
+        engine.dispose()
+
+
+def first_version() -> str:
+    from rankscope_server.store.migrations.versions import v0001_generated_first_tables
+
+    return v0001_generated_first_tables.revision

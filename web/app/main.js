@@ -24,6 +24,7 @@ const PAGES = {
   storage: { load: () => import('./pages/storage.js'), api: () => 'storage' },
   alerts: { load: () => import('./pages/alerts.js'), api: () => 'alerts' },
   signin: { load: () => import('./pages/signin.js'), api: () => 'session' },
+  access: { load: () => import('./pages/access.js'), api: () => 'session' },
   overview: { load: () => import('./pages/overview.js'), api: (run) => runPath(run) },
   findings: { load: () => import('./pages/findings.js'), api: (run) => runPath(run, 'findings') },
   finding: { load: () => import('./pages/finding.js'), api: (run, id) => runPath(run, 'findings', id) },

@@ -13,6 +13,7 @@ const PLACES = [
   [/^alerts$/, 'alerts'],
   [/^sign-in$/, 'signin'],
   [/^storage$/, 'storage'],
+  [/^access$/, 'access'],
   [/^runs\/([^/]+)$/, 'overview'],
   [/^runs\/([^/]+)\/findings$/, 'findings'],
   [/^runs\/([^/]+)\/findings\/([^/]+)$/, 'finding'],

@@ -117,6 +117,25 @@ export interface Attempt {
   exit_text: string;
 }
 
+/** A page of the audit log, the newest first; `before` asks for the next one. */
+export interface Audit {
+  rows: AuditRow[];
+  before: number | null;
+}
+
+/** One thing that was done; `count` of equal ones within a minute. */
+export interface AuditRow {
+  id: number;
+  time_ms: number;
+  project: string;
+  who: string;
+  address: string;
+  action: string;
+  target: string;
+  detail: string;
+  count: number;
+}
+
 /** How fast bytes came in. */
 export interface BlobTaken {
   received_bytes: number;
@@ -377,7 +396,7 @@ export interface Dialled {
   why: string;
 }
 
-/** The disk of the embedded store; null where the database is elsewhere. */
+/** The disk of the embedded store; null what is not known of a database elsewhere. */
 export interface DiskAnswer {
   free_bytes: number | null;
   total_bytes: number | null;
@@ -1233,6 +1252,7 @@ export interface RunSummary {
   command: string[];
   launcher: string;
   tags: Record<string, string>;
+  project: string;
   verdict: ShortVerdict | null;
 }
 
@@ -1273,6 +1293,10 @@ export interface SearchAnswer {
 export interface Session {
   required: boolean;
   signed_in: boolean;
+  name: string;
+  roles: ('admin' | 'ingest' | 'operate' | 'read')[];
+  project: string | null;
+  expires_ms: number | null;
 }
 
 /** One setting in force. */
@@ -1441,6 +1465,32 @@ export interface Throughput {
   before_ms: number | null;
   now_ms: number | null;
   onset_step: number | null;
+}
+
+/** A new token; its text is shown this once and stored nowhere. */
+export interface TokenMade {
+  id: string;
+  token: string;
+}
+
+/** A token without its secret; `project` is * for all. */
+export interface TokenRow {
+  id: string;
+  name: string;
+  project: string;
+  roles: ('admin' | 'ingest' | 'operate' | 'read')[];
+  state: 'active' | 'expired' | 'revoked';
+  bytes_per_second: number;
+  created_ms: number;
+  created_by: string;
+  expires_ms: number | null;
+  revoked_ms: number | null;
+  used_ms: number | null;
+}
+
+/** The tokens that the sender may see, the newest first. */
+export interface Tokens {
+  tokens: TokenRow[];
 }
 
 /** The address that the server sees for the caller, and whether a proxy is between. */

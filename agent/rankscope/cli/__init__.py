@@ -25,6 +25,7 @@ _MODULES: tuple[tuple[str, str], ...] = (
     ("rankscope.cli.import_", "ImportCommand"),
     ("rankscope.cli.alerts", "AlertsCommand"),
     ("rankscope.cli.advice", "AdviceCommand"),
+    ("rankscope.cli.token", "TokenCommand"),
     ("rankscope.cli.completion", "CompletionCommand"),
 )
 _PASS_ON = frozenset({"serve"})  # commands whose flags another package parses
@@ -53,7 +54,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and how to find out what is right."""
-        sys.stderr.write(f"{self.prog}: {message}\nTry: {self.prog} --help\n")
+        from rankscope.terminal import shown
+
+        sys.stderr.write(f"{self.prog}: {shown(message)}\nTry: {self.prog} --help\n")
         raise SystemExit(EXIT_USAGE)
 
 

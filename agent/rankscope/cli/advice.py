@@ -22,6 +22,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
 from rankscope.http import Client, HttpAnswer, HttpError
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import one_line
 
 _TIMEOUT_SECONDS = 30.0
 _COMMAND_SECONDS = 120.0
@@ -157,14 +158,14 @@ def lines_of(advice: dict[str, Any]) -> list[str]:
     """Return advice for a terminal."""
     sure = advice["confidence"]
     lines = [
-        _plain(advice["what"]),
-        f"  why: {_plain(advice['why'])}",
+        one_line(advice["what"]),
+        f"  why: {one_line(advice['why'])}",
         f"  sure: {'not known' if sure is None else f'{sure:.0%}'}, a host is excluded from "
         f"{advice['least_confidence']:.0%} on",
-        f"  doing it costs: {_plain(advice['cost_of_doing']['text'])}",
-        f"  not doing it costs: {_plain(advice['cost_of_not_doing']['text'])}",
+        f"  doing it costs: {one_line(advice['cost_of_doing']['text'])}",
+        f"  not doing it costs: {one_line(advice['cost_of_not_doing']['text'])}",
     ]
-    lines += [f"  evidence: {_plain(one['text'])}" for one in advice["evidence"][:4]]
+    lines += [f"  evidence: {one_line(one['text'])}" for one in advice["evidence"][:4]]
     return lines
 
 
@@ -178,9 +179,9 @@ def steps_of(advice: dict[str, Any], adapter: str, script: str | None = None) ->
     for host in advice["hosts"]:
         if not _NODE.fullmatch(host):
             raise AdviceFailed(
-                f"{_plain(host)!r} is no name of one node: look at it yourself", EXIT_REFUSED
+                f"{one_line(host)!r} is no name of one node: look at it yourself", EXIT_REFUSED
             )
-    reason = _plain(f"rankscope {advice['run_id']} advice {advice['epoch']}: {advice['why']}")
+    reason = one_line(f"rankscope {advice['run_id']} advice {advice['epoch']}: {advice['why']}")
     return _ADAPTERS[adapter](advice["hosts"], reason[:200], script)
 
 
@@ -236,15 +237,10 @@ def _run(step: Step) -> str:
         return str(error.strerror)
     if done.returncode == 0:
         return ""
-    said = _plain(done.stderr.strip() or done.stdout.strip())[:300]
+    said = one_line(done.stderr.strip() or done.stdout.strip())[:300]
     return f"exit code {done.returncode}: {said}"
 
 
 def _refuse(text: str, code: int) -> int:
     sys.stderr.write(f"rankscope advice: {text}\n")
     return code
-
-
-def _plain(text: object) -> str:
-    """Return a text of a run for a terminal: no escapes, one line."""
-    return "".join(c if c.isprintable() else " " for c in str(text))

@@ -17,6 +17,7 @@ from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER, EXIT_REFUSED, EXIT_UNREACHABLE
 from rankscope.http import Client, HttpError
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import one_line
 
 _TIMEOUT_SECONDS = 40.0  # a test waits for the receiver
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -110,20 +111,15 @@ def _print(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[st
     print(json.dumps(fields) if arguments.json else "\n".join(lines))
 
 
-def _plain(text: object) -> str:
-    """Return a text of a run for a terminal: no escapes, one line."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
-
-
 def _list(server: _Server, arguments: argparse.Namespace) -> int:
     fields = server.ask("GET", "?state=open")
     lines = []
     for alert in fields["alerts"]:
-        about = _plain(alert["run_name"] or alert["run_id"] or "the server")
+        about = one_line(alert["run_name"] or alert["run_id"] or "the server")
         lines += [
-            f"{alert['id']}  {alert['severity']}  {_plain(alert['what'])}  ({about})",
-            f"   why: {_plain(alert['why'])}",
-            f"   next: {_plain(alert['next'])}",
+            f"{alert['id']}  {alert['severity']}  {one_line(alert['what'])}  ({about})",
+            f"   why: {one_line(alert['why'])}",
+            f"   next: {one_line(alert['next'])}",
         ]
     _print(arguments, fields, lines or ["No alert is open."])
     return 0
@@ -132,9 +128,9 @@ def _list(server: _Server, arguments: argparse.Namespace) -> int:
 def _channels(server: _Server, arguments: argparse.Namespace) -> int:
     fields = server.ask("GET", "/channels")
     lines = [
-        f"{one['id']}  {_plain(one['name'])}  {one['kind']}  {_plain(one['place'])}  "
+        f"{one['id']}  {one_line(one['name'])}  {one['kind']}  {one_line(one['place'])}  "
         f"{'on' if one['is_enabled'] else 'off'}  {one['last_state'] or 'nothing sent yet'}"
-        f"{'  ' * bool(one['last_note'])}{_plain(one['last_note'])}"
+        f"{'  ' * bool(one['last_note'])}{one_line(one['last_note'])}"
         for one in fields["channels"]
     ]
     _print(arguments, fields, lines or ["No channel: nothing is sent."])
@@ -148,7 +144,7 @@ def _rules(server: _Server, arguments: argparse.Namespace) -> int:
         when = dict(one["when"])
         more = ", ".join(f"{name} {value}" for name, value in when.items() if name != "about")
         lines.append(
-            f"{one['id']}  {_plain(one['name'])}  {when['about']}: {_plain(more)}  "
+            f"{one['id']}  {one_line(one['name'])}  {when['about']}: {one_line(more)}  "
             f"{'on' if one['is_enabled'] else 'off'}"
         )
     _print(arguments, fields, lines or ["No rule: nothing opens an alert."])
@@ -158,8 +154,8 @@ def _rules(server: _Server, arguments: argparse.Namespace) -> int:
 def _deliveries(server: _Server, arguments: argparse.Namespace) -> int:
     fields = server.ask("GET", "/deliveries")
     lines = [
-        f"{one['id']}  {one['state']}  {_plain(one['channel_name'])}  {_plain(one['what'])}"
-        f"{'  ' * bool(one['note'])}{_plain(one['note'])}"
+        f"{one['id']}  {one['state']}  {one_line(one['channel_name'])}  {one_line(one['what'])}"
+        f"{'  ' * bool(one['note'])}{one_line(one['note'])}"
         for one in fields["deliveries"]
     ]
     _print(arguments, fields, lines or ["Nothing was sent yet."])
@@ -174,7 +170,7 @@ def _test(server: _Server, arguments: argparse.Namespace) -> int:
         raise AlertsFailed(f"no channel {arguments.what!r}; there are: {known}", EXIT_REFUSED)
     sent = server.ask("POST", f"/channels/{wanted[0]['id']}/test")
     arrived = sent["state"] == "sent"
-    line = "It arrived." if arrived else f"It did not arrive: {_plain(sent['note'])}"
+    line = "It arrived." if arrived else f"It did not arrive: {one_line(sent['note'])}"
     _print(arguments, sent, [line])
     return 0 if arrived else EXIT_REFUSED
 
@@ -183,7 +179,7 @@ def _close(server: _Server, arguments: argparse.Namespace) -> int:
     if not arguments.what.isdecimal():
         raise AlertsFailed("an alert is named by its number; see rankscope alerts list", EXIT_USAGE)
     done = server.ask("POST", f"/{arguments.what}/close")
-    _print(arguments, done, [f"{done['id']}  {done['state']}  {_plain(done['what'])}"])
+    _print(arguments, done, [f"{done['id']}  {done['state']}  {one_line(done['what'])}"])
     return 0
 
 

@@ -18,6 +18,7 @@ from rankscope.address import AddressError
 from rankscope.cli import EXIT_USAGE
 from rankscope.http import Client, HttpAnswer, HttpError
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import shown
 from rankscope.wire.schema import MAX_PROFILE_STEPS
 
 _MOST = 1 << 20
@@ -105,7 +106,7 @@ class AskCommand:
                 raise ValueError(f"--steps: from 1 to {MAX_PROFILE_STEPS}")
             settings = from_environment(os.environ)
         except (ValueError, SettingError) as error:
-            sys.stderr.write(f"rankscope ask: {error}\n")
+            sys.stderr.write(f"rankscope ask: {shown(str(error))}\n")
             return EXIT_USAGE
         url = arguments.server or settings.server or DEFAULT_SERVER
         try:
@@ -114,7 +115,7 @@ class AskCommand:
                 max_answer_bytes=_MAX_ANSWER_BYTES,
             )  # fmt: skip
         except AddressError as error:
-            sys.stderr.write(f"rankscope ask: {error}\n")
+            sys.stderr.write(f"rankscope ask: {shown(str(error))}\n")
             return EXIT_UNREACHABLE
         with contextlib.closing(client):
             return self._ask(_Asking(client, arguments.run), arguments, ranks)
@@ -123,12 +124,12 @@ class AskCommand:
         try:
             made = asking.ask(_KINDS[arguments.what], ranks, arguments.steps)
             if not arguments.json:
-                print(f"asked: {made['text']}", flush=True)
+                print(f"asked: {shown(made['text'])}", flush=True)
             done = asking.wait(made)
             files = asking.fetch(done, arguments.output)
             stacks = asking.stacks(done)
         except AskFailed as error:
-            sys.stderr.write(f"rankscope ask: {error}\n")
+            sys.stderr.write(f"rankscope ask: {shown(str(error))}\n")
             return error.exit_code
         if arguments.json:
             print(json.dumps({**done, "stacks": stacks, "files": files}))
@@ -222,10 +223,10 @@ def _print_result(done: dict[str, Any], stacks: dict[str, str], files: dict[str,
     for row in done["ranks"]:
         rank = str(row["rank"])
         line = f"rank {rank}: {row['state']}" + (f", {row['reason']}" if row["reason"] else "")
-        print(line + (f", {files[rank]}" if rank in files else ""))
+        print(shown(line + (f", {files[rank]}" if rank in files else "")))
         if rank in stacks:
-            print(stacks[rank] + "\n")
+            print(shown(stacks[rank]) + "\n")
         for operator in row["operators"][:8]:
             self_ms = operator["self_ms"]
             took_ms = operator["total_ms"] if self_ms is None else self_ms
-            print(f"  {took_ms:10.3f} ms  {operator['count']:6d} x  {operator['name']}")
+            print(f"  {took_ms:10.3f} ms  {operator['count']:6d} x  {shown(operator['name'])}")

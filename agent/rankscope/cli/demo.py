@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -27,6 +27,7 @@ from rankscope.demo.processes import Demo, DemoFailed
 from rankscope.demo.result import Recording, recording, result
 from rankscope.demo.watch import View, Watch
 from rankscope.files import run_directory_choice
+from rankscope.terminal import SafeConsole
 
 _SEVERITY = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -80,7 +81,7 @@ class DemoCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the demo. Returns the exit code."""
-        console = Console(stderr=arguments.json)
+        console = SafeConsole(stderr=arguments.json)
         for module, extra in (("rankscope_server", "server"), ("rankscope_trainer", "trainer")):
             if (
                 importlib.util.find_spec(module) is None
@@ -111,7 +112,7 @@ class DemoCommand:
             return 1 if watch.is_over else EXIT_INTERRUPTED
 
 
-def _run(demo: Demo, watch: Watch, console: Console, *, once: bool, as_json: bool) -> int:
+def _run(demo: Demo, watch: Watch, console: SafeConsole, *, once: bool, as_json: bool) -> int:
     demo.start_server()
     plan = demo.plan
     console.print(
@@ -138,7 +139,7 @@ def _run(demo: Demo, watch: Watch, console: Console, *, once: bool, as_json: boo
     return 0 if outcome["match"] else 1
 
 
-def _show(demo: Demo, watch: Watch, console: Console) -> None:
+def _show(demo: Demo, watch: Watch, console: SafeConsole) -> None:
     """Draw progress until the watch is over."""
     progress = Progress(
         TextColumn("step {task.completed:>4.0f} of {task.total:.0f}"),
@@ -177,7 +178,7 @@ def _findings(view: View) -> Table | Text:
     return table
 
 
-def _print_verdict(console: Console, view: View | None, outcome: dict[str, Any]) -> None:
+def _print_verdict(console: SafeConsole, view: View | None, outcome: dict[str, Any]) -> None:
     verdict, truth = outcome["verdict"], outcome["truth"]
     if verdict is None:
         body = Text(view.answer if view is not None else "No data reached the server.")

@@ -8,16 +8,16 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rankscope.cli import EXIT_USAGE
 from rankscope.settings import SettingError, Settings, from_environment
+from rankscope.terminal import SafeConsole, shown
 
 EXIT_ADVICE, EXIT_NOTHING = 1, 2
 State = Literal["used", "ready", "skipped", "advice", "fails"]
@@ -85,16 +85,16 @@ class DoctorCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Examine, print and return the exit code."""
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         try:
             settings = from_environment(os.environ)
         except SettingError as error:
-            sys.stderr.write(f"rankscope doctor: {error}\n")
+            sys.stderr.write(f"rankscope doctor: {shown(str(error))}\n")
             return EXIT_USAGE
         if arguments.server:
             return examine_server(arguments.server, settings.token, console, arguments.json)
         if arguments.build:
-            _build(Console(stderr=True))
+            _build(SafeConsole(stderr=True))
         rows = list(examine(settings))
         states = {row.state for row in rows}
         nothing = any(row.state == "fails" and row.part == "records" for row in rows)
@@ -106,13 +106,13 @@ class DoctorCommand:
             console.print(_table(rows))
         else:
             console.print(summary(rows), soft_wrap=True, markup=False)
-            shown = [row for row in rows if row.state in ("advice", "fails")]
-            if shown:
-                console.print(_table(shown))
+            suspicious = [row for row in rows if row.state in ("advice", "fails")]
+            if suspicious:
+                console.print(_table(suspicious))
         return code
 
 
-def examine_server(url: str, token: str, console: Console, is_json: bool) -> int:
+def examine_server(url: str, token: str, console: SafeConsole, is_json: bool) -> int:
     """Print what a server stores and would remove, and whether it is ready; return the code."""
     from rankscope.address import AddressError
     from rankscope.cli import storage
@@ -293,15 +293,32 @@ def _server(settings: Settings) -> Row:
         )
     try:
         answer = get(settings.server, "/api/v1/health")
+        session = get(settings.server, "/api/v1/session", settings.token).fields
     except (HttpError, AddressError) as error:
         return Row("server", settings.server, "advice", f"cannot be reached: {error}")
     if answer.status != 200 or not answer.fields:
         return Row("server", settings.server, "advice", f"cannot be reached: {answer.why()}")
     status = answer.fields.get("status", "unknown")
+    missing = _missing_access(session, settings.token)
+    if missing:
+        return Row("server", settings.server, "advice", f"answers: {status}, but {missing}")
     return Row("server", settings.server, "used", f"answers: {status}")
 
 
-def _build(console: Console) -> None:
+def _missing_access(session: Mapping[str, object], token: str) -> str:
+    """Return why a server will not take batches, empty where it will, or does not say."""
+    if not session.get("required"):
+        return ""
+    if not session.get("signed_in"):
+        what = "does not take the token in RANKSCOPE_TOKEN" if token else "wants a token"
+        return f"it {what}: set one of `rankscope token create NAME --role ingest`"
+    roles = session.get("roles", ["ingest"])
+    if isinstance(roles, list) and "ingest" not in roles:
+        return f"this token may not send: it has {', '.join(map(str, roles))} and not ingest"
+    return ""
+
+
+def _build(console: SafeConsole) -> None:
     from rankscope.native.probe import build
     from rankscope.rank.context import HookSkipped
     from rankscope.rank.hooks.collectives import probe as source

@@ -7,6 +7,8 @@ import importlib
 import sys
 from typing import ClassVar
 
+from rankscope.terminal import shown
+
 EXIT_UNREADABLE = 2
 
 
@@ -62,6 +64,6 @@ class ExplainCommand:
                 arguments.paths, arguments.book, arguments.json, arguments.all
             )
         except explaining.ExplainError as error:
-            sys.stderr.write(f"rankscope explain: {error}\n")
+            sys.stderr.write(f"rankscope explain: {shown(str(error))}\n")
             return EXIT_UNREADABLE
         return code

@@ -16,7 +16,6 @@ from typing import ClassVar
 from urllib.parse import quote
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rankscope.cli import EXIT_USAGE
@@ -25,6 +24,7 @@ from rankscope.files.run_directory import clean_run_id
 from rankscope.importers.flight_records import Imported
 from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import SafeConsole, shown
 from rankscope.wire import schema, zstd
 
 _RECORDS_PER_BATCH = 5_000
@@ -81,7 +81,7 @@ class ImportCommand:
             settings = from_environment(os.environ)
             server = Server(arguments.server or settings.server or DEFAULT_SERVER, settings.token)
         except (SettingError, ValueError) as error:
-            sys.stderr.write(f"rankscope import: {error}\n")
+            sys.stderr.write(f"rankscope import: {shown(str(error))}\n")
             return EXIT_USAGE
         # by name: the agent package imports no other; this part of the server needs no extra
         readers = importlib.import_module("rankscope_server.importers.recordings")
@@ -95,11 +95,11 @@ class ImportCommand:
                     arguments.paths, arguments.format or None, on_bytes
                 )
         except readers.RecordingError as error:
-            sys.stderr.write(f"rankscope import: {error}\n")
+            sys.stderr.write(f"rankscope import: {shown(str(error))}\n")
             return EXIT_REFUSED
         left_out = recording.left_out
         for line in left_out[:_MAX_NAMED]:
-            sys.stderr.write(f"left out: {line}\n")
+            sys.stderr.write(f"left out: {shown(line)}\n")
         if len(left_out) > _MAX_NAMED:
             sys.stderr.write(f"left out: {len(left_out) - _MAX_NAMED} more files\n")
         imported: Imported = recording.found
@@ -107,7 +107,7 @@ class ImportCommand:
         with contextlib.closing(server):
             exit_code, problem = _send(server, run_id, imported)
         if problem:
-            sys.stderr.write(f"rankscope import: {problem}\n")
+            sys.stderr.write(f"rankscope import: {shown(str(problem))}\n")
             return exit_code
         document = {
             "run_id": run_id, "ranks": recording.num_ranks, "world_size": imported.world_size,
@@ -133,7 +133,7 @@ def _progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     is_shown = sys.stderr.isatty() and total >= _SHOW_PROGRESS_BYTES
     with Progress(
-        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+        *columns, console=SafeConsole(stderr=True), disable=not is_shown, transient=True
     ) as bar:
         task = bar.add_task("", total=total)
         yield lambda size: bar.advance(task, size)

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.console import Console
-
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.preflight_options import (
     add_options,
@@ -20,6 +18,7 @@ from rankscope.cli.preflight_options import (
     transports_of,
     wanted_of,
 )
+from rankscope.terminal import SafeConsole, shown
 
 if TYPE_CHECKING:
     from rankscope.preflight.checks.base import Run
@@ -73,10 +72,12 @@ class PreflightCommand:
                 return _merge(arguments)
             return _preflight(arguments)
         except UsageError as error:
-            sys.stderr.write(f"rankscope preflight: {error}\nTry: rankscope preflight --help\n")
+            sys.stderr.write(
+                f"rankscope preflight: {shown(str(error))}\nTry: rankscope preflight --help\n"
+            )
             return EXIT_USAGE
         except StandsAside as reason:
-            sys.stderr.write(f"rankscope preflight: nothing to do here: {reason}\n")
+            sys.stderr.write(f"rankscope preflight: nothing to do here: {shown(str(reason))}\n")
             return 0
 
 
@@ -90,7 +91,7 @@ def _list(*, is_markdown: bool, is_json: bool) -> int:
     elif is_markdown:
         sys.stdout.write(catalogue.markdown())
     else:
-        Console(highlight=False).print(catalogue.table(foreign_checks()))
+        SafeConsole(highlight=False).print(catalogue.table(foreign_checks()))
     return 0
 
 
@@ -120,7 +121,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
         return 0
     stored = persist(plan, ended.outcome, os.environ)
     if stored.error:
-        sys.stderr.write(f"rankscope preflight: {stored.error}\n")
+        sys.stderr.write(f"rankscope preflight: {shown(str(stored.error))}\n")
     return _deliver(arguments, verdict, run, ended.is_interrupted, stored.url)
 
 
@@ -137,7 +138,7 @@ def _deliver(
     summary = summarise(verdict, run, arguments.fail_on, url, is_interrupted)
     errors = deliver(summary, wanted_of(arguments))
     for error in errors:
-        sys.stderr.write(f"rankscope preflight: {error}\n")
+        sys.stderr.write(f"rankscope preflight: {shown(str(error))}\n")
     # a script that asked for a file and gets none must not read a pass in the exit code
     return summary.exit_code or (EXIT_INCOMPLETE if errors else 0)
 

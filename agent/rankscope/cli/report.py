@@ -12,6 +12,7 @@ from typing import ClassVar
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.ask import DEFAULT_SERVER
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import shown
 
 EXIT_UNREADABLE = 2
 
@@ -57,7 +58,7 @@ class ReportCommand:
         try:
             settings = from_environment(os.environ)
         except SettingError as error:
-            sys.stderr.write(f"rankscope report: {error}\n")
+            sys.stderr.write(f"rankscope report: {shown(str(error))}\n")
             return EXIT_USAGE
         # by name: the agent package imports no other
         reporting = importlib.import_module("rankscope_server.report")
@@ -73,6 +74,6 @@ class ReportCommand:
         try:
             reporting.make_report(wanted)
         except reporting.ReportError as error:
-            sys.stderr.write(f"rankscope report: {error}\n")
+            sys.stderr.write(f"rankscope report: {shown(str(error))}\n")
             return EXIT_UNREADABLE
         return 0

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
-
 from rankscope.cli import EXIT_USAGE
 from rankscope.native.probe import build
 from rankscope.node.launch.launcher import Launcher, Outcome
 from rankscope.node.launch.tee import STDERR, STDOUT
 from rankscope.node.upload.server import Server
 from rankscope.settings import SettingError, Settings, from_environment
+from rankscope.terminal import SafeConsole
 
 
 class RunCommand:
@@ -80,7 +79,7 @@ class RunCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Launch the command and return its exit code."""
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
         def say(text: str) -> None:
             printable = text.encode(errors="replace").decode()
@@ -103,7 +102,7 @@ class RunCommand:
             command, settings, os.environ, say, STDERR if arguments.json else STDOUT
         ).run()
         if arguments.json:
-            Console(soft_wrap=True, highlight=False).print(
+            SafeConsole(soft_wrap=True, highlight=False).print(
                 json.dumps(_as_json(outcome)), markup=False
             )
         else:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from rich.console import Console
-
 from rankscope.address import AddressError
 from rankscope.cli import EXIT_USAGE
 from rankscope.cli.storage import (
@@ -26,6 +24,7 @@ from rankscope.cli.storage import (
     size,
 )
 from rankscope.settings import SettingError, from_environment
+from rankscope.terminal import SafeConsole
 
 EXIT_REFUSED, EXIT_UNREACHABLE = 1, 2
 DEFAULT_SERVER = "http://127.0.0.1:8787"
@@ -121,7 +120,7 @@ class _Doing:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
         self._client, self._arguments, self._sleep = client, arguments, sleep
-        self._console = Console(highlight=False, quiet=arguments.json)
+        self._console = SafeConsole(highlight=False, quiet=arguments.json)
         self._run = quote(arguments.run, safe="")
 
     def act(self) -> dict[str, Any]:

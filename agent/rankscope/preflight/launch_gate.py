@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Literal, TextIO
 
-from rich.console import Console
-
 from rankscope.preflight.checks.base import listed
 from rankscope.preflight.exchange.discover import Asked
 from rankscope.preflight.model import EXIT_INCOMPLETE
@@ -24,6 +22,7 @@ from rankscope.preflight.runner import PART_LIMIT_S
 from rankscope.preflight.start import look_up, plan_of, run
 from rankscope.preflight.system import System
 from rankscope.preflight.verdict.engine import exit_code, open_questions
+from rankscope.terminal import SafeConsole
 
 RefuseOn = Literal["fail", "warn", "never"]
 # A launch must not dial the agent that node 0 is just ending: it would take it for a broken store.
@@ -58,7 +57,7 @@ def check(
     if stored.error:
         stream.write(f"rankscope preflight: {stored.error}\n")
     summary = summarise(outcome.verdict, outcome.run, fail_on, stored.url)
-    screen.show(summary, Console(file=stream, highlight=False, soft_wrap=True))
+    screen.show(summary, SafeConsole(file=stream, highlight=False, soft_wrap=True))
     if ended.is_interrupted:
         return "the preflight was interrupted"
     reason = "" if refuse_on == "never" else _reason(summary, refuse_on)

@@ -35,7 +35,9 @@ def earlier_runs(
     """Return the newest earlier runs of the same job, oldest first."""
     table = tables.run.c
     mine = connection.execute(
-        sa.select(table.command, table.world_size, table.started_ns).where(table.run_id == run_id)
+        sa.select(table.command, table.world_size, table.started_ns, table.project).where(
+            table.run_id == run_id
+        )
     ).first()
     if mine is None or mine.command == "[]":
         return ()
@@ -44,6 +46,7 @@ def earlier_runs(
         .where(
             table.command == mine.command, table.world_size == mine.world_size,
             table.started_ns < mine.started_ns, table.run_id != run_id,
+            table.project == mine.project,
         )
         .order_by(table.started_ns.desc())
         .limit(policy.baseline_runs)

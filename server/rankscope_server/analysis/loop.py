@@ -89,7 +89,7 @@ class AnalysisLoop:
     ) -> None:
         self._settings, self._writer, self._reader = settings, writer, reader
         self._broker, self._clock = broker, clock
-        self._intake = intake or Intake(settings.max_intake_bytes)
+        self._intake = intake or Intake()
         self._lock = threading.Lock()
         self._runs: dict[str, LiveRun] = {}
         self.num_looks, self.look_seconds = 0, 0.0

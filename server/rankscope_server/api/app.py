@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 import rankscope
 from rankscope_server.api import failures, ingest, openapi, stream, web
+from rankscope_server.api.access import routes as access
+from rankscope_server.api.access.rules import authorize
 from rankscope_server.api.advice import routes as advice
 from rankscope_server.api.alerts import routes as alerts
+from rankscope_server.api.body_limits import BodyLimits
 from rankscope_server.api.commands import routes as commands
 from rankscope_server.api.findings import routes as findings
 from rankscope_server.api.logs import routes as logs
@@ -46,6 +49,7 @@ ROUTERS = (
     alerts.router,
     advice.router,
     stream.router,
+    access.router,
     web.router,  # last: it answers every other path
 )
 
@@ -67,12 +71,14 @@ def create_app(settings: Settings) -> FastAPI:
         title="Rankscope",
         version=rankscope.__version__,
         lifespan=lifespan,
+        dependencies=[Depends(authorize)],
         openapi_url="/api/v1/openapi.json",
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
     )
     app.state.assets = web.Assets(web.assets_directory())
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_FROM_BYTES, compresslevel=5)
+    app.add_middleware(BodyLimits, settings=settings)
     app.add_middleware(Guard, settings=settings)  # refuses before anything is read
     app.add_middleware(RequestLog)  # outermost: sees what was refused too
     failures.install(app)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from rankscope.wire.schema import COMMANDS_HEADER, Command
 from rankscope_server.answers import Schema
+from rankscope_server.api.access.sending import check_sender, claim
 from rankscope_server.api.bodies import read_body
 from rankscope_server.api.replies import documented
 from rankscope_server.api.service import Service, service_of
@@ -82,8 +83,13 @@ async def store(request: Request, service: Service, body: bytes) -> tuple[Valida
         validate, service, body, encoding, takes_commands, limiter=service.validating
     )
 
+    await check_sender(request, batch.run_id)
+
     def work(unit: Unit) -> Stored | Deleted:
-        return deletion_of(unit.connection, batch.run_id) or store_batch(unit, batch, journal)
+        if (deleted := deletion_of(unit.connection, batch.run_id)) is not None:
+            return deleted
+        claim(request, unit, batch.run_id)
+        return store_batch(unit, batch, journal)
 
     def after_commit(stored: Stored | Deleted) -> None:
         if isinstance(stored, Stored):

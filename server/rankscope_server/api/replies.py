@@ -69,7 +69,11 @@ def _content(schema: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _with_etag(request: Request, body: bytes, media_type: str) -> Response:
     etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-    headers = {"ETag": etag, "Cache-Control": "no-cache", "X-Request-Id": request_id(request)}
+    headers = {
+        "ETag": etag,
+        "Cache-Control": "private, no-cache",
+        "X-Request-Id": request_id(request),
+    }
     known = request.headers.get("if-none-match", "")
     # gzip on the way makes a weak tag of it; for an answer that is the same thing.
     if etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from anyio import CapacityLimiter
 from fastapi import Request
 
+from rankscope_server.access.door import Door
+from rankscope_server.access.tries import Tries
 from rankscope_server.alerts.service import Alerts
 from rankscope_server.analysis.loop import AnalysisLoop
 from rankscope_server.api.counters import Counters
@@ -25,6 +27,8 @@ from rankscope_server.settings import Settings, is_loopback
 from rankscope_server.store.disk import Disk, disk_of
 from rankscope_server.store.engine import only_server, open_engines
 from rankscope_server.store.writer import Writer
+
+MAX_UNPACKING = 4  # batches at a time
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class Service:
     disk: Disk
     retention: RetentionLoop
     alerts: Alerts
+    door: Door
+    tries: Tries
     # One batch at a time: more threads would only take the interpreter from each other.
     validating: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
 
@@ -73,7 +79,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
         stack.callback(writing.dispose)
         writer = Writer(writing, settings.group_commit_batches, disk=disk)
         broker = Broker()
-        intake = Intake(settings.max_intake_bytes)
+        intake = Intake()
         analysis = AnalysisLoop(settings, writer, reader, broker, intake=intake)
         writer.start()
         stack.callback(writer.close)
@@ -93,6 +99,7 @@ def open_service(settings: Settings) -> Iterator[Service]:
         yield Service(
             settings, writer, reader, broker, analysis, preflights, dialler, counters, intake,
             disk, retention, alerts,
+            Door(settings.token, reader, is_shut=bool(settings.proxy_user_header)), Tries(),
         )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def policy(page: Page) -> str:
     return (
         f"default-src 'self'; script-src 'self'{page.script_hashes}; style-src 'self'; "
         "img-src 'self' data:; connect-src 'self'; worker-src 'self'; object-src 'none'; "
-        "base-uri 'self'; frame-ancestors 'self'"
+        "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
     )
 
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from rankscope.terminal import SafeConsole, shown
 from rankscope_server.explain import recorded
 from rankscope_server.explain.answer import answer
 from rankscope_server.explain.inputs import (
@@ -61,7 +61,7 @@ def explain(paths: Sequence[str], books: Sequence[str], is_json: bool, is_full: 
         result["other_jobs"] = [{"name": name, **one} for name, one in others]
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        console = Console(soft_wrap=False)
+        console = SafeConsole(soft_wrap=False)
         read = jobs[0].name if others else _what_was_read(inputs)
         for name, one in ((read, result), *others):
             show(one, name, is_full, console)
@@ -73,7 +73,7 @@ def _report_left_out(skipped: Sequence[Skipped], num_no_logs: int) -> None:
     """Name recordings that could not be used; files that are no logs are counted in the title."""
     unread = skipped[num_no_logs:]
     for skip in unread[:_MAX_NAMED]:
-        sys.stderr.write(f"left out: {skip.reason}\n")
+        sys.stderr.write(f"left out: {shown(skip.reason)}\n")
     if len(unread) > _MAX_NAMED:
         sys.stderr.write(f"left out: {len(unread) - _MAX_NAMED} more files\n")
 
@@ -85,11 +85,11 @@ def _read(reader: Reader, sources: Sequence[LogSource]) -> None:
     ))  # fmt: skip
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     if total >= _SLOW_BYTES and reader.engine == NO_LIBRARY:
-        Console(stderr=True).print(
+        SafeConsole(stderr=True).print(
             "reading is slow without google-re2: pip install 'rankscope[server]'"
         )
     with Progress(
-        *columns, console=Console(stderr=True), disable=not is_shown, transient=True
+        *columns, console=SafeConsole(stderr=True), disable=not is_shown, transient=True
     ) as bar:
         task = bar.add_task("", total=total or None)
         for source in sources:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rankscope.terminal import SafeConsole
 from rankscope_server.findings.text import confidence_word, cut, ranks_text
 
 _ROWS = 6
@@ -18,7 +19,7 @@ _COST_OF_LOGS = "not in the logs: the steps since the last checkpoint are lost i
 _NO_FAULT = "No fault found"
 
 
-def show(answer: dict[str, Any], read: str, is_full: bool, console: Console) -> None:
+def show(answer: dict[str, Any], read: str, is_full: bool, console: SafeConsole) -> None:
     """Print the answer. `read` says what was read; `is_full` shows every finding."""
     root = answer["root"]
     if root is None:

@@ -1,8 +1,8 @@
-"""How much of what collectors send is under way, and since when: the server's own delay.
+"""What collectors send and is not stored yet, and since when: the server's own delay.
 
-A batch takes room from the first byte of its request until it is stored. Beyond a bound in bytes
-the next ones are put off (429 with Retry-After, which collectors keep to). What has not come
-through yet is no silence of the ranks it is about: `delay_seconds` says how far back all is known.
+A batch is under way from the first byte of its request until it is stored. What has not come
+through, or was put off because too much is in work, is no silence of the ranks it is about:
+`delay_seconds` says how far back all is known.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from rankscope_server.problems import Problem
 
 # A batch that was put off comes again after the pause that it was asked for, some after a few.
 COMES_AGAIN_SECONDS = 15.0
@@ -31,8 +29,8 @@ class Waiting:
 class Intake:
     """Counts the bytes under way; used from any thread."""
 
-    def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes, self._clock = max_bytes, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._under_way: dict[int, Waiting] = {}
@@ -45,23 +43,10 @@ class Intake:
         """Return the bytes under way."""
         return self._num_bytes
 
-    def received(self, waiting: Waiting) -> None:
-        """Note that the whole of a batch is here."""
-        waiting.since = self._clock()
-
     @contextmanager
     def under_way(self, num_bytes: int) -> Iterator[Waiting]:
-        """Count a batch while it is worked on. Raises Problem 429 where too much is already."""
-        now = self._clock()
+        """Count a batch while it is worked on."""
         with self._lock:
-            if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
-                self.num_put_off += 1
-                since = self._put_off_since(now)
-                self._put_off = (now if since is None else since, now)
-                raise Problem(
-                    429, f"{self._num_bytes} bytes of batches wait already", "body",
-                    "send it again later, as Retry-After says",
-                )  # fmt: skip
             number = next(self._numbers)
             waiting = self._under_way[number] = Waiting(num_bytes)
             self._num_bytes += num_bytes
@@ -71,6 +56,18 @@ class Intake:
             with self._lock:
                 del self._under_way[number]
                 self._num_bytes -= num_bytes
+
+    def put_off(self) -> None:
+        """Note that a batch was refused for now, and will come again."""
+        now = self._clock()
+        with self._lock:
+            self.num_put_off += 1
+            since = self._put_off_since(now)
+            self._put_off = (now if since is None else since, now)
+
+    def received(self, waiting: Waiting) -> None:
+        """Note that the whole of a batch is here."""
+        waiting.since = self._clock()
 
     def delay_seconds(self) -> float:
         """Return for how long something that was sent has not been stored; 0 for nothing."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rankscope.preflight.key import RunKey
 from rankscope.preflight.probe.dial import Caller, dial
 from rankscope_server.answers import Schema
+from rankscope_server.limits import Buckets
 from rankscope_server.preflight import targets
-from rankscope_server.preflight.limits import Buckets
 from rankscope_server.preflight.live import Live, Member
 from rankscope_server.problems import Problem
 

@@ -20,10 +20,10 @@ from rankscope.preflight.model import LaunchVerdict, NodeReport
 from rankscope.preflight.probe.schedule import coverage
 from rankscope.preflight.verdict.engine import evaluate
 from rankscope_server.broker import Broker
+from rankscope_server.limits import Buckets
 from rankscope_server.preflight import store
-from rankscope_server.preflight.limits import Buckets
 from rankscope_server.preflight.live import Live
-from rankscope_server.problems import Problem, not_found
+from rankscope_server.problems import Problem, no_preflight
 from rankscope_server.store.engine import StoreUnavailableError
 from rankscope_server.store.unit import Unit
 from rankscope_server.store.writer import Writer
@@ -37,11 +37,10 @@ KEPT_AFTER_END_NS = 300 * 10**9  # in memory, for those who ask again
 TICK_S = 0.05
 SAVE_PAUSE_S = 1.0
 VERDICT_PAUSE_S = 1.0  # a verdict that is asked for again and again is not made anew each time
-PATH = "/api/v1/preflight/runs/"
 
 
 class Hub:
-    """The preflights under way. Use it in the event loop only; `opens` from anywhere."""
+    """The preflights under way. Use it in the event loop only."""
 
     def __init__(self, writer: Writer, reader: sa.Engine, broker: Broker) -> None:
         self._writer, self._reader, self._broker = writer, reader, broker
@@ -69,22 +68,24 @@ class Hub:
         """Return whether the server ends; no client should wait any more."""
         return self._broker.closed
 
-    def under_way(self, key: str) -> Live | None:
-        """Return the preflight in which those with this key meet now."""
+    def under_way(self, key: str, project: str) -> Live | None:
+        """Return the preflight in which those of a project with this key meet now."""
         for live in self._runs.values() if key else ():
             is_young = time.time_ns() - live.created_ns < REUSED_NS
             is_over = live.finished_ns or any(s.report.is_leaving for s in live.stored.values())
-            if live.key == key and is_young and not is_over:
+            is_ours = live.key == key and live.project == project
+            if is_ours and is_young and not is_over:
                 return live
         return None
 
-    def num_apart(self, key: str) -> int:
+    def num_apart(self, key: str, project: str) -> int:
         """Return how many preflights under way have the same name in their key, and are not it.
 
         A key is a name and, after a blank, a proof: those with another secret are kept apart.
         """
         name = key.rpartition(" ")[0]
-        keys = {live.key for live in self._runs.values() if not live.finished_ns} if name else set()
+        mine = (live for live in self._runs.values() if live.project == project and name)
+        keys = {live.key for live in mine if not live.finished_ns}
         return sum(other != key and other.rpartition(" ")[0] == name for other in keys)
 
     def spend_new(self, address: str) -> None:
@@ -93,7 +94,9 @@ class Hub:
         if wait_s:
             raise Problem(429, "too many new preflights", None, f"try again in {wait_s:.0f} s")
 
-    def create(self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str) -> Live:
+    def create(
+        self, num_nodes: int, nodes: tuple[str, ...], key: str, run_id: str, project: str
+    ) -> Live:
         """Make a preflight. Raises Problem 429."""
         if len(self._runs) >= MAX_LIVE:
             raise Problem(
@@ -103,9 +106,11 @@ class Hub:
         live = Live(
             id=secrets.token_hex(6), token=f"pf-{secrets.token_urlsafe(24)}", created_ns=now,
             expires_ns=now + LIFETIME_NS, run_id=run_id, key=key, nodes=nodes, num_nodes=num_nodes,
+            project=project,
         )  # fmt: skip
         self._runs[live.id] = live
         self._broker.publish("preflights", {"preflights"}, None)
+        self.announce(live, {"reports"})  # a project hears of its own alone
         return live
 
     def live(self, id: str) -> Live | None:
@@ -116,16 +121,8 @@ class Hub:
         """Return a preflight, from the store where it has ended. Raises Problem 404."""
         live = self._runs.get(id) or await run_in_threadpool(self._load, id)
         if live is None:
-            raise not_found(f"no preflight {id[:64]!r}", "see /api/v1/preflight/runs", "id")
+            raise no_preflight(id)
         return live
-
-    def opens(self, token: str, path: str) -> bool:
-        """Return whether a preflight's own token opens a path: its own routes and `net`."""
-        if path.startswith("/api/v1/net/"):
-            return self.of_token(token) is not None
-        id = path.removeprefix(PATH).partition("/")[0] if path.startswith(PATH) else ""
-        live = self._runs.get(id)
-        return live is not None and is_token_of(live, token)
 
     def of_token(self, token: str) -> Live | None:
         """Return the preflight whose token this is."""
@@ -155,6 +152,7 @@ class Hub:
         rows = store.rows_of(live, live.members)
         self._writer.run(lambda unit: rows.save(unit.connection))
         self._broker.publish("preflights", {"preflights"}, None)
+        self.announce(live, {"reports"})  # a project hears of its own alone
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

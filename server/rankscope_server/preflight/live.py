@@ -20,6 +20,7 @@ import msgspec
 from rankscope.preflight.checks.base import Run
 from rankscope.preflight.facts.edges import Bandwidth, EdgeFacts
 from rankscope.preflight.model import LaunchVerdict, NodeReport, encode
+from rankscope_server.store.tables import DEFAULT_PROJECT
 
 FULL_UP_TO_NODES = (
     64  # beyond, agents get each other's reports without facts: the server evaluates them
@@ -69,6 +70,7 @@ class Live:
     run_id: str = ""
     key: str = ""
     coordinated: str = "server"
+    project: str = DEFAULT_PROJECT
     nodes: tuple[str, ...] = ()  # announced by name
     num_nodes: int = 0
     members: dict[str, Member] = field(default_factory=dict)

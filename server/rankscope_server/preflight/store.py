@@ -26,7 +26,7 @@ PREFLIGHTS_KEPT = 1_000  # the oldest go
 MAX_UNPACKED_BYTES = 64 << 20
 _HEAD = (
     "run_id", "key", "token", "coordinated", "nodes", "num_nodes", "created_ns", "expires_ns",
-    "finished_ns", "status", "num_failures", "num_warnings", "verdict",
+    "finished_ns", "status", "num_failures", "num_warnings", "verdict", "project",
 )  # fmt: skip
 _NODE = ("host", "node_rank", "observed", "joined_ns", "status", "findings", "report")
 
@@ -59,6 +59,7 @@ def rows_of(live: Live, nodes: Iterable[str]) -> Rows:
         "finished_ns": live.finished_ns, "status": status_of(verdict),
         "num_failures": statuses.count("fail"),
         "num_warnings": statuses.count("warn"),
+        "project": live.project,
         "verdict": None if verdict is None else pack(encode(verdict)),
     }  # fmt: skip
     named = _findings_by_node(verdict)
@@ -70,7 +71,7 @@ def load_live(connection: sa.Connection, row: sa.Row[Any]) -> Live:
     live = Live(
         id=row.id, token=row.token, created_ns=row.created_ns, expires_ns=row.expires_ns,
         run_id=row.run_id, key=row.key, coordinated=row.coordinated,
-        nodes=tuple(msgspec.json.decode(row.nodes)),
+        project=row.project, nodes=tuple(msgspec.json.decode(row.nodes)),
         num_nodes=row.num_nodes if row.coordinated == "server" else 0,
     )  # fmt: skip
     found = connection.execute(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import psutil
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -29,12 +32,20 @@ _TUNNELS: tuple[Network, ...] = tuple(
 _THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # Linux takes 0.0.0.0 for loopback
 
 
+def own_addresses() -> frozenset[Address]:
+    """Return the addresses of this machine, as they are now."""
+    found = (row.address for rows in psutil.net_if_addrs().values() for row in rows)
+    plain = (address_of(text.partition("%")[0]) for text in found)
+    return frozenset(address for address in plain if address is not None)
+
+
 @dataclass(frozen=True)
 class Policy:
     """What the operator allows; `has_own_host`: the server listens on loopback alone."""
 
     networks: tuple[Network, ...] = ()
     has_own_host: bool = False
+    own: Callable[[], frozenset[Address]] = own_addresses
 
 
 def address_of(text: str) -> Address | None:
@@ -67,6 +78,9 @@ def refusal(text: str, policy: Policy) -> str:
         return "this is no address of one machine"
     if any(address in network for network in _TUNNELS):
         return "this address holds another one"
+    is_own = not policy.has_own_host and address in policy.own()
+    if is_own and not is_listed(address, policy):
+        return "it is the server's own: list it in preflight_networks to allow that"
     if policy.networks and not is_listed(address, policy):
         return "it is outside of preflight_networks of the server"
     return ""

@@ -9,12 +9,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-from rich.console import Console
 
 from rankscope.address import AddressError, read_address
 from rankscope.files.run_directory import clean_run_id
 from rankscope.http import HttpAnswer, HttpError, get
 from rankscope.node.offline import OfflineRun, is_run_directory
+from rankscope.terminal import SafeConsole, shown_json
 from rankscope_server.api.report.parts import Origin
 from rankscope_server.api.report.schema import Report
 from rankscope_server.report.bundle import write_bundle
@@ -52,12 +52,12 @@ def make_report(wanted: Wanted) -> None:
     except OSError as error:
         raise ReportError(f"{error.filename}: not written, {error.strerror}") from error
     if wanted.is_json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.write(shown_json(msgspec.json.encode(report).decode()) + "\n")
         return
-    show(report, Console(soft_wrap=False))
+    show(report, SafeConsole(soft_wrap=False))
     for path in (wanted.html, wanted.bundle):
         if path is not None:
-            Console().print(f"written: {path}", highlight=False, soft_wrap=True)
+            SafeConsole().print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
 def read_report(wanted: Wanted) -> Report:

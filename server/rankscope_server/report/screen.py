@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rankscope.terminal import SafeConsole
 from rankscope_server.api.report.schema import Report
 from rankscope_server.findings.text import cut, ranks_text
 from rankscope_server.report.words import finding_note, rank_states, run_text, time_text, title
@@ -21,7 +21,7 @@ _MAX_LINES = 12
 _MAX_FINDINGS = 10
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: Report, console: SafeConsole) -> None:
     """Print the report."""
     console.print(_first(report, console.width))
     console.print(Text(f"{run_text(report)}. Read from {report.source}", style="dim"))
@@ -76,7 +76,7 @@ def _first(report: Report, width: int) -> Panel:
     return Panel(rows, title=title(report), title_align="left", border_style=style)
 
 
-def _findings(report: Report, console: Console) -> None:
+def _findings(report: Report, console: SafeConsole) -> None:
     others = [
         finding
         for finding in report.findings
@@ -99,7 +99,7 @@ def _findings(report: Report, console: Console) -> None:
         console.print(Text(f"{len(others) - _MAX_FINDINGS} more in the page", style="dim"))
 
 
-def _budget(report: Report, console: Console) -> None:
+def _budget(report: Report, console: SafeConsole) -> None:
     budget = report.budget
     if not budget.rows:
         return
@@ -125,12 +125,12 @@ def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.1f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
 
 
-def _ranks(report: Report, console: Console) -> None:
+def _ranks(report: Report, console: SafeConsole) -> None:
     rows = [f"{ranks_text(ranks)}: {state}" for state, ranks in rank_states(report)]
     _section(console, f"Ranks: {report.coverage.text}", rows)
 
 
-def _section(console: Console, head: str, rows: list[str]) -> None:
+def _section(console: SafeConsole, head: str, rows: list[str]) -> None:
     if not rows:
         return
     console.print(Text(f"\n{head}", style="bold"))

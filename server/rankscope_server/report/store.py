@@ -69,7 +69,7 @@ def report_of_database(folder: Path, run_id: str, silent_after_seconds: float) -
     )
     try:
         with engine.connect() as connection:
-            known = list_runs(connection, "", "", _MAX_LISTED, 0)
+            known = list_runs(connection, None, "", "", _MAX_LISTED, 0)
             if not known.runs:
                 raise ReportError(f"{folder}: its database holds no run")
             chosen = run_id or known.runs[0].run_id

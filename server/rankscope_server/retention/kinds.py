@@ -30,7 +30,8 @@ LABELS: dict[Kind, str] = {
 # They have a life of their own: preflights are kept by number, these rows outlive their run.
 NOT_OF_A_RUN = (
     tables.preflight, tables.preflight_node, tables.deletion, tables.received_mark,
-    tables.size_counted, tables.alert_channel, tables.alert_rule,
+    tables.size_counted, tables.alert_channel, tables.alert_rule, tables.token, tables.session,
+    tables.audit,
 )  # fmt: skip
 # Tables without `run_id`: their rows belong to a row of another one.
 _OWNERS = {

@@ -25,6 +25,7 @@ from rankscope_server.store.lines import (
     read_lines,
     searchable,
 )
+from rankscope_server.store.projects import of_project
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_BLOCKS = 20_000  # ten million lines whose heads one answer looks at
@@ -47,6 +48,7 @@ class LogQuery:
     from_ns: int | None = None
     to_ns: int | None = None
     after_id: int | None = None  # only lines that came later
+    project: str | None = None  # of a search in all runs: only those of this project
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ def _blocks(
     connection: sa.Connection, run_id: str | None, query: LogQuery, limit: int
 ) -> Iterator[tuple[int, bytes, bytes | None]]:
     table = tables.log_block.c
-    where: list[sa.ColumnElement[bool]] = []
+    where = of_project(tables.log_block, query.project)
     if run_id is not None:
         where.append(table.run_id == run_id)
     else:  # the lines of a deleted run go a little later than the run

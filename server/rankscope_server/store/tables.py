@@ -15,6 +15,7 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 metadata = sa.MetaData(naming_convention=NAMING)
+DEFAULT_PROJECT = "default"  # of what came with no token, or with one of all projects
 # SQLite numbers rows by itself only where the key is spelled INTEGER.
 Serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
@@ -25,6 +26,10 @@ def _run_key() -> sa.Column[str]:
 
 def _run() -> sa.Column[str]:
     return sa.Column("run_id", sa.String(128), nullable=False)
+
+
+def _project() -> sa.Column[str]:
+    return sa.Column("project", sa.String(64), nullable=False, server_default=DEFAULT_PROJECT)
 
 
 def _number(name: str, default: int | None = 0, key: bool = False) -> sa.Column[int]:
@@ -64,6 +69,7 @@ run = sa.Table(
     _number("log_lines"),
     _number("refused"),
     _number("version"),  # grows with every stored change: the ETag of what is derived
+    _project(),
 )
 sa.Index("ix_run_started_ns", run.c.started_ns)
 
@@ -407,6 +413,7 @@ preflight = sa.Table(
     _number("num_failures"),
     _number("num_warnings"),
     sa.Column("verdict", sa.LargeBinary),
+    _project(),
     sa.Index("ix_preflight_run_id", "run_id"),
     sa.Index("ix_preflight_created_ns", "created_ns"),
 )
@@ -584,4 +591,47 @@ advice_report = sa.Table(
     sa.Column("outcome", sa.String(16), nullable=False),  # done, refused, failed, ignored
     _text("text"),
     sa.Index("ix_advice_report_run_id", "run_id"),
+)
+
+token = sa.Table(
+    "token",
+    metadata,
+    sa.Column("id", sa.String(16), primary_key=True),  # stands in the token itself
+    _text("hash"),  # scrypt of the secret part, with its salt and costs
+    _text("name"),
+    _project(),  # * for all
+    _text("roles"),  # separated by commas
+    _number("bytes_per_second"),  # quota of request bodies; 0: none
+    _number("created_ns"),
+    _text("created_by"),
+    _number("expires_ns", None),
+    _number("revoked_ns", None),
+    _number("used_ns", None),  # within a minute
+)
+
+session = sa.Table(
+    "session",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # SHA-256 of the cookie
+    sa.Column("token_id", sa.String(16), nullable=False),  # empty: of RANKSCOPE_TOKEN
+    _text("proof"),  # of RANKSCOPE_TOKEN, so that another one ends the session
+    _number("created_ns"),
+    _number("expires_ns"),
+    sa.Index("ix_session_expires_ns", "expires_ns"),
+)
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _number("time_ns"),
+    _project(),
+    _text("who"),
+    _text("address"),
+    sa.Column("action", sa.String(128), nullable=False),
+    _text("target"),
+    _text("detail"),
+    _number("count", 1),  # of equal things in a row: failed tries of one address
+    sa.Index("ix_audit_project_id", "project", "id"),
+    sqlite_autoincrement=True,
 )

@@ -76,7 +76,7 @@ def test_network_errors_are_answers(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize(
     ("status", "refusal"),
-    [(400, True), (404, True), (413, True), (422, True), (401, False), (408, False),
+    [(400, True), (404, True), (413, True), (422, True), (401, False), (403, False), (408, False),
      (429, False), (500, False), (503, False), (302, False), (0, False)],
 )  # fmt: skip
 def test_what_is_a_refusal(status: int, refusal: bool) -> None:

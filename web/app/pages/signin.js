@@ -29,7 +29,7 @@ export function Page() {
   }
   return t.section(
     { class: 'card padded' },
-    t.h1({ id: 'verdict' }, 'This server asks for its token'),
+    t.h1({ id: 'verdict' }, 'This server asks for a token'),
     t.form(
       { class: 'signin', onSubmit: send },
       t.label({ for: 'token' }, 'Token'),
@@ -44,7 +44,7 @@ export function Page() {
       t.button({ type: 'submit', class: 'button primary' }, 'Sign in'),
     ),
     problem ? t.p({ class: 'bad', role: 'alert' }, problem) : null,
-    t.p({ class: 'note' }, 'It is the value that the server was started with. To make one:'),
-    el(Command, { text: 'export RANKSCOPE_TOKEN=$(openssl rand -hex 24) && rankscope serve --host 0.0.0.0' }),
+    t.p({ class: 'note' }, 'An admin makes one for you, on the page Access or on the machine of the server:'),
+    el(Command, { text: 'rankscope token create NAME --role read --project PROJECT' }),
   );
 }

@@ -195,6 +195,7 @@ function Header({ run, overview, apiPath, openPalette, openHelp }) {
         t.kbd(null, 'Ctrl K'),
       ),
       t.a({ class: 'button small', href: 'alerts' }, 'Alerts'),
+      run ? null : t.a({ class: 'button small', href: 'access' }, 'Access'),
       t.a(
         { class: 'button small', href: apiHref(apiPath), title: `The data of this page: ${apiHref(apiPath)}` },
         'JSON',

@@ -19,7 +19,8 @@ _BATCH_HEADERS = {
     schema.COMMANDS_HEADER: str(schema.COMMANDS_VERSION),
 }
 TIMEOUT_SECONDS = 5.0
-_RETRIED = frozenset({401, 408, 429})  # of the 4xx: a token may be mended, the load may pass
+# of the 4xx: a token may be mended or given another role, the load may pass
+_RETRIED = frozenset({401, 403, 408, 429})
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-
 from rankscope.preflight.report import junit, screen, stored
 from rankscope.preflight.report.nodes import bad_nodes, compress
 from rankscope.preflight.report.page import page
 from rankscope.preflight.report.summary import Summary
+from rankscope.terminal import SafeConsole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ def deliver(summary: Summary, wanted: Wanted) -> list[str]:
         ("--html", wanted.html, lambda: page(summary).encode()),
         ("--exclude-list", wanted.exclude_list, lambda: f"{compress(nodes)}\n".encode()),
     ]
-    console = Console(file=wanted.screen_stream, highlight=False, soft_wrap=True)
+    console = SafeConsole(file=wanted.screen_stream, highlight=False, soft_wrap=True)
     with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the exit code counts
         screen.show(summary, console, wanted.is_verbose)
     errors = []

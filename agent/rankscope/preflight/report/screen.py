@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from rankscope.preflight.model import CheckFinding, Status
 from rankscope.preflight.report import grid
 from rankscope.preflight.report.summary import Summary, fixes, nodes_text
 from rankscope.preflight.report.words import clean, clean_command, count, cut, wrapped
+from rankscope.terminal import SafeConsole
 
 MOST_LINES = 50  # one screen; -v prints everything
 _MARKS: dict[Status, str] = {"ok": "✓", "fail": "✗", "warn": "!", "unknown": "?", "skipped": "-"}
@@ -46,7 +46,7 @@ class _Page:
         return text + " " * (self.id_columns - cell_len(text) + 2)
 
 
-def show(summary: Summary, console: Console, verbose: bool = False) -> None:
+def show(summary: Summary, console: SafeConsole, verbose: bool = False) -> None:
     """Print the report; `verbose` adds what was folded, every check and every reason."""
     width = max(console.width, _LEAST_COLUMNS)
     head = [*_heading(summary, width), *_families(summary, width, console.encoding)]

@@ -11,6 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from rankscope.wire.schema import MAX_PROFILE_STEPS, MAX_TRACE_BYTES, AskedKind
+from rankscope_server.access.roles import ANYONE
+from rankscope_server.api import deeds
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.bodies import field_of, read_body, takes
 from rankscope_server.api.commands import agent as agent_queries
 from rankscope_server.api.commands import queries as command_queries
@@ -86,10 +89,13 @@ def _ask(request: Request, run: str, asked: Ask) -> Response:
     service = service_of(request)
     with service.read() as connection:
         run_row(connection, run)
-    wanted = Asked(asked.kind, sorted(set(asked.ranks)), asked.num_steps)
+    by = "user" if sender(request) is ANYONE else sender(request).name
+    wanted = Asked(asked.kind, sorted(set(asked.ranks)), asked.num_steps, by)
     made = service.writer.run(lambda unit: _create(unit, run, wanted))
     if isinstance(made, CommandRefusedError):
         raise Problem(409, str(made), made.field, made.remedy)
+    ranks = ", ".join(map(str, wanted.ranks)) or "all"
+    deeds.add(request, detail=f"{wanted.kind}, ranks {ranks}")
     service.broker.publish(f"run:{run}", {"commands"}, None)
     with service.read() as connection:
         body = command_queries.command(connection, run, made, time.time_ns())

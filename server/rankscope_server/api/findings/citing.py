@@ -82,10 +82,13 @@ class Citing:
         )
         rows = self._connection.execute(
             sa.select(preflight)
-            .where(table.verdict.is_not(None), sa.or_(table.run_id == run.run_id, near))
+            .where(
+                table.project == run.project, table.verdict.is_not(None),
+                sa.or_(table.run_id == run.run_id, near),
+            )
             .order_by((table.run_id == run.run_id).desc(), table.created_ns.desc())
             .limit(MAX_CANDIDATES)
-        ).all()
+        ).all()  # fmt: skip
         return [row for row in rows if row.run_id or self._covers(row)]
 
     def _covers(self, row: sa.Row[Any]) -> bool:

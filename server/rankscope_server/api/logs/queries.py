@@ -62,10 +62,10 @@ def logs(
     )
 
 
-def search(connection: sa.Connection, text: str, limit: int) -> SearchAnswer:
-    """Return the newest lines of all runs that hold `text`."""
+def search(connection: sa.Connection, project: str | None, text: str, limit: int) -> SearchAnswer:
+    """Return the newest lines of all runs of a project that hold `text`."""
     limit = min(max(limit, 1), MAX_LIMIT)
-    matches = find(connection, None, LogQuery(words=words_of(text)))
+    matches = find(connection, None, LogQuery(words=words_of(text), project=project))
     ids, _ = _page(matches, limit, None)
     return SearchAnswer(
         total=len(matches.ids), lines=fold_rows(_rows(connection, ids)), capped=_capped(matches)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.logs import queries as log_queries
 from rankscope_server.api.logs.schema import Logs, SearchAnswer
 from rankscope_server.api.replies import documented, send
@@ -47,9 +48,9 @@ def logs(
 
 @router.get("/search", **documented(SearchAnswer))
 def search(request: Request, q: str = "", limit: Limit = 100) -> Response:
-    """Search the lines of all runs, newest first."""
+    """Search the lines of all runs that the sender may see, newest first."""
     if not q.strip():
         raise Problem(422, "nothing to search for", "q", "give at least one word")
     with service_of(request).read() as connection:
-        body = log_queries.search(connection, q, limit)
+        body = log_queries.search(connection, sender(request).only_project, q, limit)
     return send(request, body, body.lines)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
+from rankscope_server.access.roles import Role
 from rankscope_server.answers import Schema
 
 
@@ -59,3 +62,7 @@ class Session(Schema, frozen=True):
 
     required: bool
     signed_in: bool
+    name: str = ""  # of the token
+    roles: list[Role] = msgspec.field(default_factory=list)  # with those that they include
+    project: str | None = None  # * for all
+    expires_ms: float | None = None  # of a token that ends

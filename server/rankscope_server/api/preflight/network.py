@@ -18,13 +18,12 @@ from rankscope_server.api.bodies import read, takes
 from rankscope_server.api.preflight.routes import (
     NodeName,
     Port,
-    caller,
     is_proxied,
     member_of,
 )
 from rankscope_server.api.preflight.schema import BlobTaken, NetTime, Whoami
 from rankscope_server.api.replies import documented, documented_as, send
-from rankscope_server.api.security import bearer
+from rankscope_server.api.security import bearer, caller
 from rankscope_server.api.service import service_of
 from rankscope_server.preflight.dialling import Dialled, Target, resolved
 from rankscope_server.preflight.live import Live, Member

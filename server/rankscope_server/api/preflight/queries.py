@@ -23,6 +23,7 @@ from rankscope_server.api.preflight.schema import (
 )
 from rankscope_server.preflight.live import Live
 from rankscope_server.preflight.store import status_of
+from rankscope_server.store.projects import of_project
 from rankscope_server.store.tables import preflight, preflight_node
 from rankscope_server.text import plural
 
@@ -32,10 +33,14 @@ msgspec.json.Decoder(PreflightVerdict)
 _COLUMNS = tuple(column for column in preflight.c if column.name not in ("verdict", "token"))
 
 
-def listing(connection: sa.Connection, run: str, limit: int, offset: int) -> Preflights:
+def listing(
+    connection: sa.Connection, project: str | None, run: str, limit: int, offset: int
+) -> Preflights:
     """Return a page of preflights, newest first; with `run` those that precede this run."""
     table = preflight.c
-    where = [table.run_id == run] if run else []
+    where = of_project(preflight, project)
+    if run:
+        where.append(table.run_id == run)
     total = connection.scalar(sa.select(sa.func.count()).select_from(preflight).where(*where))
     rows = connection.execute(
         sa.select(*_COLUMNS)
@@ -47,7 +52,7 @@ def listing(connection: sa.Connection, run: str, limit: int, offset: int) -> Pre
     return Preflights(total=int(total or 0), preflights=[_summary(row) for row in rows])
 
 
-def history(connection: sa.Connection, node: str) -> NodeHistory:
+def history(connection: sa.Connection, project: str | None, node: str) -> NodeHistory:
     """Return the preflights of a node, known by its name there or its host name."""
     nodes, heads = preflight_node.c, preflight.c
     rows = connection.execute(
@@ -56,7 +61,7 @@ def history(connection: sa.Connection, node: str) -> NodeHistory:
             heads.run_id,
         )
         .join(preflight, heads.id == nodes.preflight_id)
-        .where(sa.or_(nodes.node == node, nodes.host == node))
+        .where(sa.or_(nodes.node == node, nodes.host == node), *of_project(preflight, project))
         .order_by(heads.created_ns.desc())
         .limit(MAX_HISTORY)
     )  # fmt: skip

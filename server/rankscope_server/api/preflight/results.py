@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from rankscope_server.api.access.rules import preflight_of, sender
 from rankscope_server.api.preflight import matrix as matrices
 from rankscope_server.api.preflight import queries
 from rankscope_server.api.preflight.routes import Node, PreflightId
@@ -34,7 +35,7 @@ def listing(
 ) -> Response:
     """List preflights, newest first; with `run` those that precede this training run."""
     with service_of(request).read() as connection:
-        body = queries.listing(connection, run, limit, offset)
+        body = queries.listing(connection, sender(request).only_project, run, limit, offset)
     return send(request, body, body.preflights)
 
 
@@ -61,7 +62,7 @@ async def compare(
 ) -> Response:
     """Return what differs from the preflight `before`."""
     hub = service_of(request).preflights
-    old, new = await hub.find(before), await hub.find(id)
+    old, new = await preflight_of(request, before), await hub.find(id)
     body = await run_in_threadpool(queries.comparison, old, new)
     return send(request, body, body.pairs)
 
@@ -70,5 +71,5 @@ async def compare(
 def history(request: Request, node: Node) -> Response:
     """Return the preflights of a node, by its name there or its host name, newest first."""
     with service_of(request).read() as connection:
-        body = queries.history(connection, node)
+        body = queries.history(connection, sender(request).only_project, node)
     return send(request, body, body.preflights)

@@ -20,6 +20,7 @@ from rankscope.preflight.model import (
     decode_report,
     encode,
 )
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.bodies import read, read_body, takes, unreadable
 from rankscope_server.api.preflight import queries
 from rankscope_server.api.preflight.schema import (
@@ -30,7 +31,7 @@ from rankscope_server.api.preflight.schema import (
     PreflightRoster,
 )
 from rankscope_server.api.replies import documented, send
-from rankscope_server.api.security import bearer
+from rankscope_server.api.security import bearer, caller
 from rankscope_server.api.service import Service, service_of
 from rankscope_server.preflight import store
 from rankscope_server.preflight.hub import LIFETIME_NS, is_token_of
@@ -90,10 +91,11 @@ async def create(request: Request) -> Response:
     asked = await read(request, NewPreflight, MAX_ASK_BYTES)
     num_nodes = max(asked.num_nodes, len(asked.nodes))
     hub = service.preflights
-    live = hub.under_way(asked.key)
+    project = sender(request).sends_to
+    live = hub.under_way(asked.key, project)
     if live is None:
         hub.spend_new(caller(request))
-        live = hub.create(num_nodes, asked.nodes, asked.key, asked.run_id)
+        live = hub.create(num_nodes, asked.nodes, asked.key, asked.run_id, project)
     command = (
         f"RANKSCOPE_TOKEN={live.token} rankscope preflight "
         f"--server {str(request.base_url).rstrip('/')} --run {live.id}"
@@ -103,7 +105,7 @@ async def create(request: Request) -> Response:
         token=live.token,
         command=command,
         expires_ms=live.expires_ns / 1e6,
-        num_apart=hub.num_apart(asked.key),
+        num_apart=hub.num_apart(asked.key, project),
     )
     answer = send(request, body)
     answer.headers["Cache-Control"] = "no-store"  # it holds a token
@@ -210,11 +212,11 @@ async def upload(request: Request, id: PreflightId) -> Response:
     """Keep a preflight that was coordinated otherwise; a repeat takes the place of the first."""
     service = service_of(request)
     asked = await read(request, Upload, MAX_UPLOAD_BYTES)
-    live = await run_in_threadpool(_keep, service, id, asked, caller(request))
+    live = await run_in_threadpool(_keep, service, id, asked, sender(request).sends_to)
     return send(request, queries.answer(live, live.verdict))
 
 
-def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
+def _keep(service: Service, id: str, asked: Upload, project: str) -> Live:
     with service.preflights.read() as connection:
         before = store.find(connection, id)
     is_ours = before is not None and before.coordinated == "server"
@@ -226,7 +228,7 @@ def _keep(service: Service, id: str, asked: Upload, observed: str) -> Live:
         id=id, token="", expires_ns=now, finished_ns=now,
         created_ns=int(begun * 1e9) if 0 < begun < now / 1e9 else now,
         run_id=asked.run_id, coordinated="upload", nodes=asked.verdict.expected,
-        verdict=asked.verdict,
+        verdict=asked.verdict, project=project if before is None else before.project,
     )  # fmt: skip
     intake = Intake(MAX_NODES)
     for report in asked.reports:
@@ -294,12 +296,6 @@ def member_of(request: Request, id: str) -> Live:
             "send Authorization: Bearer with the token that came with its id",
         )  # fmt: skip
     return live
-
-
-def caller(request: Request) -> str:
-    """Return the address from which a request came, IPv4 in IPv6 unpacked."""
-    host = request.client.host if request.client is not None else ""
-    return host.removeprefix("::ffff:")
 
 
 def is_proxied(request: Request) -> bool:

@@ -16,6 +16,7 @@ from rankscope_server.api.runs.schema import LossRow, Runs, RunStatus, RunSummar
 from rankscope_server.api.service import service_of
 from rankscope_server.store import tables
 from rankscope_server.store.deletion import absent
+from rankscope_server.store.projects import of_project
 
 MAX_LIMIT = 500
 _STATUSES: tuple[RunStatus, ...] = get_args(RunStatus)
@@ -39,10 +40,12 @@ def reading(request: Request, run_id: str) -> Iterator[tuple[sa.Connection, sa.R
         yield connection, run_row(connection, run_id)
 
 
-def list_runs(connection: sa.Connection, q: str, status: str, limit: int, offset: int) -> Runs:
-    """Return a page of runs, newest first; `q` looks into id, name, command and hosts."""
+def list_runs(
+    connection: sa.Connection, project: str | None, q: str, status: str, limit: int, offset: int
+) -> Runs:
+    """Return a page of runs of a project, newest first; `q` looks into id, name, command, hosts."""
     table = tables.run.c
-    where: list[sa.ColumnElement[bool]] = []
+    where = of_project(tables.run, project)
     for word in q.split():
         ranks = tables.rank.c
         on_host = sa.select(ranks.run_id).where(ranks.host.icontains(word, autoescape=True))

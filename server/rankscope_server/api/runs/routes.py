@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from rankscope_server.api.access.rules import sender
 from rankscope_server.api.replies import documented, send
 from rankscope_server.api.runs import environment as environment_queries
 from rankscope_server.api.runs.queries import MAX_LIMIT, list_runs, reading
@@ -26,7 +27,7 @@ def runs(
 ) -> Response:
     """List runs, newest first."""
     with service_of(request).read() as connection:
-        body = list_runs(connection, q, status, limit, offset)
+        body = list_runs(connection, sender(request).only_project, q, status, limit, offset)
     return send(request, body, body.runs)
 
 

@@ -36,6 +36,7 @@ class RunSummary(Schema, frozen=True):
     command: list[str]
     launcher: str
     tags: dict[str, str]
+    project: str
     verdict: ShortVerdict | None
 
 

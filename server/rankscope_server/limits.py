@@ -24,6 +24,25 @@ class Buckets:
 
     def wait_s(self, key: str, size: float, per_s: float, amount: float = 1.0) -> float:
         """Take `amount` and return 0, or take nothing and return the seconds until it is there."""
+        bucket = self._filled(key, size, per_s)
+        if bucket.level < amount:
+            return (amount - bucket.level) / per_s
+        bucket.level -= amount
+        return 0.0
+
+    def owed_s(self, key: str, size: float, per_s: float, amount: float = 0.0) -> float:
+        """Take `amount` even where it is not there; return the seconds until nothing is owed."""
+        bucket = self._filled(key, size, per_s)
+        bucket.level -= amount
+        return max(0.0, -bucket.level / per_s)
+
+    def give_back(self, key: str, amount: float = 1.0) -> None:
+        """Return what was taken for nothing."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            bucket.level += amount
+
+    def _filled(self, key: str, size: float, per_s: float) -> _Bucket:
         now = self._clock()
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -31,10 +50,7 @@ class Buckets:
             bucket = self._buckets[key] = _Bucket(size, now)
         bucket.level = min(size, bucket.level + (now - bucket.at_s) * per_s)
         bucket.at_s = now
-        if bucket.level < amount:
-            return (amount - bucket.level) / per_s
-        bucket.level -= amount
-        return 0.0
+        return bucket
 
     def _make_room(self, now: float) -> None:
         """Forget the half that rested longest: those buckets are the fullest."""

@@ -1,0 +1,59 @@
+"""Text of strangers on a terminal: what would act there is shown, not sent.
+
+Log lines, stacks, names of hosts and answers of servers may hold escape sequences, which move the
+cursor, change the title, or have the terminal type; and marks of direction, which turn a line
+around. Everything that a command prints goes through `shown`, or through a `SafeConsole`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# C0 but tab and line feed, DEL, C1 (of which U+009B begins a sequence), marks of direction
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def shown(text: str) -> str:
+    """Return a text in which nothing acts: ESC becomes the sign for it, a mark of direction its
+    number.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _ACTS.sub(_sign, text.replace("\r\n", "\n"))
+
+
+def one_line(text: object) -> str:
+    """Return a text in one line in which nothing acts."""
+    return " ".join(shown(str(text)).split())
+
+
+def shown_json(text: str) -> str:
+    """Return the same JSON with what would act on a terminal written as numbers."""
+    return _ACTS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+class SafeConsole(Console):
+    """A console that sends its own styles and shows those that came in a text."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Return the segments of what is to be printed."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+    def print_json(self, json: str | None = None, **options: Any) -> None:
+        """Print JSON; rich passes on what json.dumps leaves as it is."""
+        super().print_json(None if json is None else shown_json(json), **options)
+
+
+def _sign(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\\u{code:04x}"

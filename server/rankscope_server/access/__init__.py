@@ -1,0 +1,1 @@
+"""Who may do what: roles, tokens and their projects, sessions, the audit log."""

@@ -1,0 +1,188 @@
+"""Text of strangers in the output of every command: shown, and nothing of it acts on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rankscope import cli
+from rankscope.terminal import _ACTS, SafeConsole, shown, shown_json
+from rankscope.wire import schema
+from tests.server.conftest import Sender, ServerProcess, log_line
+from tests.server.seed import seed_run
+
+# a title, an erased screen, hidden text, a sequence by its single sign, a line turned around
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[8mhid\x1b[0m\x9b31m\u202efed\u2066 \r\x08end"
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")  # what rich sends for its own colours
+# These print nothing that came from elsewhere; `preflight` has tests of its own, see Intake.
+_NO_FOREIGN_TEXT = {"serve", "completion", "demo"}
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from(HOSTILE)))
+def test_nothing_acts_and_nothing_is_lost(text: str) -> None:
+    safe = shown(text)
+    assert not _ACTS.search(safe)
+    assert shown(safe) == safe
+    assert len(safe) >= len(text) - text.count("\r\n")
+    assert json.loads(shown_json(json.dumps(text, ensure_ascii=False))) == text
+    assert not _ACTS.search(shown_json(json.dumps(text, ensure_ascii=False)))
+
+
+def test_a_console_sends_its_own_styles_alone() -> None:
+    stream = StringIO()
+    console = SafeConsole(file=stream, force_terminal=True, width=60, color_system="standard")
+    table = Table("column")
+    table.add_row(Text(HOSTILE, style="red"))
+    table.add_row(HOSTILE)
+    for thing in (HOSTILE, Text(HOSTILE, style="bold"), table, Panel(HOSTILE, title=HOSTILE)):
+        console.print(thing)
+    console.print(HOSTILE, markup=False, highlight=True)
+    console.print_json(json.dumps({"a": HOSTILE}, ensure_ascii=False))
+    assert_safe(stream.getvalue())
+    assert "\x1b[1m" in stream.getvalue()
+
+
+def assert_safe(output: str) -> None:
+    assert "\x1b[8m" not in output
+    plain = _STYLE.sub("", output)
+    found = _ACTS.search(plain)
+    assert found is None, plain[max(0, found.start() - 60) : found.end() + 60]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server that answers everything with hostile words."""
+
+    def do_GET(self) -> None:
+        operator = {"name": HOSTILE, "count": 1, "total_ms": 1.0, "self_ms": None}
+        rank = {"rank": 0, "state": "done", "reason": HOSTILE, "trace": None, "trace_bytes": None,
+                "operators": [operator]}  # fmt: skip
+        verdict = {"kind": "x", "ranks": [0], "severity": "warning", "what": HOSTILE,
+                   "why": HOSTILE, "next": HOSTILE}  # fmt: skip
+        token = {"id": HOSTILE, "name": HOSTILE, "project": HOSTILE, "roles": [HOSTILE],
+                 "state": HOSTILE, "expires_ms": None, "used_ms": None}  # fmt: skip
+        answers = {
+            "commands": {"id": 1, "kind": "stacks", "text": HOSTILE, "is_open": False,
+                         "ranks": [rank]},
+            "ranks/0": {"stacks": [{"command_id": 1, "text": HOSTILE}]},
+            "runs/quiet": {"run": {"status": "ended"}, "answer": {"text": HOSTILE},
+                           "verdict": verdict},
+            "tokens": {"tokens": [token], "id": HOSTILE, "token": HOSTILE},
+            "health": {"status": HOSTILE, "version": HOSTILE},
+        }  # fmt: skip
+        known = [name for name in answers if self.path.endswith(name)]
+        refusal = {"error": {"what": HOSTILE, "field": HOSTILE, "remedy": HOSTILE}}
+        body = json.dumps(answers[known[0]] if known else refusal).encode()
+        length = int(self.headers.get("Content-Length", 0))
+        self.rfile.read(length)
+        self.send_response(200 if known else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_DELETE = do_PUT = do_GET
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def hostile_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def run(*words: str, colour: bool, folder: Path) -> str:
+    """Return all that a command prints."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
+    clean |= {"RANKSCOPE_DIR": str(folder), "COLUMNS": "120"}
+    clean |= {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if colour else {}
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope", *words],
+        capture_output=True, text=True, timeout=120, env=clean,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
+
+
+CASES = {
+    "ask": ("stacks", "quiet", "--server", "{url}"),
+    "ask refused": ("off", "no such", "--server", "{url}"),
+    "report": ("quiet", "--server", "{url}"),
+    "token": ("list", "--server", "{url}"),
+    "token made": ("create", "x", "--role", "read", "--server", "{url}"),
+    "token refused": ("revoke", "x", "--server", "{url}"),
+    "doctor": ("--server", "{url}", "--all"),
+    "import": ("{log}", "--server", "{url}"),
+    "explain": ("{log}",),
+    "explain of a name": ("{folder}",),
+    "run": ("--server", "{url}", "--run-id", "quiet", "--", sys.executable, "-c", "pass"),
+    "preflight": ("--server", "{url}", "--nodes", "1", "--only", "limits"),
+}  # fmt: skip
+
+
+def test_every_command_is_in_the_table() -> None:
+    names = {command.name for command in (cli._load(*row) for row in cli._MODULES)}
+    assert {case.partition(" ")[0] for case in CASES} | _NO_FOREIGN_TEXT == names
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_no_command_sends_what_a_server_or_a_file_says(
+    case: str, colour: bool, hostile_server: str, tmp_path: Path
+) -> None:
+    name = "bad\x1b]0;owned\x07\x1b[8mname"
+    log = tmp_path / f"{name}.log"
+    log.write_text(
+        f"[rank3]: RuntimeError: CUDA error: out of memory {HOSTILE}\n"
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried {HOSTILE}\n" * 3
+    )
+    values = {"url": hostile_server, "log": str(log), "folder": str(tmp_path)}
+    words = [word.format(**values) for word in CASES[case]]
+    output = run(case.partition(" ")[0], *words, colour=colour, folder=tmp_path)
+    assert output
+    assert_safe(output)
+
+
+def test_a_run_whose_every_text_is_hostile(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    server = start_server()
+    seed_run(server.url, run_id="run", steps=100)
+    sender = Sender(None, "run", "hostile")  # type: ignore[arg-type]
+    at = {"attempt": 0, "rank": 1, "time_ns": time.time_ns()}
+    body = sender.body(
+        schema.ErrorRaised(
+            **at, type=f"E{HOSTILE}", message=HOSTILE, traceback=HOSTILE, step=9
+        ),  # type: ignore[arg-type]
+        log_line(HOSTILE, level=50), schema.Event(**at, name=HOSTILE, fields={"a": HOSTILE}),  # type: ignore[arg-type]
+    )  # fmt: skip
+    reply = httpx.post(f"{server.url}/api/v1/ingest", content=body, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["refused"] == []
+    for more in ((), ("--json",)):
+        output = run("report", "run", "--server", server.url, *more, colour=True, folder=tmp_path)
+        assert "owned" in output
+        assert_safe(output)
+        if more:
+            assert HOSTILE in json.dumps(json.loads(output), ensure_ascii=False).replace(
+                "\\u001b", "\x1b"
+            ).replace("\\u0007", "\x07").replace("\\r", "\r").replace("\\b", "\x08")

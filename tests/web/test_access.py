@@ -1,0 +1,98 @@
+"""The page of tokens and of what was done: an admin makes one, its holder signs in and out."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.web.accessibility import violations
+from tests.web.conftest import Site, Watched
+from tests.web.test_pages import WIDTHS
+
+pytestmark = pytest.mark.browser
+OPERATOR = "open sesame"
+
+
+def sign_in(watched: Watched, token: str) -> Any:
+    page = watched.page
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/access")
+    watched.settled()
+    return page
+
+
+def test_an_open_server_says_so(site: Site, open_page: Callable[..., Watched]) -> None:
+    watched = open_page("access")
+    assert watched.sentence().startswith("This server is open")
+    for width in WIDTHS:
+        watched.page.set_viewport_size({"width": width, "height": 900})
+        over = watched.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0, f"{over} px too wide at {width}"
+    assert violations(watched.page) == []
+    watched.check()
+
+
+def make_token(watched: Watched, name: str, project: str) -> str:
+    page = watched.page
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Project (* for all)").fill(project)
+    page.get_by_role("button", name="Make token").click()
+    token = str(page.locator(".command code").inner_text())
+    page.get_by_role("button", name="I have it").click()
+    row = page.get_by_role("row").filter(has_text=name).first
+    assert project in row.inner_text()
+    return token
+
+
+def revoke(watched: Watched, name: str) -> None:
+    row = watched.page.get_by_role("row").filter(has_text=name).first
+    row.get_by_role("button", name="Revoke").click()
+    row.get_by_role("button", name="Revoke now").click()
+    watched.page.get_by_role("cell", name="revoked", exact=True).wait_for()
+
+
+def test_a_token_from_its_making_to_its_end(
+    token_site: str, open_page: Callable[..., Watched]
+) -> None:
+    admin, reader = open_page(), open_page()
+    admin.origin = reader.origin = token_site
+    admin.page.goto(f"{token_site}/access")
+    admin.page.wait_for_url("**/sign-in?next=access")
+    page = sign_in(admin, OPERATOR)
+    assert admin.sentence() == "You are RANKSCOPE_TOKEN"
+    token = make_token(admin, "the dashboard of the team", "vision")
+    assert token.startswith("rs_")
+    assert violations(page) == []
+    reader.page.goto(f"{token_site}/sign-in?next=access")
+    reader.settled()
+    seen = sign_in(reader, token)
+    assert reader.sentence().startswith("You are the dashboard of the team")
+    assert "read in the project vision" in seen.locator("main").inner_text()
+    assert seen.get_by_role("heading", name="Tokens").count() == 0
+    assert status(token_site, token) == 200
+    revoke(admin, "the dashboard of the team")
+    assert status(token_site, token) == 401
+    page.reload()
+    admin.settled()
+    log = page.get_by_role("region", name="What was done").inner_text()
+    for deed in ("create token", "sign in", "revoke token"):
+        assert deed in log
+    seen.reload()
+    seen.wait_for_url("**/sign-in?next=*")
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/sign-in")
+    page.goto(f"{token_site}/runs")
+    page.wait_for_url("**/sign-in?next=runs")
+
+
+def status(url: str, token: str) -> int:
+    request = urllib.request.Request(
+        f"{url}/api/v1/session", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return 200 if json.load(reply)["signed_in"] else 401

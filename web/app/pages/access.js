@@ -1,0 +1,325 @@
+/** Access: who you are here, the tokens of the server, and what was done by whom. */
+
+import { useEffect, useState } from 'preact/hooks';
+import { ask, Failure, useApi } from '../api.js';
+import { count, dateTime, plural } from '../format.js';
+import { announce, setTitle } from '../page.js';
+import { Ago, Card, Command, Problem, Skeleton } from '../parts/bits.js';
+import { go } from '../router.js';
+import { el, t } from '../tags.js';
+import { path, withQuery } from '../url.js';
+
+/** @typedef {import('../../types/api.js').Session} Session */
+/** @typedef {import('../../types/api.js').Tokens} Tokens */
+/** @typedef {import('../../types/api.js').TokenRow} TokenRow */
+/** @typedef {import('../../types/api.js').TokenMade} TokenMade */
+/** @typedef {import('../../types/api.js').Audit} Audit */
+/** @typedef {import('../../types/api.js').AuditRow} AuditRow */
+
+/** @type {{name: TokenRow['roles'][number], text: string}[]} */
+const ROLES = [
+  { name: 'ingest', text: 'sends batches and preflights, reads nothing' },
+  { name: 'read', text: 'sees the runs of its project' },
+  { name: 'operate', text: 'also asks ranks for stacks and profiles' },
+  { name: 'admin', text: 'also makes tokens' },
+];
+
+/** @param {unknown} error */
+function words(error) {
+  if (!(error instanceof Failure)) return String(error);
+  return [error.detail.what, error.detail.remedy].filter(Boolean).join('. ');
+}
+
+export function Page() {
+  const answer = /** @type {import('../api.js').Answer<Session>} */ (useApi('session', { everyMs: 60_000 }));
+  const session = answer.data;
+  const sentence = !session
+    ? ''
+    : !session.required
+      ? 'This server is open: anyone who reaches it may do anything'
+      : session.signed_in
+        ? `You are ${session.name}`
+        : 'You are not signed in';
+  useEffect(() => setTitle(sentence || 'Access'), [sentence]);
+  useEffect(() => {
+    if (session?.required && !session.signed_in) go(withQuery('sign-in', { next: 'access' }), { replace: true });
+  }, [session?.signed_in]);
+  if (!session)
+    return answer.error
+      ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'who you are' })
+      : el(Skeleton, { height: 240, waitsFor: 'who you are' });
+  const isAdmin = session.roles.includes('admin');
+  return t.div(
+    { class: 'stack' },
+    el(You, { session, sentence }),
+    isAdmin ? el(TokenList, { session, changed: answer.refresh }) : null,
+    isAdmin ? el(AuditLog, {}) : null,
+  );
+}
+
+/** @param {{session: Session, sentence: string}} props */
+function You({ session, sentence }) {
+  const [problem, setProblem] = useState('');
+  async function signOut() {
+    try {
+      await ask('session', { method: 'DELETE' });
+      go('sign-in');
+    } catch (error) {
+      setProblem(words(error));
+    }
+  }
+  const where = session.project === '*' ? 'all projects' : `the project ${session.project}`;
+  return t.header(
+    { class: 'pagehead' },
+    t.h1({ id: 'verdict' }, sentence),
+    session.required
+      ? t.p(
+          null,
+          `May ${session.roles.join(', ')} in ${where}`,
+          session.expires_ms ? `, until ${dateTime(session.expires_ms)}` : '',
+          '. ',
+          t.button({ type: 'button', class: 'button small', onClick: signOut }, 'Sign out'),
+        )
+      : t.p(null, 'The first token shuts it: make one with the role admin for all projects, and keep it.'),
+    problem ? t.p({ class: 'bad', role: 'alert' }, problem) : null,
+  );
+}
+
+/** @param {{session: Session, changed: () => void}} props */
+function TokenList({ session, changed }) {
+  const answer = /** @type {import('../api.js').Answer<Tokens>} */ (useApi('tokens', { everyMs: 15_000 }));
+  const [made, setMade] = useState(/** @type {TokenMade | null} */ (null));
+  const [problem, setProblem] = useState('');
+  /** @param {() => Promise<TokenMade | null>} change */
+  async function act(change) {
+    setProblem('');
+    try {
+      setMade(await change());
+      answer.refresh();
+      if (!session.required) changed();
+    } catch (error) {
+      setProblem(words(error));
+    }
+  }
+  /** @param {TokenRow} row */
+  async function revoke(row) {
+    await ask(path('tokens', row.id), { method: 'DELETE' });
+    announce(`${row.name} is revoked`);
+    return null;
+  }
+  /** @param {TokenRow} row */
+  async function rotate(row) {
+    const got = await ask(`${path('tokens', row.id)}/rotate`, { method: 'POST', body: {} });
+    return got?.data ?? null;
+  }
+  const rows = answer.data?.tokens ?? [];
+  return el(
+    Card,
+    { title: 'Tokens', note: answer.data ? plural(rows.length, 'token') : '' },
+    made ? el(Made, { made, close: () => setMade(null) }) : null,
+    problem ? t.p({ class: 'bad padded', role: 'alert' }, problem) : null,
+    answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the tokens' }) : null,
+    rows.length > 0
+      ? t.div(
+          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Tokens' },
+          t.table(
+            { class: 'table' },
+            t.thead(
+              null,
+              t.tr(
+                null,
+                ['Name', 'Project', 'Roles', 'State', 'Ends', 'Last used', ''].map((name) =>
+                  name ? t.th({ key: name }, name) : t.td({ key: 'actions' }),
+                ),
+              ),
+            ),
+            t.tbody(
+              null,
+              rows.map((row) =>
+                el(TokenLine, {
+                  key: row.id,
+                  row,
+                  revoke: () => act(() => revoke(row)),
+                  rotate: () => act(() => rotate(row)),
+                }),
+              ),
+            ),
+          ),
+        )
+      : null,
+    el(NewToken, { session, act }),
+  );
+}
+
+/** @param {{made: TokenMade, close: () => void}} props */
+function Made({ made, close }) {
+  return t.div(
+    { class: 'padded', role: 'status' },
+    t.p(null, 'This is the only time that it is shown. Copy it now:'),
+    el(Command, { text: made.token }),
+    t.button({ type: 'button', class: 'link', onClick: close }, 'I have it'),
+  );
+}
+
+/** @param {{row: TokenRow, revoke: () => void, rotate: () => void}} props */
+function TokenLine({ row, revoke, rotate }) {
+  const [sure, setSure] = useState(false);
+  const isActive = row.state === 'active';
+  return t.tr(
+    { class: isActive ? '' : 'faint' },
+    t.td({ class: 'wide' }, row.name, ' ', t.code({ class: 'faint' }, row.id)),
+    t.td(null, row.project === '*' ? 'all' : row.project),
+    t.td(null, row.roles.join(', ')),
+    t.td(null, row.state),
+    t.td({ class: 'nowrap' }, row.expires_ms ? dateTime(row.expires_ms) : 'never'),
+    t.td({ class: 'nowrap' }, row.used_ms ? el(Ago, { ms: row.used_ms }) : 'never'),
+    t.td(
+      { class: 'nowrap' },
+      isActive
+        ? [
+            t.button({ key: 'r', type: 'button', class: 'link', onClick: rotate }, 'Rotate'),
+            ' ',
+            t.button(
+              { key: 'x', type: 'button', class: 'link', onClick: () => (sure ? revoke() : setSure(true)) },
+              sure ? 'Revoke now' : 'Revoke',
+            ),
+          ]
+        : null,
+    ),
+  );
+}
+
+/** @param {{session: Session, act: (change: () => Promise<TokenMade | null>) => void}} props */
+function NewToken({ session, act }) {
+  const isFirst = !session.required;
+  const [name, setName] = useState('');
+  const [project, setProject] = useState(isFirst || session.project === '*' ? '*' : (session.project ?? ''));
+  const [roles, setRoles] = useState(/** @type {string[]} */ (isFirst ? ['admin'] : ['read']));
+  const [days, setDays] = useState('');
+  /** @param {Event} event */
+  function send(event) {
+    event.preventDefault();
+    const body = { name, project, roles, ...(days ? { expires_days: Number(days) } : {}) };
+    act(async () => {
+      const got = await ask('tokens', { method: 'POST', body });
+      setName('');
+      return got?.data ?? null;
+    });
+  }
+  /** @param {string} role @param {boolean} chosen */
+  function choose(role, chosen) {
+    setRoles(chosen ? [...roles, role] : roles.filter((one) => one !== role));
+  }
+  return t.form(
+    { class: 'newtoken padded', onSubmit: send, 'aria-label': 'New token' },
+    t.label(
+      null,
+      t.span(null, 'Name'),
+      t.input({
+        type: 'text',
+        required: true,
+        maxLength: 64,
+        value: name,
+        onInput: (event) => setName(event.currentTarget.value),
+      }),
+    ),
+    t.label(
+      null,
+      t.span(null, 'Project (* for all)'),
+      t.input({
+        type: 'text',
+        required: true,
+        maxLength: 64,
+        value: project,
+        disabled: session.project !== '*',
+        onInput: (event) => setProject(event.currentTarget.value),
+      }),
+    ),
+    t.label(
+      null,
+      t.span(null, 'Ends after days'),
+      t.input({
+        type: 'text',
+        inputMode: 'numeric',
+        pattern: '[0-9]{1,4}',
+        title: 'A whole number of days',
+        placeholder: 'never',
+        value: days,
+        onInput: (event) => setDays(event.currentTarget.value),
+      }),
+    ),
+    t.fieldset(
+      null,
+      t.legend(null, 'Roles'),
+      ROLES.map((role) =>
+        t.label(
+          { key: role.name, class: 'rolebox' },
+          t.input({
+            type: 'checkbox',
+            checked: roles.includes(role.name),
+            onChange: (event) => choose(role.name, event.currentTarget.checked),
+          }),
+          t.span(null, t.b(null, role.name), ` ${role.text}`),
+        ),
+      ),
+    ),
+    t.button({ type: 'submit', class: 'button primary', disabled: roles.length === 0 }, 'Make token'),
+  );
+}
+
+function AuditLog() {
+  const [before, setBefore] = useState(/** @type {number | null} */ (null));
+  const answer = /** @type {import('../api.js').Answer<Audit>} */ (
+    useApi(withQuery('audit', { before, limit: 50 }), { everyMs: before === null ? 15_000 : 0 })
+  );
+  const rows = answer.data?.rows ?? [];
+  const older = answer.data?.before ?? null;
+  return el(
+    Card,
+    { title: 'What was done', note: 'newest first' },
+    answer.error ? el(Problem, { error: answer.error, retry: answer.refresh, what: 'the audit log' }) : null,
+    rows.length === 0
+      ? t.p({ class: 'note padded' }, 'Nothing is written down yet.')
+      : t.div(
+          { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'What was done' },
+          t.table(
+            { class: 'table' },
+            t.thead(
+              null,
+              t.tr(
+                null,
+                ['When', 'Who', 'What', 'Of what', 'Project', 'From'].map((name) => t.th({ key: name }, name)),
+              ),
+            ),
+            t.tbody(
+              null,
+              rows.map((row) => el(AuditLine, { key: row.id, row })),
+            ),
+          ),
+        ),
+    older !== null || before !== null
+      ? t.div(
+          { class: 'pager' },
+          before !== null
+            ? t.button({ type: 'button', class: 'button small', onClick: () => setBefore(null) }, 'Newest')
+            : null,
+          older !== null
+            ? t.button({ type: 'button', class: 'button small', onClick: () => setBefore(older) }, 'Older')
+            : null,
+        )
+      : null,
+  );
+}
+
+/** @param {{row: AuditRow}} props */
+function AuditLine({ row }) {
+  return t.tr(
+    null,
+    t.td({ class: 'nowrap' }, el(Ago, { ms: row.time_ms })),
+    t.td({ class: 'wide' }, row.who),
+    t.td({ class: 'nowrap' }, row.count > 1 ? `${row.action} ×${count(row.count)}` : row.action),
+    t.td({ class: 'wide' }, [row.target, row.detail].filter(Boolean).join(': ')),
+    t.td(null, row.project === '*' ? 'all' : row.project),
+    t.td({ class: 'nowrap' }, row.address || 'this machine'),
+  );
+}
