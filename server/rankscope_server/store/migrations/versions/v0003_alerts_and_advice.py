@@ -22,7 +22,8 @@ def upgrade() -> None:
         if name not in known:
             make(name)
     rules = sa.table("alert_rule", sa.column("name"), sa.column("body"))
-    op.bulk_insert(rules, [{"name": name, "body": body} for name, body in _RULES.items()])
+    if not op.get_bind().execute(sa.select(rules.c.name)).first():
+        op.bulk_insert(rules, [{"name": name, "body": body} for name, body in _RULES.items()])
 
 
 def _id() -> sa.Column[int]:
