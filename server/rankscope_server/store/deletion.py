@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from rankscope.wire.schema import IMPORTED
-from rankscope_server.problems import Problem, not_found
+from rankscope_server.problems import Problem, no_run, not_found
 from rankscope_server.store import tables
 from rankscope_server.store.unit import Unit
 
@@ -57,7 +57,7 @@ def absent(connection: sa.Connection, run_id: str) -> Problem:
     deleted = None if "\x00" in run_id else find_deletion(connection, run_id)
     if deleted is not None:
         return gone(deleted)
-    return not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs", "run")
+    return no_run(run_id)
 
 
 def begin(
@@ -74,9 +74,7 @@ def begin(
     run = connection.execute(sa.select(tables.run).where(tables.run.c.run_id == run_id)).first()
     if run is None:
         deleted = find_deletion(connection, run_id)
-        raise (
-            gone(deleted) if deleted else not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs")
-        )
+        raise gone(deleted) if deleted else no_run(run_id)
     if is_pinned(connection, run_id):
         raise Problem(
             409,
@@ -117,9 +115,7 @@ def set_pin(unit: Unit, run_id: str, is_wanted: bool) -> None:
     connection, run, table = unit.connection, tables.run.c, tables.pin
     if connection.scalar(sa.select(run.run_id).where(run.run_id == run_id)) is None:
         deleted = find_deletion(connection, run_id)
-        raise (
-            gone(deleted) if deleted else not_found(f"no run {run_id[:128]!r}", "see /api/v1/runs")
-        )
+        raise gone(deleted) if deleted else no_run(run_id)
     if not is_wanted:
         connection.execute(sa.delete(table).where(table.c.run_id == run_id))
     elif not is_pinned(connection, run_id):
