@@ -11,20 +11,32 @@ RETRY_AFTER_SECONDS = 5
 
 
 class Problem(Exception):
-    """An answer other than success, with its field and its remedy."""
+    """An answer other than success, with its field and its remedy.
 
-    def __init__(self, status: int, what: str, field: str | None = None, remedy: str = "") -> None:
+    `at` is from and to which character of the field it is wrong, the end excluded.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        field: str | None = None,
+        remedy: str = "",
+        at: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(what)
         self.status, self.what, self.field, self.remedy = status, what, field, remedy
+        self.at = at
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
-    """What failed and what to do about it."""
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What failed and what to do about it; `at`: from and to which character of the field."""
 
     what: str
     field: str | None
     remedy: str
     request_id: str
+    at: tuple[int, int] | None = None
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -51,7 +63,7 @@ def request_id(request: Request) -> str:
 def answer(request: Request, problem: Problem) -> Response:
     """Return a problem as an answer."""
     identity = request_id(request)
-    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity))
+    body = ErrorAnswer(ErrorBody(problem.what, problem.field, problem.remedy, identity, problem.at))
     headers = {"X-Request-Id": identity, "Cache-Control": "no-store"}
     if problem.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)

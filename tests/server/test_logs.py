@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.store.lines import LINES_PER_BLOCK
-from rankscope_server.store.search import words_of
+
 from tests.server.conftest import Sender, TestClient, log_line
 
 START_NS = 1_700_000_000 * 10**9
@@ -55,21 +55,19 @@ def filled(sender: Sender, lines: list[schema.LogLine]) -> Sender:
     return sender
 
 
-def holds(line: schema.LogLine, word: str) -> bool:
+def holds(line: schema.LogLine, text: str) -> bool:
     fields = "\n".join(f"{key}={value}" for key, value in line.fields.items())
-    return word in f"{line.message}\n{line.logger}\nnode-a\n{fields}".lower()
+    return text in f"{line.message}\n{fields}".lower()
 
 
 def test_search_agrees_with_a_plain_scan(filled: Sender, lines: list[schema.LogLine]) -> None:
     for text in (
-        "nccl", "remote", "error", "moteerr", "ncclRemoteError", "CUDA memory", "12.7",
-        "shard-0042", "h\u00c9LLO", "#17", "of", "x", '"out of"', "s3", "shard=s3", "train.data",
-        "nothing-like",
-        "'quoted'", "grad.norm=12.7 epoch", "\x00", "%", "node-a", '"',
+        "nccl", "moteerr", "ncclremoteerror", "12.7", "shard-0042", "h\u00e9llo", "#17", "of", "x",
+        "out of", "s3", "shard=s3", "nothing-like", "'quoted'", "%", "1", "/data/",
     ):  # fmt: skip
-        words = words_of(text)
-        wanted = sum(all(holds(line, word) for word in words) for line in lines)
-        assert filled.get("/logs", q=text)["total"] == wanted, text
+        wanted = sum(holds(line, text) for line in lines)
+        answer = filled.get("/logs", q=f'*"{text}"*')
+        assert (answer["total"], answer["is_at_least"]) == (wanted, False), text
 
 
 @pytest.mark.parametrize(
@@ -193,4 +191,4 @@ def test_one_very_long_batch_is_cut_into_blocks(sender: Sender) -> None:
     sender.send(*(log_line("x" * 60_000 + str(number), step=number) for number in range(60)))
     answer = sender.get("/logs", limit=100, fold=False)
     assert sorted(line["step"] for line in answer["lines"]) == list(range(60))
-    assert sender.get("/logs", q="x59")["total"] == 1
+    assert sender.get("/logs", q="*x59*")["total"] == 1

@@ -1,0 +1,147 @@
+"""How many lines match: by rank, level, host, logger and stream, and by level over time.
+
+Blocks of which all lines of a kind match are counted from their tallies, so that ten million
+lines take some milliseconds; of others the lines themselves are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rankscope_server.store.line_filter import Lines, Tallies
+from rankscope_server.store.lines import TALLY
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DIMENSIONS = ("rank", "level", "host", "logger", "stream")
+MAX_READ_BLOCKS = 128  # that cross an edge of the histogram and are read for it
+_LEVEL, _COUNT = TALLY.index("level"), TALLY.index("count")
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Lines per level and slice of time, in nanoseconds."""
+
+    start_ns: int
+    bucket_ns: int
+    levels: dict[int, Array]  # counts of each bucket, by level
+    is_exact: bool = True  # False: blocks that cross an edge are spread evenly over their time
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was counted."""
+
+    total: int = 0
+    facets: dict[str, Counter[Any]] = field(
+        default_factory=lambda: {name: Counter() for name in DIMENSIONS}
+    )
+    _times: list[Array] = field(default_factory=list)
+    _levels: list[Array] = field(default_factory=list)
+    # of blocks: id, first and last time, level and count, a row for each level of a block
+    _blocks: list[Array] = field(default_factory=list)
+
+    def add_tallies(
+        self, tallies: Tallies, block_ids: Array, base: Array, masks: dict[str, Array]
+    ) -> None:
+        """Count rows of tallies; `base` matches the query, `masks` each of the filters."""
+        count = tallies.rows[:, _COUNT]
+        for name in DIMENSIONS:
+            chosen = base & _all_but(masks, name)
+            values = tallies.host if name == "host" else tallies.rows[:, TALLY.index(name)]
+            self._count(name, values[chosen], count[chosen], tallies.names)
+        chosen = base & _all_but(masks, "")
+        self.total += int(count[chosen].sum())
+        columns = (
+            block_ids, tallies.time_lo_ns, tallies.time_hi_ns, tallies.rows[:, _LEVEL], count,
+        )  # fmt: skip
+        self._blocks.append(np.stack([column[chosen].astype(np.int64) for column in columns]))
+
+    def add_lines(self, lines: Lines, base: Array, masks: dict[str, Array]) -> None:
+        """Count lines of a block."""
+        head = lines.head
+        for name in DIMENSIONS:
+            chosen = base & _all_but(masks, name)
+            if name == "host":
+                self.facets[name][lines.host] += int(chosen.sum())
+                continue
+            names = {"logger": head.loggers, "stream": head.streams}.get(name)
+            values = getattr(head, name)[chosen]
+            known = None if names is None else dict(enumerate(names))
+            self._count(name, values, np.ones(len(values), np.int64), known)
+        chosen = base & _all_but(masks, "")
+        self.total += int(chosen.sum())
+        self._times.append(head.time_ns[chosen])
+        self._levels.append(head.level[chosen])
+
+    def _count(self, name: str, values: Array, counts: Array, names: dict[int, str] | None) -> None:
+        if not len(values):
+            return
+        kinds, places = np.unique(values, return_inverse=True)
+        sums = np.bincount(places, weights=counts)
+        is_named = name in ("host", "logger", "stream")
+        for kind, number in zip(kinds.tolist(), sums.tolist(), strict=True):
+            self.facets[name][(names or {}).get(kind, "") if is_named else kind] += int(number)
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the first and the last time of what was counted; None for nothing."""
+        lows = [block[1].min() for block in self._blocks if block.size]
+        highs = [block[2].max() for block in self._blocks if block.size]
+        times = [part for part in self._times if part.size]
+        lows += [part.min() for part in times]
+        highs += [part.max() for part in times]
+        return (int(min(lows)), int(max(highs))) if lows else None
+
+    def histogram(
+        self,
+        start_ns: int,
+        bucket_ns: int,
+        num_buckets: int,
+        read: Callable[[int], tuple[Array, Array]],
+    ) -> Histogram:
+        """Return how many lines of each level are in each bucket.
+
+        `read` gives times and levels of the matching lines of a block.
+        """
+        histogram = Histogram(start_ns, bucket_ns, {})
+
+        def add(places: Array, levels: Array, counts: Array) -> None:
+            places = np.clip(places, 0, num_buckets - 1)
+            for level in np.unique(levels).tolist():
+                chosen = levels == level
+                sums = np.bincount(places[chosen], weights=counts[chosen], minlength=num_buckets)
+                known = histogram.levels.get(level, np.zeros(num_buckets))
+                histogram.levels[level] = known + sums
+
+        def add_lines(times: Array, levels: Array) -> None:
+            add((times - start_ns) // bucket_ns, levels, np.ones(len(times)))
+
+        if self._times:
+            add_lines(np.concatenate(self._times), np.concatenate(self._levels))
+        if self._blocks:
+            ids, lo, hi, levels, counts = np.concatenate(self._blocks, axis=1)
+            first, last = (lo - start_ns) // bucket_ns, (hi - start_ns) // bucket_ns
+            is_inside = first == last
+            add(first[is_inside], levels[is_inside], counts[is_inside])
+            crossing = np.unique(ids[~is_inside])
+            for block_id in crossing[:MAX_READ_BLOCKS].tolist():
+                add_lines(*read(block_id))
+            rest = np.isin(ids, crossing[MAX_READ_BLOCKS:])
+            histogram.is_exact = not rest.any()
+            for low, high, level, count in zip(
+                first[rest], last[rest], levels[rest], counts[rest], strict=True
+            ):
+                places = np.arange(low, high + 1)
+                shares = np.diff(np.round(np.linspace(0, count, len(places) + 1)))
+                add(places, np.full(len(places), level), shares)
+        return histogram
+
+
+def _all_but(masks: dict[str, Array], left_out: str) -> Array:
+    others = [mask for name, mask in masks.items() if name != left_out]
+    mask: Array = np.logical_and.reduce(others) if others else np.array(True)
+    return mask

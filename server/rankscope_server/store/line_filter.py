@@ -1,0 +1,202 @@
+"""Which lines of a block match a tree; and, from its tally alone, which may and which surely do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import sqlalchemy as sa
+
+from rankscope_server.search.scan import lines_with
+from rankscope_server.search.tree import (
+    And,
+    Names,
+    Node,
+    Not,
+    Numbers,
+    Or,
+    QueryError,
+    Regex,
+    Text,
+    Time,
+    leaves,
+)
+from rankscope_server.store import tables
+from rankscope_server.store.lines import TALLY, Body, Head
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Masks: TypeAlias = tuple[Array, Array]  # what may match, what surely does
+_MOST = (1 << 63) - 1
+
+
+class Tallies(NamedTuple):
+    """The tallies of several blocks, a row for each that is counted, and of each row its block."""
+
+    rows: Array  # columns as in TALLY
+    host: Array
+    time_lo_ns: Array
+    time_hi_ns: Array
+    step_lo: Array
+    step_hi: Array
+    names: dict[int, str]  # of hosts, loggers and streams, by the number of the word
+
+
+class Lines(NamedTuple):
+    """A block with its columns; its body is read where a text asks for it."""
+
+    host: str
+    head: Head
+    body: Callable[[], Body]
+
+
+def needs_text(node: Node) -> bool:
+    """Return whether the texts of lines decide."""
+    return any(isinstance(leaf, Text | Regex) for leaf in leaves(node))
+
+
+def match_tallies(node: Node, tallies: Tallies) -> Masks:
+    """Return for each row whether its lines may match, and whether all of them do."""
+    if isinstance(node, And):
+        return _combined(node.nodes, tallies, np.logical_and, True)
+    if isinstance(node, Or):
+        return _combined(node.nodes, tallies, np.logical_or, False)
+    if isinstance(node, Not):
+        may, must = match_tallies(node.node, tallies)
+        return ~must, ~may
+    if isinstance(node, Time):
+        ranges = ((_or(node.from_ns, -_MOST), _or(node.to_ns, _MOST)),)
+        return _bounds(tallies.time_lo_ns, tallies.time_hi_ns, ranges)
+    if isinstance(node, Numbers):
+        if node.field == "step":
+            return _bounds(tallies.step_lo, tallies.step_hi, node.ranges)
+        mask = _in_ranges(tallies.rows[:, TALLY.index(node.field)], node.ranges)
+        return mask, mask
+    if isinstance(node, Names):
+        is_host = node.field == "host"
+        numbers = tallies.host if is_host else tallies.rows[:, TALLY.index(node.field)]
+        wanted = [number for number, name in tallies.names.items() if is_named(node, name)]
+        mask = np.isin(numbers, wanted)
+        return mask, mask
+    size = len(tallies.rows)
+    return np.ones(size, bool), np.zeros(size, bool)
+
+
+def match_lines(node: Node, lines: Lines) -> Array:
+    """Return which lines of a block match."""
+    size = len(lines.head.time_ns)
+    if isinstance(node, And):
+        mask = np.ones(size, bool)
+        for child in sorted(node.nodes, key=needs_text):
+            if mask.any():
+                mask &= match_lines(child, lines)
+        return mask
+    if isinstance(node, Or):
+        mask = np.zeros(size, bool)
+        for child in node.nodes:
+            mask |= match_lines(child, lines)
+        return mask
+    if isinstance(node, Not):
+        return ~match_lines(node.node, lines)
+    if isinstance(node, Time):
+        times = lines.head.time_ns
+        return (times >= _or(node.from_ns, -_MOST)) & (times <= _or(node.to_ns, _MOST))
+    if isinstance(node, Numbers):
+        return _in_ranges(getattr(lines.head, node.field), node.ranges)
+    if isinstance(node, Names):
+        return _match_names(node, lines)
+    return lines_with(node, lines.body().texts)
+
+
+def is_named(node: Names, name: str) -> bool:
+    """Return whether a name is one of those that are looked for."""
+    return _names_pattern(node.names).fullmatch(name) is not None
+
+
+@lru_cache(256)
+def _names_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    options = (".*".join(map(re.escape, name.split("*"))) for name in names)
+    return re.compile("|".join(f"(?:{option})" for option in options), re.IGNORECASE | re.DOTALL)
+
+
+def resolve_groups(connection: sa.Connection, run_id: str | None, node: Node) -> Node:
+    """Return the tree with the ranks of each process group in place of its name.
+
+    Raises QueryError where a run has no such group, or where no run is given.
+    """
+    if isinstance(node, And | Or):
+        return type(node)(tuple(resolve_groups(connection, run_id, x) for x in node.nodes))
+    if isinstance(node, Not):
+        return Not(resolve_groups(connection, run_id, node.node))
+    if not isinstance(node, Names) or node.field != "group":
+        return node
+    if run_id is None:
+        raise QueryError(
+            "groups are of one run", node.place, "search within a run, or use rank: and host:"
+        )
+    table = tables.process_group.c
+    columns = table.attempt, table.group, table.description, table.ranks
+    rows = connection.execute(sa.select(*columns).where(table.run_id == run_id)).all()
+    found = tuple(
+        And((
+            Numbers("attempt", ((attempt, attempt),)),
+            Numbers("rank", _as_ranges(json.loads(ranks))),
+        ))
+        for attempt, name, description, ranks in rows
+        if is_named(node, name) or (description and is_named(node, description))
+    )  # fmt: skip
+    if not found:
+        known = ", ".join(dict.fromkeys(row.group for row in rows[:12])) or "it has none"
+        raise QueryError(f"the run has no group {node.names[0][:60]!r}", node.place, known)
+    return Or(found)
+
+
+def _as_ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1] = (ranges[-1][0], rank)
+        else:
+            ranges.append((rank, rank))
+    return tuple(ranges)
+
+
+def _combined(nodes: Sequence[Node], tallies: Tallies, join: Any, start: bool) -> Masks:
+    may = np.full(len(tallies.rows), start)
+    must = may.copy()
+    for node in nodes:
+        one = match_tallies(node, tallies)
+        may, must = join(may, one[0]), join(must, one[1])
+    return may, must
+
+
+def _bounds(lo: Array, hi: Array, ranges: Sequence[tuple[int, int]]) -> Masks:
+    may, must = np.zeros(len(lo), bool), np.zeros(len(lo), bool)
+    for least, most in ranges:
+        may |= (hi >= least) & (lo <= most)
+        must |= (lo >= least) & (hi <= most)
+    return may, must
+
+
+def _in_ranges(values: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+    mask = np.zeros(len(values), bool)
+    for least, most in ranges:
+        mask |= (values >= least) & (values <= most)
+    return mask
+
+
+def _match_names(node: Names, lines: Lines) -> Array:
+    head = lines.head
+    if node.field == "host":
+        return np.full(len(head.time_ns), is_named(node, lines.host))
+    is_logger = node.field == "logger"
+    names = head.loggers if is_logger else head.streams
+    wanted = [place for place, name in enumerate(names) if is_named(node, name)]
+    return np.isin(head.logger if is_logger else head.stream, wanted)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
