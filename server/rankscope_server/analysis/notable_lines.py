@@ -9,13 +9,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 import sqlalchemy as sa
 
 from rankscope.wire.schema import LogLine
 from rankscope_server.observe.baseline import RunSummary
 from rankscope_server.observe.line_table import key_of
 from rankscope_server.store import tables
-from rankscope_server.store.lines import read_body, read_head
+from rankscope_server.store.lines import read_body, read_head, read_words
 
 _WARNING = 30
 _MAX_BLOCKS = 128  # of 1,024 lines at most
@@ -43,8 +44,9 @@ def notable_lines(
     newest = connection.execute(blocks.where(table.level_hi < _WARNING).limit(_LAST_BLOCKS))
     for row in itertools.chain(warned, newest):
         head, body = read_head(row.head, row.block_id), read_body(row.body)
+        streams = read_words(connection, np.unique(head.stream).tolist())
         for index in range(len(head.time_ns)):
-            said_by = _OUTPUT.get(head.streams[head.stream[index]])
+            said_by = _OUTPUT.get(streams[int(head.stream[index])])
             if said_by is None and head.level[index] < _WARNING:
                 continue  # an event
             yield LogLine(

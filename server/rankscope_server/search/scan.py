@@ -14,13 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankscope_server.search.tree import QueryError, Regex, Text
-from rankscope_server.search.words import is_word_at
+from rankscope_server.search.words import IS_WORD_BYTE, is_word_at
 
 _re2: Any = importlib.import_module("re2")  # without types
 Array = np.ndarray[Any, np.dtype[Any]]
 _MAX_PROGRAM_BYTES = 8 << 20  # of a regular expression: a larger one is refused
-# Bytes that may be of a word; of those from 128 on the whole character decides.
-_IS_WORD = bytes(byte >= 128 or chr(byte).isalnum() for byte in range(256))
+_IS_WORD_AT = np.frombuffer(IS_WORD_BYTE, bool)
+# What two bytes of a word may part it: a small letter or digit and a capital, two capitals, and
+# whatever may be no letter.
+_KIND_AT = np.array(
+    [3 if byte >= 128 else 2 if chr(byte).isupper() else 1 for byte in range(256)], np.uint8
+)
+_MAY_PART = np.array([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]], bool)
 # Where these stand, what matches a line alone may not match it among others.
 _ENDS_OF_TEXT = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-")
 
@@ -68,19 +73,60 @@ def compiled(leaf: Text | Regex) -> Any:
 
 
 def _lines_of_text(leaf: Text, texts: Texts) -> Array:
+    if leaf.text.isascii():
+        return _lines_of_ascii(leaf, texts)
     search, data = compiled(leaf).search, texts.data
     mask = np.zeros(len(texts.ends), bool)
     at = 0
     while (match := search(data, at)) is not None:
         start, end = match.span()
         index = int(np.searchsorted(texts.ends, start))
-        lo, hi = texts.line(index)
-        if end <= hi and _is_bounded(leaf, data, (lo, hi), start, end):
+        line = texts.line(index)
+        if end <= line[1] and _is_bounded(leaf, data, line, start, end):
             mask[index] = True
-            at = hi + 1
+            at = line[1] + 1
         else:
             at = start + 1
     return mask
+
+
+def _lines_of_ascii(leaf: Text, texts: Texts) -> Array:
+    """Return the same, of all places at once; only those within a word are looked at alone."""
+    mask = np.zeros(len(texts.ends), bool)
+    needle, data = leaf.text.lower().encode(), texts.data
+    lower = data.lower()
+    if needle not in lower:
+        return mask
+    starts = _places_of(needle, np.frombuffer(lower, np.uint8))
+    ends = starts + len(needle)
+    lines = np.searchsorted(texts.ends, starts)
+    if b"\n" in needle:
+        inside = ends <= texts.ends[lines]
+        starts, ends, lines = starts[inside], ends[inside], lines[inside]
+    # The last byte is a line feed: so is byte -1.
+    codes = np.frombuffer(data, np.uint8)
+    is_bounded, may_be = np.ones(len(starts), bool), np.ones(len(starts), bool)
+    for is_open, at in ((leaf.is_open_left, starts), (leaf.is_open_right, ends)):
+        if not is_open:
+            before, after = codes[at - 1], codes[at]
+            is_hard = ~(_IS_WORD_AT[before] & _IS_WORD_AT[after])
+            is_bounded &= is_hard
+            may_be &= is_hard | _MAY_PART[_KIND_AT[before], _KIND_AT[after]]
+    mask[lines[is_bounded]] = True
+    for place in np.flatnonzero(may_be & ~mask[lines]).tolist():
+        index, start, end = int(lines[place]), int(starts[place]), int(ends[place])
+        if not mask[index] and _is_bounded(leaf, data, texts.line(index), start, end):
+            mask[index] = True
+    return mask
+
+
+def _places_of(needle: bytes, data: Array) -> Array:
+    """Return all places of a needle, also those that overlap."""
+    size = len(data) - len(needle) + 1
+    places = np.flatnonzero(data[:size] == needle[0])
+    for offset, byte in enumerate(needle[1:], 1):
+        places = places[data[places + offset] == byte]
+    return places
 
 
 def _is_bounded(leaf: Text, data: bytes, line: tuple[int, int], start: int, end: int) -> bool:
@@ -91,9 +137,9 @@ def _is_bounded(leaf: Text, data: bytes, line: tuple[int, int], start: int, end:
     if is_hard_left and is_hard_right:
         return True
     first, last = start, end
-    while first > lo and _IS_WORD[data[first - 1]]:
+    while first > lo and IS_WORD_BYTE[data[first - 1]]:
         first -= 1
-    while last < hi and _IS_WORD[data[last]]:
+    while last < hi and IS_WORD_BYTE[data[last]]:
         last += 1
     before = data[first:start].decode()
     found = data[start:end].decode()
@@ -103,7 +149,7 @@ def _is_bounded(leaf: Text, data: bytes, line: tuple[int, int], start: int, end:
 
 
 def _is_gap(data: bytes, at: int) -> bool:
-    return not (_IS_WORD[data[at - 1]] and _IS_WORD[data[at]])
+    return not (IS_WORD_BYTE[data[at - 1]] and IS_WORD_BYTE[data[at]])
 
 
 def _lines_of_regex(leaf: Regex, texts: Texts) -> Array:

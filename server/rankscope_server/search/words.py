@@ -7,13 +7,15 @@ where a run or a part does, so it is found by `nccl`, `remoteerror` and `error`,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 MAX_PARTS = 8  # a run of more is no identifier (base64): only the whole of it is a word
 MAX_RUN = 64  # neither is a longer one, and the index holds so much of it
 TRIGRAM = "_"  # stands before a trigram in the index; no word holds it
 RUN = re.compile(r"[^\W_]+")
+# Bytes that may be of a word; of those from 128 on the whole character decides.
+IS_WORD_BYTE = bytes(byte >= 128 or chr(byte).isalnum() for byte in range(256))
+_GAPS = bytes(byte if IS_WORD_BYTE[byte] else 32 for byte in range(256))
 _PART = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -75,12 +77,12 @@ def trigrams(run: str) -> set[str]:
     return {gram for gram in grams if not gram.isdigit()}
 
 
-def terms_of(texts: Iterable[str]) -> set[str]:
-    """Return the terms of the index for the texts of a block."""
-    runs: set[str] = set()
-    for text in texts:
-        runs.update(RUN.findall(text))
-    terms: set[str] = set()
-    for run in runs:
+def terms_of(data: bytes) -> set[str]:
+    """Return the terms of the index for the texts of a block, in UTF-8."""
+    # Each word once, then what is no letter beyond ASCII: a tenth of the time of RUN over it all.
+    runs = set(RUN.findall(b" ".join(set(data.translate(_GAPS).split())).decode()))
+    # Most runs are numbers, which have no parts and no trigrams.
+    terms = {run for run in runs if run.isdigit() and len(run) <= MAX_RUN}
+    for run in runs - terms:
         terms.update(terms_of_run(run))
     return terms

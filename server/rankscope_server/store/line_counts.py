@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rankscope_server.store.lines import TALLY
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DIMENSIONS = ("rank", "level", "host", "logger", "stream")
-MAX_READ_BLOCKS = 128  # that cross an edge of the histogram and are read for it
+MAX_READ_BLOCKS = 64  # that cross an edge of the histogram and are read for it
 _LEVEL, _COUNT = TALLY.index("level"), TALLY.index("count")
 
 
@@ -32,13 +32,21 @@ class Histogram:
     is_exact: bool = True  # False: blocks that cross an edge are spread evenly over their time
 
 
+class _Part(NamedTuple):
+    """Values of a dimension, how many lines each stands for, and the names of numbers."""
+
+    values: Array
+    counts: Array
+    names: dict[int, str]
+
+
 @dataclass(slots=True)
 class Counts:
     """What was counted."""
 
     total: int = 0
-    facets: dict[str, Counter[Any]] = field(
-        default_factory=lambda: {name: Counter() for name in DIMENSIONS}
+    _parts: dict[str, list[_Part]] = field(
+        default_factory=lambda: {name: [] for name in DIMENSIONS}
     )
     _times: list[Array] = field(default_factory=list)
     _levels: list[Array] = field(default_factory=list)
@@ -53,7 +61,7 @@ class Counts:
         for name in DIMENSIONS:
             chosen = base & _all_but(masks, name)
             values = tallies.host if name == "host" else tallies.rows[:, TALLY.index(name)]
-            self._count(name, values[chosen], count[chosen], tallies.names)
+            self._parts[name].append(_Part(values[chosen], count[chosen], tallies.names))
         chosen = base & _all_but(masks, "")
         self.total += int(count[chosen].sum())
         columns = (
@@ -64,28 +72,34 @@ class Counts:
     def add_lines(self, lines: Lines, base: Array, masks: dict[str, Array]) -> None:
         """Count lines of a block."""
         head = lines.head
+        everything = base & _all_but(masks, "")
         for name in DIMENSIONS:
-            chosen = base & _all_but(masks, name)
+            chosen = base & _all_but(masks, name) if name in masks else everything
             if name == "host":
-                self.facets[name][lines.host] += int(chosen.sum())
-                continue
-            names = {"logger": head.loggers, "stream": head.streams}.get(name)
-            values = getattr(head, name)[chosen]
-            known = None if names is None else dict(enumerate(names))
-            self._count(name, values, np.ones(len(values), np.int64), known)
-        chosen = base & _all_but(masks, "")
-        self.total += int(chosen.sum())
-        self._times.append(head.time_ns[chosen])
-        self._levels.append(head.level[chosen])
+                values, counts = np.array([lines.host]), np.array([np.count_nonzero(chosen)])
+            else:
+                values = getattr(head, name)[chosen]
+                counts = np.ones(len(values), np.int64)
+            self._parts[name].append(_Part(values, counts, lines.names))
+        self.total += int(np.count_nonzero(everything))
+        self._times.append(head.time_ns[everything])
+        self._levels.append(head.level[everything])
 
-    def _count(self, name: str, values: Array, counts: Array, names: dict[int, str] | None) -> None:
-        if not len(values):
-            return
-        kinds, places = np.unique(values, return_inverse=True)
-        sums = np.bincount(places, weights=counts)
-        is_named = name in ("host", "logger", "stream")
+    def facet(self, name: str) -> Counter[Any]:
+        """Return how many lines there are of each value of a dimension."""
+        parts = self._parts[name]
+        found: Counter[Any] = Counter()
+        if not parts:
+            return found
+        kinds, places = np.unique(
+            np.concatenate([part.values for part in parts]), return_inverse=True
+        )
+        sums = np.bincount(places, np.concatenate([part.counts for part in parts]))
+        names = parts[0].names if name in ("host", "logger", "stream") else None
         for kind, number in zip(kinds.tolist(), sums.tolist(), strict=True):
-            self.facets[name][(names or {}).get(kind, "") if is_named else kind] += int(number)
+            if number:
+                found[kind if names is None else names[kind]] += int(number)
+        return found
 
     def span(self) -> tuple[int, int] | None:
         """Return the first and the last time of what was counted; None for nothing."""
@@ -101,11 +115,11 @@ class Counts:
         start_ns: int,
         bucket_ns: int,
         num_buckets: int,
-        read: Callable[[int], tuple[Array, Array]],
+        read: Callable[[list[int]], tuple[Array, Array]],
     ) -> Histogram:
         """Return how many lines of each level are in each bucket.
 
-        `read` gives times and levels of the matching lines of a block.
+        `read` gives times and levels of the matching lines of blocks.
         """
         histogram = Histogram(start_ns, bucket_ns, {})
 
@@ -128,8 +142,8 @@ class Counts:
             is_inside = first == last
             add(first[is_inside], levels[is_inside], counts[is_inside])
             crossing = np.unique(ids[~is_inside])
-            for block_id in crossing[:MAX_READ_BLOCKS].tolist():
-                add_lines(*read(block_id))
+            if len(crossing):
+                add_lines(*read(crossing[:MAX_READ_BLOCKS].tolist()))
             rest = np.isin(ids, crossing[MAX_READ_BLOCKS:])
             histogram.is_exact = not rest.any()
             for low, high, level, count in zip(

@@ -48,7 +48,8 @@ class Tallies(NamedTuple):
 class Lines(NamedTuple):
     """A block with its columns; its body is read where a text asks for it."""
 
-    host: str
+    host: int  # the number of the word
+    names: dict[int, str]  # of hosts, loggers and streams, by the number of the word
     head: Head
     body: Callable[[], Body]
 
@@ -191,11 +192,10 @@ def _in_ranges(values: Array, ranges: Sequence[tuple[int, int]]) -> Array:
 def _match_names(node: Names, lines: Lines) -> Array:
     head = lines.head
     if node.field == "host":
-        return np.full(len(head.time_ns), is_named(node, lines.host))
-    is_logger = node.field == "logger"
-    names = head.loggers if is_logger else head.streams
-    wanted = [place for place, name in enumerate(names) if is_named(node, name)]
-    return np.isin(head.logger if is_logger else head.stream, wanted)
+        return np.full(len(head.time_ns), is_named(node, lines.names[lines.host]))
+    numbers = head.logger if node.field == "logger" else head.stream
+    known = np.unique(numbers).tolist()
+    return np.isin(numbers, [number for number in known if is_named(node, lines.names[number])])
 
 
 def _or(value: int | None, default: int) -> int:

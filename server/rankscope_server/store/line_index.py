@@ -28,7 +28,7 @@ MAX_TERM_BYTES = 1_000_000  # of a block; PostgreSQL takes 1 MiB
 
 def takes(terms: set[str]) -> bool:
     """Return whether a block of these terms can be in the index; else it is always searched."""
-    return sum(len(term.encode()) for term in terms) <= MAX_TERM_BYTES
+    return len(" ".join(terms).encode()) <= MAX_TERM_BYTES
 
 
 def add(connection: sa.Connection, block_id: int, terms: set[str]) -> None:

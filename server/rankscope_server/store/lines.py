@@ -9,7 +9,7 @@ which it came, and its place there.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -20,7 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rankscope_server.search.scan import Texts
 from rankscope_server.search.words import terms_of
 from rankscope_server.store import line_index, tables
-from rankscope_server.store.packing import pack, shuffled, unpack, unshuffled
+from rankscope_server.store.packing import narrowed, pack, unpack, widened
 
 LINES_PER_BLOCK = 1024
 MAX_BODY_BYTES = 1 << 20
@@ -28,18 +28,15 @@ ID_BITS = 12  # of the id of a line: its place in the block in which it came
 _PLACE = (1 << ID_BITS) - 1
 _SEALED_LEVEL = 3  # of zstd: these blocks stay
 _PENDING_LEVEL = 1
+TALLY = ("attempt", "rank", "level", "logger", "stream", "count")
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_NUMBERS = {"time_ns": "<i8", "level": "<i4", "attempt": "<i4", "rank": "<i4", "step": "<i8"}
 _encode = msgspec.msgpack.Encoder().encode
-# columns, loggers, streams, and of each stretch of ids: block, first place, count
-_PackedHead: TypeAlias = tuple[list[bytes], list[str], list[str], list[tuple[int, int, int]]]
-# texts, ends of lines, lengths of messages, and of lines with fields the lengths of these
-_PackedBody: TypeAlias = tuple[bytes, bytes, bytes, dict[int, list[int]]]
+# columns, and of each stretch of ids its first one and its length
+_PackedHead: TypeAlias = tuple[list[bytes], list[tuple[int, int]]]
+_PackedBody: TypeAlias = tuple[bytes, list[bytes]]  # texts, columns
 _decode_head = msgspec.msgpack.Decoder(_PackedHead).decode
 _decode_body = msgspec.msgpack.Decoder(_PackedBody).decode
-_OWN_ID = 0  # stands for the id of the block itself, which is not known before it is stored
-TALLY = ("attempt", "rank", "level", "logger", "stream", "count")
 
 
 class Line(NamedTuple):
@@ -58,7 +55,7 @@ class Line(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The columns of a block; `logger` and `stream` are positions in the lists of names."""
+    """The columns of a block; `logger` and `stream` are numbers of words in `log_word`."""
 
     time_ns: Array
     level: Array
@@ -68,8 +65,6 @@ class Head(NamedTuple):
     logger: Array
     stream: Array
     ids: Array
-    loggers: list[str]
-    streams: list[str]
 
 
 class Body(NamedTuple):
@@ -77,7 +72,8 @@ class Body(NamedTuple):
 
     texts: Texts
     message_bytes: Array
-    fields: dict[int, list[int]]  # lengths of key, value, key, value ... in bytes
+    num_lengths: Array  # of each line: two for each field
+    lengths: Array  # of key, value, key, value ... of all lines, in bytes
 
     def line(self, index: int) -> tuple[str, dict[str, str]]:
         """Return the message and the fields of a line."""
@@ -85,7 +81,10 @@ class Body(NamedTuple):
         data = self.texts.data
         message_end = at + int(self.message_bytes[index])
         message, at = data[at:message_end].decode(), message_end
-        lengths = iter(self.fields.get(index, ()))
+        if not self.num_lengths[index]:
+            return message, {}
+        first = int(self.num_lengths[:index].sum())
+        lengths = iter(self.lengths[first : first + self.num_lengths[index]].tolist())
         fields = {}
         for key_bytes, value_bytes in zip(lengths, lengths, strict=True):
             key_end = at + 1 + key_bytes
@@ -94,33 +93,68 @@ class Body(NamedTuple):
         return message, fields
 
 
+class Columns(NamedTuple):
+    """Lines of one host, column by column."""
+
+    head: Head
+    body: Body
+
+    def cut(self, first: int, count: int) -> Columns:
+        """Return so many lines from one on."""
+        chosen = slice(first, first + count)
+        body, texts = self.body, self.body.texts
+        start, _ = texts.line(first)
+        end = int(texts.ends[first + count - 1])
+        lengths = int(body.num_lengths[:first].sum())
+        num_lengths = body.num_lengths[chosen]
+        return Columns(
+            Head._make(column[chosen] for column in self.head),
+            Body(
+                Texts(texts.data[start : end + 1], texts.ends[chosen] - start),
+                body.message_bytes[chosen],
+                num_lengths,
+                body.lengths[lengths : lengths + int(num_lengths.sum())],
+            ),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns:
+        """Return the lines of several, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        ends, offset = [], 0
+        for part in parts:
+            ends.append(part.body.texts.ends + offset)
+            offset += len(part.body.texts.data)
+        texts = Texts(b"".join(part.body.texts.data for part in parts), np.concatenate(ends))
+        columns = zip(*(part.body[1:] for part in parts), strict=True)
+        return Columns(
+            Head._make(map(np.concatenate, zip(*(part.head for part in parts), strict=True))),
+            Body(texts, *map(np.concatenate, columns)),
+        )
+
+
 def text_of(message: str, fields: dict[str, str]) -> str:
     """Return the text that a search looks into."""
+    if not fields:
+        return message
     return "\n".join((message, *(f"{key}={value}" for key, value in fields.items())))
 
 
 def read_head(data: bytes, block_id: int) -> Head:
     """Return the columns of a block."""
-    columns, loggers, streams, stretches = _decode_head(unpack(data))
-    types = (*_NUMBERS.values(), "<u2", "<u2")
-    arrays = [
-        unshuffled(column, np.dtype(dtype)) for column, dtype in zip(columns, types, strict=True)
-    ]
-    arrays[0] = np.cumsum(arrays[0])
-    ids = np.concatenate(
-        [
-            ((block or block_id) << ID_BITS) + np.arange(first, first + count, dtype=np.int64)
-            for block, first, count in stretches
-        ]
-    )
-    return Head._make([*arrays, ids, loggers, streams])
+    columns, stretches = _decode_head(unpack(data))
+    time_ns, *others = map(widened, columns)
+    ids = np.concatenate([np.arange(first, first + count) for first, count in stretches])
+    ids[ids <= _PLACE] += block_id << ID_BITS  # those that came with the block itself
+    return Head._make([np.cumsum(time_ns), *others, ids])
 
 
 def read_body(data: bytes) -> Body:
     """Return the texts of a block."""
-    texts, ends, lengths, fields = _decode_body(unpack(data))
-    lines = Texts(texts, np.frombuffer(ends, "<u4").astype(np.int64))
-    return Body(lines, np.frombuffer(lengths, "<u4"), fields)
+    texts, columns = _decode_body(unpack(data))
+    line_bytes, *others = map(widened, columns)
+    return Body(Texts(texts, np.cumsum(line_bytes) - 1), *others)
 
 
 def read_tallies(data: list[bytes]) -> tuple[Array, Array]:
@@ -130,8 +164,8 @@ def read_tallies(data: list[bytes]) -> tuple[Array, Array]:
     return rows, np.repeat(np.arange(len(data)), [len(one) // width for one in data])
 
 
-def read_line(host: str, head: Head, body: Body, index: int) -> Line:
-    """Return one line of a block."""
+def read_line(host: str, names: dict[int, str], head: Head, body: Body, index: int) -> Line:
+    """Return one line of a block; `names` are the words of loggers and streams."""
     message, fields = body.line(index)
     return Line(
         time_ns=int(head.time_ns[index]),
@@ -140,19 +174,23 @@ def read_line(host: str, head: Head, body: Body, index: int) -> Line:
         rank=int(head.rank[index]),
         step=int(head.step[index]),
         host=host,
-        logger=head.loggers[head.logger[index]],
-        stream=head.streams[head.stream[index]],
+        logger=names[int(head.logger[index])],
+        stream=names[int(head.stream[index])],
         message=message,
         fields=fields,
     )
 
 
-class _Stored(NamedTuple):
-    """A line with the block in which it came, and its place there."""
-
-    line: Line
-    block: int
-    place: int
+def read_words(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
+    """Return the words of numbers."""
+    table = tables.log_word.c
+    words: dict[int, str] = {}
+    for at in range(0, len(numbers), 500):  # SQLite bounds the number of parameters
+        rows = connection.execute(
+            sa.select(table.id, table.word).where(table.id.in_(numbers[at : at + 500]))
+        )
+        words.update({number: word for number, word in rows})
+    return words
 
 
 class LineWriter:
@@ -171,18 +209,31 @@ class LineWriter:
     def flush(self) -> None:
         """Write what was added."""
         for (run_id, host), lines in self._lines.items():
-            self._know(run_id, {host})
-            fresh = [_Stored(line, _OWN_ID, 0) for line in lines]
-            stored = [*self._joinable(run_id, host, len(lines)), *fresh]
-            self._know(run_id, {x for line, _, _ in stored for x in (line.logger, line.stream)})
-            at = 0
-            while at < len(stored):
-                count, is_full = _fill(stored, at)
-                self._write(run_id, host, stored[at : at + count], is_full)
+            columns = self._columns(run_id, host, lines)
+            host_number = self._words[run_id, host]
+            before = self._joinable(run_id, host_number, len(lines))
+            columns = Columns.joined([*before, columns])
+            at, num_lines = 0, len(columns.head.ids)
+            while at < num_lines:
+                count, is_full = _fill(columns.body.texts, at)
+                self._write(run_id, host_number, columns.cut(at, count), is_full)
                 at += count
         self._lines.clear()
 
-    def _joinable(self, run_id: str, host: str, num_lines: int) -> list[_Stored]:
+    def _columns(self, run_id: str, host: str, lines: list[Line]) -> Columns:
+        *numbers, _, loggers, streams, messages, fields = zip(*lines, strict=True)
+        self._know(run_id, {host, *loggers, *streams})
+        words = self._words
+        columns = [
+            *numbers,
+            [words[run_id, logger] for logger in loggers],
+            [words[run_id, stream] for stream in streams],
+            [0] * len(lines),
+        ]
+        arrays = (np.array(column, np.int64) for column in columns)
+        return Columns(Head._make(arrays), _body_of(messages, fields))
+
+    def _joinable(self, run_id: str, host: int, num_lines: int) -> list[Columns]:
         """Take out the small blocks that are joined with so many new lines.
 
         A line is joined with others of its host a few times in all: blocks grow as the digits of
@@ -191,9 +242,7 @@ class LineWriter:
         block, data = tables.log_block.c, tables.log_lines.c
         pending = self._connection.execute(
             sa.select(block.id, block["count"])
-            .where(
-                block.run_id == run_id, block.sealed == 0, block.host == self._words[run_id, host]
-            )
+            .where(block.run_id == run_id, block.sealed == 0, block.host == host)
             .order_by(block.id.desc())
             .with_for_update(skip_locked=True)
         ).all()
@@ -210,48 +259,37 @@ class LineWriter:
             sa.select(data.block_id, data.head, data.body)
             .where(data.block_id.in_(taken))
             .order_by(data.block_id)
-        )
-        stored = [line for row in rows for line in _unpacked(host, *row)]
+        ).all()
         self._connection.execute(sa.delete(tables.log_block).where(block.id.in_(taken)))
         self._connection.execute(sa.delete(tables.log_lines).where(data.block_id.in_(taken)))
-        return stored
+        return [Columns(read_head(row.head, row.block_id), read_body(row.body)) for row in rows]
 
-    def _write(self, run_id: str, host: str, stored: list[_Stored], is_full: bool) -> None:
-        lines = [line for line, _, _ in stored]
-        times = [line.time_ns for line in lines]
-        steps = [line.step for line in lines]
-        texts = (text_of(line.message, line.fields) for line in lines)
-        terms = terms_of(texts) if is_full else set()
+    def _write(self, run_id: str, host: int, columns: Columns, is_full: bool) -> None:
+        head, texts = columns.head, columns.body.texts
+        terms = terms_of(texts.data) if is_full else set()
         is_indexed = is_full and line_index.takes(terms)
-        sealed = 1 if is_indexed else 2 if is_full else 0
+        rows = head.ids[head.ids > _PLACE] >> ID_BITS  # of lines that were stored before
         inserted = self._connection.execute(
-            sa.insert(tables.log_block).values(
-                run_id=run_id, host=self._words[run_id, host], sealed=sealed, count=len(lines),
-                first_row=min((place.block for place in stored if place.block), default=_OWN_ID),
-                time_lo_ns=min(times), time_hi_ns=max(times), step_lo=min(steps),
-                step_hi=max(steps), level_hi=max(line.level for line in lines),
-                tally=self._tally(run_id, lines),
-            )
+            sa.insert(tables.log_block),
+            {
+                "run_id": run_id, "host": host, "sealed": 1 if is_indexed else 2 if is_full else 0,
+                "count": len(head.ids), "first_row": int(rows.min()) if len(rows) else 0,
+                "time_lo_ns": int(head.time_ns.min()), "time_hi_ns": int(head.time_ns.max()),
+                "step_lo": int(head.step.min()), "step_hi": int(head.step.max()),
+                "level_hi": int(head.level.max()), "tally": _tally(head),
+            },
         )  # fmt: skip
         block_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
         level = _SEALED_LEVEL if is_full else _PENDING_LEVEL
         self._connection.execute(
-            sa.insert(tables.log_lines).values(
-                block_id=block_id, head=_pack_head(stored, level), body=_pack_body(lines, level)
-            )
-        )
+            sa.insert(tables.log_lines),
+            {
+                "block_id": block_id, "head": _pack_head(head, level),
+                "body": _pack_body(columns.body, level),
+            },
+        )  # fmt: skip
         if is_indexed:
             line_index.add(self._connection, block_id, terms)
-
-    def _tally(self, run_id: str, lines: list[Line]) -> bytes:
-        counts = Counter(
-            (line.attempt, line.rank, line.level, line.logger, line.stream) for line in lines
-        )
-        rows = [
-            (*numbers, self._words[run_id, logger], self._words[run_id, stream], count)
-            for (*numbers, logger, stream), count in counts.items()
-        ]
-        return np.array(rows, "<i4").tobytes()
 
     def _know(self, run_id: str, words: set[str]) -> None:
         """Give each word that has none a number."""
@@ -283,64 +321,51 @@ class LineWriter:
         return found
 
 
-def _fill(stored: list[_Stored], at: int) -> tuple[int, bool]:
+def _fill(texts: Texts, at: int) -> tuple[int, bool]:
     """Return how many lines from `at` on fit into one block, at least one, and if it is full."""
-    size = 0
-    for count, (line, _, _) in enumerate(stored[at : at + LINES_PER_BLOCK]):
-        size += len(line.message) + sum(map(len, line.fields.values()))
-        if size > MAX_BODY_BYTES and count:
-            return count, True
-    count = min(len(stored) - at, LINES_PER_BLOCK)
-    return count, count == LINES_PER_BLOCK
+    start, _ = texts.line(at)
+    fitting = int(np.searchsorted(texts.ends, start + MAX_BODY_BYTES, "right")) - at
+    count = min(len(texts.ends) - at, LINES_PER_BLOCK, max(fitting, 1))
+    return count, count == LINES_PER_BLOCK or at + count < len(texts.ends)
 
 
-def _unpacked(host: str, block_id: int, head_data: bytes, body_data: bytes) -> list[_Stored]:
-    head, body = read_head(head_data, block_id), read_body(body_data)
-    ids = head.ids.tolist()
-    return [
-        _Stored(read_line(host, head, body, index), line_id >> ID_BITS, line_id & _PLACE)
-        for index, line_id in enumerate(ids)
-    ]
+def _body_of(messages: Sequence[str], fields: Sequence[dict[str, str]]) -> Body:
+    texts = [text_of(*line) for line in zip(messages, fields, strict=True)]
+    data = ("\n".join(texts) + "\n").encode()
+    num_bytes = len if data.isascii() else _num_bytes
+    ends = np.cumsum([num_bytes(text) + 1 for text in texts], dtype=np.int64) - 1
+    lengths = [num_bytes(part) for one in fields for field in one.items() for part in field]
+    return Body(
+        Texts(data, ends),
+        np.array([num_bytes(message) for message in messages], np.int64),
+        np.array([2 * len(one) for one in fields], np.int64),
+        np.array(lengths, np.int64),
+    )
 
 
-def _pack_head(stored: list[_Stored], level: int) -> bytes:
-    lines = [line for line, _, _ in stored]
-    arrays = {
-        name: np.array([getattr(line, name) for line in lines], dtype)
-        for name, dtype in _NUMBERS.items()
-    }
-    arrays["time_ns"] = np.diff(arrays["time_ns"], prepend=np.int64(0))
-    columns, names = [shuffled(array) for array in arrays.values()], []
-    for name in ("logger", "stream"):
-        places: dict[str, int] = {}
-        at = [places.setdefault(getattr(line, name), len(places)) for line in lines]
-        columns.append(shuffled(np.array(at, "<u2")))
-        names.append(list(places))
-    return pack(_encode((columns, *names, _stretches(stored))), level)
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
-def _stretches(stored: list[_Stored]) -> list[tuple[int, int, int]]:
-    """Return the ids of lines as (block, first place, count), one after the other."""
-    stretches: list[tuple[int, int, int]] = []
-    fresh = 0
-    for _, block, place in stored:
-        if block == _OWN_ID:
-            fresh += 1
-        elif stretches and stretches[-1][0] == block and sum(stretches[-1][1:]) == place:
-            stretches[-1] = (block, stretches[-1][1], stretches[-1][2] + 1)
-        else:
-            stretches.append((block, place, 1))
-    return [*stretches, (_OWN_ID, 0, fresh)] if fresh else stretches
+def _tally(head: Head) -> bytes:
+    """Return how many lines there are of each kind; see `TALLY`."""
+    kinds, what = np.unique(head.logger << 32 | head.stream, return_inverse=True)
+    who = np.unique(head.attempt << 40 | (head.rank + 1) << 16 | head.level, return_inverse=True)[1]
+    _, first, counts = np.unique(who * len(kinds) + what, return_index=True, return_counts=True)
+    columns = [getattr(head, name)[first] for name in TALLY[:-1]]
+    return np.column_stack([*columns, counts]).astype("<i4").tobytes()
 
 
-def _pack_body(lines: list[Line], level: int) -> bytes:
-    texts, lengths, fields = [], [], {}
-    for index, line in enumerate(lines):
-        texts.append(text_of(line.message, line.fields).encode())
-        lengths.append(len(line.message.encode()) if line.fields else len(texts[-1]))
-        if line.fields:
-            fields[index] = [len(part.encode()) for field in line.fields.items() for part in field]
-    ends = np.cumsum([len(text) + 1 for text in texts]) - 1
-    data = b"\n".join((*texts, b""))
-    packed = data, ends.astype("<u4").tobytes(), np.array(lengths, "<u4").tobytes(), fields
-    return pack(_encode(packed), level)
+def _pack_head(head: Head, level: int) -> bytes:
+    fresh = np.flatnonzero(head.ids <= _PLACE)
+    ids = head.ids.copy()
+    ids[fresh] = np.arange(len(fresh))  # the id of the block is not known before it is stored
+    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    stretches = zip(ids[starts].tolist(), np.diff(starts, append=len(ids)).tolist(), strict=True)
+    columns = [np.diff(head.time_ns, prepend=0), *head[1:-1]]
+    return pack(_encode((list(map(narrowed, columns)), list(stretches))), level)
+
+
+def _pack_body(body: Body, level: int) -> bytes:
+    columns = [np.diff(body.texts.ends, prepend=-1), *body[1:]]
+    return pack(_encode((body.texts.data, list(map(narrowed, columns)))), level)

@@ -35,11 +35,12 @@ from rankscope_server.store.lines import (
     read_head,
     read_line,
     read_tallies,
+    read_words,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_TEXT_BYTES = 64 << 20  # that one answer searches; more is left to the next one
-COUNT_TEXT_BYTES = 8 << 20  # that it searches to count once its page is full
+COUNT_TEXT_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further
 MAX_TAIL_BLOCKS = 2_000
 _ROWS = 256  # blocks whose tallies are looked at together
@@ -95,6 +96,12 @@ class Found:
     searched_to_ns: int | None = None  # the text behind this time was not searched; None: all was
 
 
+_COLUMNS = [
+    tables.log_block.c[name]
+    for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi tally".split()
+]
+
+
 class _Block(NamedTuple):
     id: int
     run_id: str
@@ -136,9 +143,9 @@ class _Page:
             chosen = chosen[order[-self._limit :]]
         body = lines.body()
         for at in chosen.tolist():
-            line = (
-                read_line(lines.host, lines.head, body, at) if len(chosen) <= _FEW else (lines, at)
-            )
+            line: Line | tuple[Lines, int] = (lines, at)
+            if len(chosen) <= _FEW:  # else from few blocks, which can be kept
+                line = read_line(lines.names[lines.host], lines.names, lines.head, body, at)
             self._hits.append(_Hit(int(times[at]), int(ids[at]), block.run_id, line))
         if len(self._hits) >= self._limit:
             self._hits.sort(key=lambda hit: (self._sign * hit.time_ns, self._sign * hit.id))
@@ -165,7 +172,7 @@ def _line(line: Line | tuple[Lines, int]) -> Line:
     if isinstance(line, Line):
         return line
     lines, at = line
-    return read_line(lines.host, lines.head, lines.body(), at)
+    return read_line(lines.names[lines.host], lines.names, lines.head, lines.body(), at)
 
 
 class Search:
@@ -218,7 +225,7 @@ class Search:
                 continue
             mask &= match_lines(self.whole, lines)
             for at in np.flatnonzero(mask).tolist():
-                line = read_line(lines.host, lines.head, lines.body(), at)
+                line = read_line(lines.names[lines.host], lines.names, lines.head, lines.body(), at)
                 hits.append(FoundLine(int(lines.head.ids[at]), one.run_id, line))
             if self.text_bytes > MAX_TEXT_BYTES:
                 return [], max(newest, after_id), True
@@ -232,12 +239,16 @@ class Search:
     ) -> Histogram:
         """Return what was counted, by level over time."""
 
-        def read(block_id: int) -> tuple[Array, Array]:
-            selection = self._selection([tables.log_block.c.id == block_id])
-            block = _Block(*self._connection.execute(selection).one())
-            ((_, lines),) = self.loaded([block])
-            mask = match_lines(self.whole, lines)
-            return lines.head.time_ns[mask], lines.head.level[mask]
+        def read(block_ids: list[int]) -> tuple[Array, Array]:
+            rows = self._connection.execute(
+                sa.select(*_COLUMNS).where(tables.log_block.c.id.in_(block_ids))
+            )
+            times, levels = [], []
+            for _, lines in self.loaded([_Block(*row) for row in rows]):
+                mask = match_lines(self.whole, lines)
+                times.append(lines.head.time_ns[mask])
+                levels.append(lines.head.level[mask])
+            return np.concatenate(times), np.concatenate(levels)
 
         return counts.histogram(start_ns, bucket_ns, num_buckets, read)
 
@@ -276,7 +287,9 @@ class Search:
             for block in part:
                 row = found[block.id]
                 head = read_head(row.head, block.id)
-                yield block, Lines(self._names[block.host], head, self._body(row.body))
+                self._learn(np.concatenate([head.logger, head.stream]))
+                names = self._names
+                yield block, Lines(block.host, names, head, self._body(row.body))
 
     def _body(self, data: bytes) -> Callable[[], Body]:
         @cache
@@ -289,22 +302,13 @@ class Search:
 
     def _learn(self, words: Array) -> None:
         """Read the names of numbers of words that are not known."""
-        table = tables.log_word.c
         unknown = [word for word in np.unique(words).tolist() if word not in self._names]
-        for at in range(0, len(unknown), 500):  # SQLite bounds the number of parameters
-            rows = self._connection.execute(
-                sa.select(table.id, table.word).where(table.id.in_(unknown[at : at + 500]))
-            )
-            self._names.update({number: word for number, word in rows})
+        self._names.update(read_words(self._connection, unknown))
 
     def _selection(
         self, where: list[sa.ColumnElement[bool]], within: Time | None = None
     ) -> sa.Select[Any]:
         block = tables.log_block.c
-        columns = (
-            block.id, block.run_id, block.host, block.time_lo_ns, block.time_hi_ns, block.step_lo,
-            block.step_hi, block.tally,
-        )  # fmt: skip
         where = [*where, *self._within(within)]
         if self._run_id is not None:
             where.append(block.run_id == self._run_id)
@@ -313,7 +317,7 @@ class Search:
             # Not by the number itself: blocks come in the order of time, the index only sieves.
             indexed = (block.id + 0).in_(line_index.blocks_with(self._connection, lookup))
             where.append(sa.or_(block.sealed != 1, indexed))
-        return sa.select(*columns).where(*where)
+        return sa.select(*_COLUMNS).where(*where)
 
     def _within(self, within: Time | None) -> Iterator[sa.ColumnElement[bool]]:
         block = tables.log_block.c
@@ -404,7 +408,8 @@ class _PageSearch:
         base = match_lines(query.base, lines)
         if is_uncertain and self.found.is_counted:
             self.found.counts.add_lines(lines, base, masks)
-        if (hits := np.flatnonzero(base & chosen)).size:
+        hits = np.flatnonzero(base & chosen)
+        if hits.size and self.page.wants(np.array([self._edge(block)])).any():
             self.page.add(block, lines, hits)
 
     def _edge(self, block: _Block) -> int:
@@ -439,7 +444,10 @@ def find_line(connection: sa.Connection, run_id: str, line_id: int) -> FoundLine
     for block_id, host, head_data, body_data in rows:
         head = read_head(head_data, block_id)
         if len(places := np.flatnonzero(head.ids == line_id)):
-            line = read_line(host, head, read_body(body_data), int(places[0]))
+            at = int(places[0])
+            words = [int(head.logger[at]), int(head.stream[at])]
+            names = read_words(connection, words)
+            line = read_line(host, names, head, read_body(body_data), at)
             return FoundLine(line_id, run_id, line)
     return None
 

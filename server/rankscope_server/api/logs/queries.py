@@ -281,22 +281,20 @@ def _histogram(search: Search, counts: Counts) -> LogHistogram | None:
 
 
 def _facets(counts: Counts) -> LogFacets:
-    facets = counts.facets
     levels: dict[str, int] = {}
-    for level, count in facets["level"].items():
+    for level, count in counts.facet("level").items():
         levels[level_name(level)] = levels.get(level_name(level), 0) + count
     return LogFacets(
-        rank=_top(facets["rank"]),
+        rank=_top(counts.facet("rank")),
         level=[(name, levels[name]) for name in LEVELS if name in levels],
-        host=_top(facets["host"]),
-        logger=_top(facets["logger"]),
-        stream=_top(facets["stream"]),
+        host=_top(counts.facet("host")),
+        logger=_top(counts.facet("logger")),
+        stream=_top(counts.facet("stream")),
     )
 
 
 def _top(counts: dict[Any, int]) -> list[tuple[Any, int]]:
-    known = [(value, count) for value, count in counts.items() if count]
-    return sorted(known, key=lambda item: (-item[1], item[0]))[:MAX_FACET_VALUES]
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_FACET_VALUES]
 
 
 def _level_range(name: str) -> tuple[int, int]:
