@@ -10,7 +10,6 @@ import pytest
 
 from rankscope.wire import schema
 from rankscope_server.store.lines import LINES_PER_BLOCK
-
 from tests.server.conftest import Sender, TestClient, log_line
 
 START_NS = 1_700_000_000 * 10**9

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankscope_server.search.literals import NoLiteralError, literals_of
+from rankscope_server.search.pairs import pairs_of
 from rankscope_server.search.tree import And, Node, Or, Regex, Text
 from rankscope_server.search.words import RUN, TRIGRAM, index_term, trigrams
 
@@ -66,7 +67,9 @@ def _all(lookups: Iterable[Lookup]) -> Lookup | None:
 
 
 def _text_terms(node: Text) -> list[Lookup]:
-    terms: list[Lookup] = []
+    text = node.text if node.text.isascii() else ""  # others have letters of other cases
+    whole = text.rstrip("0123456789") if node.is_open_right else text
+    terms: list[Lookup] = [Term(term) for term in sorted(pairs_of(whole.encode()))]
     for match in RUN.finditer(node.text):
         run = match.group()
         is_open_left = node.is_open_left and match.start() == 0

@@ -146,13 +146,23 @@ class Counts:
                 add_lines(*read(crossing[:MAX_READ_BLOCKS].tolist()))
             rest = np.isin(ids, crossing[MAX_READ_BLOCKS:])
             histogram.is_exact = not rest.any()
-            for low, high, level, count in zip(
-                first[rest], last[rest], levels[rest], counts[rest], strict=True
-            ):
-                places = np.arange(low, high + 1)
-                shares = np.diff(np.round(np.linspace(0, count, len(places) + 1)))
-                add(places, np.full(len(places), level), shares)
+            for level in np.unique(levels[rest]).tolist():
+                of = rest & (levels == level)
+                spread = _spread(first[of], last[of], counts[of], num_buckets)
+                histogram.levels[level] = histogram.levels.get(level, 0) + spread
         return histogram
+
+
+def _spread(first: Array, last: Array, counts: Array, num_buckets: int) -> Array:
+    """Return the counts of each bucket with each block spread evenly over its own."""
+    first, last = np.clip(first, 0, num_buckets - 1), np.clip(last, 0, num_buckets - 1)
+    shares = counts / (last - first + 1)
+    change = np.bincount(first, shares, num_buckets + 1) - np.bincount(
+        last + 1, shares, num_buckets + 1
+    )
+    so_far = np.round(np.cumsum(np.cumsum(change)[:-1]))
+    spread: Array = np.diff(so_far, prepend=0)
+    return spread
 
 
 def _all_but(masks: dict[str, Array], left_out: str) -> Array:

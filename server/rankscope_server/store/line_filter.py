@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,13 +45,37 @@ class Tallies(NamedTuple):
     names: dict[int, str]  # of hosts, loggers and streams, by the number of the word
 
 
-class Lines(NamedTuple):
-    """A block with its columns; its body is read where a text asks for it."""
+class Lines:
+    """A block with its columns and its texts, each of which is read where something asks for it."""
 
-    host: int  # the number of the word
-    names: dict[int, str]  # of hosts, loggers and streams, by the number of the word
-    head: Head
-    body: Callable[[], Body]
+    def __init__(
+        self,
+        host: int,  # the number of the word
+        count: int,
+        names: Callable[[Head], dict[int, str]],
+        head: Callable[[], Head],
+        body: Callable[[], Body],
+    ) -> None:
+        self.host, self._count = host, count
+        self._names, self._head, self._body = names, head, body
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def head(self) -> Head:
+        """Return the columns."""
+        return self._head()
+
+    @cached_property
+    def body(self) -> Body:
+        """Return the texts."""
+        return self._body()
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """Return the words of hosts, loggers and streams, by their numbers."""
+        return self._names(self.head)
 
 
 def needs_text(node: Node) -> bool:
@@ -73,7 +97,7 @@ def match_tallies(node: Node, tallies: Tallies) -> Masks:
         return _bounds(tallies.time_lo_ns, tallies.time_hi_ns, ranges)
     if isinstance(node, Numbers):
         if node.field == "step":
-            return _bounds(tallies.step_lo, tallies.step_hi, node.ranges)
+            return _match_steps(node, tallies)
         mask = _in_ranges(tallies.rows[:, TALLY.index(node.field)], node.ranges)
         return mask, mask
     if isinstance(node, Names):
@@ -88,15 +112,14 @@ def match_tallies(node: Node, tallies: Tallies) -> Masks:
 
 def match_lines(node: Node, lines: Lines) -> Array:
     """Return which lines of a block match."""
-    size = len(lines.head.time_ns)
     if isinstance(node, And):
-        mask = np.ones(size, bool)
+        mask = np.ones(len(lines), bool)
         for child in sorted(node.nodes, key=needs_text):
             if mask.any():
                 mask &= match_lines(child, lines)
         return mask
     if isinstance(node, Or):
-        mask = np.zeros(size, bool)
+        mask = np.zeros(len(lines), bool)
         for child in node.nodes:
             mask |= match_lines(child, lines)
         return mask
@@ -109,7 +132,7 @@ def match_lines(node: Node, lines: Lines) -> Array:
         return _in_ranges(getattr(lines.head, node.field), node.ranges)
     if isinstance(node, Names):
         return _match_names(node, lines)
-    return lines_with(node, lines.body().texts)
+    return lines_with(node, lines.body.texts)
 
 
 def is_named(node: Names, name: str) -> bool:
@@ -182,6 +205,14 @@ def _bounds(lo: Array, hi: Array, ranges: Sequence[tuple[int, int]]) -> Masks:
     return may, must
 
 
+def _match_steps(node: Numbers, tallies: Tallies) -> Masks:
+    """Return the same of steps; where a line has none, its step is 0."""
+    may, must = _bounds(tallies.step_lo, tallies.step_hi, node.ranges)
+    has_step = tallies.rows[:, TALLY.index("has_step")] > 0
+    is_zero_in = any(lo <= 0 <= hi for lo, hi in node.ranges)
+    return np.where(has_step, may, is_zero_in), np.where(has_step, must, is_zero_in)
+
+
 def _in_ranges(values: Array, ranges: Sequence[tuple[int, int]]) -> Array:
     mask = np.zeros(len(values), bool)
     for least, most in ranges:
@@ -190,9 +221,9 @@ def _in_ranges(values: Array, ranges: Sequence[tuple[int, int]]) -> Array:
 
 
 def _match_names(node: Names, lines: Lines) -> Array:
-    head = lines.head
     if node.field == "host":
-        return np.full(len(head.time_ns), is_named(node, lines.names[lines.host]))
+        return np.full(len(lines), is_named(node, lines.names[lines.host]))
+    head = lines.head
     numbers = head.logger if node.field == "logger" else head.stream
     known = np.unique(numbers).tolist()
     return np.isin(numbers, [number for number in known if is_named(node, lines.names[number])])

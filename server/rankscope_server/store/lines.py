@@ -17,6 +17,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from rankscope_server.search.pairs import pairs_of
 from rankscope_server.search.scan import Texts
 from rankscope_server.search.words import terms_of
 from rankscope_server.store import line_index, tables
@@ -28,7 +29,7 @@ ID_BITS = 12  # of the id of a line: its place in the block in which it came
 _PLACE = (1 << ID_BITS) - 1
 _SEALED_LEVEL = 3  # of zstd: these blocks stay
 _PENDING_LEVEL = 1
-TALLY = ("attempt", "rank", "level", "logger", "stream", "count")
+TALLY = ("attempt", "rank", "level", "logger", "stream", "has_step", "count")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _encode = msgspec.msgpack.Encoder().encode
@@ -266,16 +267,17 @@ class LineWriter:
 
     def _write(self, run_id: str, host: int, columns: Columns, is_full: bool) -> None:
         head, texts = columns.head, columns.body.texts
-        terms = terms_of(texts.data) if is_full else set()
+        terms = terms_of(texts.data) | pairs_of(texts.data) if is_full else set()
         is_indexed = is_full and line_index.takes(terms)
         rows = head.ids[head.ids > _PLACE] >> ID_BITS  # of lines that were stored before
+        steps = head.step[head.step > 0] if head.step.any() else head.step
         inserted = self._connection.execute(
             sa.insert(tables.log_block),
             {
                 "run_id": run_id, "host": host, "sealed": 1 if is_indexed else 2 if is_full else 0,
                 "count": len(head.ids), "first_row": int(rows.min()) if len(rows) else 0,
                 "time_lo_ns": int(head.time_ns.min()), "time_hi_ns": int(head.time_ns.max()),
-                "step_lo": int(head.step.min()), "step_hi": int(head.step.max()),
+                "step_lo": int(steps.min()), "step_hi": int(steps.max()),
                 "level_hi": int(head.level.max()), "tally": _tally(head),
             },
         )  # fmt: skip
@@ -349,11 +351,13 @@ def _num_bytes(text: str) -> int:
 
 def _tally(head: Head) -> bytes:
     """Return how many lines there are of each kind; see `TALLY`."""
-    kinds, what = np.unique(head.logger << 32 | head.stream, return_inverse=True)
+    has_step = (head.step > 0).astype(np.int64)
+    what = head.logger << 32 | head.stream << 1 | has_step
+    kinds, what = np.unique(what, return_inverse=True)
     who = np.unique(head.attempt << 40 | (head.rank + 1) << 16 | head.level, return_inverse=True)[1]
     _, first, counts = np.unique(who * len(kinds) + what, return_index=True, return_counts=True)
-    columns = [getattr(head, name)[first] for name in TALLY[:-1]]
-    return np.column_stack([*columns, counts]).astype("<i4").tobytes()
+    columns = [getattr(head, name)[first] for name in TALLY[:-2]]
+    return np.column_stack([*columns, has_step[first], counts]).astype("<i4").tobytes()
 
 
 def _pack_head(head: Head, level: int) -> bytes:

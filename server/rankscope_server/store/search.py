@@ -7,9 +7,9 @@ asked to. What was counted is everything, or is said to be the least that there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +39,13 @@ from rankscope_server.store.lines import (
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_TEXT_BYTES = 64 << 20  # that one answer searches; more is left to the next one
-COUNT_TEXT_BYTES = 4 << 20  # that it searches to count once its page is full
+MAX_READ_BYTES = 24 << 20  # that one answer searches; more is left to the next one
+COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further
 MAX_TAIL_BLOCKS = 2_000
 _ROWS = 256  # blocks whose tallies are looked at together
 _FEW = 32
+_BYTES_OF_HEAD = 16  # of a line, whose columns take the time of so much text
 _MOST = (1 << 63) - 1
 
 
@@ -98,7 +99,7 @@ class Found:
 
 _COLUMNS = [
     tables.log_block.c[name]
-    for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi tally".split()
+    for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi count tally".split()
 ]
 
 
@@ -110,6 +111,7 @@ class _Block(NamedTuple):
     time_hi_ns: int
     step_lo: int
     step_hi: int
+    num_lines: int
     tally: bytes
 
 
@@ -141,7 +143,7 @@ class _Page:
         if len(chosen) > self._limit:
             order = np.lexsort((self._sign * ids[chosen], self._sign * times[chosen]))
             chosen = chosen[order[-self._limit :]]
-        body = lines.body()
+        body = lines.body
         for at in chosen.tolist():
             line: Line | tuple[Lines, int] = (lines, at)
             if len(chosen) <= _FEW:  # else from few blocks, which can be kept
@@ -172,7 +174,7 @@ def _line(line: Line | tuple[Lines, int]) -> Line:
     if isinstance(line, Line):
         return line
     lines, at = line
-    return read_line(lines.names[lines.host], lines.names, lines.head, lines.body(), at)
+    return read_line(lines.names[lines.host], lines.names, lines.head, lines.body, at)
 
 
 class Search:
@@ -183,7 +185,7 @@ class Search:
         node = resolve_groups(connection, run_id, query.node)
         self.query = replace(query, node=node)
         self.whole = self.query.whole
-        self.text_bytes = 0
+        self.read_bytes = 0
         self._names: dict[int, str] = {}
 
     def page(
@@ -225,9 +227,9 @@ class Search:
                 continue
             mask &= match_lines(self.whole, lines)
             for at in np.flatnonzero(mask).tolist():
-                line = read_line(lines.names[lines.host], lines.names, lines.head, lines.body(), at)
+                line = read_line(lines.names[lines.host], lines.names, lines.head, lines.body, at)
                 hits.append(FoundLine(int(lines.head.ids[at]), one.run_id, line))
-            if self.text_bytes > MAX_TEXT_BYTES:
+            if self.read_bytes > MAX_READ_BYTES:
                 return [], max(newest, after_id), True
         hits.sort(key=lambda hit: hit.id)
         # A full page may leave lines out: the reader goes on from the last one it got.
@@ -252,16 +254,17 @@ class Search:
 
         return counts.histogram(start_ns, bucket_ns, num_buckets, read)
 
-    def chunks(self, within: Time | None, sign: int) -> Iterator[list[_Block]]:
+    def chunks(self, within: Time | None, sign: int) -> Generator[list[_Block]]:
         """Yield the blocks that the index and their times leave, newest or oldest first."""
         block = tables.log_block.c
         order = (
             (block.time_hi_ns.desc(), block.id.desc()) if sign > 0 else (block.time_lo_ns, block.id)
         )
         statement = self._selection([], within).order_by(*order)
-        rows = self._connection.execution_options(yield_per=_ROWS).execute(statement)
-        for part in rows.partitions(_ROWS):
-            yield [_Block(*row) for row in part]
+        # As they are asked for: an answer that has its page reads no further.
+        with self._connection.execute(statement.execution_options(yield_per=_ROWS)) as rows:
+            for part in rows.partitions(_ROWS):
+                yield [_Block(*row) for row in part]
 
     def tallies(self, blocks: list[_Block]) -> tuple[Tallies, Array]:
         """Return the tallies of blocks, and of each row the position of its block."""
@@ -286,19 +289,23 @@ class Search:
             found = {row.block_id: row for row in rows}
             for block in part:
                 row = found[block.id]
-                head = read_head(row.head, block.id)
-                self._learn(np.concatenate([head.logger, head.stream]))
-                names = self._names
-                yield block, Lines(block.host, names, head, self._body(row.body))
+                yield block, self._lines(block, row)
 
-    def _body(self, data: bytes) -> Callable[[], Body]:
-        @cache
-        def read() -> Body:
-            body = read_body(data)
-            self.text_bytes += len(body.texts.data)
+    def _lines(self, block: _Block, row: Any) -> Lines:
+        def names(head: Head) -> dict[int, str]:
+            self._learn(np.concatenate([head.logger, head.stream]))
+            return self._names
+
+        def head() -> Head:
+            self.read_bytes += _BYTES_OF_HEAD * block.num_lines
+            return read_head(row.head, block.id)
+
+        def body() -> Body:
+            body = read_body(row.body)
+            self.read_bytes += len(body.texts.data)
             return body
 
-        return read
+        return Lines(block.host, block.num_lines, names, head, body)
 
     def _learn(self, words: Array) -> None:
         """Read the names of numbers of words that are not known."""
@@ -342,7 +349,11 @@ class _PageSearch:
     def run(self) -> None:
         """Fill the page and the counts."""
         within = _behind(self.cursor, self.sign)
-        for chunk in self.search.chunks(within, self.sign):
+        with closing(self.search.chunks(within, self.sign)) as chunks:
+            self._run(chunks)
+
+    def _run(self, chunks: Iterable[list[_Block]]) -> None:
+        for chunk in chunks:
             tallies, at = self.search.tallies(chunk)
             may = match_tallies(self.search.whole, tallies)[0]
             is_for_page = np.bincount(at, may, len(chunk)) > 0
@@ -387,25 +398,26 @@ class _PageSearch:
 
     def _is_enough(self, edge: Array) -> bool:
         """Return whether to stop before a block; what is left out is noted."""
-        found, text_bytes = self.found, self.search.text_bytes
+        found, read_bytes = self.found, self.search.read_bytes
         if self.page.wants(edge).any():
-            if text_bytes <= MAX_TEXT_BYTES:
+            if read_bytes <= MAX_READ_BYTES:
                 return False
             found.searched_to_ns, found.is_counted = int(edge[0]), False
             return True
-        if text_bytes > COUNT_TEXT_BYTES or found.counts.total > COUNT_LINES:
+        if read_bytes > COUNT_READ_BYTES or found.counts.total > COUNT_LINES:
             found.is_counted = False
         return not found.is_counted
 
     def _search_block(self, block: _Block, lines: Lines, is_uncertain: bool) -> None:
         query = self.search.query
         masks = {name: match_lines(node, lines) for name, node in query.filters.items()}
-        chosen = _in_order(lines.head, self.cursor, self.sign)
+        base = match_lines(query.base, lines)
+        chosen = np.ones(len(lines), bool)
         for mask in masks.values():
             chosen &= mask
-        if not is_uncertain and not chosen.any():
+        if not base.any() or (not is_uncertain and not chosen.any()):
             return
-        base = match_lines(query.base, lines)
+        chosen &= _in_order(lines.head, self.cursor, self.sign)
         if is_uncertain and self.found.is_counted:
             self.found.counts.add_lines(lines, base, masks)
         hits = np.flatnonzero(base & chosen)

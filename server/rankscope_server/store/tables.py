@@ -246,7 +246,7 @@ log_block = sa.Table(
     _number("first_row"),  # the first block in which lines of it came; 0: none before itself
     _number("time_lo_ns"),
     _number("time_hi_ns"),
-    _number("step_lo"),
+    _number("step_lo"),  # of the lines whose step is known; 0: of none
     _number("step_hi"),
     _number("level_hi"),
     sa.Column("tally", sa.LargeBinary, nullable=False),  # how many lines of which rank and level
