@@ -236,7 +236,8 @@ def store(
         size = next(turn)
         with engine.begin() as connection:
             unit = Unit(connection)
-            unit.lines.add(run_id, lines[at : at + size])
+            for line in lines[at : at + size]:
+                unit.lines.add(run_id, line.host, [line])
             unit.flush()
         at += size
     with engine.begin() as connection:

@@ -105,18 +105,21 @@ def _is_plain(line: schema.LogLine) -> bool:
         and 0 <= line.level <= _RANGES["level"][1]
         and 0 <= line.attempt <= MAX_RANK
         and schema.NODE_RANK <= line.rank <= MAX_RANK
-        and len(line.fields) <= _MAX_ENTRIES
         and len(line.message) <= _LENGTHS["message"]
         and len(line.logger) <= _LENGTH
         and "\x00" not in line.message
         and "\x00" not in line.logger
-        and all(
-            len(name) <= _IDENTITIES["name"]
-            and len(value) <= _LENGTH
-            and "\x00" not in name
-            and "\x00" not in value
-            for name, value in line.fields.items()
-        )
+        and (not line.fields or _are_plain(line.fields))
+    )
+
+
+def _are_plain(fields: dict[str, str]) -> bool:
+    return len(fields) <= _MAX_ENTRIES and all(
+        len(name) <= _IDENTITIES["name"]
+        and len(value) <= _LENGTH
+        and "\x00" not in name
+        and "\x00" not in value
+        for name, value in fields.items()
     )
 
 

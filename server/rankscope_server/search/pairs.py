@@ -28,26 +28,24 @@ def pairs_of(data: bytes) -> set[str]:
     """Return the terms for each word of three letters and more with a number behind it."""
     padded = b"\n" * (_LETTERS + 2) + data + b"\n"
     kinds = _KINDS[np.frombuffer(padded, np.uint8)]
-    others = np.flatnonzero(kinds != _DIGIT)  # a number ends at the first behind it
+    is_digit = kinds == _DIGIT
+    # Where numbers begin and, one for one, end: data begins and ends with none.
+    begins, ends = np.flatnonzero(is_digit[1:] != is_digit[:-1]).reshape(-1, 2).T + 1
     terms: set[str] = set()
     for num_gaps in (1, 2):
-        starts = _numbers(kinds, num_gaps)
-        ends = np.minimum(others[np.searchsorted(others, starts)], starts + _MAX_DIGITS)
-        words = starts - num_gaps - _LETTERS
-        found = {padded[lo:hi] for lo, hi in zip(words.tolist(), ends.tolist(), strict=True)}
+        chosen = _are_behind_words(kinds, begins, num_gaps)
+        words = begins[chosen] - num_gaps - _LETTERS
+        limits = np.minimum(ends, begins + _MAX_DIGITS)[chosen]
         behind = _LETTERS + num_gaps
-        for pair in found:
+        for pair in {padded[lo:hi] for lo, hi in zip(words.tolist(), limits.tolist(), strict=True)}:
             word, number = pair[:_LETTERS].lower().decode(), pair[behind:].decode()
             terms.add(f"{PAIR}{word}{PAIR}{number}")
     return terms
 
 
-def _numbers(kinds: Array, num_gaps: int) -> Array:
-    """Return where numbers begin with so many characters between them and letters."""
-    wanted = (*[_LETTER] * _LETTERS, *[_GAP] * num_gaps, _DIGIT)
-    size = len(kinds) - len(wanted) + 1
-    # From the number on back: few places are left after the first two.
-    places = np.flatnonzero(kinds[len(wanted) - 1 :] == _DIGIT)[: max(size, 0)]
-    for offset, kind in reversed(list(enumerate(wanted[:-1]))):
-        places = places[kinds[places + offset] == kind]
-    return places + len(wanted) - 1
+def _are_behind_words(kinds: Array, begins: Array, num_gaps: int) -> Array:
+    """Return which numbers have so many characters between them and three letters."""
+    chosen = np.ones(len(begins), bool)
+    for distance in range(1, num_gaps + _LETTERS + 1):
+        chosen &= kinds[begins - distance] == (_GAP if distance <= num_gaps else _LETTER)
+    return chosen

@@ -202,10 +202,10 @@ class LineWriter:
         self._lines: dict[tuple[str, str], list[Line]] = {}
         self._words: dict[tuple[str, str], int] = {}
 
-    def add(self, run_id: str, lines: list[Line]) -> None:
-        """Add lines of one run, in the order of their arrival."""
-        for line in lines:
-            self._lines.setdefault((run_id, line.host), []).append(line)
+    def add(self, run_id: str, host: str, lines: list[Line]) -> None:
+        """Add lines of one run and host, in the order of their arrival."""
+        if lines:
+            self._lines.setdefault((run_id, host), []).extend(lines)
 
     def flush(self) -> None:
         """Write what was added."""

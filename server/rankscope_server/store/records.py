@@ -80,7 +80,7 @@ def store_records(
             upsert(sink.connection, table, rows, _REPLACED[table])
         else:
             sink.connection.execute(sa.insert(table), rows)
-    unit.lines.add(batch.run_id, sink.lines)
+    unit.lines.add(batch.run_id, sink.host, sink.lines)
     return sink.changed, len(sink.lines)
 
 
