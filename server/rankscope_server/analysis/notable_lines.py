@@ -25,6 +25,7 @@ _MAX_USUAL_BLOCKS = 32
 _OUTPUT: dict[str, Literal["logging", "stdout", "stderr"]] = {
     "logging": "logging", "stdout": "stdout", "stderr": "stderr",
 }  # fmt: skip
+_FINDING = "finding"
 _LAST_BLOCKS = 16  # a program may say in a plain line why it leaves; they may be small
 _MAX_USUAL_RUNS = 3
 
@@ -46,9 +47,10 @@ def notable_lines(
         head, body = read_head(row.head, row.block_id), read_body(row.body)
         streams = read_words(connection, np.unique(head.stream).tolist())
         for index in range(len(head.time_ns)):
-            said_by = _OUTPUT.get(streams[int(head.stream[index])])
-            if said_by is None and head.level[index] < _WARNING:
-                continue  # an event
+            stream = streams[int(head.stream[index])]
+            said_by = _OUTPUT.get(stream)
+            if said_by is None and (head.level[index] < _WARNING or stream == _FINDING):
+                continue  # an event, or what an analysis said before
             yield LogLine(
                 attempt=int(head.attempt[index]),
                 rank=int(head.rank[index]),

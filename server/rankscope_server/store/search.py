@@ -16,7 +16,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from rankscope_server.search.lookup import lookup_of
-from rankscope_server.search.tree import EVERYTHING, And, Node, Time, both
+from rankscope_server.search.tree import EVERYTHING, And, Node, Regex, Text, Time, both, leaves
 from rankscope_server.store import line_index, tables
 from rankscope_server.store.line_counts import Counts, Histogram
 from rankscope_server.store.line_filter import (
@@ -39,7 +39,10 @@ from rankscope_server.store.lines import (
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_READ_BYTES = 24 << 20  # that one answer searches; more is left to the next one
+# Bytes of text that one answer searches; more is left to the next one. What the index narrows
+# badly, a regular expression and a text within words, may take longer.
+MAX_READ_BYTES = 16 << 20
+MAX_READ_BYTES_WITHIN_WORDS = 40 << 20
 COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further
 MAX_TAIL_BLOCKS = 2_000
@@ -186,6 +189,8 @@ class Search:
         self.query = replace(query, node=node)
         self.whole = self.query.whole
         self.read_bytes = 0
+        is_within = any(map(_is_within_words, leaves(node)))
+        self.max_read_bytes = MAX_READ_BYTES_WITHIN_WORDS if is_within else MAX_READ_BYTES
         self._names: dict[int, str] = {}
 
     def page(
@@ -229,7 +234,7 @@ class Search:
             for at in np.flatnonzero(mask).tolist():
                 line = read_line(lines.names[lines.host], lines.names, lines.head, lines.body, at)
                 hits.append(FoundLine(int(lines.head.ids[at]), one.run_id, line))
-            if self.read_bytes > MAX_READ_BYTES:
+            if self.read_bytes > self.max_read_bytes:
                 return [], max(newest, after_id), True
         hits.sort(key=lambda hit: hit.id)
         # A full page may leave lines out: the reader goes on from the last one it got.
@@ -400,7 +405,7 @@ class _PageSearch:
         """Return whether to stop before a block; what is left out is noted."""
         found, read_bytes = self.found, self.search.read_bytes
         if self.page.wants(edge).any():
-            if read_bytes <= MAX_READ_BYTES:
+            if read_bytes <= self.search.max_read_bytes:
                 return False
             found.searched_to_ns, found.is_counted = int(edge[0]), False
             return True
@@ -462,6 +467,10 @@ def find_line(connection: sa.Connection, run_id: str, line_id: int) -> FoundLine
             line = read_line(host, names, head, read_body(body_data), at)
             return FoundLine(line_id, run_id, line)
     return None
+
+
+def _is_within_words(leaf: Node) -> bool:
+    return isinstance(leaf, Regex) or (isinstance(leaf, Text) and leaf.is_open_left)
 
 
 def _needed(node: Node) -> list[Node]:
