@@ -29,7 +29,7 @@ class Problem(Exception):
         self.at = at
 
 
-class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+class ErrorBody(msgspec.Struct, frozen=True):
     """What failed and what to do about it; `at`: from and to which character of the field."""
 
     what: str

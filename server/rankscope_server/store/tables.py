@@ -447,3 +447,14 @@ preflight_node = sa.Table(
     sa.Index("ix_preflight_node_node", "node"),
     sa.Index("ix_preflight_node_host", "host"),
 )
+
+saved_search = sa.Table(
+    "saved_search",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("q", sa.Text, nullable=False),
+    _number("created_ns"),
+    sa.UniqueConstraint("name"),
+    sqlite_autoincrement=True,  # ids name them in links
+)

@@ -6,6 +6,7 @@ import { query, setQuery } from '../router.js';
 import { el, t } from '../tags.js';
 import { runPath, withQuery } from '../url.js';
 import { spans } from './ansi.js';
+import { Around } from './around.js';
 import { CopyButton, Icon } from './bits.js';
 
 /** @typedef {import('../../types/api.js').LogRow} LogRow */
@@ -88,11 +89,15 @@ export function LogPanel({ line, run, close, step }) {
           )
         : null,
     ),
+    el(Around, { key: line.id, line, run }),
     t.dl(
       { class: 'facts tall' },
       fact('Time', dateTime(line.time_ms)),
       fact('Host', line.host),
       line.ranks.length > 1 ? fact('Ranks', rankWords(line.ranks)) : null,
+      line.count > 1
+        ? fact('Repeated', `${line.count.toLocaleString('en-US')} times since ${exactTime(line.first_ms)}`)
+        : null,
       fact('Logger', line.logger || '–'),
       fact('Stream', line.stream),
       line.step ? fact('Step', line.step.toLocaleString('en-US')) : null,
