@@ -110,7 +110,7 @@ export function LogPanel({ line, run, close, step }) {
 /** The filters in force, and the way to drop each. @param {{total: number}} props */
 export function Filters({ total }) {
   const now = query.value;
-  const set = ['q', 'rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
+  const set = ['rank', 'level', 'host', 'logger', 'stream'].filter((key) => now[key]);
   if (now.from || now.to) set.push('time');
   if (set.length === 0) return null;
   return t.p(
@@ -126,9 +126,7 @@ export function Filters({ total }) {
         },
         key === 'time'
           ? `${now.from ? exactTime(Number(now.from)) : 'start'} – ${now.to ? exactTime(Number(now.to)) : 'now'}`
-          : key === 'q'
-            ? `“${now.q}”`
-            : `${key} ${now[key]}`,
+          : `${key} ${now[key]}`,
         el(Icon, { name: 'cross', size: 9 }),
       ),
     ),

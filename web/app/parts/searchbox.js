@@ -36,13 +36,20 @@ export function SearchBox({ error }) {
   useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
   useEffect(() => {
     if (text === (query.value.q ?? '')) return undefined;
-    const timer = setTimeout(() => search(text, true), SETTLE_MS);
+    const timer = setTimeout(() => text !== (query.value.q ?? '') && search(text, true), SETTLE_MS);
     return () => clearTimeout(timer);
   }, [text]);
   const mistake = error?.status === 422 && error.detail.field === 'q' ? error.detail : null;
   const toggle = (/** @type {'help' | 'saved'} */ part) => setOpen(open === part ? null : part);
   return t.div(
-    { class: 'searchbox' },
+    {
+      class: 'logsearch',
+      onKeyDown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key !== 'Escape' || !open) return;
+        event.stopPropagation();
+        setOpen(null);
+      },
+    },
     t.div(
       { class: 'searchrow' },
       t.input({

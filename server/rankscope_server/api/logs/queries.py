@@ -42,6 +42,7 @@ MAX_LIMIT = 5_000
 MAX_CONTEXT = 200
 MAX_FACET_VALUES = 100
 HISTOGRAM_BUCKETS = 60
+MIN_HISTOGRAM_NS = 10 * 10**9  # lines of one moment stand in the middle of some seconds
 FOLD_WITHIN_MS = 2_000
 _BUCKETS_MS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
@@ -261,8 +262,9 @@ def _histogram(search: Search, counts: Counts) -> LogHistogram | None:
     if span is None:
         return None
     query = search.query
-    lo_ms = (query.from_ns if query.from_ns is not None else span[0]) // 10**6
-    hi_ms = (query.to_ns if query.to_ns is not None else span[1]) // 10**6
+    beside_ns = max(MIN_HISTOGRAM_NS - (span[1] - span[0]), 0) // 2
+    lo_ms = (query.from_ns if query.from_ns is not None else span[0] - beside_ns) // 10**6
+    hi_ms = (query.to_ns if query.to_ns is not None else span[1] + beside_ns) // 10**6
     wanted_ms = max(hi_ms - lo_ms, 1) / HISTOGRAM_BUCKETS
     bucket_ms = next((size for size in _BUCKETS_MS if size >= wanted_ms), None)
     bucket_ms = bucket_ms or _BUCKETS_MS[-1] * int(np.ceil(wanted_ms / _BUCKETS_MS[-1]))
