@@ -152,18 +152,24 @@ def test_levels_are_those_of_logging() -> None:
 
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=14).map("".join)))
 def test_any_text_gives_a_tree_or_a_mistake_at_a_place(query: str) -> None:
-    try:
-        node = parse(query, NOW_NS)
-    except QueryError as error:
-        assert 0 <= error.place.start < error.place.end <= len(query) + 1
-        assert error.what
-        assert error.remedy
+    node = read(query)
+    if isinstance(node, QueryError):
+        assert 0 <= node.place.start < node.place.end <= len(query) + 1
+        assert node.what
+        assert node.remedy
         return
     for leaf in leaves(node):
         assert not isinstance(leaf, Not | And | Or)
         written = query[leaf.place.start : leaf.place.end]
         # What a leaf is depends on nothing around it.
         assert tree(written) == tree_of(leaf)
+
+
+def read(query: str) -> Node | QueryError:
+    try:
+        return parse(query, NOW_NS)
+    except QueryError as error:
+        return error
 
 
 def tree_of(leaf: Node) -> Node:

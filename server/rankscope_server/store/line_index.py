@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from rankscope_server.search.lookup import AllOf, Lookup, Term
 
 TABLE = "log_index"
-# What makes it; terms are told apart by spaces, all other characters belong to them.
+# What makes it; spaces are between terms, all other characters belong to them.
 DDL = {
     "sqlite": (
         f"CREATE VIRTUAL TABLE {TABLE} USING fts5(terms, content='', columnsize=0, detail='none', "

@@ -370,7 +370,7 @@ class _PageSearch:
                 return
 
     def _count(self, chunk: list[_Block], tallies: Tallies, at: Array) -> Array:
-        """Count what tallies tell; return the blocks of which they do not tell all."""
+        """Count what tallies show; return the blocks of which they do not show all."""
         if not self.found.is_counted:
             return np.zeros(len(chunk), bool)
         query = self.search.query
@@ -397,7 +397,10 @@ class _PageSearch:
             for at, (block, lines) in zip(
                 group.tolist(), self.search.loaded([chunk[at] for at in group]), strict=True
             ):
-                if self._is_enough(edges[at : at + 1]):
+                edge = edges[at : at + 1]
+                if not is_uncertain[at] and not self.page.wants(edge).any():
+                    continue  # the page was filled by the blocks that were read with it
+                if self._is_enough(edge):
                     return False
                 self._search_block(block, lines, bool(is_uncertain[at]))
 

@@ -1,6 +1,6 @@
 /** The search box over log lines: its language, mistakes at their place, searches that are kept. */
 
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import { ask, Failure, useApi } from '../api.js';
 import { announce } from '../page.js';
 import { query, setQuery } from '../router.js';
@@ -135,7 +135,6 @@ function Saved({ text, close }) {
   const answer = /** @type {import('../api.js').Answer<SavedSearches>} */ (useApi('searches'));
   const [name, setName] = useState('');
   const [failed, setFailed] = useState('');
-  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const searches = answer.data?.searches ?? [];
 
   /** @param {string} path @param {string} method @param {object} [body] @param {string} [done] */
@@ -185,7 +184,7 @@ function Saved({ text, close }) {
         },
       },
       t.input({
-        ref: field,
+        type: 'text',
         value: name,
         maxLength: 128,
         placeholder: text ? 'Name of this search' : 'Write a search first',
