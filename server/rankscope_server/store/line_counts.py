@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankscope_server.store.line_filter import Lines, Tallies
-from rankscope_server.store.lines import TALLY
+from rankscope_server.store.line_kinds import COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DIMENSIONS = ("rank", "level", "host", "logger", "stream")
 MAX_READ_BLOCKS = 64  # that cross an edge of the histogram and are read for it
-_LEVEL, _COUNT = TALLY.index("level"), TALLY.index("count")
+_LEVEL = COLUMNS.index("level")
 
 
 @dataclass(slots=True)
@@ -57,17 +57,31 @@ class Counts:
         self, tallies: Tallies, block_ids: Array, base: Array, masks: dict[str, Array]
     ) -> None:
         """Count rows of tallies; `base` matches the query, `masks` each of the filters."""
-        count = tallies.rows[:, _COUNT]
+        everything = np.where(base & _all_but(masks, ""), tallies.num_lines, 0)
         for name in DIMENSIONS:
-            chosen = base & _all_but(masks, name)
-            values = tallies.host if name == "host" else tallies.rows[:, TALLY.index(name)]
-            self._parts[name].append(_Part(values[chosen], count[chosen], tallies.names))
-        chosen = base & _all_but(masks, "")
-        self.total += int(count[chosen].sum())
+            count = everything
+            if name in masks:
+                count = np.where(base & _all_but(masks, name), tallies.num_lines, 0)
+            if name == "host":
+                values, sums = tallies.host, np.bincount(tallies.at, count, len(tallies.host))
+            else:
+                values = tallies.kinds[:, COLUMNS.index(name)]
+                sums = np.bincount(tallies.kind, count, len(tallies.kinds))
+            found = np.flatnonzero(sums)
+            self._parts[name].append(_Part(values[found], sums[found], tallies.names))
+        self.total += int(everything.sum())
+        kinds_of_level, level = np.unique(tallies.kinds[:, _LEVEL], return_inverse=True)
+        size = len(kinds_of_level)
+        sums = np.bincount(
+            tallies.at * size + level[tallies.kind], everything, len(block_ids) * size
+        )
+        found = np.flatnonzero(sums)
+        at = found // size
         columns = (
-            block_ids, tallies.time_lo_ns, tallies.time_hi_ns, tallies.rows[:, _LEVEL], count,
+            block_ids[at], tallies.time_lo_ns[at], tallies.time_hi_ns[at],
+            kinds_of_level[found % size], sums[found].astype(np.int64),
         )  # fmt: skip
-        self._blocks.append(np.stack([column[chosen].astype(np.int64) for column in columns]))
+        self._blocks.append(np.stack(columns))
 
     def add_lines(self, lines: Lines, base: Array, masks: dict[str, Array]) -> None:
         """Count lines of a block."""

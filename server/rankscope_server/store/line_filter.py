@@ -26,7 +26,8 @@ from rankscope_server.search.tree import (
     leaves,
 )
 from rankscope_server.store import tables
-from rankscope_server.store.lines import TALLY, Body, Head
+from rankscope_server.store.line_kinds import COLUMNS
+from rankscope_server.store.lines import Body, Head
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Masks: TypeAlias = tuple[Array, Array]  # what may match, what surely does
@@ -34,10 +35,13 @@ _MOST = (1 << 63) - 1
 
 
 class Tallies(NamedTuple):
-    """The tallies of several blocks, a row for each that is counted, and of each row its block."""
+    """The tallies of several blocks: a row for each kind of lines that a block has."""
 
-    rows: Array  # columns as in TALLY
-    host: Array
+    kind: Array  # of each row its place in `kinds`
+    num_lines: Array  # of each row
+    at: Array  # of each row its block
+    kinds: Array  # of each kind a row, columns as `line_kinds.COLUMNS`
+    host: Array  # of each block; also what follows
     time_lo_ns: Array
     time_hi_ns: Array
     step_lo: Array
@@ -94,19 +98,21 @@ def match_tallies(node: Node, tallies: Tallies) -> Masks:
         return ~must, ~may
     if isinstance(node, Time):
         ranges = ((_or(node.from_ns, -_MOST), _or(node.to_ns, _MOST)),)
-        return _bounds(tallies.time_lo_ns, tallies.time_hi_ns, ranges)
+        may, must = _bounds(tallies.time_lo_ns, tallies.time_hi_ns, ranges)
+        return may[tallies.at], must[tallies.at]
     if isinstance(node, Numbers):
         if node.field == "step":
             return _match_steps(node, tallies)
-        mask = _in_ranges(tallies.rows[:, TALLY.index(node.field)], node.ranges)
+        mask = _in_ranges(tallies.kinds[:, COLUMNS.index(node.field)], node.ranges)[tallies.kind]
         return mask, mask
     if isinstance(node, Names):
-        is_host = node.field == "host"
-        numbers = tallies.host if is_host else tallies.rows[:, TALLY.index(node.field)]
         wanted = [number for number, name in tallies.names.items() if is_named(node, name)]
-        mask = np.isin(numbers, wanted)
+        if node.field == "host":
+            mask = np.isin(tallies.host, wanted)[tallies.at]
+        else:
+            mask = np.isin(tallies.kinds[:, COLUMNS.index(node.field)], wanted)[tallies.kind]
         return mask, mask
-    size = len(tallies.rows)
+    size = len(tallies.kind)
     return np.ones(size, bool), np.zeros(size, bool)
 
 
@@ -189,7 +195,7 @@ def _as_ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _combined(nodes: Sequence[Node], tallies: Tallies, join: Any, start: bool) -> Masks:
-    may = np.full(len(tallies.rows), start)
+    may = np.full(len(tallies.kind), start)
     must = may.copy()
     for node in nodes:
         one = match_tallies(node, tallies)
@@ -208,8 +214,9 @@ def _bounds(lo: Array, hi: Array, ranges: Sequence[tuple[int, int]]) -> Masks:
 def _match_steps(node: Numbers, tallies: Tallies) -> Masks:
     """Return the same of steps; where a line has none, its step is 0."""
     may, must = _bounds(tallies.step_lo, tallies.step_hi, node.ranges)
-    has_step = tallies.rows[:, TALLY.index("has_step")] > 0
+    has_step = (tallies.kinds[:, COLUMNS.index("has_step")] > 0)[tallies.kind]
     is_zero_in = any(lo <= 0 <= hi for lo, hi in node.ranges)
+    may, must = may[tallies.at], must[tallies.at]
     return np.where(has_step, may, is_zero_in), np.where(has_step, must, is_zero_in)
 
 

@@ -1,10 +1,10 @@
 """Log lines in compressed blocks, each of one run and one host: what is in a block, and writing.
 
-A block has a tally (how many lines of each rank, level, logger and stream: what counts and filters
-need), a head (the columns of its lines) and a body (their texts). What comes is stored at once as
-a small block; small ones are joined, in sizes that grow, until they fill one, which is sealed: its
-words go into the index, and it never changes again. A line keeps its id: that of the block in
-which it came, and its place there.
+A block has a tally (how many lines of each kind: what counts and filters need), a head (the columns
+of its lines) and a body (their texts). What comes is stored at once as a small block; small ones
+are joined, in sizes that grow, until they fill one, which is sealed: its words go into the index,
+and it never changes again. A line keeps its id: that of the block in which it came, and its place
+there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rankscope_server.search.pairs import pairs_of
 from rankscope_server.search.scan import Texts
 from rankscope_server.search.words import terms_of
 from rankscope_server.store import line_index, tables
+from rankscope_server.store.line_kinds import COLUMNS, KindNumbers
 from rankscope_server.store.packing import narrowed, pack, unpack, widened
 
 LINES_PER_BLOCK = 1024
@@ -29,7 +30,6 @@ ID_BITS = 12  # of the id of a line: its place in the block in which it came
 _PLACE = (1 << ID_BITS) - 1
 _SEALED_LEVEL = 3  # of zstd: these blocks stay
 _PENDING_LEVEL = 1
-TALLY = ("attempt", "rank", "level", "logger", "stream", "has_step", "count")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _encode = msgspec.msgpack.Encoder().encode
@@ -158,11 +158,10 @@ def read_body(data: bytes) -> Body:
     return Body(Texts(texts, np.cumsum(line_bytes) - 1), *others)
 
 
-def read_tallies(data: list[bytes]) -> tuple[Array, Array]:
-    """Return the rows of several tallies, columns as in `TALLY`, and the position of each one's."""
-    rows = np.frombuffer(b"".join(data), "<i4").reshape(-1, len(TALLY))
-    width = 4 * len(TALLY)
-    return rows, np.repeat(np.arange(len(data)), [len(one) // width for one in data])
+def read_tallies(data: list[bytes]) -> tuple[Array, Array, Array]:
+    """Return numbers of kinds, how many lines there are of each, and the position of its tally."""
+    kinds, counts = np.frombuffer(b"".join(data), "<i4").reshape(-1, 2).T
+    return kinds, counts, np.repeat(np.arange(len(data)), [len(one) // 8 for one in data])
 
 
 def read_line(host: str, names: dict[int, str], head: Head, body: Body, index: int) -> Line:
@@ -201,6 +200,7 @@ class LineWriter:
         self._connection = connection
         self._lines: dict[tuple[str, str], list[Line]] = {}
         self._words: dict[tuple[str, str], int] = {}
+        self._kinds = KindNumbers(connection)
 
     def add(self, run_id: str, host: str, lines: list[Line]) -> None:
         """Add lines of one run and host, in the order of their arrival."""
@@ -278,7 +278,7 @@ class LineWriter:
                 "count": len(head.ids), "first_row": int(rows.min()) if len(rows) else 0,
                 "time_lo_ns": int(head.time_ns.min()), "time_hi_ns": int(head.time_ns.max()),
                 "step_lo": int(steps.min()), "step_hi": int(steps.max()),
-                "level_hi": int(head.level.max()), "tally": _tally(head),
+                "level_hi": int(head.level.max()), "tally": self._tally(run_id, head),
             },
         )  # fmt: skip
         block_id = int(inserted.inserted_primary_key[0])  # type: ignore[index]
@@ -292,6 +292,19 @@ class LineWriter:
         )  # fmt: skip
         if is_indexed:
             line_index.add(self._connection, block_id, terms)
+
+    def _tally(self, run_id: str, head: Head) -> bytes:
+        """Return how many lines there are of each kind."""
+        has_step = (head.step > 0).astype(np.int64)
+        what = head.logger << 32 | head.stream << 1 | has_step
+        kinds, what = np.unique(what, return_inverse=True)
+        who = head.attempt << 40 | (head.rank + 1) << 16 | head.level
+        who = np.unique(who, return_inverse=True)[1]
+        _, first, counts = np.unique(who * len(kinds) + what, return_index=True, return_counts=True)
+        columns = [getattr(head, name)[first].tolist() for name in COLUMNS[:-1]]
+        rows = list(zip(*columns, has_step[first].tolist(), strict=True))
+        numbers = self._kinds.of(run_id, rows)
+        return np.column_stack([numbers, counts]).astype("<i4").tobytes()
 
     def _know(self, run_id: str, words: set[str]) -> None:
         """Give each word that has none a number."""
@@ -347,17 +360,6 @@ def _body_of(messages: Sequence[str], fields: Sequence[dict[str, str]]) -> Body:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _tally(head: Head) -> bytes:
-    """Return how many lines there are of each kind; see `TALLY`."""
-    has_step = (head.step > 0).astype(np.int64)
-    what = head.logger << 32 | head.stream << 1 | has_step
-    kinds, what = np.unique(what, return_inverse=True)
-    who = np.unique(head.attempt << 40 | (head.rank + 1) << 16 | head.level, return_inverse=True)[1]
-    _, first, counts = np.unique(who * len(kinds) + what, return_index=True, return_counts=True)
-    columns = [getattr(head, name)[first] for name in TALLY[:-2]]
-    return np.column_stack([*columns, has_step[first], counts]).astype("<i4").tobytes()
 
 
 def _pack_head(head: Head, level: int) -> bytes:

@@ -26,6 +26,7 @@ from rankscope_server.store.line_filter import (
     match_tallies,
     resolve_groups,
 )
+from rankscope_server.store.line_kinds import Kinds
 from rankscope_server.store.lines import (
     ID_BITS,
     Body,
@@ -192,6 +193,7 @@ class Search:
         is_within = any(map(_is_within_words, leaves(node)))
         self.max_read_bytes = MAX_READ_BYTES_WITHIN_WORDS if is_within else MAX_READ_BYTES
         self._names: dict[int, str] = {}
+        self._kinds = Kinds(connection)
 
     def page(
         self,
@@ -271,14 +273,15 @@ class Search:
             for part in rows.partitions(_ROWS):
                 yield [_Block(*row) for row in part]
 
-    def tallies(self, blocks: list[_Block]) -> tuple[Tallies, Array]:
-        """Return the tallies of blocks, and of each row the position of its block."""
-        rows, at = read_tallies([block.tally for block in blocks])
+    def tallies(self, blocks: list[_Block]) -> Tallies:
+        """Return the tallies of blocks."""
+        numbers, counts, at = read_tallies([block.tally for block in blocks])
+        kind = self._kinds.places(numbers)
+        kinds = self._kinds.rows
         hosts = np.array([block.host for block in blocks], np.int64)
-        self._learn(np.concatenate([hosts, rows[:, 3], rows[:, 4]]))
-        numbers = np.array([block[3:7] for block in blocks], np.int64).T
-        bounds = [column[at] for column in numbers]
-        return Tallies._make([rows, hosts[at], *bounds, self._names]), at
+        self._learn(np.concatenate([hosts, kinds[:, 3], kinds[:, 4]]))
+        bounds = np.array([block[3:7] for block in blocks], np.int64).T
+        return Tallies._make([kind, counts, at, kinds, hosts, *bounds, self._names])
 
     def loaded(self, blocks: list[_Block]) -> Iterator[tuple[_Block, Lines]]:
         """Yield blocks with their lines, in their order."""
@@ -359,17 +362,17 @@ class _PageSearch:
 
     def _run(self, chunks: Iterable[list[_Block]]) -> None:
         for chunk in chunks:
-            tallies, at = self.search.tallies(chunk)
+            tallies = self.search.tallies(chunk)
             may = match_tallies(self.search.whole, tallies)[0]
-            is_for_page = np.bincount(at, may, len(chunk)) > 0
-            is_uncertain = self._count(chunk, tallies, at)
+            is_for_page = np.bincount(tallies.at, may, len(chunk)) > 0
+            is_uncertain = self._count(chunk, tallies)
             if not self._search(chunk, is_for_page, is_uncertain):
                 return
             edges = np.array([self._edge(chunk[-1])])
             if not self.found.is_counted and not self.page.wants(edges).any():
                 return
 
-    def _count(self, chunk: list[_Block], tallies: Tallies, at: Array) -> Array:
+    def _count(self, chunk: list[_Block], tallies: Tallies) -> Array:
         """Count what tallies show; return the blocks of which they do not show all."""
         if not self.found.is_counted:
             return np.zeros(len(chunk), bool)
@@ -379,9 +382,9 @@ class _PageSearch:
         unsure = may & ~must
         for mask in masks.values():
             unsure = unsure & mask
-        is_uncertain: Array = np.bincount(at, unsure, len(chunk)) > 0
-        ids = np.array([block.id for block in chunk], np.int64)[at]
-        self.found.counts.add_tallies(tallies, ids, must & ~is_uncertain[at], masks)
+        is_uncertain: Array = np.bincount(tallies.at, unsure, len(chunk)) > 0
+        ids = np.array([block.id for block in chunk], np.int64)
+        self.found.counts.add_tallies(tallies, ids, must & ~is_uncertain[tallies.at], masks)
         return is_uncertain
 
     def _search(self, chunk: list[_Block], is_for_page: Array, is_uncertain: Array) -> bool:

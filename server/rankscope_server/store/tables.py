@@ -234,6 +234,21 @@ log_word = sa.Table(
     sa.UniqueConstraint("run_id", "word"),
 )
 
+log_kind = sa.Table(
+    "log_kind",
+    metadata,
+    sa.Column("id", Serial, primary_key=True, autoincrement=True),
+    _run(),
+    _number("attempt"),
+    _number("rank"),
+    _number("level"),
+    _number("logger"),  # its word
+    _number("stream"),  # its word
+    _number("has_step"),
+    sa.UniqueConstraint("run_id", "attempt", "rank", "level", "logger", "stream", "has_step"),
+    sqlite_autoincrement=True,
+)
+
 log_block = sa.Table(
     "log_block",
     metadata,
@@ -249,8 +264,10 @@ log_block = sa.Table(
     _number("step_lo"),  # of the lines whose step is known; 0: of none
     _number("step_hi"),
     _number("level_hi"),
-    sa.Column("tally", sa.LargeBinary, nullable=False),  # how many lines of which rank and level
-    sa.Index("ix_log_block_run_id_time_hi_ns", "run_id", "time_hi_ns"),
+    sa.Column("tally", sa.LargeBinary, nullable=False),  # how many lines of which kind
+    sa.Index("ix_log_block_run_id_time_hi_ns_sealed", "run_id", "time_hi_ns", "sealed"),
+    sa.Index("ix_log_block_run_id_time_lo_ns_sealed", "run_id", "time_lo_ns", "sealed"),
+    sa.Index("ix_log_block_run_id_id", "run_id", "id"),
     sa.Index("ix_log_block_run_id_sealed_host", "run_id", "sealed", "host"),
     sa.Index("ix_log_block_time_hi_ns", "time_hi_ns"),
     sqlite_autoincrement=True,
