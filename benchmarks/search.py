@@ -197,7 +197,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Server]:
 
 def fill(server: Server, num_lines: int) -> dict[str, float]:
     """Send what is missing of the lines."""
-    status, answer = server.get(f"runs/{RUN}/overview")
+    status, answer = server.get(f"runs/{RUN}")
     stored = answer["counts"]["log_lines"] if status == 200 else 0
     numbers = range(stored // LINES_PER_BATCH, num_lines // LINES_PER_BATCH)
     if not numbers:
