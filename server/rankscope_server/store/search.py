@@ -21,6 +21,7 @@ from rankscope_server.store import line_index, tables
 from rankscope_server.store.line_counts import Counts, Histogram
 from rankscope_server.store.line_filter import (
     Lines,
+    Masks,
     Tallies,
     match_lines,
     match_tallies,
@@ -42,12 +43,12 @@ from rankscope_server.store.lines import (
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of text that one answer searches; more is left to the next one. What the index narrows
 # badly, a regular expression and a text within words, may take longer.
-MAX_READ_BYTES = 16 << 20
+MAX_READ_BYTES = 12 << 20
 MAX_READ_BYTES_WITHIN_WORDS = 40 << 20
 COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further
 MAX_TAIL_BLOCKS = 2_000
-_ROWS = 256  # blocks whose tallies are looked at together
+_FEWEST_ROWS, _MOST_ROWS = 128, 2048  # blocks whose tallies are looked at together
 _FEW = 32
 _BYTES_OF_HEAD = 16  # of a line, whose columns take the time of so much text
 _MOST = (1 << 63) - 1
@@ -102,8 +103,11 @@ class Found:
 
 
 _COLUMNS = [
-    tables.log_block.c[name]
-    for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi count tally".split()
+    *(
+        tables.log_block.c[name]
+        for name in "id run_id host time_lo_ns time_hi_ns step_lo step_hi count".split()
+    ),
+    sa.type_coerce(tables.log_block.c.tally, sa.types.NullType()),  # bytes as they come
 ]
 
 
@@ -188,7 +192,7 @@ class Search:
         self._connection, self._run_id = connection, run_id
         node = resolve_groups(connection, run_id, query.node)
         self.query = replace(query, node=node)
-        self.whole = self.query.whole
+        self.base, self.whole = self.query.base, self.query.whole
         self.read_bytes = 0
         is_within = any(map(_is_within_words, leaves(node)))
         self.max_read_bytes = MAX_READ_BYTES_WITHIN_WORDS if is_within else MAX_READ_BYTES
@@ -269,9 +273,11 @@ class Search:
         )
         statement = self._selection([], within).order_by(*order)
         # As they are asked for: an answer that has its page reads no further.
-        with self._connection.execute(statement.execution_options(yield_per=_ROWS)) as rows:
-            for part in rows.partitions(_ROWS):
+        size = _FEWEST_ROWS
+        with self._connection.execute(statement.execution_options(stream_results=True)) as rows:
+            while part := rows.fetchmany(size):
                 yield [_Block(*row) for row in part]
+                size = min(2 * size, _MOST_ROWS)
 
     def tallies(self, blocks: list[_Block]) -> Tallies:
         """Return the tallies of blocks."""
@@ -363,21 +369,24 @@ class _PageSearch:
     def _run(self, chunks: Iterable[list[_Block]]) -> None:
         for chunk in chunks:
             tallies = self.search.tallies(chunk)
-            may = match_tallies(self.search.whole, tallies)[0]
+            base = match_tallies(self.search.base, tallies)
+            may = base[0]
+            if self.search.query.filters:
+                may = match_tallies(self.search.whole, tallies)[0]
             is_for_page = np.bincount(tallies.at, may, len(chunk)) > 0
-            is_uncertain = self._count(chunk, tallies)
+            is_uncertain = self._count(chunk, tallies, base)
             if not self._search(chunk, is_for_page, is_uncertain):
                 return
             edges = np.array([self._edge(chunk[-1])])
             if not self.found.is_counted and not self.page.wants(edges).any():
                 return
 
-    def _count(self, chunk: list[_Block], tallies: Tallies) -> Array:
+    def _count(self, chunk: list[_Block], tallies: Tallies, base: Masks) -> Array:
         """Count what tallies show; return the blocks of which they do not show all."""
         if not self.found.is_counted:
             return np.zeros(len(chunk), bool)
         query = self.search.query
-        may, must = match_tallies(query.base, tallies)
+        may, must = base
         masks = {name: match_tallies(node, tallies)[0] for name, node in query.filters.items()}
         unsure = may & ~must
         for mask in masks.values():
@@ -422,7 +431,7 @@ class _PageSearch:
     def _search_block(self, block: _Block, lines: Lines, is_uncertain: bool) -> None:
         query = self.search.query
         masks = {name: match_lines(node, lines) for name, node in query.filters.items()}
-        base = match_lines(query.base, lines)
+        base = match_lines(self.search.base, lines)
         chosen = np.ones(len(lines), bool)
         for mask in masks.values():
             chosen &= mask
