@@ -35,8 +35,10 @@ export function SearchBox({ error }) {
   const [open, setOpen] = useState(/** @type {'help' | 'saved' | null} */ (null));
   useEffect(() => setText(query.value.q ?? ''), [query.value.q]);
   useEffect(() => {
-    if (text === (query.value.q ?? '')) return undefined;
-    const timer = setTimeout(() => text !== (query.value.q ?? '') && search(text, true), SETTLE_MS);
+    const before = query.value.q ?? '';
+    if (text === before) return undefined;
+    // Unless something else was searched for in the meantime: by Enter, or by a press elsewhere.
+    const timer = setTimeout(() => (query.value.q ?? '') === before && search(text, true), SETTLE_MS);
     return () => clearTimeout(timer);
   }, [text]);
   const mistake = error?.status === 422 && error.detail.field === 'q' ? error.detail : null;
