@@ -6,8 +6,10 @@
 A real server takes lines of 64 ranks on 8 nodes over HTTP, in batches as a collector sends them,
 and answers searches over HTTP. With --data-dir the lines stay: a run that was stopped goes on, and
 one with more lines adds to them. CPU is that of the server process; wall times beside it are those
-of a shared machine. Bars, of issue 16: word, phrase, prefix and filters 100 ms, substring and
-regular expression 300 ms (p95 of CPU), 40 bytes a line, 60,000 lines per second of CPU.
+of a shared machine, and other work on its cores makes CPU dearer too: `load` says how much.
+
+Bars, of issue 16: word, phrase, prefix and filters 100 ms, substring and regular expression 300 ms
+(p95 of CPU), 40 bytes a line, 60,000 lines per second of CPU.
 """
 
 from __future__ import annotations
@@ -269,8 +271,9 @@ def main() -> int:
             ingest = fill(server, arguments.lines)
             rows = measure(server, arguments.lines, arguments.rounds, arguments.limit)
         size = sum(path.stat().st_size for path in folder.glob("*.db*"))
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[1], 1)}
     answer = {
-        "machine": {"cores": os.cpu_count()}, "lines": arguments.lines, "limit": arguments.limit,
+        "machine": machine, "lines": arguments.lines, "limit": arguments.limit,
         "bytes_per_line": round(size / arguments.lines, 1), "ingest": ingest, "rows": rows,
     }  # fmt: skip
     print(json.dumps(answer) if arguments.json else json.dumps(answer, indent=1))

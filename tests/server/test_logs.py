@@ -313,3 +313,19 @@ def test_a_common_word_is_counted_for_a_while_only(
     assert sum(answer["histogram"]["levels"]["INFO"]) == answer["total"]
     exact = sender.get("/logs", limit=10)
     assert (exact["total"], exact["is_at_least"]) == (6 * LINES_PER_BLOCK, False)
+
+
+def test_a_tail_that_is_far_behind_begins_anew(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.send(log_line("old"))
+    last = sender.get("/logs")["last_id"]
+    for number in range(4):
+        sender.send(*(log_line(f"{number} {n}") for n in range(LINES_PER_BLOCK)))
+    monkeypatch.setattr(search, "MAX_TAIL_BLOCKS", 2)
+    page = sender.get("/logs", after=last)
+    assert (page["lines"], page["is_behind"]) == ([], True)
+    assert page["last_id"] == sender.get("/logs")["last_id"]
+    sender.send(log_line("new"))
+    fresh = sender.get("/logs", after=page["last_id"])
+    assert [line["message"] for line in fresh["lines"]] == ["new"]

@@ -44,19 +44,6 @@ def add(connection: sa.Connection, block_id: int, terms: set[str]) -> None:
         )
 
 
-def remove(connection: sa.Connection, block_id: int, terms: set[str]) -> None:
-    """Remove a block, by the terms with which it was added."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(
-            f"INSERT INTO {TABLE}({TABLE}, rowid, terms) VALUES ('delete', ?, ?)",
-            (block_id, " ".join(terms)),
-        )
-    else:
-        connection.execute(
-            sa.text(f"DELETE FROM {TABLE} WHERE block_id = :block"), {"block": block_id}
-        )
-
-
 def blocks_with(connection: sa.Connection, lookup: Lookup) -> sa.TextualSelect:
     """Return a selection of the ids of the sealed blocks that hold what is looked up."""
     is_sqlite = connection.dialect.name == "sqlite"
