@@ -258,7 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=200, help="lines of a page, as the web asks")
+    parser.add_argument("--limit", type=int, default=100, help="lines of a page, as the web asks")
     parser.add_argument("--data-dir", type=Path, help="keep the lines here")
     parser.add_argument("--database-url", help="another database than SQLite in the folder")
     parser.add_argument("--json", action="store_true")

@@ -43,7 +43,7 @@ from rankscope_server.store.lines import (
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of text that one answer searches; more is left to the next one. What the index narrows
 # badly, a regular expression and a text within words, may take longer.
-MAX_READ_BYTES = 12 << 20
+MAX_READ_BYTES = 8 << 20
 MAX_READ_BYTES_WITHIN_WORDS = 40 << 20
 COUNT_READ_BYTES = 4 << 20  # that it searches to count once its page is full
 COUNT_LINES = 10_000  # and the lines after which it counts no further

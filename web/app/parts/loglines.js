@@ -13,7 +13,7 @@ import { fold, join, RING } from './fold.js';
  * @typedef {{lines: LogRow[], total: number, fresh: number, skipped: boolean, older: string | null, searchedTo: number | null, suggestion: string | null, error: Failure | null, pending: boolean, path: string}} Held
  */
 
-const PAGE = 200;
+const PAGE = 100;
 const TAIL = 1000;
 
 /**
